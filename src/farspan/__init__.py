@@ -1,0 +1,33 @@
+"""Train the PyTorch model you already have, in the loop you already have, on the machines you already have."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from farspan.api import distribute as distribute
+    from farspan.api import flush as flush
+    from farspan.api import last_step as last_step
+    from farspan.api import plan_of as plan_of
+    from farspan.errors import FarspanError as FarspanError
+    from farspan.plan import Plan as Plan
+
+__all__ = ["FarspanError", "Plan", "distribute", "flush", "last_step", "plan_of"]
+
+_HOMES = {
+    "distribute": "farspan.api",
+    "flush": "farspan.api",
+    "last_step": "farspan.api",
+    "plan_of": "farspan.api",
+    "FarspanError": "farspan.errors",
+    "Plan": "farspan.plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Resolve public names on first use, so that importing farspan does not import torch."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'farspan' has no attribute {name!r}")
+    return getattr(import_module(home), name)

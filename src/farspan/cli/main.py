@@ -1,0 +1,56 @@
+"""The command `farspan`: finds the sub-command, and prints errors of farspan without a traceback.
+
+A module of a sub-command adds its parser, whose default `execute` takes the parsed arguments and returns the
+exit code. It imports what it needs inside `execute`: `farspan --help` never imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from farspan.cli import run
+from farspan.errors import FarspanError
+
+__all__ = ["main"]
+
+
+class _ShowVersion(argparse.Action):
+    """Looks the version up only when asked: importlib.metadata takes longer than all else here."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib import metadata
+
+        try:
+            version = metadata.version("farspan")
+        except metadata.PackageNotFoundError:
+            version = "(not installed)"
+        print(f"farspan {version}")
+        parser.exit()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code: 2 for bad use.
+
+    Args:
+        argv: The words after `farspan`; None takes those of this process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="farspan",
+        description="Train the PyTorch model you have, in the loop you have, on the machines you have.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    run.add_command(commands)
+    words, script_argv = run.split_script(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(words, argparse.Namespace(script_argv=script_argv))
+    if not hasattr(arguments, "execute"):
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        return int(arguments.execute(arguments))
+    except FarspanError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,94 @@
+"""`farspan run`: start the processes of a training script on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from farspan.errors import LaunchError
+
+__all__ = ["add_command", "split_script"]
+
+_WITH_VALUE = ("-n", "--num-processes", "--log-dir", "--report", "--port")
+_EXAMPLES = """\
+everything after the script or module belongs to it:
+  farspan run -n 4 train.py --lr 3e-4
+  farspan run -n 4 -m package.train --lr 3e-4
+  farspan run -n 4 --report step.html train.py
+"""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Adds the parser of `farspan run` to those of the other commands."""
+    parser = commands.add_parser(
+        "run",
+        help="start a script in several processes on this machine",
+        description="Starts a script in several processes on this machine. Rank 0 has the console, the "
+        "others write to files; if a rank fails, its traceback is shown once.",
+        usage="farspan run -n N [options] (script.py | -m module | executable) [args ...]",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-n", "--num-processes", type=int, metavar="N", help="number of processes (ranks)")
+    parser.add_argument("--log-dir", metavar="DIR", help="folder for rank1.log, ... (default: a fresh one)")
+    parser.add_argument("--report", metavar="FILE.html", help="write a report of the training steps")
+    parser.add_argument("--verbose", action="store_true", help="say more, here and in the script")
+    parser.add_argument("--port", type=int, metavar="P", help="port of rank 0 (default: a free one)")
+    parser.set_defaults(execute=_execute)
+
+
+def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits a command line of farspan into its own words and those of the script.
+
+    By hand, because argparse (nargs=REMAINDER) drops a `--` of the script in some versions of Python.
+
+    >>> split_script(["run", "-n", "4", "train.py", "-n", "5", "--"])
+    (['run', '-n', '4'], ['train.py', '-n', '5', '--'])
+    """
+    if list(words[:1]) != ["run"]:
+        return list(words), []
+    i = 1
+    while i < len(words) and words[i].startswith("-") and words[i] not in ("-m", "--"):
+        i += 2 if words[i] in _WITH_VALUE else 1
+    script = list(words[i:])
+    return list(words[:i]), script[1:] if script[:1] == ["--"] else script
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    from farspan.launch.run import run
+
+    script_argv: list[str] = arguments.script_argv
+    if arguments.num_processes is None:
+        raise LaunchError(
+            "how many processes?",
+            why="-n is missing; options of farspan run come before the script.",
+            hint=f"farspan run -n 4 {' '.join(script_argv) or 'train.py'}",
+        )
+    environment: dict[str, str] = {}
+    if arguments.report is not None:
+        environment["FARSPAN_REPORT"] = _check_report(arguments.report)
+    if arguments.verbose:
+        environment["FARSPAN_VERBOSE"] = "1"
+    return run(
+        script_argv,
+        arguments.num_processes,
+        log_dir=arguments.log_dir,
+        port=arguments.port,
+        environment=environment,
+        verbose=arguments.verbose,
+    )
+
+
+def _check_report(file: str) -> str:
+    """The absolute path of the report, refused now rather than after hours of training."""
+    path = os.path.abspath(file)
+    folder = os.path.dirname(path)
+    if os.path.isdir(path) or not os.path.isdir(folder):
+        raise LaunchError(
+            f"the report {file} cannot be written.",
+            why=f"{path} is a folder." if os.path.isdir(path) else f"there is no folder {folder}.",
+            hint="--report step.html",
+        )
+    return path

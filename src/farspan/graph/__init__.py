@@ -1,0 +1,13 @@
+"""One micro-batch as data: calls produce and consume values, and lie in segments. Imports no torch."""
+
+from farspan.graph.gradient import Edge as Edge
+from farspan.graph.gradient import Part as Part
+from farspan.graph.gradient import route as route
+from farspan.graph.graph import Backward as Backward
+from farspan.graph.graph import Call as Call
+from farspan.graph.graph import Graph as Graph
+from farspan.graph.graph import Segment as Segment
+from farspan.graph.value import Meta as Meta
+from farspan.graph.value import Value as Value
+
+__all__ = ["Backward", "Call", "Edge", "Graph", "Meta", "Part", "Segment", "Value", "route"]

@@ -1,0 +1,160 @@
+"""One recorded micro-batch: its calls in program order, cut into segments as they arrive.
+
+    level(call) = max over its inputs of level(producer) + (1 if the producer's stage differs)
+
+Calls of equal (level, stage) form a segment, so the segments of a graph are acyclic by construction. A U shape over
+two stages, each box a segment:
+
+    stage 0   [embed, blocks 0-3]                 [head, loss]
+                     level 0  \                  /  level 2
+    stage 1                    [blocks 4-7]  ----
+                                 level 1
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farspan.graph.value import Value
+
+__all__ = ["Backward", "Call", "Graph", "Segment"]
+
+
+class Call:
+    """A module call or an op call: one unit of work on one stage."""
+
+    __slots__ = ("arguments", "entry", "graph", "index", "level", "modes", "outputs", "segment", "stage", "target", "template", "where")
+
+    def __init__(
+        self, *, target: Any, template: Any, arguments: Sequence[Any], entry: Any, stage: int, modes: Any, where: Any
+    ) -> None:
+        self.target = target
+        """What is called: a leaf (module) or a torch function; opaque here, but it has `describe_target`."""
+        self.template = template
+        """How the arguments are rebuilt from `arguments`."""
+        self.arguments: Sequence[Any] | None = arguments
+        """Tensor arguments in template order: a Value, or a plain tensor that every rank has. None once the call
+        has run and nothing can go back through it."""
+        self.entry = entry
+        """What is known of the call: output template, metadata, which output depends on which argument."""
+        self.stage = stage
+        self.modes = modes
+        """Grad mode, autocast: what has to be set again when the call runs."""
+        self.where = where
+        """The user's line, as (code object, line number)."""
+        self.outputs: tuple[Value, ...] = ()
+        self.index = -1
+        self.level = 0
+        self.graph: Graph
+        self.segment: Segment
+
+    def describe(self) -> str:
+        name = str(self.target)
+        if self.where is None:
+            return name
+        code, line = self.where
+        return f"{name} at {code.co_filename}:{line}"
+
+
+class Segment:
+    """A maximal piece of one graph that one stage can run without waiting in the middle."""
+
+    __slots__ = ("calls", "executed", "graph", "index", "inputs", "leaves", "level", "outputs", "stage")
+
+    def __init__(self, graph: Graph, index: int, level: int, stage: int) -> None:
+        self.graph = graph
+        self.index = index
+        self.level = level
+        self.stage = stage
+        self.calls: list[Call] = []
+        self.inputs: dict[Value, None] = {}
+        """Values that come from other segments or from outside the step, in order of first use."""
+        self.outputs: dict[Value, None] = {}
+        """Values that other segments need, in order of production."""
+        self.leaves: dict[Value, Any] = {}
+        """At run time: input value -> the detached tensor this segment's autograd graph begins at."""
+        self.executed = False
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """A total order that follows the data: a segment comes after all those it depends on."""
+        return (self.graph.index, self.level, self.index)
+
+    def describe(self) -> str:
+        return f"segment {self.index} (stage {self.stage}) of micro-batch {self.graph.index}"
+
+
+class Backward:
+    """One recorded `backward()`: the values it starts from and their gradients (None: ones)."""
+
+    __slots__ = ("gradients", "graph", "retain_graph", "roots", "where")
+
+    def __init__(self, graph: Graph, roots: Sequence[Value], gradients: Sequence[Any], *, retain_graph: bool, where: Any):
+        self.graph = graph
+        self.roots = tuple(roots)
+        self.gradients = tuple(gradients)
+        self.retain_graph = retain_graph
+        self.where = where
+
+
+class Graph:
+    """What one micro-batch does. `digest` summarises it, equal on all ranks exactly if they recorded the same."""
+
+    __slots__ = ("_by_level", "backwards", "calls", "digest", "floor", "index", "num_executed", "segments", "sources")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.calls: list[Call] = []
+        self.segments: list[Segment] = []
+        self.sources: dict[Value, int] = {}
+        """Values from outside this graph, numbered in order of first use."""
+        self.backwards: list[Backward] = []
+        self.floor = 0
+        """Calls to come have at least this level: raised when what was recorded so far has been executed."""
+        self.num_executed = 0
+        """How many of the segments have been executed."""
+        self.digest = 0
+        self._by_level: dict[tuple[int, int], Segment] = {}
+
+    def add(self, call: Call, values: Sequence[Value], *, at_least: int = 0) -> None:
+        """Append `call`, whose lazy arguments are `values`, and place it in its segment."""
+        stage = call.stage
+        level = max(self.floor, at_least)
+        for value in values:
+            segment = value.segment
+            if segment is None or segment.executed or segment.graph is not self:
+                continue
+            needed = segment.level if segment.stage == stage else segment.level + 1
+            if needed > level:
+                level = needed
+        segment = self._by_level.get((level, stage))
+        if segment is None:
+            segment = Segment(self, len(self.segments), level, stage)
+            self._by_level[level, stage] = segment
+            self.segments.append(segment)
+        for value in values:
+            source = value.segment
+            if source is not segment:
+                segment.inputs[value] = None
+                if source is None or source.executed or source.graph is not self:
+                    if value not in self.sources:
+                        self.sources[value] = len(self.sources)
+                if source is not None:
+                    source.outputs[value] = None
+        call.graph = self
+        call.segment = segment
+        call.level = level
+        call.index = len(self.calls)
+        segment.calls.append(call)
+        self.calls.append(call)
+
+    def mark_executed(self) -> None:
+        """All recorded so far has run; later calls go above it."""
+        for segment in self.segments[self.num_executed :]:
+            segment.executed = True
+            self.floor = max(self.floor, segment.level + 1)
+        self.num_executed = len(self.segments)
+        self._by_level.clear()

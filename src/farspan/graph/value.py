@@ -1,0 +1,88 @@
+"""What calls produce and consume: a value, known by its metadata on every rank, by its data on its owner alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import weakref
+
+    from farspan.graph.graph import Call, Segment
+
+__all__ = ["Meta", "Value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What every rank knows of a tensor without having it. `dtype` and `device` are torch's own objects."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: Any
+    device: Any
+    requires_grad: bool
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+class Value:
+    """One tensor of the recorded program.
+
+    A value is produced by a call, or it is a *source*: something its stage holds before the step begins (a
+    parameter used outside its own module, a gradient, a value of an earlier step).
+    """
+
+    __slots__ = ("__weakref__", "call", "data", "gradient_of", "index", "lazy", "meta", "name", "num_users", "segment", "stage", "ticket")
+
+    def __init__(self, meta: Meta, stage: int, *, call: Call | None = None, index: int = 0, name: str = "") -> None:
+        self.meta = meta
+        self.stage = stage
+        self.call = call
+        """The producer; None for a source."""
+        self.index = index
+        """Which of the producer's outputs."""
+        self.segment: Segment | None = None if call is None else call.segment
+        self.name = name
+        """The parameter's name, for a source that is a parameter; "" otherwise."""
+        self.gradient_of = ""
+        """The parameter's name, for a source that is its gradient."""
+        self.data: Any = None
+        """The real tensor, on the rank that has it."""
+        self.lazy: weakref.ref[Any] | None = None
+        """The user's handle; dead when the user's program can no longer read this value."""
+        self.num_users = 0
+        """At run time, for a value received from another rank: how many segments here have yet to use it."""
+        self.ticket: Any = None
+        """Where a small value of another rank will arrive without being asked for."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether the value has yet to be computed."""
+        return self.segment is not None and not self.segment.executed
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """The value's name between ranks."""
+        return (-1, -1, -1) if self.call is None else (self.call.graph.index, self.call.index, self.index)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the user's program still holds the value."""
+        return self.lazy is not None and self.lazy() is not None
+
+    def describe(self) -> str:
+        if self.name:
+            return f"parameter {self.name}"
+        if self.gradient_of:
+            return f"gradient of {self.gradient_of}"
+        producer = "an earlier step" if self.call is None else self.call.describe()
+        return f"{self.meta} from {producer}"

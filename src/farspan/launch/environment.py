@@ -1,0 +1,245 @@
+"""Which process of how many this is, as launchers say it in environment variables.
+
+    launcher                     rank, world size, local rank, local world size
+    farspan run, torchrun, hand  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
+    Open MPI                     OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+    MPICH, Intel MPI             PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+    srun                         SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_TASKS_PER_NODE
+    nothing of these             0, 1, 0, 1
+
+The first row that is there wins. SLURM comes last because its variables are inherited: `mpirun`, called
+from a batch script, hands the script's own SLURM_PROCID=0 to every rank of that machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from farspan.errors import LaunchError
+
+__all__ = ["Environment", "read_environment"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The place of this process among all processes of the job.
+
+    Attributes:
+        rank: Number of this process, 0 <= rank < world_size.
+        world_size: Number of processes of the job.
+        local_rank: Number of this process among those of its machine.
+        local_world_size: Number of processes on its machine; the world size where no launcher said it.
+        launcher: "run" (farspan run), "torchrun", "plain" (RANK set by something else), "openmpi", "pmi",
+            "slurm", or "none".
+        master_addr: Host at which rank 0 listens; None only when the world size is 1.
+        master_port: Its port; None only when the world size is 1.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    launcher: str = "none"
+    master_addr: str | None = None
+    master_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Names of one launcher's variables; of several names for one thing the first that is set counts."""
+
+    launcher: str
+    rank: str
+    world_size: tuple[str, ...]
+    local_rank: str
+    local_world_size: str
+
+
+_SOURCES = (
+    _Source(
+        launcher="plain",
+        rank="RANK",
+        world_size=("WORLD_SIZE",),
+        local_rank="LOCAL_RANK",
+        local_world_size="LOCAL_WORLD_SIZE",
+    ),
+    _Source(
+        launcher="openmpi",
+        rank="OMPI_COMM_WORLD_RANK",
+        world_size=("OMPI_COMM_WORLD_SIZE",),
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Source(
+        launcher="pmi",
+        rank="PMI_RANK",
+        world_size=("PMI_SIZE",),
+        local_rank="MPI_LOCALRANKID",
+        local_world_size="MPI_LOCALNRANKS",
+    ),
+    _Source(
+        launcher="slurm",
+        rank="SLURM_PROCID",
+        # The step's own count first: inside an interactive step the job may have more tasks than the step.
+        world_size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),
+        local_rank="SLURM_LOCALID",
+        local_world_size="",  # SLURM says it for all machines at once: see _slurm_tasks_here
+    ),
+)
+
+_MASTER_HINTS = {
+    "openmpi": "mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 ...",
+    "pmi": "mpirun -genv MASTER_ADDR $(hostname) -genv MASTER_PORT 29500 ...",
+    "slurm": 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+    "export MASTER_PORT=29500          before srun\n"
+    "srun --ntasks 1 ...               if one process was meant",
+}
+_START_HINT = "farspan run -n 4 train.py          on one machine, or torchrun, srun, mpirun"
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Reads the place of this process from the variables that its launcher set.
+
+    Args:
+        variables: What to read instead of `os.environ`. An empty variable counts as not set.
+
+    Raises:
+        LaunchError: The variables are incomplete, contradict each other, or are not numbers.
+
+    >>> read_environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).world_size
+    1
+    >>> read_environment({}).launcher
+    'none'
+    """
+    everything = os.environ if variables is None else variables
+    given = {name: text for name, text in everything.items() if text.strip()}
+    source = _pick_source(given)
+    if source is None:
+        addr, port = _read_master(given)
+        return Environment(master_addr=addr, master_port=port)
+    launcher = source.launcher
+    if launcher == "plain":
+        launcher = _name_launcher(given)
+    size_name = next(name for name in source.world_size if name in given)
+    world_size = _read_integer(given, size_name, least=1)
+    rank = _read_integer(given, source.rank, least=0) if source.rank in given else 0
+    if rank >= world_size:
+        raise LaunchError(
+            f"rank {rank} of {world_size} processes cannot be: ranks count from 0.",
+            why=f"{source.rank}={rank} and {size_name}={world_size} (launcher: {launcher}).",
+            hint=f"{source.rank}=0 to {source.rank}={world_size - 1}, or {size_name}={rank + 1}",
+        )
+    local_rank, local_world_size = _read_local(given, source, rank, world_size)
+    addr, port = _read_master(given)
+    if world_size > 1 and (addr is None or port is None):
+        missing = [n for n, v in (("MASTER_ADDR", addr), ("MASTER_PORT", port)) if v is None]
+        raise LaunchError(
+            f"the {world_size} processes cannot find each other.",
+            why=f"{size_name}={world_size}, but {' and '.join(missing)} not set (launcher: {launcher}).",
+            hint=_MASTER_HINTS.get(
+                launcher, "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500\n" + _START_HINT
+            ),
+        )
+    return Environment(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        launcher=launcher,
+        master_addr=addr,
+        master_port=port,
+    )
+
+
+def _pick_source(given: Mapping[str, str]) -> _Source | None:
+    partial: LaunchError | None = None
+    for source in _SOURCES:
+        size_name = next((name for name in source.world_size if name in given), None)
+        if source.rank in given and size_name is not None:
+            return source
+        if source.rank in given:
+            there, missing = source.rank, " or ".join(source.world_size)
+        elif size_name is not None and source.launcher != "slurm":
+            # Not SLURM: the shell of an allocation knows its number of tasks, but is none of them.
+            if given[size_name].strip() == "1":
+                return source
+            there, missing = size_name, source.rank
+        else:
+            continue
+        error = LaunchError(
+            f"{missing} is not set.",
+            why=f"{there}={given[there]} is: which process of how many this is needs both.",
+            hint=f"set it too, or unset {there} for one process\n{_START_HINT}",
+        )
+        if source.launcher == "plain":  # somebody set it for us: do not guess from other variables
+            raise error
+        partial = partial or error
+    if partial is not None:
+        raise partial
+    return None
+
+
+def _name_launcher(given: Mapping[str, str]) -> str:
+    if given.get("FARSPAN_LAUNCHER") == "run":
+        return "run"
+    return "torchrun" if "TORCHELASTIC_RUN_ID" in given else "plain"
+
+
+def _read_local(given: Mapping[str, str], source: _Source, rank: int, world_size: int) -> tuple[int, int]:
+    """Local rank and local world size; all on one machine where the launcher does not say."""
+    size: int | None = None
+    if source.launcher == "slurm":
+        size = _slurm_tasks_here(given, world_size)
+    elif source.local_world_size in given:
+        size = _read_integer(given, source.local_world_size, least=1)
+    local_world_size = world_size if size is None else size
+    if source.local_rank in given:
+        local_rank = _read_integer(given, source.local_rank, least=0)
+    else:
+        local_rank = rank % local_world_size
+    if local_rank >= local_world_size or local_world_size > world_size or local_rank > rank:
+        raise LaunchError(
+            f"local rank {local_rank} of {local_world_size} does not fit rank {rank} of {world_size}.",
+            why=f"{source.local_rank}={given.get(source.local_rank, 'not set')}, "
+            f"{source.local_world_size or 'SLURM_TASKS_PER_NODE'} says {local_world_size}.",
+            hint="unset both to have all processes on one machine\n" + _START_HINT,
+        )
+    return local_rank, local_world_size
+
+
+def _slurm_tasks_here(given: Mapping[str, str], world_size: int) -> int | None:
+    """Tasks on this machine, from SLURM's list for all of them: "4(x2),1" is 4, 4 and 1."""
+    text = given.get("SLURM_STEP_TASKS_PER_NODE") or given.get("SLURM_TASKS_PER_NODE", "")
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            return None
+        counts += [int(match[1])] * int(match[2] or 1)
+    node = given.get("SLURM_NODEID", "0")
+    # A list that does not add up belongs to the job, not to this step.
+    if sum(counts) != world_size or not node.isdecimal() or int(node) >= len(counts):
+        return None
+    return counts[int(node)]
+
+
+def _read_master(given: Mapping[str, str]) -> tuple[str | None, int | None]:
+    addr = given.get("MASTER_ADDR")
+    port = _read_integer(given, "MASTER_PORT", least=1, most=65535) if "MASTER_PORT" in given else None
+    return (None if addr is None else addr.strip()), port
+
+
+def _read_integer(given: Mapping[str, str], name: str, *, least: int, most: int | None = None) -> int:
+    text = given[name].strip()
+    value = int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else None
+    if value is None or value < least or (most is not None and value > most):
+        span = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise LaunchError(
+            f"the variable {name} is not a whole number {span}.",
+            why=f"{name}={text!r} was set by the launcher or in the shell.",
+            hint=f"unset {name}\n{_START_HINT}",
+        )
+    return value

@@ -1,0 +1,39 @@
+"""Running Python becomes graphs: lazy tensors, the recorder, and where calls are caught."""
+
+from farspan.lazy.functions import find_where as find_where
+from farspan.lazy.functions import format_where as format_where
+from farspan.lazy.intercept import activate as activate
+from farspan.lazy.intercept import install as install
+from farspan.lazy.intercept import watch_module as watch_module
+from farspan.lazy.intercept import watch_parameter as watch_parameter
+from farspan.lazy.leaf import Leaf as Leaf
+from farspan.lazy.leaf import Placed as Placed
+from farspan.lazy.leaf import swapped as swapped
+from farspan.lazy.metadata import meta_of as meta_of
+from farspan.lazy.modes import apply_modes as apply_modes
+from farspan.lazy.place import place as place
+from farspan.lazy.recorder import Recorder as Recorder
+from farspan.lazy.template import flatten as flatten
+from farspan.lazy.template import rebuild as rebuild
+from farspan.lazy.tensor import LazyTensor as LazyTensor
+from farspan.lazy.tensor import StubParameter as StubParameter
+
+__all__ = [
+    "LazyTensor",
+    "Leaf",
+    "Placed",
+    "Recorder",
+    "StubParameter",
+    "activate",
+    "apply_modes",
+    "find_where",
+    "flatten",
+    "format_where",
+    "install",
+    "meta_of",
+    "place",
+    "rebuild",
+    "swapped",
+    "watch_module",
+    "watch_parameter",
+]

@@ -1,0 +1,112 @@
+"""What is known of torch functions that recording must treat apart, and where in the user's program a call stands."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from farspan.lazy.torch_private import FAKE_LIMITS
+
+__all__ = [
+    "PASS_THROUGH",
+    "READERS",
+    "REFUSED",
+    "family_of",
+    "find_where",
+    "format_where",
+    "is_fake_limit",
+    "join_family",
+]
+
+_T = torch.Tensor
+
+
+def _getters(*names: str) -> list[Any]:
+    return [getattr(_T, name).__get__ for name in names]
+
+
+PASS_THROUGH: frozenset[Any] = frozenset(
+    [
+        *_getters(
+            "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "is_meta",
+            "is_sparse", "is_quantized", "is_nested", "is_mkldnn", "is_mps", "is_xla", "is_xpu", "is_ipu", "is_mtia",
+            "names", "itemsize", "nbytes", "output_nr", "_version", "grad_fn", "_base", "is_vulkan", "is_maia",
+            "_is_param",
+        )
+    ]
+    + [
+        _T.dim, _T.size, _T.stride, _T.numel, _T.nelement, _T.ndimension, _T.is_contiguous, _T.is_floating_point,
+        _T.is_complex, _T.element_size, _T.storage_offset, _T.get_device, _T.is_signed, _T.is_inference, _T.__len__,
+        _T.__hash__, _T.has_names, _T.is_conj, _T.is_neg, _T.is_same_size, _T.is_pinned, _T.requires_grad_,
+        _T.requires_grad.__set__, _T.__reduce_ex__, _T.__repr__, _T.__format__, _T.type_as if False else _T.dim_order,
+        torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor, torch.is_storage, torch.is_same_size,
+        torch.is_conj, torch.is_neg, torch.is_inference, torch.is_signed, torch.result_type, torch.get_device,
+    ]
+)  # fmt: skip
+"""Functions that ask for metadata only, and answer without data."""
+
+READERS: frozenset[Any] = frozenset(
+    [
+        _T.item, _T.tolist, _T.numpy, _T.__bool__, _T.__int__, _T.__float__, _T.__complex__, _T.__index__,
+        _T.__contains__, _T.__array__, _T.equal, _T.allclose, _T.is_nonzero, _T.__deepcopy__,
+        torch.equal, torch.allclose, torch.is_nonzero,
+    ]
+)  # fmt: skip
+"""Functions that ask for the data: the value is fetched from its owner and they run on it."""
+
+REFUSED: dict[Any, str] = {
+    torch.autograd.grad: "use loss.backward() and read param.grad",
+    _T.register_hook: "register it on a parameter, or inside a module that is placed as a whole",
+    _T.retain_grad: "keep the module that needs the gradient on one stage",
+    _T.share_memory_: "read the tensor first: tensor.read()",
+    _T.untyped_storage: "read the tensor first: tensor.read()",
+    _T.data_ptr: "read the tensor first: tensor.read()",
+}
+"""Functions that cannot be right on recorded tensors, with what to do instead."""
+
+_LIBRARY = str(Path(__file__).resolve().parents[1]) + "/"
+_TORCH = str(Path(torch.__file__).resolve().parent) + "/"
+
+
+def find_where() -> Any:
+    """The user's line that is being recorded, as (code object, line number)."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith((_LIBRARY, _TORCH)):
+            return (code, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def format_where(where: Any) -> str:
+    if where is None:
+        return "an unknown line"
+    code, line = where
+    return f"{code.co_filename}:{line}, in {code.co_name}"
+
+
+def is_fake_limit(error: BaseException) -> bool:
+    """Whether a metadata run failed because data would be needed, not because the user's call is wrong."""
+    return isinstance(error, FAKE_LIMITS)
+
+
+# Tensors that share memory: views of one another. In eager torch a write into one shows in all.
+
+
+def join_family(lazy: Any, base: Any) -> None:
+    family = getattr(base, "_family", None)
+    if family is None:
+        family = [weakref.ref(base)]
+        base._family = family
+    family.append(weakref.ref(lazy))
+    lazy._family = family
+
+
+def family_of(lazy: Any) -> list[Any]:
+    """All live tensors that share memory with `lazy`, itself included."""
+    return [member() for member in getattr(lazy, "_family", [])]

@@ -1,0 +1,158 @@
+"""Where running Python is caught: torch functions, module calls, `.grad`, saving and loading.
+
+torch functions are seen through a function mode that stays on while user code runs (parameters keep their class, so
+foreach and fused optimizers work as before); module calls through `torch.nn.Module.__call__`; gradients through a
+property on `torch.nn.Parameter`. All three do nothing for what was not distributed.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from farspan.lazy.functions import PASS_THROUGH
+from farspan.lazy.recorder import Recorder
+from farspan.lazy.tensor import LazyTensor, StubParameter
+from farspan.lazy.torch_private import DisableTorchFunctionSubclass, is_mode_active, raw_grad, set_raw_grad
+
+__all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
+
+_recorder_of_module: dict[int, Recorder] = {}
+_recorder_of_parameter: dict[int, Recorder] = {}
+_thread = threading.local()
+
+
+class Intercept(TorchFunctionMode):
+    """Sends torch functions on lazy tensors and on placed parameters to the recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        recorder = self.recorder
+        if not recorder.is_recording or not (types or _concerns(args, kwargs, recorder.placed)):
+            return func(*args, **kwargs)
+        if func in PASS_THROUGH:
+            with DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if types and not _concerns(args, kwargs, recorder.placed):
+            return func(*args, **kwargs)  # another library's tensor subclass
+        return recorder.dispatch(func, args, kwargs)
+
+
+def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
+    """Whether a lazy tensor or a placed parameter is among the arguments."""
+    for item in args:
+        if isinstance(item, torch.Tensor):
+            if type(item) is LazyTensor or id(item) in placed:
+                return True
+        elif isinstance(item, (list, tuple)):
+            if _concerns(item, None, placed):
+                return True
+        elif isinstance(item, dict) and _concerns(item.values(), None, placed):
+            return True
+    return bool(kwargs) and _concerns(kwargs.values(), None, placed)
+
+
+def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is None or not recorder.is_recording:
+        return _original_call(module, *args, **kwargs)
+    _ensure_mode(recorder)
+    if recorder.depth == 0:
+        recorder.begin_module(id(module))
+    leaf = recorder.leaves.get(id(module))
+    if leaf is not None:
+        return recorder.call_leaf(leaf, args, kwargs)
+    recorder.depth += 1
+    try:
+        return _original_call(module, *args, **kwargs)
+    finally:
+        recorder.depth -= 1
+
+
+def _get_grad(parameter: Any) -> Any:
+    recorder = _recorder_of_parameter.get(id(parameter))
+    if recorder is None or not recorder.is_recording:
+        return raw_grad(parameter)
+    return recorder.gradient(recorder.placed[id(parameter)])
+
+
+def _set_grad(parameter: Any, gradient: Any) -> None:
+    recorder = _recorder_of_parameter.get(id(parameter))
+    if recorder is None or not recorder.is_recording:
+        set_raw_grad(parameter, gradient)
+    else:
+        recorder.set_gradient(recorder.placed[id(parameter)], gradient)
+
+
+def _delete_grad(parameter: Any) -> None:
+    _set_grad(parameter, None)
+
+
+_original_call: Any = nn.Module.__call__
+_original_state_dict: Any = nn.Module.state_dict
+_original_load: Any = nn.Module.load_state_dict
+
+
+@functools.wraps(nn.Module.state_dict)
+def _state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The whole state, with values fetched from their owners: plain tensors, as before."""
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is None or not recorder.is_recording or kwargs.get("keep_vars"):
+        return _original_state_dict(module, *args, **kwargs)
+    with recorder.saving():
+        return _original_state_dict(module, *args, **kwargs)
+
+
+@functools.wraps(nn.Module.load_state_dict)
+def _load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is None or not recorder.is_recording:
+        return _original_load(module, *args, **kwargs)
+    with recorder.loading():
+        return _original_load(module, *args, **kwargs)
+
+
+def install() -> None:
+    """Put the hooks in place, once in a process."""
+    if nn.Module.__call__ is _call_module:
+        return
+    nn.Module.__call__ = _call_module  # type: ignore[method-assign]
+    nn.Module.state_dict = _state_dict  # type: ignore[method-assign]
+    nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]
+    grad = property(_get_grad, _set_grad, _delete_grad)
+    nn.Parameter.grad = grad  # type: ignore[assignment]
+    StubParameter.grad = grad  # type: ignore[assignment]
+
+
+def watch_module(module: nn.Module, recorder: Recorder) -> None:
+    """Let calls of `module` go to `recorder`, for as long as the module lives."""
+    _recorder_of_module[id(module)] = recorder
+    weakref.finalize(module, _recorder_of_module.pop, id(module), None)
+
+
+def watch_parameter(parameter: torch.Tensor, recorder: Recorder) -> None:
+    """Let `parameter.grad` go to `recorder`."""
+    _recorder_of_parameter[id(parameter)] = recorder
+
+
+def _ensure_mode(recorder: Recorder) -> None:
+    """The function mode belongs to a thread; push it where it is missing."""
+    if getattr(_thread, "recorder", None) is not recorder:
+        if not is_mode_active(Intercept):
+            Intercept(recorder).__enter__()
+        _thread.recorder = recorder
+
+
+def activate(recorder: Recorder) -> None:
+    """Begin to see this thread's torch functions."""
+    _ensure_mode(recorder)

@@ -1,0 +1,80 @@
+"""A leaf: a module placed wholly on one stage, called as one unit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from farspan.graph import Meta
+
+__all__ = ["Leaf", "Placed", "swapped"]
+
+
+@dataclass(slots=True, eq=False)
+class Placed:
+    """A parameter or buffer of a distributed model, and the stage that owns it."""
+
+    name: str
+    stage: int
+    tensor: torch.Tensor
+    """The object the user's code holds: the real one on its owner, a stub elsewhere."""
+    meta: Meta
+    is_owned: bool
+    is_parameter: bool
+
+
+class Leaf:
+    """A module placed wholly on one stage."""
+
+    __slots__ = ("foreign", "module", "modules", "name", "placed", "stage")
+
+    def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
+        self.name = name
+        self.module = module
+        self.stage = stage
+        self.modules = tuple(module.modules())
+        self.placed = tuple(placed)
+        """All parameters and buffers below."""
+        self.foreign = tuple(item for item in placed if item.stage != stage)
+        """Those that another stage owns (tied parameters): they come as values, gradients flow back."""
+
+    def state_key(self) -> tuple[Any, ...]:
+        """What a call's metadata depends on besides its arguments: train or eval, what is frozen."""
+        return (
+            tuple([module.training for module in self.modules]),
+            tuple([item.tensor.requires_grad for item in self.placed]),
+        )
+
+    def __str__(self) -> str:
+        return self.name or type(self.module).__name__
+
+
+@contextlib.contextmanager
+def swapped(modules: tuple[nn.Module, ...], replacement: Mapping[int, torch.Tensor]) -> Iterator[None]:
+    """Let `modules` see other tensors in the place of their parameters and buffers, by id of the original."""
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    flat: list[tuple[nn.RNNBase, Any]] = []
+    try:
+        for module in modules:
+            for table in (module._parameters, module._buffers):
+                for name, tensor in table.items():
+                    if tensor is not None and id(tensor) in replacement:
+                        undo.append((table, name, tensor))
+                        table[name] = replacement[id(tensor)]
+            if isinstance(module, nn.RNNBase):  # keeps a second list of its weights
+                flat.append((module, module._flat_weights))
+                module.__dict__["_flat_weights"] = [
+                    weight if weight is None else replacement.get(id(weight), weight) for weight in module._flat_weights
+                ]
+        yield
+    finally:
+        for table, name, tensor in undo:
+            table[name] = tensor
+        for module, weights in flat:
+            module.__dict__["_flat_weights"] = weights

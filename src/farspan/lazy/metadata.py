@@ -1,0 +1,245 @@
+"""What a call gives, without running it: output structure, metadata, and which output depends on which argument.
+
+Found once per (call, argument metadata, modes) with fake tensors, then cached: a steady-state step runs none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from farspan.graph import Meta
+from farspan.lazy.leaf import Leaf, swapped
+from farspan.lazy.modes import Modes, apply_modes
+from farspan.lazy.template import flatten, rebuild
+from farspan.lazy.torch_private import TorchDispatchMode, fake_mode, without_modes_of
+
+__all__ = ["Entry", "MetadataCache", "intern", "meta_of"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """The prediction for one kind of call."""
+
+    template: Any
+    """Structure of the result; slot numbers index `metas`."""
+    metas: tuple[Meta, ...]
+    """Of the result's tensors, then of the arguments written in place (their new versions)."""
+    num_results: int
+    depends_on: tuple[tuple[int, ...], ...]
+    """For each output, the arguments its gradient flows to."""
+    mutated: tuple[int, ...]
+    """Arguments that the call writes in place."""
+    same_as: tuple[int, ...]
+    """For each result, the argument it is (the same tensor object), or -1."""
+    shares: tuple[int, ...]
+    """For each result, an argument whose memory it shares (a view), or -1."""
+    has_tensors_only: bool
+    """False where the result holds a number or bool computed from data."""
+    is_random: bool
+    digest: int
+    """Equal on all ranks for equal calls."""
+
+
+_interned: dict[Meta, Meta] = {}
+
+
+def meta_of(tensor: torch.Tensor) -> Meta:
+    """The metadata of `tensor`; equal metadata is the same object."""
+    if tensor.layout is torch.strided:
+        stride = tuple(map(int, tensor.stride()))
+    else:
+        stride = ()
+    return intern(Meta(tuple(map(int, tensor.shape)), stride, tensor.dtype, tensor.device, tensor.requires_grad))
+
+
+def intern(meta: Meta) -> Meta:
+    """The one object that stands for all metadata equal to `meta`."""
+    return _interned.setdefault(meta, meta)
+
+
+class MetadataCache:
+    """Entries by call, argument template, argument metadata and modes."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+        self.entries: dict[Any, Entry] = {}
+        self.num_misses = 0
+
+    def lookup(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry:
+        """Return the entry for calling `target` with arguments of this structure; run it on fakes if it is new.
+
+        Args:
+            target: A `Leaf`, or a torch function.
+            template: Of (args, kwargs).
+            metas: Of the tensors in template order; interned, so compared by identity.
+            modes: Grad mode and autocast.
+
+        Raises:
+            Whatever the call itself raises on such arguments (a shape error, say).
+        """
+        is_leaf = type(target) is Leaf
+        key = (
+            (id(target), template, tuple(map(id, metas)), modes, target.state_key())
+            if is_leaf
+            else (target, template, tuple(map(id, metas)), modes)
+        )
+        entry = self.entries.get(key)
+        if entry is None:
+            self.num_misses += 1
+            with without_modes_of(self.recorder):
+                entry = self.entries[key] = predict(target, template, metas, modes)
+        return entry
+
+
+def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry:
+    """Run `target` once on fake tensors."""
+    with _untouched_generators() as generators, fake_mode(), _Watch() as watch, apply_modes(modes):
+        leaves = [_fake(meta) for meta in metas]
+        # Not leaves of autograd, so that a call may write into them, as it may into any activation.
+        tensors = [leaf.clone() if leaf.requires_grad else leaf for leaf in leaves]
+        versions = [tensor._version for tensor in tensors]
+        result = _run(target, template, tensors)
+        result_template, results = flatten(result)
+        mutated = tuple(i for i, tensor in enumerate(tensors) if tensor._version != versions[i])
+        outputs = [*results, *(tensors[i] for i in mutated)]
+        positions = {id(tensor): i for i, tensor in enumerate(tensors)}
+        storages = {_storage_id(tensor): i for i, tensor in enumerate(tensors)}
+        same_as = tuple(positions.get(id(tensor), -1) for tensor in results)
+        shares = tuple(storages.get(_storage_id(tensor), -1) for tensor in results)
+        leaf_numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
+        depends_on = tuple(_reached(output, leaf_numbers) for output in outputs)
+        output_metas = tuple(meta_of(output) for output in outputs)
+    description = repr((str(target), template, list(map(repr, metas)), modes, result_template, list(map(repr, output_metas))))
+    return Entry(
+        template=result_template,
+        metas=output_metas,
+        num_results=len(results),
+        depends_on=depends_on,
+        mutated=mutated,
+        same_as=same_as,
+        shares=shares,
+        has_tensors_only=_has_tensors_only(result),
+        is_random=watch.has_drawn or generators.have_drawn,
+        digest=int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest(), "big"),
+    )
+
+
+def _fake(meta: Meta) -> torch.Tensor:
+    tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+    return tensor.requires_grad_(meta.requires_grad) if meta.requires_grad else tensor
+
+
+def _storage_id(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _run(target: Any, template: Any, tensors: list[torch.Tensor]) -> Any:
+    if type(target) is not Leaf:
+        args, kwargs = rebuild(template, tensors)
+        return target(*args, **kwargs)
+    num_arguments = len(tensors) - len(target.foreign)
+    args, kwargs = rebuild(template, tensors[:num_arguments])
+    fakes: dict[int, torch.Tensor] = {}
+    for item in target.placed:
+        fake = torch.empty_strided(item.meta.shape, item.meta.stride, dtype=item.meta.dtype, device=item.meta.device)
+        fakes[id(item.tensor)] = nn.Parameter(fake, item.tensor.requires_grad) if item.is_parameter else fake
+    for item, value in zip(target.foreign, tensors[num_arguments:], strict=True):
+        fakes[id(item.tensor)] = value
+    with _unchanged_state(target.modules), swapped(target.modules, fakes):
+        return nn.Module._call_impl(target.module, *args, **kwargs)
+
+
+@contextmanager
+def _unchanged_state(modules: tuple[nn.Module, ...]) -> Iterator[None]:
+    """Put back all that a run leaves on the modules: attributes, and the contents of their lists and dictionaries."""
+    before = [
+        (
+            module,
+            dict(module.__dict__),
+            [(item, type(item)(item)) for item in module.__dict__.values() if type(item) in (list, dict, set)],
+        )
+        for module in modules
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, contents in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            for item, content in contents:
+                item.clear()
+                item.extend(content) if isinstance(item, list) else item.update(content)
+
+
+class _Watch(TorchDispatchMode):
+    """Note whether an operation draws random numbers."""
+
+    has_drawn = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.has_drawn = True
+        return func(*args, **(kwargs or {}))
+
+
+class _Generators:
+    have_drawn = False
+
+
+@contextmanager
+def _untouched_generators() -> Iterator[_Generators]:
+    """Leave Python's, numpy's and torch's generators as they were, and note whether the first two were used."""
+    noted = _Generators()
+    python, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield noted
+        finally:
+            after = np.random.get_state()
+            noted.have_drawn = random.getstate() != python or not all(map(np.array_equal, after, numpy_state))
+            random.setstate(python)
+            np.random.set_state(numpy_state)
+
+
+def _reached(output: torch.Tensor, leaf_numbers: dict[int, int]) -> tuple[int, ...]:
+    """Which arguments the gradient of `output` flows to: a walk over its autograd graph."""
+    if not output.requires_grad:
+        return ()
+    if output.grad_fn is None:
+        number = leaf_numbers.get(id(output))
+        return () if number is None else (number,)
+    found: set[int] = set()
+    seen = {output.grad_fn}
+    stack = [output.grad_fn]
+    while stack:
+        node = stack.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) in leaf_numbers:
+            found.add(leaf_numbers[id(variable)])
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return tuple(sorted(found))
+
+
+def _has_tensors_only(result: Any) -> bool:
+    if isinstance(result, torch.Tensor) or result is None:
+        return True
+    if isinstance(result, (bool, int, float, complex)) or type(result).__module__ == "numpy":
+        return False
+    if isinstance(result, dict):
+        return all(map(_has_tensors_only, result.values()))
+    if isinstance(result, (list, tuple)) and not isinstance(result, torch.Size):
+        return all(map(_has_tensors_only, result))
+    return True
+

@@ -1,0 +1,424 @@
+"""The recorder: running Python becomes calls in graphs, one graph for each micro-batch.
+
+A call to a leaf, or a torch function on lazy tensors or on parameters, is appended to the current graph and answered
+with lazy tensors. `backward()` closes the graph. What has been recorded waits in `pending` until something needs a
+value; then the runtime behind `engine` executes it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from farspan.errors import RecordError
+from farspan.graph import Backward, Call, Graph, Meta, Value
+from farspan.lazy.leaf import Leaf, Placed
+from farspan.lazy.functions import READERS, REFUSED, family_of, find_where, format_where, is_fake_limit, join_family
+from farspan.lazy.metadata import Entry, MetadataCache, intern, meta_of
+from farspan.lazy.modes import current_modes
+from farspan.lazy.template import flatten, map_tensors, rebuild
+from farspan.lazy.tensor import LazyTensor, StubParameter
+from farspan.lazy.torch_private import raw_grad
+
+__all__ = ["Engine", "Recorder"]
+
+_BACKWARD = 1
+_MAX_FORWARD_ONLY = 64
+"""Forward-only micro-batches that are recorded before they are run unasked, so that memory stays bounded."""
+
+
+class Engine(Protocol):
+    """What runs recorded graphs; the runtime's half of the recorder."""
+
+    def flush(self, reason: str) -> None: ...
+    def read(self, value: Value) -> torch.Tensor: ...
+    def has_gradient(self, placed: Placed) -> bool: ...
+    def read_parameter(self, placed: Placed) -> torch.Tensor: ...
+    def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None: ...
+
+
+class Recorder:
+    """Records one rank's (one thread's) program."""
+
+    def __init__(self) -> None:
+        self.engine: Engine
+        self.is_recording = True
+        """False while calls run for real: in leaves, in the optimizer, in a metadata run."""
+        self.is_in_optimizer = False
+        self.placed: dict[int, Placed] = {}
+        """Parameters and buffers of all distributed models, by id."""
+        self.leaves: dict[int, Leaf] = {}
+        self.roots: set[int] = set()
+        """Ids of the distributed models themselves."""
+        self.keep_alive: list[Any] = []
+        """What the tables above know by id."""
+        self.cache = MetadataCache(self)
+        self.pending: list[Graph] = []
+        self.num_graphs = 0
+        self.num_pending_backwards = 0
+        self.current = self._new_graph()
+        self._parameter_values: dict[int, Value] = {}
+        self._gradient_views: dict[str, LazyTensor] = {}
+        self.depth = 0
+        self._transfer = ""
+
+    # Recording calls.
+
+    def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
+        template, tensors = flatten((args, kwargs))
+        for item in leaf.foreign:
+            tensors.append(item.tensor)
+        return self._record(leaf, template, tensors, leaf.stage)
+
+    def dispatch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a torch function of which at least one argument is lazy or a parameter."""
+        if self._transfer:
+            return self._save_or_load(function, args, kwargs)
+        if function in _BACKWARDS:
+            return self.backward(*args, **kwargs)
+        if function in READERS:
+            args, kwargs = map_tensors((args, kwargs), _read)
+            return function(*args, **kwargs)
+        if function in REFUSED:
+            self.refuse(f"{function.__name__} cannot take recorded tensors", hint=REFUSED[function])
+        if getattr(function, "__module__", "").startswith("torch.distributed"):
+            self.refuse(f"{function.__name__} cannot take a recorded tensor", hint="read it first: tensor.read()")
+        template, tensors = flatten((args, kwargs))
+        return self._record(function, template, tensors, None)
+
+    def _record(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
+        arguments = [self._argument(tensor) for tensor in tensors]
+        metas = [item.meta if type(item) is Value else meta_of(item) for item in arguments]
+        modes = current_modes()
+        entry = self._predict(target, template, metas, modes)
+        if type(target) is not Leaf:
+            if not entry.has_tensors_only:
+                args, kwargs = rebuild(template, [_read(tensor) for tensor in tensors])
+                return target(*args, **kwargs)
+            if not entry.mutated and entry.num_results and min(entry.same_as) >= 0:
+                return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # nothing happens: x.to(its own dtype)
+        values = [item for item in arguments if type(item) is Value]
+        if stage is None:
+            stage = self._stage_of(values)
+        call = Call(
+            target=target,
+            template=template,
+            arguments=arguments,
+            entry=entry,
+            stage=stage,
+            modes=modes,
+            where=find_where(),
+        )
+        at_least = self._prepare_mutation(call, entry, tensors) if entry.mutated else 0
+        self.current.add(call, values, at_least=at_least)
+        call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
+        self.current.digest = hash((self.current.digest, entry.digest, stage, self._positions(values)))
+        return self._answer(call, entry, tensors)
+
+    def _answer(self, call: Call, entry: Entry, tensors: list[torch.Tensor]) -> Any:
+        """What the user's code gets: lazy tensors in the result's structure; arguments written in place move on."""
+        for number, argument in enumerate(entry.mutated):
+            self._move(tensors[argument], call.outputs[entry.num_results + number])
+        results: list[torch.Tensor] = []
+        for i in range(entry.num_results):
+            same = entry.same_as[i]
+            if same >= 0 and same in entry.mutated:
+                results.append(tensors[same])
+                continue
+            lazy = LazyTensor.make(call.outputs[i], self)
+            shared = entry.shares[i]
+            if shared >= 0:
+                join_family(lazy, tensors[shared])
+            results.append(lazy)
+        return rebuild(entry.template, results)
+
+    def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry:
+        self.is_recording = False
+        try:
+            return self.cache.lookup(target, template, metas, modes)
+        except RecordError:
+            raise
+        except (NotImplementedError, RuntimeError) as error:
+            if not is_fake_limit(error):
+                raise
+            raise RecordError(
+                f"{target} cannot be recorded.",
+                why=f"its output cannot be known without its data: {str(error).splitlines()[0]}\n"
+                f"at {format_where(find_where())}",
+                hint="put the operation into the forward of a module that the plan places as a whole",
+            ) from error
+        finally:
+            self.is_recording = True
+
+    # Arguments.
+
+    def _argument(self, tensor: torch.Tensor) -> Value | torch.Tensor:
+        if type(tensor) is LazyTensor:
+            return tensor._value
+        placed = self.placed.get(id(tensor))
+        if placed is not None:
+            return self.parameter_value(placed)
+        if tensor.requires_grad:
+            self.refuse(
+                "a tensor that requires grad but is not part of the model enters a recorded call",
+                why="its gradient would exist on one rank only.",
+                hint="make it a parameter of the model that is distributed, or put both into one\n"
+                "torch.nn.ModuleDict and distribute that",
+            )
+        return tensor
+
+    def parameter_value(self, placed: Placed) -> Value:
+        """The parameter as a source of the current step."""
+        value = self._parameter_values.get(id(placed))
+        if value is None or value.meta.requires_grad != placed.tensor.requires_grad:
+            meta = placed.meta
+            meta = Meta(meta.shape, meta.stride, meta.dtype, meta.device, placed.tensor.requires_grad)
+            value = Value(intern(meta), placed.stage, name=placed.name)
+            if placed.is_owned:
+                value.data = placed.tensor
+            self._parameter_values[id(placed)] = value
+        return value
+
+    def _stage_of(self, values: Sequence[Value]) -> int:
+        """An op runs where its largest lazy input is; among equals, where the latest was produced."""
+        best = values[0]
+        best_rank = _production_order(best)
+        for value in values[1:]:
+            rank = _production_order(value)
+            if rank > best_rank:
+                best, best_rank = value, rank
+        return best.stage
+
+    def _positions(self, values: Sequence[Value]) -> tuple[int, ...]:
+        """Where the inputs come from, the same number on every rank."""
+        positions: list[int] = []
+        for value in values:
+            source = self.current.sources.get(value)
+            if source is None:
+                assert value.call is not None
+                positions.append(value.call.index << 8 | value.index)
+            else:
+                positions.append(-1 - (source << 8 | value.stage))
+        return tuple(positions)
+
+    # In-place operations.
+
+    def _prepare_mutation(self, call: Call, entry: Entry, tensors: list[torch.Tensor]) -> int:
+        """Check that writing is safe, and return the level below which the old version is still read."""
+        level = 0
+        for argument in entry.mutated:
+            tensor = tensors[argument]
+            if type(tensor) is not LazyTensor:
+                self._refuse_mutation_of(tensor, call)
+            value = tensor._value
+            for member in family_of(tensor):
+                if member is not tensor and member is not None:
+                    self.refuse(
+                        f"{call.target} writes into a tensor of which a view is still in use",
+                        why=f"at {format_where(call.where)}: the view would have to change with it.",
+                        hint="use the out-of-place operation, or write before taking the view",
+                    )
+            for other in self.current.calls:
+                if any(item is value for item in other.arguments) and other.stage == call.stage:
+                    level = max(level, other.level)
+        return level
+
+    def _refuse_mutation_of(self, tensor: torch.Tensor, call: Call) -> NoReturn:
+        placed = self.placed.get(id(tensor))
+        what = "a plain tensor" if placed is None else f"the parameter {placed.name}"
+        self.refuse(
+            f"{call.target} writes recorded values into {what}",
+            why=f"at {format_where(call.where)}: {what} exists on every rank, the values on one.",
+            hint="use the out-of-place operation (torch.where, torch.cat, tensor.clone() first)",
+        )
+
+    def _move(self, tensor: torch.Tensor, value: Value) -> None:
+        """The tensor object the user holds stands for a new version of its value from now on."""
+        assert type(tensor) is LazyTensor
+        tensor._value = value
+        self.hold(value, tensor)
+
+    def hold(self, value: Value, lazy: LazyTensor) -> None:
+        value.lazy = weakref.ref(lazy)
+
+    # Backward.
+
+    def backward(
+        self,
+        tensors: Any,
+        gradients: Any = None,
+        *,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        """Queue a backward; the current micro-batch ends here."""
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        given = [gradients] if isinstance(gradients, torch.Tensor) or gradients is None else list(gradients)
+        given += [None] * (len(roots) - len(given))
+        if create_graph:
+            self.refuse("backward(create_graph=True) cannot be recorded", hint="compute second derivatives inside one module")
+        if inputs is not None:
+            self.refuse("backward(inputs=...) cannot be recorded", hint="freeze the other parameters instead")
+        values: list[Value] = []
+        for number, root in enumerate(roots):
+            if type(root) is not LazyTensor:
+                self.refuse("backward from a tensor that was not recorded together with recorded ones")
+            if not root.requires_grad:
+                raise RuntimeError(f"element {number} of tensors does not require grad and does not have a grad_fn")
+            if given[number] is None and root.numel() != 1:
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            values.append(root._value)
+        seeds = [None if seed is None else self._argument(seed) for seed in given]
+        if any(type(seed) is Value for seed in seeds):
+            self.refuse("backward(gradient=...) with a recorded gradient", hint="read it first: gradient.read()")
+        graph = self.current
+        backward = Backward(graph, values, seeds, retain_graph=bool(retain_graph), where=find_where())
+        graph.backwards.append(backward)
+        # The roots may lie in earlier graphs: their segments must deliver, so they count as inputs of this graph.
+        for value in values:
+            if value.segment is not None:
+                value.segment.outputs[value] = None
+                if value.segment.graph is not graph and value not in graph.sources:
+                    graph.sources[value] = len(graph.sources)
+        graph.digest = hash((graph.digest, _BACKWARD, self._positions(values), bool(retain_graph)))
+        self.num_pending_backwards += 1
+        self.next_graph()
+
+    def next_graph(self) -> None:
+        """Begin a new micro-batch, if the current one has begun at all."""
+        if self.current.calls or self.current.backwards:
+            if self.current not in self.pending:
+                self.pending.append(self.current)
+            self.current = self._new_graph()
+
+    def _new_graph(self) -> Graph:
+        graph = Graph(self.num_graphs)
+        self.num_graphs += 1
+        return graph
+
+    def take_pending(self) -> list[Graph]:
+        """All graphs with unexecuted work, the open one included. It stays open: later calls go above what ran."""
+        graphs = self.pending
+        self.pending = []
+        if len(self.current.segments) > self.current.num_executed or self.current.backwards:
+            graphs.append(self.current)
+        self.num_pending_backwards = 0
+        return graphs
+
+    def has_pending(self) -> bool:
+        return bool(self.pending) or len(self.current.segments) > self.current.num_executed
+
+    def begin_module(self, module_id: int) -> None:
+        """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""
+        if module_id in self.roots and not torch.is_grad_enabled():
+            self.next_graph()
+            if len(self.pending) >= _MAX_FORWARD_ONLY and self.num_pending_backwards == 0:
+                self.engine.flush(f"{_MAX_FORWARD_ONLY} forward-only micro-batches")
+
+    # The optimizer.
+
+    def enter_optimizer(self) -> None:
+        """Until `leave_optimizer`, gradients are plain tensors (None for what others own) and nothing is recorded."""
+        self.is_in_optimizer = True
+        self.is_recording = False
+
+    def leave_optimizer(self) -> None:
+        self.is_in_optimizer = False
+        self.is_recording = True
+        self.forget_gradient_views()
+
+    # Values.
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Within, reading a parameter gives a plain tensor with the owner's data."""
+        yield from self._transferring("save")
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Within, writing into a parameter writes at its owner."""
+        self.engine.flush("load_state_dict")
+        yield from self._transferring("load")
+
+    def _transferring(self, kind: str) -> Iterator[None]:
+        outer, self._transfer = self._transfer, kind
+        try:
+            yield
+        finally:
+            self._transfer = outer
+
+    def _save_or_load(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if function in _WRITES and (placed := self.placed.get(id(args[0]))) is not None:
+            if placed.is_owned:
+                function(*args, **kwargs)
+            return args[0]
+        args, kwargs = map_tensors((args, kwargs), self._fetch)
+        return function(*args, **kwargs)
+
+    def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is LazyTensor:
+            return tensor.read()
+        placed = self.placed.get(id(tensor))
+        return tensor if placed is None or placed.is_owned else self.engine.read_parameter(placed)
+
+    def set_gradient(self, placed: Placed, gradient: Any) -> None:
+        """`param.grad = gradient` outside the optimizer."""
+        if self.num_pending_backwards or (gradient is not None and self.has_pending()):
+            self.engine.flush(f"{placed.name}.grad = ...")
+        view = self._gradient_views.pop(placed.name, None)
+        if view is not None and gradient is view:
+            self._gradient_views[placed.name] = view
+            return
+        self.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
+
+    def read(self, lazy: LazyTensor) -> torch.Tensor:
+        return self.engine.read(lazy._value)
+
+    def read_parameter(self, stub: StubParameter) -> torch.Tensor:
+        return self.engine.read_parameter(self.placed[id(stub)])
+
+    def gradient(self, placed: Placed) -> LazyTensor | None:
+        """`param.grad` outside the optimizer: the same answer on every rank, with recorded values."""
+        if self.num_pending_backwards:
+            self.engine.flush(f"{placed.name}.grad")
+        if not self.engine.has_gradient(placed):
+            return None
+        view = self._gradient_views.get(placed.name)
+        if view is None:
+            meta = placed.meta
+            value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage)
+            value.gradient_of = placed.name
+            if placed.is_owned:
+                value.data = raw_grad(placed.tensor)
+            view = self._gradient_views[placed.name] = LazyTensor.make(value, self)
+        return view
+
+    def forget_gradient_views(self) -> None:
+        self._gradient_views.clear()
+
+    def forget_parameter_values(self) -> None:
+        """A step has ended: parameters may change, so their values are sources anew."""
+        self._parameter_values.clear()
+
+    def refuse(self, what: str, *, why: str = "", hint: str = "") -> NoReturn:
+        raise RecordError(what + ".", why=why or f"at {format_where(find_where())}", hint=hint)
+
+
+def _production_order(value: Value) -> tuple[int, int, int, int]:
+    if value.call is None:
+        return (value.meta.numel, -1, -1, 0)
+    return (value.meta.numel, value.call.graph.index, value.call.index, value.index)
+
+
+def _read(tensor: Any) -> Any:
+    return tensor.read() if type(tensor) in (LazyTensor, StubParameter) else tensor
+
+
+_BACKWARDS = (torch.Tensor.backward, torch.autograd.backward)
+_WRITES = (torch.Tensor.copy_, torch.Tensor.zero_, torch.Tensor.fill_)

@@ -1,0 +1,207 @@
+"""One language for object graphs that hold tensors: (hashable template, list of tensors), and back again.
+
+    flatten(({"x": a, "n": 3}, [a, b]))  ->  template, [a, b]        a appears once
+    rebuild(template, [c, d])            ->  ({"x": c, "n": 3}, [c, d])
+
+The template is the cache key of a call's metadata, and how arguments are copied and outputs made. Containers are
+rebuilt as what they were: named tuples, dataclasses, ordered and default dictionaries, objects with attributes; an
+object that appears twice is one object again. What cannot hold tensors that matter here (functions, modules, classes,
+generators, arrays) is taken by identity, and the template keeps it alive.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["ById", "flatten", "map_tensors", "rebuild"]
+
+_TENSOR, _ATOM, _LIST, _TUPLE, _NAMED, _DICT, _SET, _OBJECT, _AGAIN, _SLICE = range(10)
+
+_ATOMS: frozenset[type] = frozenset(
+    {
+        int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), torch.dtype,
+        torch.device, torch.Size, torch.layout, torch.memory_format, range,
+    }
+)  # fmt: skip
+_BY_IDENTITY = (
+    torch.nn.Module, torch.Generator, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
+    types.ModuleType, np.ndarray, np.generic,
+)  # fmt: skip
+
+
+class ById:
+    """An object compared by identity, kept alive by the template."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ById) and other.value is self.value
+
+    def __repr__(self) -> str:
+        kind = type(self.value)
+        return f"<{kind.__module__}.{kind.__qualname__}>"
+
+
+class _Flattener:
+    __slots__ = ("slots", "seen", "tensors")
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.slots: dict[int, int] = {}
+        self.seen: dict[int, tuple[int, Any]] = {}
+
+    def walk(self, item: Any) -> Any:
+        kind = type(item)
+        if kind in _ATOMS:
+            return (_ATOM, kind, item)
+        if isinstance(item, torch.Tensor):
+            slot = self.slots.get(id(item))
+            if slot is None:
+                slot = self.slots[id(item)] = len(self.tensors)
+                self.tensors.append(item)
+            return (_TENSOR, slot)
+        if kind is tuple:
+            return (_TUPLE, tuple([self.walk(part) for part in item]))
+        if isinstance(item, _BY_IDENTITY):
+            return (_ATOM, kind, ById(item))
+        if isinstance(item, enum.Enum):
+            return (_ATOM, kind, item)
+        if kind is slice:
+            return (_SLICE, self.walk((item.start, item.stop, item.step)))
+        known = self.seen.get(id(item))
+        if known is not None:
+            return (_AGAIN, known[0])
+        number = len(self.seen)
+        self.seen[id(item)] = (number, item)  # holds the item: its id stays its own
+        if kind is list:
+            return (_LIST, number, tuple([self.walk(part) for part in item]))
+        if kind is dict:
+            return (_DICT, number, dict, tuple([(self._key(key), self.walk(part)) for key, part in item.items()]), ())
+        if isinstance(item, tuple):
+            parts = tuple([self.walk(part) for part in item])
+            return (_NAMED, kind, parts) if hasattr(kind, "_fields") else (_NAMED, ById(kind), parts)
+        if isinstance(item, dict):
+            pairs = tuple([(self._key(key), self.walk(part)) for key, part in dict.items(item)])
+            return (_DICT, number, kind, pairs, self._attributes(item))
+        if isinstance(item, list):
+            return (_OBJECT, number, kind, (("", (_LIST, -1, tuple([self.walk(part) for part in list.__iter__(item)]))),))
+        if kind in (set, frozenset):
+            if any(isinstance(part, torch.Tensor) for part in item):
+                return (_ATOM, kind, ById(item))
+            return (_SET, number, kind, frozenset(self._key(part) for part in item))
+        attributes = self._attributes(item)
+        if attributes or _is_plain_object(item):
+            return (_OBJECT, number, kind, attributes)
+        return (_ATOM, kind, ById(item))
+
+    def _attributes(self, item: Any) -> tuple[Any, ...]:
+        found: list[tuple[str, Any]] = []
+        for base in type(item).__mro__:
+            for name in base.__dict__.get("__slots__", ()) if not isinstance(base.__dict__.get("__slots__", ()), str) else ():
+                if name not in ("__weakref__", "__dict__") and hasattr(item, name):
+                    found.append((name, self.walk(getattr(item, name))))
+        for name, part in getattr(item, "__dict__", {}).items():
+            found.append((name, self.walk(part)))
+        return tuple(found)
+
+    @staticmethod
+    def _key(key: Any) -> Any:
+        return key if type(key) in (str, int, bool, bytes) else ById(key) if not isinstance(key, (tuple, float)) else key
+
+
+def _is_plain_object(item: Any) -> bool:
+    return type(item).__flags__ & (1 << 9) != 0 and hasattr(item, "__dict__")  # a heap type: a Python class
+
+
+def flatten(item: Any) -> tuple[Any, list[torch.Tensor]]:
+    """Return `item`'s template and its tensors in order of first appearance."""
+    flattener = _Flattener()
+    template = flattener.walk(item)
+    return template, flattener.tensors
+
+
+def rebuild(template: Any, tensors: Sequence[Any]) -> Any:
+    """Make a new object graph from `template` with `tensors` in its slots (anything can stand in for a tensor)."""
+    return _rebuild(template, tensors, {})
+
+
+def _rebuild(template: Any, tensors: Sequence[Any], made: dict[int, Any]) -> Any:
+    kind = template[0]
+    if kind == _TENSOR:
+        return tensors[template[1]]
+    if kind == _ATOM:
+        value = template[2]
+        return value.value if type(value) is ById else value
+    if kind == _TUPLE:
+        return tuple([_rebuild(part, tensors, made) for part in template[1]])
+    if kind == _LIST:
+        result: Any = []
+        made[template[1]] = result
+        result.extend([_rebuild(part, tensors, made) for part in template[2]])
+        return result
+    if kind == _DICT:
+        _, number, cls, pairs, attributes = template
+        result = {} if cls is dict else cls.__new__(cls)
+        made[number] = result
+        for key, part in pairs:
+            dict.__setitem__(result, key.value if type(key) is ById else key, _rebuild(part, tensors, made))
+            if cls is not dict and hasattr(cls, "move_to_end"):
+                _restore_order(result, key, cls)
+        _set_attributes(result, attributes, tensors, made)
+        return result
+    if kind == _NAMED:
+        _, cls, parts = template
+        values = [_rebuild(part, tensors, made) for part in parts]
+        return cls(*values) if not isinstance(cls, ById) else _other_tuple(cls.value, values)
+    if kind == _OBJECT:
+        _, number, cls, attributes = template
+        result = cls.__new__(cls)
+        made[number] = result
+        _set_attributes(result, attributes, tensors, made)
+        return result
+    if kind == _AGAIN:
+        return made[template[1]]
+    if kind == _SLICE:
+        return slice(*_rebuild(template[1], tensors, made))
+    assert kind == _SET
+    return template[2](key.value if type(key) is ById else key for key in template[3])
+
+
+def _restore_order(result: Any, key: Any, cls: Any) -> None:
+    """An OrderedDict keeps its own list of keys, which dict.__setitem__ does not extend."""
+    from collections import OrderedDict
+
+    plain = key.value if type(key) is ById else key
+    OrderedDict.__setitem__(result, plain, dict.__getitem__(result, plain))
+
+
+def _other_tuple(cls: Any, values: list[Any]) -> Any:
+    """A tuple subclass without fields: torch.return_types take one sequence."""
+    return cls(values) if cls.__module__.startswith("torch") else tuple.__new__(cls, values)
+
+
+def _set_attributes(result: Any, attributes: Any, tensors: Sequence[Any], made: dict[int, Any]) -> None:
+    for name, part in attributes:
+        value = _rebuild(part, tensors, made)
+        if name == "":
+            list.extend(result, value)
+        else:
+            object.__setattr__(result, name, value)
+
+
+def map_tensors(item: Any, function: Any) -> Any:
+    """Copy `item` with `function` applied to each of its tensors once."""
+    template, tensors = flatten(item)
+    return rebuild(template, [function(tensor) for tensor in tensors])

@@ -1,0 +1,232 @@
+"""LazyTensor: what the user's code gets back from a recorded call. It knows all but its data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.errors import RecordError
+from farspan.lazy.torch_private import make_wrapper
+
+if TYPE_CHECKING:
+    from farspan.graph import Value
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["LazyTensor", "StubParameter"]
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor that has been recorded and not computed, or computed and held by another rank.
+
+    Metadata answers at once; an operation on it is recorded; reading its data (`item`, `tolist`, `print`, `bool`)
+    runs what has been recorded so far and gives the owner's value on whichever ranks read it.
+    """
+
+    _value: Value
+    _recorder: Recorder
+
+    @staticmethod
+    def make(value: Value, recorder: Recorder) -> LazyTensor:
+        lazy: LazyTensor = make_wrapper(LazyTensor, value.meta)  # type: ignore[assignment]
+        lazy._value = value
+        lazy._recorder = recorder
+        recorder.hold(value, lazy)
+        return lazy
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _recorder_in(args, kwargs).dispatch(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RecordError(
+            f"{func} reached a tensor that has no data on this rank.",
+            why="the call went to torch's core without passing through __torch_function__, so it was not recorded.",
+            hint="read the value first (tensor.item(), tensor.tolist()), or put the operation into a module of the\n"
+            "model, which runs as a whole where it is placed",
+        )
+
+    # Metadata, without a dispatch: plain attributes of the class come before torch's own.
+    shape = property(lambda self: torch.Size(self._value.meta.shape))  # type: ignore[assignment]
+    dtype = property(lambda self: self._value.meta.dtype)  # type: ignore[assignment]
+    device = property(lambda self: self._value.meta.device)  # type: ignore[assignment]
+    ndim = property(lambda self: len(self._value.meta.shape))  # type: ignore[assignment]
+    is_leaf = property(lambda self: not self._value.meta.requires_grad)  # type: ignore[assignment]
+    grad = property(lambda self: None)  # type: ignore[assignment]
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        return self._value.meta.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        self.requires_grad_(wanted)
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        return self._value if self._value.meta.requires_grad else None
+
+    def dim(self) -> int:
+        return len(self._value.meta.shape)
+
+    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        return torch.Size(self._value.meta.shape) if dim is None else self._value.meta.shape[dim]
+
+    def numel(self) -> int:
+        return self._value.meta.numel
+
+    def nelement(self) -> int:
+        return self._value.meta.numel
+
+    def __len__(self) -> int:
+        shape = self._value.meta.shape
+        if not shape:
+            raise TypeError("len() of a 0-d tensor")
+        return shape[0]
+
+    def requires_grad_(self, requires_grad: bool = True) -> LazyTensor:
+        if requires_grad != self._value.meta.requires_grad:
+            self._recorder.refuse(
+                "requires_grad of a recorded tensor cannot be changed",
+                hint="tensor.detach() gives one that needs no gradient",
+            )
+        return self
+
+    # Reading.
+    def read(self) -> torch.Tensor:
+        """The value as a plain tensor without gradient history; computes what has been recorded if necessary."""
+        return self._recorder.read(self)
+
+    def item(self) -> Any:
+        return self.read().item()
+
+    def tolist(self) -> Any:
+        return self.read().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if self.requires_grad and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        return self.read().numpy(force=force)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.read().__array__(*args, **kwargs)
+
+    def __bool__(self) -> bool:
+        return bool(self.read())
+
+    def __int__(self) -> int:
+        return int(self.read())
+
+    def __float__(self) -> float:
+        return float(self.read())
+
+    def __complex__(self) -> complex:
+        return complex(self.read())
+
+    def __index__(self) -> int:
+        return self.read().__index__()
+
+    def __contains__(self, element: Any) -> bool:
+        return element in self.read()
+
+    def __iter__(self) -> Any:
+        return iter(self.unbind(0))
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        return repr(self.read())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.read(), spec)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.read().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if self.requires_grad:
+            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol at the moment.")
+        return self.read().clone()
+
+    # Gradients.
+    def backward(self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None) -> None:
+        self._recorder.backward([self], [gradient], retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
+
+    def register_hook(self, hook: Any) -> Any:
+        self._recorder.refuse(
+            "a gradient hook cannot be registered on a recorded tensor",
+            hint="register it on a parameter, or inside the forward of a module that is placed as a whole",
+        )
+
+    def retain_grad(self) -> None:
+        self._recorder.refuse(
+            "retain_grad() of a recorded tensor is not supported", hint="move it into a module that is placed as a whole"
+        )
+
+
+class StubParameter(torch.Tensor):
+    """A parameter or buffer that another rank owns: right shape, dtype and device, no storage.
+
+    `isinstance(stub, torch.nn.Parameter)` holds where it stands for a parameter; optimizers skip it because its
+    gradient is None. Reading it asks the owner.
+    """
+
+    _is_param = False
+    _name: str
+    _recorder: Recorder
+
+    @staticmethod
+    def make(name: str, meta: Any, recorder: Recorder, *, is_parameter: bool) -> StubParameter:
+        stub: StubParameter = make_wrapper(StubParameter, meta)  # type: ignore[assignment]
+        stub._is_param = is_parameter
+        stub._name = name
+        stub._recorder = recorder
+        return stub
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = sorted({part._name for part in args if isinstance(part, StubParameter)})
+        raise RecordError(
+            f"{func} reached {', '.join(names) or 'a parameter'}, which another rank owns.",
+            why="a module that runs here uses a parameter outside itself, so the plan did not know of the use.",
+            hint='place both on one stage, for example farspan.distribute(model, plan={"' + (names or ["name"])[0] + '": ...})',
+        )
+
+    def read(self) -> torch.Tensor:
+        return self._recorder.read_parameter(self)
+
+    def item(self) -> Any:
+        return self.read().item()
+
+    def tolist(self) -> Any:
+        return self.read().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.read().numpy(force=True)
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        return repr(self.read())
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.read().__reduce_ex__(protocol)
+
+
+def _recorder_in(args: Any, kwargs: Any) -> Any:
+    """The recorder of the first lazy tensor among the arguments, at any depth of lists and tuples."""
+    stack = [*args, *(kwargs or {}).values()]
+    while stack:
+        item = stack.pop()
+        if type(item) is LazyTensor:
+            return item._recorder
+        if isinstance(item, (list, tuple)):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+    raise AssertionError("no lazy tensor among the arguments")

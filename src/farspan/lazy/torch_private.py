@@ -1,0 +1,93 @@
+"""The only place that uses torch names which are private or may move: a new torch release is one edit here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._C import (
+    DisableTorchFunctionSubclass,
+    _len_torch_function_stack,
+    _pop_torch_function_stack,
+    _push_on_torch_function_stack,
+)
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "FAKE_LIMITS",
+    "DisableTorchFunctionSubclass",
+    "FakeTensor",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "fake_mode",
+    "is_mode_active",
+    "make_wrapper",
+    "raw_grad",
+    "set_raw_grad",
+    "store_of_default_group",
+    "without_modes_of",
+]
+
+_raw_grad = torch.Tensor.grad
+raw_grad = _raw_grad.__get__  # type: ignore[attr-defined]
+set_raw_grad = _raw_grad.__set__  # type: ignore[attr-defined]
+
+
+def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:
+    """A tensor of class `cls` with the shape, strides, dtype and device of `meta` and no storage."""
+    return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        cls, meta.shape, strides=meta.stride, dtype=meta.dtype, device=meta.device, requires_grad=meta.requires_grad
+    )
+
+
+def fake_mode() -> FakeTensorMode:
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextlib.contextmanager
+def without_modes_of(recorder: Any) -> Iterator[None]:
+    """Take the modes that record for `recorder` off this thread's function mode stack, and put all back afterwards."""
+    stack = [_pop_torch_function_stack() for _ in range(_len_torch_function_stack())]
+    for mode in reversed(stack):
+        if getattr(mode, "recorder", None) is not recorder:
+            _push_on_torch_function_stack(mode)
+    try:
+        yield
+    finally:
+        for _ in range(_len_torch_function_stack()):
+            _pop_torch_function_stack()
+        for mode in reversed(stack):
+            _push_on_torch_function_stack(mode)
+
+
+def is_mode_active(kind: type) -> bool:
+    """Whether a mode of class `kind` is on this thread's function mode stack."""
+    stack = [_pop_torch_function_stack() for _ in range(_len_torch_function_stack())]
+    for mode in reversed(stack):
+        _push_on_torch_function_stack(mode)
+    return any(isinstance(mode, kind) for mode in stack)
+
+
+def store_of_default_group() -> Any:
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
+FAKE_LIMITS: tuple[type[BaseException], ...] = (
+    DynamicOutputShapeException,
+    DataDependentOutputException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+"""What a FakeTensor run raises where data would be needed."""

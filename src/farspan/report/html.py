@@ -1,0 +1,115 @@
+"""A step as one self-contained HTML page: numbers, timeline, plan, environment. No script, nothing fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farspan.report.markup import escape
+from farspan.report.svg import svg
+from farspan.report.text import format_duration, format_share
+from farspan.report.timeline import Timeline
+
+__all__ = ["html"]
+
+_STYLE = """
+:root{color-scheme:light dark;--page:#f6f8fa;--card:#fff;--line:#d8dee4;--text:#1f2328;--muted:#59636e;
+--forward:#0072b2;--backward:#e69f00;--track:#eff2f5}
+@media (prefers-color-scheme:dark){:root{--page:#010409;--card:#0d1117;--line:#30363d;--text:#e6edf3;
+--muted:#9198a1;--forward:#3d9ae0;--backward:#f0b232;--track:#1b222c}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--text);
+font:14px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
+main{max-width:1080px;margin:0 auto;padding:32px 20px 48px}
+h1{font-size:22px;line-height:1.25;margin:0 0 20px}
+h2{font-size:15px;margin:32px 0 10px}
+.numbers{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:0 0 20px}
+.numbers div,.card{background:var(--card);border:1px solid var(--line);border-radius:8px}
+.numbers div{padding:12px 16px}
+dt{color:var(--muted);font-size:12px}
+dd{margin:2px 0 0;font-size:22px;font-weight:600;line-height:1.2;font-variant-numeric:tabular-nums}
+.card{overflow-x:auto}
+.timeline{overflow-x:auto}
+.timeline svg{display:block;width:100%;min-width:640px;height:auto}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{padding:8px 16px;text-align:right;white-space:nowrap}
+th:first-child,td:first-child{text-align:left}
+thead th{color:var(--muted);font-size:12px;font-weight:500}
+tbody tr>*{border-top:1px solid var(--line);font-weight:400}
+td.bar{width:32%}
+.bar span{display:flex;height:10px;border-radius:3px;background:var(--track);overflow:hidden}
+.bar i{display:block;height:100%}
+pre{margin:0;padding:14px 16px;overflow-x:auto;
+font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+footer{margin-top:32px;color:var(--muted);font-size:12px}
+"""
+
+
+def html(timeline: Timeline, *, title: str = "", plan: str = "", environment: Sequence[str] = ()) -> str:
+    """The page.
+
+    Args:
+        timeline: The step.
+        title: Heading of the page; by default the timeline's.
+        plan: The plan as a text table, shown as it is; the section is left out where it is empty.
+        environment: One fact per line ("torch 2.13.0", "2 x H100"); left out where it is empty.
+
+    Returns:
+        A whole HTML document with everything in it; all texts are escaped.
+    """
+    heading = escape(title or timeline.title or "farspan step")
+    parts = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width,initial-scale=1">',
+        f"<title>{heading}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{heading}</h1>",
+        _numbers(timeline),
+        f'<div class="timeline">{svg(timeline, width=1040, heading=False)}</div>',
+        _ranks(timeline),
+    ]
+    if plan:
+        parts.append(f'<h2>Plan</h2>\n<div class="card"><pre>{escape(plan.strip(chr(10)))}</pre></div>')
+    if environment:
+        lines = "\n".join(escape(line) for line in environment)
+        parts.append(f'<h2>Environment</h2>\n<div class="card"><pre>{lines}</pre></div>')
+    parts.append("<footer>Written by farspan. Times run from the first task to the last on any rank.</footer>")
+    parts.append("</main>\n</body>\n</html>\n")
+    return "\n".join(parts)
+
+
+def _numbers(timeline: Timeline) -> str:
+    shares = [timeline.busy_share(rank) for rank in range(timeline.num_ranks)]
+    rows = (
+        ("Step time", format_duration(timeline.duration_s)),
+        ("Bubble", format_share(timeline.bubble, 1)),
+        ("Least busy rank", format_share(min(shares, default=0.0))),
+        ("Most busy rank", format_share(max(shares, default=0.0))),
+        ("Micro-batches", str(timeline.num_micro_batches)),
+        ("Ranks", str(timeline.num_ranks)),
+    )
+    cells = "\n".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in rows)
+    return f'<dl class="numbers">\n{cells}\n</dl>'
+
+
+def _ranks(timeline: Timeline) -> str:
+    head = "".join(
+        f'<th scope="col">{name}</th>'
+        for name in ("Rank", "Forward", "Backward", "Compute", "Waiting", "Other", "Busy")
+    )
+    rows = "\n".join(_rank(timeline, rank) for rank in range(timeline.num_ranks))
+    return (
+        '<h2>Ranks</h2>\n<div class="card"><table>\n'
+        f'<thead><tr>{head}<th scope="col"></th></tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>'
+    )
+
+
+def _rank(timeline: Timeline, rank: int) -> str:
+    duration_s = timeline.duration_s
+    forward_s, backward_s = timeline.time_s(rank, "F"), timeline.time_s(rank, "B")
+    known_s = timeline.time_s(rank, "F", "B", "wait")
+    times_s = (forward_s, backward_s, timeline.busy_s(rank), timeline.wait_s(rank), max(0.0, duration_s - known_s))
+    cells = "".join(f"<td>{format_duration(time_s)}</td>" for time_s in times_s)
+    bar = "".join(
+        f'<i style="width:{100 * time_s / duration_s if duration_s else 0:.2f}%;background:var(--{name})"></i>'
+        for name, time_s in (("forward", forward_s), ("backward", backward_s))
+    )
+    share = format_share(timeline.busy_share(rank))
+    return f'<tr><th scope="row">rank {rank}</th>{cells}<td>{share}</td><td class="bar"><span>{bar}</span></td></tr>'

@@ -1,0 +1,386 @@
+"""The engine behind a recorder: runs what was recorded, and answers what the program asks of values."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from farspan.errors import FarspanError, RecordError, RemoteError
+from farspan.graph import Call, Graph, Part, Value
+from farspan.lazy import Placed, Recorder, format_where, find_where
+from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
+from farspan.runtime.channel import Channels
+from farspan.runtime.exchange import Exchange
+from farspan.runtime.executor import Executor
+from farspan.runtime.media import Medium
+from farspan.runtime.observe import StepRecord
+from farspan.runtime.program import build_program
+from farspan.runtime.rng import Seeding
+from farspan.runtime.side import SideChannel
+from farspan.runtime.wire import pack_tensor, unpack_tensor
+
+__all__ = ["Engine", "StageSite"]
+
+_log = logging.getLogger(__name__)
+_CAUSE_S = 5.0
+"""How long a broken transfer waits for the news of why it broke."""
+LOOKAHEAD = 2
+_BACKWARD, _END = 1, 2
+
+
+class StageSite:
+    """Where a stage runs."""
+
+    __slots__ = ("device", "rank")
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self.rank = rank
+        self.device = device
+
+
+class Engine:
+    """One rank's runtime."""
+
+    def __init__(
+        self, recorder: Recorder, side: SideChannel, medium: Medium | None, *, seed: int, deadline_s: float
+    ) -> None:
+        self.recorder = recorder
+        self.side = side
+        self.rank = side.rank
+        self.num_ranks = side.world_size
+        self.deadline_s = deadline_s
+        self.lookahead = LOOKAHEAD
+        self.stages: list[StageSite] = []
+        self.parameters: dict[str, Placed] = {}
+        self.channels = Channels(medium, self.rank, deadline_s)
+        self.executor = Executor(
+            self.channels,
+            parameters=self.parameters,
+            device_of=lambda stage: self.stages[stage].device,
+            seeding=Seeding(seed),
+            check=self.check,
+        )
+        self.num_flushes = 0
+        self.last_step: StepRecord | None = None
+        self.last_training_step: StepRecord | None = None
+        self._medium = medium
+        self._failure: FarspanError | None = None
+        self._failed = threading.Event()
+        self._has_gradient: dict[str, bool] = {}
+        self._masks: list[Exchange] = []
+        self._flushing: Sequence[Graph] = ()
+        self._flush_reason = ""
+        self._readable: dict[tuple[int, int, int], Value] = {}
+        self._progress = 0
+        self._progressed = threading.Condition()
+        side.history = self._history
+        side.on_failure = self._on_failure
+        side.serve(self._answer)
+        recorder.engine = self
+
+    def stage_number(self, site: StageSite, occurrence: int) -> int:
+        """The number of the `occurrence`-th stage at `site`; models that share a site share its stages."""
+        for number, known in enumerate(self.stages):
+            if (known.rank, known.device) == (site.rank, site.device):
+                if occurrence == 0:
+                    return number
+                occurrence -= 1
+        self.stages.append(site)
+        return len(self.stages) - 1
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._failure is None
+
+    # Running what was recorded.
+
+    def flush(self, reason: str) -> None:
+        """Run all that has been recorded."""
+        self.check()
+        graphs = self.recorder.take_pending()
+        if not graphs:
+            return
+        step = self.num_flushes
+        self.num_flushes += 1
+        self._flushing = graphs
+        where = find_where()
+        self._flush_reason = f"{reason}, at {format_where(where)}"
+        began_ns = time.perf_counter_ns()
+        digest = hash(tuple([graph.digest for graph in graphs]))
+        self.side.start(step, digest)
+        with self._executing():
+            program = build_program(
+                graphs,
+                rank_of=[site.rank for site in self.stages],
+                rank=self.rank,
+                num_ranks=self.num_ranks,
+                lookahead=self.lookahead,
+            )
+            built_ns = time.perf_counter_ns()
+            scalars = _scalars(graphs)
+            self.executor.run(program)
+        exchange = self._share(step, graphs, scalars)
+        self.side.wait_agreed(step, self.deadline_s)
+        has_backward = any(graph.backwards for graph in graphs)
+        self._settle(graphs, program.parts)
+        self.last_step = StepRecord(
+            number=step,
+            rank=self.rank,
+            num_micro_batches=program.num_micro_batches,
+            has_backward=has_backward,
+            began_ns=began_ns,
+            build_s=(built_ns - began_ns) / 1e9,
+            traces=tuple(self.executor.traces),
+            exchange=exchange,
+        )
+        if has_backward:
+            self.last_training_step = self.last_step
+        self._advance()
+
+    @contextlib.contextmanager
+    def _executing(self) -> Iterator[None]:
+        """User code is not recorded; what goes wrong is told to all ranks."""
+        self.recorder.is_recording = False
+        try:
+            with without_modes_of(self.recorder):
+                yield
+        except FarspanError as error:
+            self._fail(error)
+        except Exception as error:
+            if self.num_ranks > 1 and isinstance(error, RuntimeError) and self._failed.is_set():
+                self.check()
+            if self.num_ranks > 1 and _is_transport_error(error):
+                self._failed.wait(_CAUSE_S)
+                self.check()
+            self._fail(error)
+        finally:
+            self.recorder.is_recording = True
+
+    def _fail(self, error: Exception) -> NoReturn:
+        if self._failure is None:
+            if not isinstance(error, RemoteError):
+                text = "".join(traceback.format_exception(error))
+                self.side.fail(f"{type(error).__name__}: {_first_line(error)}", _notes(error), text, type(error).__name__)
+            self._failure = error if isinstance(error, FarspanError) else FarspanError(
+                f"this rank failed earlier: {type(error).__name__}: {_first_line(error)}", hint="start the program again"
+            )
+            self._failed.set()
+            if self._medium is not None:
+                self._medium.abort()
+        raise error
+
+    def _on_failure(self, failure: FarspanError) -> None:
+        """Another rank failed (called in the listener thread): end this rank's transfers, so that it wakes."""
+        if self._failure is None:
+            self._failure = failure
+        self._failed.set()
+        if self._medium is not None:
+            self._medium.abort()
+
+    def check(self) -> None:
+        """Raise if this or another rank has failed."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _settle(self, graphs: Sequence[Graph], parts: Sequence[Part]) -> None:
+        """What has run is let go, but for what the program can still read or differentiate."""
+        for part in parts:
+            if not part.backward.retain_graph:
+                for call in part.calls:
+                    call.arguments = None
+        self.recorder.forget_parameter_values()
+        for key in [key for key, value in self._readable.items() if not value.is_held]:
+            del self._readable[key]
+        for graph in graphs:
+            calls = graph.calls
+            graph.mark_executed()
+            for call in calls:
+                for value in call.outputs:
+                    if value.is_held:
+                        if self._is_mine(value):
+                            self._readable[value.key] = value
+                    elif not value.meta.requires_grad or call.arguments is None:
+                        value.data = None
+                if call.arguments is not None and not any(value.meta.requires_grad for value in call.outputs):
+                    call.arguments = None
+            for segment in graph.segments:
+                segment.calls = []
+                if all(call.arguments is None for call in calls if call.segment is segment):
+                    segment.inputs.clear()
+                    segment.leaves.clear()
+            if graph is not self.recorder.current:
+                graph.calls = []
+                graph.sources = {}
+        self._flushing = ()
+
+    def _advance(self) -> None:
+        with self._progressed:
+            self._progress += 1
+            self._progressed.notify_all()
+
+    # Values that every rank will want.
+
+    def _share(self, step: int, graphs: Sequence[Graph], scalars: Sequence[Value]) -> Exchange | None:
+        """Give all ranks the scalars of this step, which parameters have a gradient, and how long this rank worked."""
+        has_backward = any(graph.backwards for graph in graphs)
+        if not scalars and not has_backward:
+            return None
+        mine = [value for value in scalars if self._is_mine(value)]
+        masks = self._own_mask() if has_backward else b""
+        exchange = Exchange(
+            self.side,
+            f"step {step}",
+            scalars=scalars,
+            owner_of=[self.stages[value.stage].rank for value in scalars],
+            deadline_s=self.deadline_s,
+        )
+        busy_s = sum(trace.end_ns - trace.start_ns for trace in self.executor.traces if trace.kind != "wait") / 1e9
+        exchange.contribute(mine, mask=masks, busy_s=busy_s)
+        if has_backward:
+            self._masks = [exchange]
+            self._has_gradient = {}
+            self.recorder.forget_gradient_views()
+        return exchange
+
+    def _own_mask(self) -> bytes:
+        return bytes([raw_grad(placed.tensor) is not None for placed in self._own_parameters()])
+
+    def _own_parameters(self, rank: int | None = None) -> list[Placed]:
+        wanted = self.rank if rank is None else rank
+        return [
+            placed
+            for placed in self.parameters.values()
+            if placed.is_parameter and self.stages[placed.stage].rank == wanted
+        ]
+
+    def has_gradient(self, placed: Placed) -> bool:
+        if self.num_ranks == 1:
+            return raw_grad(placed.tensor) is not None
+        for exchange in self._masks:
+            for rank, mask in enumerate(exchange.masks()):
+                for item, flag in zip(self._own_parameters(rank), mask, strict=True):
+                    self._has_gradient[item.name] = bool(flag)
+        self._masks = []
+        return self._has_gradient.get(placed.name, False)
+
+    def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
+        if self._masks:
+            self.has_gradient(placed)
+        self._has_gradient[placed.name] = gradient is not None
+        if not placed.is_owned:
+            return
+        if isinstance(gradient, Value):
+            if not self._is_mine(gradient):
+                raise RecordError(
+                    f"the gradient of {placed.name} was set to a value that another stage computed.",
+                    why=f"at {format_where(find_where())}",
+                    hint="change the gradient in place: param.grad.copy_(value)",
+                )
+            gradient = gradient.data
+        set_raw_grad(placed.tensor, gradient)
+
+    # Reading.
+
+    def read(self, value: Value) -> torch.Tensor:
+        """The value's data, wherever it is; runs what has been recorded if it is not yet known."""
+        if value.pending:
+            self.flush("a value is read")
+        if value.data is None and value.ticket is not None:
+            value.ticket.resolve()
+        if value.data is not None:
+            return value.data.detach()
+        if value.name:
+            return self.read_parameter(self.parameters[value.name])
+        if value.gradient_of:
+            return self._pull(self.stages[value.stage].rank, {"gradient": value.gradient_of})
+        return self._pull(self.stages[value.stage].rank, {"value": list(value.key)})
+
+    def read_parameter(self, placed: Placed) -> torch.Tensor:
+        if placed.is_owned:
+            return placed.tensor.detach()
+        return self._pull(self.stages[placed.stage].rank, {"parameter": placed.name})
+
+    def _pull(self, rank: int, request: dict[str, Any]) -> torch.Tensor:
+        request["progress"] = self._progress
+        header, payload = self.side.request(rank, request, self.deadline_s)
+        return unpack_tensor(header, payload)
+
+    def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], memoryview | bytes]:
+        """Another rank asks for a value (called in a worker thread)."""
+        with self._progressed:
+            wanted = request["progress"]
+            if not self._progressed.wait_for(lambda: self._progress >= wanted, self.deadline_s):
+                raise TimeoutError(f"rank {self.rank} has not got as far as the program that asks")
+        if "parameter" in request:
+            return pack_tensor(self.parameters[request["parameter"]].tensor)
+        if "gradient" in request:
+            gradient = raw_grad(self.parameters[request["gradient"]].tensor)
+            assert gradient is not None
+            return pack_tensor(gradient)
+        value = self._readable.get(tuple(request["value"]))
+        if value is None or value.data is None:
+            raise RecordError(
+                f"rank {self.rank} no longer holds the value that was asked for.",
+                why="its program has let go of the tensor.",
+                hint="keep a reference to the tensor on every rank until it has been read",
+            )
+        return pack_tensor(value.data)
+
+    def step_ended(self) -> None:
+        """An optimizer step is over: parameters have their new values."""
+        self.recorder.forget_parameter_values()
+        self._advance()
+
+    def _is_mine(self, value: Value) -> bool:
+        return self.stages[value.stage].rank == self.rank
+
+    # For the comparison of the ranks' programs.
+
+    def _history(self, step: int) -> list[tuple[int, str]]:
+        entries: list[tuple[int, str]] = []
+        for graph in self._flushing:
+            for call in graph.calls:
+                entries.append((_call_digest(call), call.describe()))
+            for backward in graph.backwards:
+                entries.append((_BACKWARD, f"backward() at {format_where(backward.where)}"))
+        entries.append((_END, f"end of the step: {self._flush_reason}"))
+        return entries
+
+
+def _call_digest(call: Call) -> int:
+    return hash((call.entry.digest, call.stage))
+
+
+def _scalars(graphs: Sequence[Graph]) -> list[Value]:
+    """Results of one element that are not merely a step towards something larger: losses, norms, counts."""
+    found: dict[Value, None] = {}
+    inner: set[Value] = set()
+    for graph in graphs:
+        for segment in graph.segments[graph.num_executed :]:
+            for call in segment.calls:
+                is_small = all(value.meta.numel == 1 for value in call.outputs)
+                if is_small:
+                    found.update(dict.fromkeys(call.outputs))
+                elif call.arguments is not None:
+                    inner.update(item for item in call.arguments if isinstance(item, Value) and item.meta.numel == 1)
+    return [value for value in found if value not in inner]
+
+
+def _is_transport_error(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and ("gloo" in str(error).lower() or "connection" in str(error).lower() or "pair closure" in str(error))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else ""
+
+
+def _notes(error: Exception) -> str:
+    return "\n".join(getattr(error, "__notes__", []))

@@ -1,0 +1,73 @@
+"""What all ranks learn of a step without asking: its scalars, which parameters have gradients, who was busy how long.
+
+One small all-gather on the side channel. Nobody waits for it until somebody reads.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from farspan.graph import Value
+from farspan.runtime.side import SideChannel
+
+__all__ = ["Exchange"]
+
+_HEADER = struct.Struct("<dI")
+
+
+class Exchange:
+    """The exchange at the end of one step. Each rank's part: busy seconds, mask length, mask, its scalars."""
+
+    def __init__(
+        self, side: SideChannel, key: str, *, scalars: Sequence[Value], owner_of: Sequence[int], deadline_s: float
+    ) -> None:
+        self.side = side
+        self.key = key
+        self.deadline_s = deadline_s
+        self._parts: list[bytes] | None = None
+        self._scalars = list(zip(scalars, owner_of, strict=True))
+        for value in scalars:
+            value.ticket = self
+
+    def contribute(self, mine: Sequence[Value], *, mask: bytes, busy_s: float) -> None:
+        """Send this rank's part."""
+        data = b"".join([bytes(value.data.detach().cpu().reshape(-1).view(torch.uint8).numpy()) for value in mine])
+        self.side.contribute(self.key, _HEADER.pack(busy_s, len(mask)) + mask + data)
+
+    def resolve(self) -> None:
+        """Wait for all parts, and put the scalars of other ranks into their values."""
+        if self._parts is not None:
+            return
+        self._parts = self.side.gathered(self.key, self.deadline_s)
+        ends = [_HEADER.size + self._mask_size(part) for part in self._parts]
+        for value, owner in self._scalars:
+            dtype = value.meta.dtype
+            begin = ends[owner]
+            ends[owner] += dtype.itemsize
+            if value.data is None:
+                raw = bytearray(self._parts[owner][begin : ends[owner]])
+                value.data = torch.frombuffer(raw, dtype=dtype).reshape(value.meta.shape)
+            value.ticket = None
+        self._scalars = []
+
+    def masks(self) -> list[bytes]:
+        """For each rank, a byte for each of its parameters: whether it has a gradient."""
+        self.resolve()
+        assert self._parts is not None
+        return [part[_HEADER.size : _HEADER.size + self._mask_size(part)] for part in self._parts]
+
+    def busy_s(self) -> list[float]:
+        """For each rank, the seconds it computed in this step."""
+        self.resolve()
+        assert self._parts is not None
+        return [_HEADER.unpack_from(part)[0] for part in self._parts]
+
+    @staticmethod
+    def _mask_size(part: bytes) -> int:
+        return _HEADER.unpack_from(part)[1]
+
+    def __del__(self) -> None:
+        self.side.forget(self.key)

@@ -1,0 +1,141 @@
+"""Executes a rank's program: post receives a few tasks ahead, wait, run, send, never waiting for a send."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from farspan.graph import Edge, Meta, Part, Segment, Value
+from farspan.lazy import Placed
+from farspan.runtime.channel import Channels
+from farspan.runtime.program import Bundle, Program, Step
+from farspan.runtime.rng import Seeding
+from farspan.runtime.segment import run_backward, run_forward
+from farspan.schedule import Kind
+
+__all__ = ["Executor", "Trace"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One stretch of a rank's time."""
+
+    kind: str
+    """F, B or wait."""
+    name: str
+    micro_batch: int
+    start_ns: int
+    end_ns: int
+
+
+class Executor:
+    """Runs programs on one rank."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        *,
+        parameters: Mapping[str, Placed],
+        device_of: Callable[[int], torch.device],
+        seeding: Seeding,
+        check: Callable[[], None],
+    ) -> None:
+        self.channels = channels
+        self.parameters = parameters
+        self.device_of = device_of
+        self.seeding = seeding
+        self.check = check
+        """Raises if another rank has failed."""
+        self.gradients: dict[Edge, torch.Tensor] = {}
+        self.traces: list[Trace] = []
+
+    def run(self, program: Program) -> None:
+        """Run all steps of `program`."""
+        self.traces = []
+        self.gradients = {}
+        for bundle in program.prologue_receives:
+            self._post(bundle)
+        for bundle in program.prologue_sends:
+            self._send(bundle)
+        for bundle in program.prologue_receives:
+            self._wait(bundle, "before the first task")
+        borrowed: list[Bundle] = []
+        for number, step in enumerate(program.steps):
+            self.check()
+            for bundle in step.posts:
+                self._post(bundle)
+            if step.receives:
+                began = time.perf_counter_ns()
+                for bundle in step.receives:
+                    self._wait(bundle, f"at task {number} ({step.work.describe()})")
+                    borrowed.append(bundle)
+                self._trace("wait", step, began)
+            began = time.perf_counter_ns()
+            if isinstance(step.work, Segment):
+                self._forward(step.work)
+            else:
+                self._backward(step.work)
+            self._trace(step.kind.value, step, began)
+            for bundle in step.sends:
+                self._send(bundle)
+            if step.kind is Kind.FORWARD:
+                self._drop_received(step.work)
+        for bundle in [*borrowed, *program.prologue_receives]:
+            for item in bundle.items:
+                if isinstance(item, Value):
+                    item.data = None
+
+    def _forward(self, segment: Segment) -> None:
+        run_forward(segment, self.seeding)
+        segment.executed = True
+
+    def _backward(self, part: Part) -> None:
+        incoming = {edge: self.gradients.pop(edge) for edge in part.incoming}
+        self.gradients.update(run_backward(part, incoming, self.parameters))
+
+    def _drop_received(self, work: object) -> None:
+        """The autograd graph holds what it needs; what no later segment of this rank wants can go."""
+        assert isinstance(work, Segment)
+        for value in work.inputs:
+            users = value.num_users
+            if users > 0:
+                value.num_users = users - 1
+                if users == 1:
+                    value.data = None
+
+    def _post(self, bundle: Bundle) -> None:
+        metas, stage = self._metas(bundle)
+        self.channels.post(bundle, metas, self.device_of(stage))
+
+    def _wait(self, bundle: Bundle, where: str) -> None:
+        self.channels.wait(bundle, lambda: f"rank {self.channels.rank}, {where},")
+        for item, tensor in zip(bundle.items, bundle.tensors, strict=True):
+            assert isinstance(tensor, torch.Tensor)
+            if isinstance(item, Value):
+                item.data = tensor
+            else:
+                self.gradients[item] = tensor
+        bundle.tensors.clear()
+
+    def _send(self, bundle: Bundle) -> None:
+        metas, _ = self._metas(bundle)
+        tensors = [item.data.detach() if isinstance(item, Value) else self.gradients.pop(item) for item in bundle.items]
+        self.channels.send(bundle, tensors, metas)
+
+    def _metas(self, bundle: Bundle) -> tuple[Sequence[Meta], int]:
+        metas = [item.meta for item in bundle.items]
+        return metas, bundle.stage
+
+    def _trace(self, kind: str, step: Step, began_ns: int) -> None:
+        self.traces.append(
+            Trace(
+                kind=kind,
+                name=step.work.describe(),
+                micro_batch=step.micro_batch,
+                start_ns=began_ns,
+                end_ns=time.perf_counter_ns(),
+            )
+        )

@@ -1,0 +1,8 @@
+"""The roads data can take between ranks."""
+
+from farspan.runtime.media.gloo import GlooMedium as GlooMedium
+from farspan.runtime.media.local import LocalMedium as LocalMedium
+from farspan.runtime.media.medium import Medium as Medium
+from farspan.runtime.media.medium import Work as Work
+
+__all__ = ["GlooMedium", "LocalMedium", "Medium", "Work"]

@@ -1,0 +1,31 @@
+"""What a medium must do: move flat contiguous tensors, first in first out per channel, without blocking the sender."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+__all__ = ["Medium", "Work"]
+
+
+class Work(Protocol):
+    """A transfer under way."""
+
+    def is_done(self) -> bool: ...
+
+    def wait(self, deadline_s: float) -> None:
+        """Return when the transfer has ended; raise TimeoutError after `deadline_s` seconds, or what broke it."""
+        ...
+
+
+class Medium(Protocol):
+    """One road. A channel is (source rank, destination rank, channel number)."""
+
+    def send(self, flat: torch.Tensor, dst: int, channel: int) -> Work: ...
+
+    def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work: ...
+
+    def abort(self) -> None:
+        """Make all transfers under way, and all later ones, fail at once. May be called from any thread."""
+        ...

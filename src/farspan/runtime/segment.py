@@ -1,0 +1,213 @@
+"""Running one segment for real: forward from its inputs, backward from the gradients of its outputs.
+
+    receive -> detach (a leaf) -> calls -> detach -> send          forward
+    gradients of outputs -> torch.autograd.backward -> leaf.grad   backward
+
+Autograd never crosses a border: each segment is its own small autograd graph, so no engine run ever waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from farspan.errors import RecordError
+from farspan.graph import Call, Edge, Part, Segment, Value
+from farspan.lazy import Leaf, Placed, apply_modes, flatten, format_where, rebuild, swapped
+from farspan.lazy.torch_private import raw_grad, set_raw_grad
+
+__all__ = ["run_backward", "run_forward"]
+
+Seeding = Callable[[Call], Any]
+
+
+def run_forward(segment: Segment, seeding: Seeding) -> None:
+    """Run the calls of `segment`; its inputs' data is there, its outputs' data will be."""
+    for value in segment.inputs:
+        if value.name and value.stage == segment.stage:
+            continue  # a parameter at home: used as it is
+        assert value.data is not None, f"{value.describe()} is not here"
+        leaf = value.data.detach()
+        if value.meta.requires_grad:
+            leaf.requires_grad_()
+        segment.leaves[value] = leaf
+    for call in segment.calls:
+        _run_call(call, segment, seeding)
+    for call in segment.calls:
+        for value in call.outputs:
+            if value not in segment.outputs and not value.is_held:
+                value.data = None
+    for value in [value for value in segment.leaves if not value.meta.requires_grad]:
+        del segment.leaves[value]
+
+
+def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
+    entry = call.entry
+    assert call.arguments is not None
+    tensors = [_tensor_of(item, segment) for item in call.arguments]
+    for number in entry.mutated:
+        tensors[number] = _writable(call.arguments[number], tensors[number], segment)
+    with apply_modes(call.modes), seeding(call):
+        try:
+            result = _call_target(call, tensors)
+        except Exception as error:
+            error.add_note(f"farspan: raised in {call.describe()}, {segment.describe()}")
+            raise
+    _, results = flatten(result)
+    results += [tensors[number] for number in entry.mutated]
+    if len(results) != len(call.outputs):
+        raise RecordError(
+            f"{call.target} gave {len(results)} tensors, {len(call.outputs)} were predicted.",
+            why=f"at {format_where(call.where)}: what it returns depends on the data, or on state that another rank has.",
+            hint="compute it in a module that returns the same structure every time",
+        )
+    for value, tensor in zip(call.outputs, results, strict=True):
+        _verify(value, tensor, call)
+        value.data = tensor
+
+
+def _call_target(call: Call, tensors: list[torch.Tensor]) -> Any:
+    target = call.target
+    if type(target) is not Leaf:
+        args, kwargs = rebuild(call.template, tensors)
+        return target(*args, **kwargs)
+    if not target.foreign:
+        args, kwargs = rebuild(call.template, tensors)
+        return target.module(*args, **kwargs)
+    num_arguments = len(tensors) - len(target.foreign)
+    args, kwargs = rebuild(call.template, tensors[:num_arguments])
+    values = {id(item.tensor): value for item, value in zip(target.foreign, tensors[num_arguments:], strict=True)}
+    with swapped(target.modules, values):
+        return target.module(*args, **kwargs)
+
+
+def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
+    if type(item) is not Value:
+        return item
+    leaf = segment.leaves.get(item)
+    return item.data if leaf is None else leaf
+
+
+def _writable(item: Any, tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
+    """What an in-place call may write into. Others keep the old version."""
+    if type(item) is not Value or item.gradient_of:
+        return tensor
+    if item in segment.leaves:
+        return tensor.clone()  # came over a border: not ours alone, and a leaf of autograd
+    if item in segment.outputs:
+        item.data = tensor.clone()  # the old version is still to be sent, or read
+    return tensor
+
+
+def _verify(value: Value, tensor: torch.Tensor, call: Call) -> None:
+    meta = value.meta
+    if tuple(tensor.shape) == meta.shape and tensor.dtype == meta.dtype and tensor.requires_grad == meta.requires_grad:
+        return
+    raise RecordError(
+        f"{call.target} gave {tensor.dtype}{list(tensor.shape)} (requires_grad={tensor.requires_grad}), predicted was "
+        f"{meta} (requires_grad={meta.requires_grad}).",
+        why=f"at {format_where(call.where)}: its output depends on the data, or on state that another rank has.",
+        hint="compute it in a module that the plan places as a whole",
+    )
+
+
+def run_backward(
+    part: Part, gradients: Mapping[Edge, torch.Tensor], parameters: Mapping[str, Placed]
+) -> dict[Edge, torch.Tensor]:
+    """Run one segment's share of a backward.
+
+    Args:
+        part: What to differentiate.
+        gradients: For every incoming edge its gradient.
+        parameters: By name.
+
+    Returns:
+        The gradient of every outgoing edge.
+    """
+    segment = part.segment
+    roots: list[torch.Tensor] = []
+    seeds: list[torch.Tensor | None] = []
+    for edge in part.incoming:
+        key = edge.key
+        if isinstance(key, str):
+            leaf = None
+            if segment is not None:
+                leaf = next((leaf for value, leaf in segment.leaves.items() if value.name == key), None)
+            roots.append(parameters[key].tensor if leaf is None else leaf)
+        else:
+            roots.append(key.data if key.segment is segment else _leaf(part, key))
+        seeds.append(gradients[edge])
+    for root, seed in zip(part.backward.roots, part.backward.gradients, strict=True):
+        if root.segment is segment:
+            roots.append(root.data)
+            seeds.append(seed)
+    sources = [_source_of(edge, part, parameters) for edge in part.outgoing]
+    # A parameter whose sum goes on to another segment must not be added to what earlier micro-batches left in .grad.
+    aside = [(source, raw_grad(source)) for source, is_native in sources if is_native]
+    for source, _ in aside:
+        set_raw_grad(source, None)
+    try:
+        torch.autograd.backward(roots, seeds, retain_graph=part.backward.retain_graph)
+    except Exception as error:
+        error.add_note(f"farspan: raised in the {part.describe()}")
+        raise
+    outgoing: dict[Edge, torch.Tensor] = {}
+    for edge, (source, is_native) in zip(part.outgoing, sources, strict=True):
+        gradient = raw_grad(source)
+        if gradient is None:
+            raise RecordError(
+                f"no gradient came back for {edge.key if isinstance(edge.key, str) else edge.key.describe()}.",
+                why=f"in the {part.describe()}: an autograd function returned None where its graph promised a gradient.",
+                hint="let the function return zeros, or place its module together with the one before it",
+            )
+        outgoing[edge] = gradient
+        if not is_native:
+            set_raw_grad(source, None)
+    for source, gradient in aside:
+        set_raw_grad(source, gradient)
+    if not part.backward.retain_graph:
+        _release(part)
+    return outgoing
+
+
+def _leaf(part: Part, value: Value) -> torch.Tensor:
+    assert part.segment is not None
+    return part.segment.leaves[value]
+
+
+def _source_of(edge: Edge, part: Part, parameters: Mapping[str, Placed]) -> tuple[torch.Tensor, bool]:
+    """The tensor whose .grad will hold what `edge` carries, and whether it is a parameter at home."""
+    key = edge.key
+    if not isinstance(key, str):
+        return _leaf(part, key), False
+    assert part.segment is not None
+    for value, leaf in part.segment.leaves.items():
+        if value.name == key:
+            return leaf, False
+    return parameters[key].tensor, True
+
+
+def _release(part: Part) -> None:
+    """Let go of what only this backward needed."""
+    segment = part.segment
+    if segment is None:
+        return
+    for edge in part.incoming:
+        if not isinstance(edge.key, str) and edge.key.segment is segment:
+            _drop(edge.key)
+    for root in part.backward.roots:
+        if root.segment is segment:
+            _drop(root)
+    for edge in part.outgoing:
+        if not isinstance(edge.key, str):
+            segment.leaves.pop(edge.key, None)
+    for call in part.calls:
+        for value in call.outputs:
+            if value.data is not None and value.data.requires_grad:
+                _drop(value)
+
+
+def _drop(value: Value) -> None:
+    value.data = value.data.detach() if value.is_held and value.data is not None else None

@@ -1,0 +1,391 @@
+"""What a rank holds of the side channel: agree on a step, gather small values, ask other ranks, spread failures.
+
+All methods are thread-safe. Waits sleep on one condition that the listener thread notifies; none polls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from farspan.errors import DeadlineError, DivergenceError, FarspanError
+from farspan.runtime.side.calls import MAX_TEXT, MAX_TRACEBACK, Calls
+from farspan.runtime.side.link import Link, LoopLink, connect
+from farspan.runtime.side.server import HubServer
+from farspan.runtime.side.text import as_error, clip_head, clip_tail, describe_death, fresh, name_ranks
+from farspan.runtime.side.wire import MAX_PAYLOAD_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farspan.runtime.side.calls import Handler
+    from farspan.runtime.side.wire import Frame, Header
+
+__all__ = ["SideChannel"]
+
+_log = logging.getLogger(__name__)
+
+_STATUS_S = 5.0
+"""How long a late wait may take to ask the hub whom it waits for."""
+_FAIL_S = 5.0
+"""How long `fail` may take to see its news on their way."""
+_MAX_HISTORY = 200_000
+_MAX_DESCRIPTION = 200
+_MAX_KEY = 1_000
+
+
+class _Gather:
+    """One all-gather that this rank takes part in."""
+
+    __slots__ = ("blobs", "forgotten", "void")
+
+    def __init__(self) -> None:
+        self.blobs: list[bytes] | None = None
+        self.void = ""
+        self.forgotten = False
+
+
+class SideChannel:
+    """One rank's end of the side channel; made by `connect` or `alone`.
+
+    Attributes:
+        rank, world_size: Which rank of how many this is.
+        history: Set by the caller: for a step, the (digest, description) of what was recorded, in order. Called in the
+            listener thread when the programs differ; must not block.
+        failure: The first failure of another rank, else None.
+        on_failure: Called once, in the listener thread, with the first failure. One that came before it was set is
+            not repeated: look at `failure` after setting it.
+
+    Example:
+        >>> channel = SideChannel.alone()
+        >>> channel.start(0, digest=0xBEEF)
+        >>> channel.wait_agreed(0, deadline_s=60)
+        >>> channel.contribute("loss", b"3.14")
+        >>> channel.gathered("loss", deadline_s=60)
+        [b'3.14']
+        >>> channel.close(linger_s=0)
+    """
+
+    def __init__(self, rank: int, world_size: int, link: Link, server: HubServer | None = None) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.history: Callable[[int], list[tuple[int, str]]] | None = None
+        self.failure: FarspanError | None = None
+        self.on_failure: Callable[[FarspanError], None] | None = None
+        self._link = link
+        self._server = server
+        self._condition = threading.Condition()
+        self._calls = Calls(rank, link, self._condition, self._wait)
+        self._started: int | None = None
+        self._agreed: int | None = None
+        self._gathers: dict[str, _Gather] = {}
+        self._ids = itertools.count()
+        self._statuses: dict[int, Header | None] = {}
+        self._all_finished = False
+        self._own_failure = ""
+        self._fail_noted = False
+        self._closed = False
+        link.listen(self._on_frame, self._on_end, self._calls.place)
+
+    @staticmethod
+    def host(world_size: int, token: str, bind_address: str | tuple[str, int]) -> HubServer:
+        """Starts the hub in this process (rank 0's). Tell its `.address` and the token to all ranks.
+
+        Args:
+            world_size: How many ranks there are.
+            token: A random secret; connections without it are refused.
+            bind_address: A host, or (host, port); port 0 takes a free one.
+        """
+        return HubServer(world_size, token, bind_address)
+
+    @staticmethod
+    def connect(
+        rank: int,
+        world_size: int,
+        address: tuple[str, int],
+        token: str,
+        deadline_s: float,
+        *,
+        server: HubServer | None = None,
+    ) -> SideChannel:
+        """Connects a rank to the hub. Rank 0 passes its `server`, so that `close` can wait for the others and end it.
+
+        Raises:
+            LaunchError: The hub cannot be reached, or refuses.
+            DeadlineError: It does not answer in time.
+        """
+        return SideChannel(rank, world_size, connect(rank, world_size, address, token, deadline_s), server)
+
+    @staticmethod
+    def alone() -> SideChannel:
+        """World size 1: the same calls, without sockets or threads."""
+        return SideChannel(0, 1, LoopLink())
+
+    # -- agreement ----------------------------------------------------------------------------------------------------
+
+    def start(self, step: int, digest: int) -> None:
+        """Says that this rank begins flush number `step`, having recorded a program of this digest. Does not wait."""
+        with self._condition:
+            if self._started is not None and step <= self._started:
+                raise ValueError(f"step {step} begun after step {self._started}")
+            self._started = step
+        self._link.send({"t": "start", "step": step, "digest": digest})
+
+    def wait_agreed(self, step: int, deadline_s: float) -> None:
+        """Waits until every rank has begun `step` with the same digest.
+
+        Raises:
+            DivergenceError: The ranks' programs differ.
+            RemoteError: Another rank failed or died.
+            DeadlineError: Some rank did not begin the step in time.
+        """
+        with self._condition:
+            if self._started is None or step > self._started:
+                raise ValueError(f"wait for step {step}, which this rank has not begun")
+            if self._wait(lambda: self._has_agreed(step), deadline_s):
+                return
+        status = self._ask_status({"step": step})
+        with self._condition:
+            if not self._wait(lambda: self._has_agreed(step), 0):
+                raise self._late(deadline_s, f"to begin step {step}", status)
+
+    def _has_agreed(self, step: int) -> bool:
+        return self._agreed is not None and self._agreed >= step
+
+    # -- gathers ------------------------------------------------------------------------------------------------------
+
+    def contribute(self, key: str, payload: bytes) -> None:
+        """Gives this rank's part of the all-gather `key`. Does not wait. Each key once, and small parts."""
+        if len(payload) > MAX_PAYLOAD_BYTES // self.world_size or len(key) > _MAX_KEY:
+            raise ValueError(f"{len(payload)} bytes for a gather over {self.world_size} ranks, named {key[:80]!r}")
+        with self._condition:
+            if key in self._gathers:
+                raise ValueError(f"{key!r} was contributed before")
+            self._gathers[key] = _Gather()
+        self._link.send({"t": "contribute", "key": key}, payload)
+
+    def gathered(self, key: str, deadline_s: float) -> list[bytes]:
+        """Waits for all ranks' parts of `key`, by rank. The result is kept until `forget`.
+
+        Raises:
+            DivergenceError: A rank has ended its program without giving a part.
+            RemoteError, DeadlineError: As in `wait_agreed`.
+        """
+        with self._condition:
+            gather = self._gathers.get(key)
+            if gather is None or gather.forgotten:
+                raise ValueError(f"{key!r} was not contributed here, or has been forgotten")
+            self._wait(lambda: gather.blobs is not None or bool(gather.void), deadline_s)
+        status = self._ask_status({"key": key}) if gather.blobs is None and not gather.void else None
+        with self._condition:
+            if not self._wait(lambda: gather.blobs is not None or bool(gather.void), 0):
+                raise self._late(deadline_s, f"to give their part of {key!r}", status)
+            if gather.blobs is None:
+                hint = "make every rank run the same number of steps"
+                raise DivergenceError(gather.void, why=f"rank {self.rank} waits for all parts of {key!r}", hint=hint)
+            return list(gather.blobs)
+
+    def forget(self, key: str) -> None:
+        """Drops the result of `key`, also one that is still to come."""
+        with self._condition:
+            gather = self._gathers.get(key)
+            if gather is None:
+                return
+            if gather.blobs is None and not gather.void:
+                gather.forgotten = True
+            else:
+                del self._gathers[key]
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def serve(self, handler: Handler) -> None:
+        """Answers the other ranks' requests from now on, those that came before too.
+
+        Args:
+            handler: From a request to (answer, payload). Runs in a daemon thread per request under way, so it may
+                block; what it raises is raised at the asker as RemoteError. The payload must not change until sent.
+        """
+        self._calls.serve(handler)
+
+    def request(self, rank: int, request: dict[str, Any], deadline_s: float) -> tuple[dict[str, Any], bytearray]:
+        """Asks a rank; what its handler answers. To oneself: calls the handler here.
+
+        Raises:
+            RemoteError: The handler raised, or that rank has ended, failed or died.
+            DeadlineError, DivergenceError: As in `wait_agreed`.
+        """
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"there is no rank {rank} among {self.world_size}")
+        answer = self._calls.ask(rank, request, deadline_s)
+        if answer is None:
+            status = self._ask_status({"rank": rank})
+            with self._condition:
+                self._raise_if_stopped()
+                raise self._late(deadline_s, f"to answer {clip_head(json.dumps(request), 120)}", status)
+        return answer
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def fail(self, what: str, why: str, traceback_text: str, kind: str) -> None:
+        """Tells all other ranks that this one raised. Returns when the hub has sent it on (or after 5 s)."""
+        with self._condition:
+            if self._own_failure or self._closed:
+                return
+            self._own_failure = what or kind
+            self._condition.notify_all()
+        texts = {"what": clip_head(what, MAX_TEXT), "why": clip_head(why, MAX_TEXT), "kind": clip_head(kind, MAX_TEXT)}
+        self._link.send({"t": "fail", **texts, "traceback": clip_tail(traceback_text, MAX_TRACEBACK)})
+        if not self._link.is_listener():
+            with self._condition:
+                self._condition.wait_for(lambda: self._fail_noted or self._closed, _FAIL_S)
+
+    def finish(self, deadline_s: float) -> None:
+        """Says that this rank's program is over, and goes on answering requests until all ranks have said so.
+
+        Without it, a rank that reads from another after that one has left gets an error.
+
+        Raises:
+            DivergenceError: Another rank begins a step, for which it would wait for ever.
+            RemoteError, DeadlineError: As in `wait_agreed`.
+        """
+        self._link.send({"t": "finish"})
+        with self._condition:
+            if self._wait(lambda: self._all_finished, deadline_s):
+                return
+        status = self._ask_status({})
+        with self._condition:
+            if not self._wait(lambda: self._all_finished, 0):
+                raise self._late(deadline_s, "to end their programs", status)
+
+    def close(self, linger_s: float) -> None:
+        """Says goodbye. Rank 0, whose process holds the hub, waits until all others have done so or died.
+
+        Args:
+            linger_s: How long rank 0 waits at most; ranks that still run then get a failure.
+        """
+        with self._condition:
+            if self._closed:
+                return
+            self._closed = True
+            self._condition.notify_all()
+        self._link.send({"t": "bye"})
+        self._link.finish()
+        self._calls.stop()
+        if self._server is not None:
+            if not self._server.wait_ended(linger_s):
+                _log.warning("rank 0 ends after lingering for %g s; other ranks still run", linger_s)
+            self._server.stop()
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def _wait(self, ready: Callable[[], bool], deadline_s: float) -> bool:
+        """Whether it came true in time; holds the condition. Raises the failure at once, whatever is ready."""
+        self._condition.wait_for(
+            lambda: self.failure is not None or bool(self._own_failure) or self._closed or ready(),
+            min(deadline_s, threading.TIMEOUT_MAX),
+        )
+        self._raise_if_stopped()
+        return ready()
+
+    def _raise_if_stopped(self) -> None:
+        if self.failure is not None:
+            raise fresh(self.failure)
+        if self._own_failure:
+            raise FarspanError("this rank has failed before", why=self._own_failure)
+        if self._closed:
+            raise RuntimeError("the side channel has been closed")
+
+    def _ask_status(self, about: Header) -> Header | None:
+        with self._condition:
+            number = next(self._ids)
+            self._statuses[number] = None
+        self._link.send({"t": "status", "id": number, **about})
+        with self._condition:
+            try:
+                self._wait(lambda: self._statuses[number] is not None, _STATUS_S)
+            finally:
+                status = self._statuses.pop(number)
+        return status
+
+    def _late(self, deadline_s: float, to_do: str, status: Header | None) -> DeadlineError:
+        what = f"rank {self.rank} waited {deadline_s:g} s for "
+        hint = "look where those ranks are (`py-spy dump --pid PID` on their hosts); if only slow: a longer deadline"
+        if status is None:
+            why = "rank 0, where the hub is, does not answer: it is stopped or unreachable"
+            return DeadlineError(f"{what}the others {to_do}", why=why, hint=hint)
+        who = name_ranks(status["missing"]) if status["missing"] else "the others"
+        return DeadlineError(f"{what}{who} {to_do}", why="\n".join(status["notes"]), hint=hint)
+
+    # -- the listener thread ------------------------------------------------------------------------------------------
+
+    def _on_frame(self, frame: Frame) -> None:
+        header = frame.header
+        kind = header.get("t")
+        if self._calls.on_frame(frame):
+            return
+        if kind == "history":
+            self._show_history(header)
+            return
+        if kind == "failure":
+            self._set_failure(as_error(header))
+            return
+        if kind == "ended":
+            self._calls.on_ended(header["rank"])
+            return
+        with self._condition:
+            if kind == "agreed":
+                self._agreed = header["step"]
+            elif kind in ("gathered", "void"):
+                self._on_gathered(frame)
+            elif kind == "status":
+                if header["id"] in self._statuses:
+                    self._statuses[header["id"]] = header
+            elif kind == "noted":
+                self._fail_noted = True
+            elif kind == "finished":
+                self._all_finished = True
+            self._condition.notify_all()
+
+    def _on_gathered(self, frame: Frame) -> None:
+        key = frame.header["key"]
+        gather = self._gathers.get(key)
+        if gather is None or gather.forgotten:
+            self._gathers.pop(key, None)
+        elif frame.header["t"] == "void":
+            gather.void = frame.header["what"]
+        else:
+            view = memoryview(frame.payload)
+            ends = list(itertools.accumulate(frame.header["sizes"]))
+            gather.blobs = [bytes(view[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def _show_history(self, header: Header) -> None:
+        try:
+            history = self.history(header["step"]) if self.history else []
+            entries = [(int(digest), clip_head(str(text), _MAX_DESCRIPTION)) for digest, text in history[:_MAX_HISTORY]]
+        except Exception as error:  # noqa: BLE001 - the caller's own code
+            _log.exception("the history of step %s cannot be shown", header["step"])
+            entries = [(-1, f"(its history cannot be shown: {error!r})")]
+        self._link.send({"t": "history", "query": header["query"]}, json.dumps(entries).encode())
+
+    def _on_end(self) -> None:
+        with self._condition:
+            if self._closed or self._own_failure:
+                self._fail_noted = True
+                self._condition.notify_all()
+                return
+        self._set_failure(as_error(describe_death(0)))
+
+    def _set_failure(self, error: FarspanError) -> None:
+        with self._condition:
+            if self.failure is not None or self._own_failure or self._closed:
+                return
+            self.failure = error
+            self._condition.notify_all()
+        if self.on_failure is not None:
+            try:
+                self.on_failure(error)
+            except Exception:  # noqa: BLE001 - the caller's own code
+                _log.exception("on_failure raised")

@@ -1,0 +1,88 @@
+"""Finds the first recorded call at which the ranks' programs differ, and says it.
+
+rank 0   embed   blocks.0   blocks.1   blocks.2
+rank 1   embed   blocks.0   flush                   -> call 2: rank 0 blocks.1 / ranks 1, 2 flush
+rank 2   embed   blocks.0   flush
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farspan.runtime.side.text import clip_head, name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["HINT", "History", "describe_difference", "describe_ended", "first_difference"]
+
+History = list[tuple[int, str]]
+"""What a rank recorded in one step, in order: (digest, description)."""
+
+HINT = (
+    "make every rank run the same Python: same branches, same batches, same order;\n"
+    "rank-dependent code may only read values after optimizer.step()"
+)
+_ENDS = "ends here (step begins)"
+_MAX_VARIANTS = 4
+_MAX_DESCRIPTION = 160
+
+
+def first_difference(histories: Sequence[History]) -> int | None:
+    """The first index whose digests are not all the same, counting an ended history as different."""
+    for index in range(max(map(len, histories), default=0)):
+        digests = {history[index][0] if index < len(history) else None for history in histories}
+        if len(digests) > 1:
+            return index
+    return None
+
+
+def describe_difference(starts: Mapping[int, tuple[int, int]], histories: Mapping[int, History]) -> tuple[str, str]:
+    """What differs and where, as (what, why).
+
+    Args:
+        starts: For each rank involved: (step, digest) that it announced.
+        histories: For each rank that answered: what it recorded in that step.
+    """
+    full = {rank: histories.get(rank, []) for rank in starts}
+    steps = {step for step, _ in starts.values()}
+    index = first_difference(list(full.values()))
+    variants: dict[tuple[object, ...], list[int]] = {}
+    texts: dict[tuple[object, ...], str] = {}
+    for rank in sorted(starts):
+        step, digest = starts[rank]
+        entry: tuple[int, str] | None = None
+        if index is None:
+            text = f"digest {digest:#x}, but its recorded calls read the same"
+        elif index < len(full[rank]):
+            entry = full[rank][index]
+            text = clip_head(entry[1], _MAX_DESCRIPTION)
+        else:
+            text = _ENDS
+        key: tuple[object, ...] = (entry[0] if entry else text,)
+        if len(steps) > 1:
+            key, text = (step, *key), f"step {step}: {text}"
+        variants.setdefault(key, []).append(rank)
+        texts.setdefault(key, text)
+    if len(steps) > 1:
+        what = "the ranks' programs differ: they begin steps " + ", ".join(map(str, sorted(steps))) + " together"
+    else:
+        what = f"the ranks' programs differ at step {min(steps)}" + ("" if index is None else f", call {index}")
+    lines = [f"{name_ranks(ranks)}: {texts[key]}" for key, ranks in variants.items()]
+    if len(lines) > _MAX_VARIANTS:
+        lines[_MAX_VARIANTS - 1 :] = [f"and {len(lines) - _MAX_VARIANTS + 1} other variants"]
+    return what, "\n".join(lines)
+
+
+def describe_ended(
+    ended: Sequence[int], waiting: Mapping[int, tuple[int, int]], histories: Mapping[int, History]
+) -> tuple[str, str]:
+    """Some ranks have ended their program while others begin a step, as (what, why)."""
+    step = min(step for step, _ in waiting.values())
+    verb, program = ("has", "its program") if len(ended) == 1 else ("have", "their programs")
+    verb_waiting = "waits" if len(waiting) == 1 else "wait"
+    what = f"{name_ranks(ended)} {verb} ended {program}, {name_ranks(waiting)} {verb_waiting} in step {step}"
+    last = [history[-1][1] for _, history in sorted(histories.items()) if history]
+    if last:
+        what += f" at {clip_head(last[0], _MAX_DESCRIPTION)}"
+    return what, f"a step needs every rank, and {name_ranks(ended)} will not begin step {step}"

@@ -1,0 +1,196 @@
+"""How a rank reaches the hub: over a socket with a listener thread, or, in a world of one, by a plain call."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from farspan.errors import DeadlineError, LaunchError
+from farspan.runtime.side.hub import Hub
+from farspan.runtime.side.wire import (
+    PROTOCOL,
+    Frame,
+    FrameReader,
+    ProtocolError,
+    adopt,
+    encode,
+    send_all,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farspan.runtime.side.wire import Buffer, Header
+
+__all__ = ["Link", "LoopLink", "SocketLink", "connect"]
+
+_log = logging.getLogger(__name__)
+
+_SPARE_BYTES = 256
+
+
+class Link(Protocol):
+    """One rank's connection to the hub."""
+
+    def listen(
+        self,
+        on_frame: Callable[[Frame], None],
+        on_end: Callable[[], None],
+        place: Callable[[Header, int], bytearray | memoryview],
+    ) -> None:
+        """From now on every frame goes to `on_frame`, and the end of the connection to `on_end`."""
+        ...
+
+    def send(self, header: Header, payload: Buffer = b"") -> None:
+        """Sends a frame; from any thread. Where the connection is gone, `on_end` tells, not this."""
+        ...
+
+    def is_listener(self) -> bool:
+        """Whether the calling thread is the one that calls `on_frame`."""
+        ...
+
+    def finish(self) -> None:
+        """Nothing more will be sent."""
+        ...
+
+
+class LoopLink:
+    """World size 1: the hub is called directly; no socket, no thread."""
+
+    def __init__(self) -> None:
+        self._hub = Hub(1)
+        self._hub.on_joined(0)
+        self._lock = threading.RLock()
+        self._on_frame: Callable[[Frame], None] = lambda frame: None
+
+    def listen(
+        self,
+        on_frame: Callable[[Frame], None],
+        on_end: Callable[[], None],
+        place: Callable[[Header, int], bytearray | memoryview],
+    ) -> None:
+        self._on_frame = on_frame
+
+    def send(self, header: Header, payload: Buffer = b"") -> None:
+        with self._lock:
+            for message in self._hub.on_message(0, header, payload):
+                if 0 in message.to:
+                    self._on_frame(Frame(message.header, message.payload))
+
+    def is_listener(self) -> bool:
+        return True
+
+    def finish(self) -> None:
+        pass
+
+
+class SocketLink:
+    """A blocking socket: one thread reads, any thread writes under a lock."""
+
+    def __init__(self, sock: socket.socket, reader: FrameReader, frames: list[Frame], name: str) -> None:
+        self._sock = sock
+        self._reader = reader
+        self._frames = frames
+        self._send_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def listen(
+        self,
+        on_frame: Callable[[Frame], None],
+        on_end: Callable[[], None],
+        place: Callable[[Header, int], bytearray | memoryview],
+    ) -> None:
+        self._on_frame, self._on_end = on_frame, on_end
+        self._reader.place = place
+        self._thread.start()
+
+    def send(self, header: Header, payload: Buffer = b"") -> None:
+        buffers = encode(header, payload, spare_bytes=_SPARE_BYTES)
+        try:
+            with self._send_lock:
+                send_all(self._sock, buffers)
+        except OSError as error:
+            _log.debug("side channel: sending %r: %s", header.get("t"), error)
+
+    def is_listener(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def finish(self) -> None:
+        # Half of it: closing with unread data in the buffer would reset the connection, and lose the goodbye.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def _run(self) -> None:
+        try:
+            frames, self._frames = self._frames, []
+            while True:
+                for frame in frames:
+                    self._on_frame(frame)
+                # Nothing may keep the last payload alive, or viewed, while we wait for the next one.
+                frame = frames = None
+                frames = self._reader.read(self._sock)
+        except (EOFError, OSError):
+            pass
+        except ProtocolError as error:
+            _log.warning("side channel: the hub sent nonsense: %s", error)
+        except Exception:  # noqa: BLE001 - a thread must not end in silence
+            _log.exception("the side channel's listener has failed")
+        finally:
+            self._sock.close()
+            self._on_end()
+
+
+def connect(rank: int, world_size: int, address: tuple[str, int], token: str, deadline_s: float) -> SocketLink:
+    """Connects and says hello.
+
+    Raises:
+        LaunchError: Nobody listens there, or the hub refused (wrong token, rank taken, other world size).
+        DeadlineError: No answer in time.
+    """
+    until = time.monotonic() + deadline_s
+    place = f"{address[0]}:{address[1]}"
+    hint = f"is rank 0 alive, and can this host reach {place} (firewall, wrong network interface)?"
+    try:
+        sock = adopt(socket.create_connection(address, timeout=min(deadline_s, threading.TIMEOUT_MAX)))
+    except TimeoutError:
+        raise _late(rank, place, deadline_s, hint) from None
+    except OSError as error:
+        what = f"rank {rank} cannot reach rank 0's side channel"
+        raise LaunchError(what, why=f"{place}: {error}", hint=hint) from None
+    reader = FrameReader()
+    frames: list[Frame] = []
+    try:
+        hello = {"t": "hello", "protocol": PROTOCOL, "rank": rank, "world_size": world_size, "token": token}
+        send_all(sock, encode(hello))
+        while not frames:
+            sock.settimeout(max(0.001, min(until - time.monotonic(), threading.TIMEOUT_MAX)))
+            frames = reader.read(sock)
+    except TimeoutError:
+        sock.close()
+        raise _late(rank, place, deadline_s, hint) from None
+    except (EOFError, OSError, ProtocolError) as error:
+        sock.close()
+        why = f"{place} closed the connection during the hello ({error})"
+        raise LaunchError(f"rank {rank} cannot reach rank 0's side channel", why=why, hint=hint) from None
+    first = frames.pop(0).header
+    if first.get("t") != "welcome":
+        sock.close()
+        raise LaunchError(
+            f"rank 0 refused rank {rank}'s side channel",
+            why=str(first.get("why", first)),
+            hint="is a process of an earlier run still alive, or are two runs using the same port?",
+        )
+    sock.settimeout(None)
+    return SocketLink(sock, reader, frames, f"farspan-side-{rank}")
+
+
+def _late(rank: int, place: str, deadline_s: float, hint: str) -> DeadlineError:
+    return DeadlineError(
+        f"rank {rank} waited {deadline_s:g} s for rank 0 to answer its hello",
+        why=f"rank 0's side channel at {place} said nothing",
+        hint=hint,
+    )

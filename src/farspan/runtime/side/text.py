@@ -1,0 +1,77 @@
+"""How the side channel names ranks, shortens texts and words the errors that come from other ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farspan.errors import DivergenceError, FarspanError, RemoteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from farspan.runtime.side.wire import Header
+
+__all__ = ["as_error", "clip_head", "clip_tail", "describe_death", "fresh", "name_ranks"]
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Names ranks; runs of three and more become a range.
+
+    >>> name_ranks([1])
+    'rank 1'
+    >>> name_ranks([3, 0, 2, 7, 1, 9])
+    'ranks 0-3, 7, 9'
+    """
+    ordered = sorted(set(ranks))
+    if not ordered:
+        return "no rank"
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    names: list[str] = []
+    for first, last in runs:
+        names += [str(rank) for rank in range(first, last + 1)] if last - first < 2 else [f"{first}-{last}"]
+    return ("rank " if len(ordered) == 1 else "ranks ") + ", ".join(names)
+
+
+def clip_head(text: str, limit: int) -> str:
+    """Keeps the beginning."""
+    return text if len(text) <= limit else text[:limit] + " [...]"
+
+
+def clip_tail(text: str, limit: int) -> str:
+    """Keeps the end, which is where a traceback says what happened."""
+    return text if len(text) <= limit else "[...] " + text[-limit:]
+
+
+def describe_death(rank: int) -> Header:
+    """The failure that a lost connection means."""
+    return {
+        "kind": "RemoteError",
+        "rank": rank,
+        "what": f"rank {rank} died (its connection closed without a goodbye)",
+        "why": "its process was killed or crashed in native code; a Python exception would have been reported",
+        "hint": f"look at the end of rank {rank}'s log; if it says nothing: `dmesg | grep -i kill` on its host\n"
+        "(the out-of-memory killer and a scheduler's time limit both send SIGKILL)",
+    }
+
+
+def as_error(header: Header) -> FarspanError:
+    """The error that a failure message stands for."""
+    texts = {"why": header["why"], "hint": header["hint"]}
+    if header["kind"] == "DivergenceError":
+        return DivergenceError(header["what"], **texts)
+    error = RemoteError(header["what"], **texts)
+    error.rank, error.remote_traceback = header["rank"], header.get("traceback", "")
+    return error
+
+
+def fresh(error: FarspanError) -> FarspanError:
+    """A copy to raise: several threads raising one object would mix their tracebacks."""
+    copy = type(error)(error.what, why=error.why, hint=error.hint)
+    if isinstance(copy, RemoteError) and isinstance(error, RemoteError):
+        copy.rank, copy.remote_traceback = error.rank, error.remote_traceback
+    return copy

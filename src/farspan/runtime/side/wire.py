@@ -1,0 +1,222 @@
+"""Frames on a TCP connection: never pickle, bounded before anything is allocated, the payload never copied.
+
++------+------------+-------------+----------------------+------------------+
+| FSC1 | header u32 | payload u64 | header: a JSON object | payload: raw bytes |
++------+------------+-------------+----------------------+------------------+
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "MAX_HEADER_BYTES",
+    "MAX_PAYLOAD_BYTES",
+    "PROTOCOL",
+    "Buffer",
+    "Frame",
+    "FrameReader",
+    "Header",
+    "ProtocolError",
+    "adopt",
+    "advance",
+    "as_bytes_view",
+    "encode",
+    "send_all",
+]
+
+Header = dict[str, Any]
+Buffer = bytes | bytearray | memoryview
+
+PROTOCOL = 1
+MAX_HEADER_BYTES = 1 << 20
+MAX_PAYLOAD_BYTES = 64 << 20
+"""Of one frame. What is larger travels as several frames (see calls.py)."""
+
+_PREFIX = struct.Struct("!4sIQ")
+_MAGIC = b"FSC1"
+_SCRATCH_BYTES = 64 << 10
+
+
+class ProtocolError(Exception):
+    """What came over the connection is not one of our frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    header: Header
+    payload: Buffer
+
+
+def encode(header: Header, payload: Buffer = b"", *, spare_bytes: int = 0) -> list[Buffer]:
+    """The buffers of one frame, in order; `payload` itself is the last one, not a copy.
+
+    Args:
+        header: Any JSON object.
+        payload: Any bytes.
+        spare_bytes: What the header must leave free, for whoever passes the frame on and adds to it.
+
+    Raises:
+        TypeError, ValueError: The header is no JSON, or a part is too large for one frame.
+    """
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    if len(text) > MAX_HEADER_BYTES - spare_bytes:
+        raise ValueError(f"a message header of {len(text)} bytes; at most {MAX_HEADER_BYTES - spare_bytes} fit")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"a message payload of {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} fit")
+    head = _PREFIX.pack(_MAGIC, len(text), len(payload)) + text
+    return [head, payload] if len(payload) else [head]
+
+
+def as_bytes_view(payload: Any) -> memoryview:
+    """A flat view of any contiguous buffer (bytes, memoryview, numpy array), one item a byte."""
+    view = memoryview(payload)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def advance(buffers: list[Buffer], sent: int) -> list[Buffer]:
+    """What is left of `buffers` after `sent` bytes of them went out."""
+    for index, buffer in enumerate(buffers):
+        if sent < len(buffer):
+            return [memoryview(buffer)[sent:] if sent else buffer, *buffers[index + 1 :]]
+        sent -= len(buffer)
+    return []
+
+
+def send_all(sock: socket.socket, buffers: list[Buffer]) -> None:
+    """Sends on a blocking socket; several buffers in one system call, so that a small frame is one packet."""
+    while buffers:
+        buffers = advance(buffers, sock.sendmsg(buffers))
+
+
+class FrameReader:
+    """Turns the bytes of one socket, blocking or not, into frames.
+
+    Args:
+        max_header: Larger headers are refused before they are read (a stranger must not make us allocate).
+        max_payload: Likewise for payloads.
+        place: Says where the payload of this header shall be received; must be exactly `size` bytes long.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_header: int = MAX_HEADER_BYTES,
+        max_payload: int = MAX_PAYLOAD_BYTES,
+        place: Callable[[Header, int], bytearray | memoryview] | None = None,
+    ) -> None:
+        self.max_header = max_header
+        self.max_payload = max_payload
+        self.place = place
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._begin = 0
+        self._end = 0
+        self._header: Header | None = None
+        self._target: bytearray | memoryview = bytearray()
+        self._rest = memoryview(b"")
+
+    def read(self, sock: socket.socket) -> list[Frame]:
+        """Makes one `recv_into`, and returns the frames that it completed.
+
+        Raises:
+            EOFError: The connection has ended.
+            ProtocolError: Not our frames, or too large.
+            BlockingIOError: A non-blocking socket had nothing.
+        """
+        if self._header is not None:
+            count = sock.recv_into(self._rest)
+            if not count:
+                raise EOFError
+            self._rest = self._rest[count:]
+            return [] if self._rest else [self._finish()]
+        count = sock.recv_into(memoryview(self._scratch)[self._end :])
+        if not count:
+            raise EOFError
+        self._end += count
+        frames: list[Frame] = []
+        while self._parse():
+            frames.append(self._finish())
+        return frames
+
+    def _parse(self) -> bool:
+        """Whether a whole frame lies in the scratch buffer; else makes room for the rest of it."""
+        available = self._end - self._begin
+        if available < _PREFIX.size:
+            self._make_room(_PREFIX.size)
+            return False
+        magic, header_bytes, payload_bytes = _PREFIX.unpack_from(self._scratch, self._begin)
+        if magic != _MAGIC or header_bytes > self.max_header or payload_bytes > self.max_payload:
+            raise ProtocolError(f"not a frame: {magic!r}, {header_bytes}, {payload_bytes}")
+        if available < _PREFIX.size + header_bytes:
+            self._make_room(_PREFIX.size + header_bytes)
+            return False
+        begin = self._begin + _PREFIX.size
+        try:
+            header = json.loads(self._scratch[begin : begin + header_bytes])
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"a header that is no JSON: {error}") from None
+        if not isinstance(header, dict):
+            raise ProtocolError("a header that is no object")
+        self._begin = begin + header_bytes
+        self._start_payload(header, payload_bytes)
+        return not self._rest
+
+    def _start_payload(self, header: Header, size: int) -> None:
+        self._header = header
+        self._target = self.place(header, size) if self.place and size else bytearray(size)
+        here = min(size, self._end - self._begin)
+        view = memoryview(self._target)
+        view[:here] = memoryview(self._scratch)[self._begin : self._begin + here]
+        self._rest = view[here:]
+        self._begin += here
+        if self._begin == self._end:
+            self._begin = self._end = 0
+
+    def _finish(self) -> Frame:
+        assert self._header is not None
+        frame = Frame(self._header, self._target)
+        # No view may stay behind: the receiver may want to resize or hand on its buffer.
+        self._header, self._target, self._rest = None, bytearray(), memoryview(b"")
+        return frame
+
+    def _make_room(self, needed: int) -> None:
+        if self._begin + needed <= len(self._scratch):
+            return
+        kept = self._scratch[self._begin : self._end]
+        if needed > len(self._scratch):
+            self._scratch = bytearray(needed + _SCRATCH_BYTES)
+        self._scratch[: len(kept)] = kept
+        self._begin, self._end = 0, len(kept)
+
+
+_open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def adopt(sock: socket.socket) -> socket.socket:
+    """Sets what all our sockets need: no Nagle delay, notice a vanished machine, do not live on in a forked child."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # A machine that lost its power says nothing: after 10 s of silence probe, give up after 4 probes 5 s apart.
+    for name, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    _open_sockets.add(sock)
+    return sock
+
+
+def _close_in_child() -> None:
+    # A data loader's forked worker would hold the connection open, and hide its parent's death.
+    for sock in list(_open_sockets):
+        sock.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)

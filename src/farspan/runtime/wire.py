@@ -1,0 +1,35 @@
+"""Tensors as bytes, for the side channel: no pickle, so nothing that arrives can run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["pack_tensor", "unpack_tensor"]
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+    )
+}  # fmt: skip
+
+
+def pack_tensor(tensor: torch.Tensor) -> tuple[dict[str, Any], memoryview]:
+    """(header, bytes) of a tensor of any device and layout."""
+    plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    if plain.data_ptr() == tensor.data_ptr():
+        plain = plain.clone()  # the sender may write to it before it is sent
+    header = {"dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape)}
+    return header, memoryview(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else memoryview(b"")
+
+
+def unpack_tensor(header: dict[str, Any], payload: bytes | bytearray) -> torch.Tensor:
+    """The tensor of `pack_tensor`; it owns `payload`'s memory if that can be written to."""
+    dtype, shape = _DTYPES[header["dtype"]], header["shape"]
+    if not payload:
+        return torch.empty(shape, dtype=dtype)
+    buffer = payload if isinstance(payload, bytearray) else bytearray(payload)
+    return torch.frombuffer(buffer, dtype=dtype).reshape(shape)

@@ -1,0 +1,138 @@
+"""This process among its peers: torch.distributed, the side channel, the medium; set up once, torn down at exit."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import sys
+import threading
+import traceback
+from datetime import timedelta
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+
+from farspan.errors import FarspanError, LaunchError, RemoteError
+from farspan.launch.environment import Environment, read_environment
+from farspan.lazy import Recorder, activate, install
+from farspan.lazy.torch_private import store_of_default_group
+from farspan.runtime.engine import Engine
+from farspan.runtime.media import GlooMedium
+from farspan.runtime.side import SideChannel
+
+__all__ = ["current_engine", "engine_of_this_thread", "forget_engine"]
+
+_DEADLINE_S = 300.0
+_thread = threading.local()
+
+
+def engine_of_this_thread(seed: int) -> Engine:
+    """The engine of this thread, set up from the environment on first use."""
+    engine = current_engine()
+    if engine is None:
+        engine = _thread.engine = _set_up(seed)
+    return engine
+
+
+def current_engine() -> Engine | None:
+    """The engine of this thread, if there is one."""
+    return getattr(_thread, "engine", None)
+
+
+def use_engine(engine: Engine) -> None:
+    """Make `engine` this thread's."""
+    _thread.engine = engine
+
+
+def forget_engine() -> None:
+    _thread.engine = None
+
+
+def deadline_s() -> float:
+    """The longest wait for another rank, in seconds: FARSPAN_DEADLINE, else 300."""
+    text = os.environ.get("FARSPAN_DEADLINE", "")
+    try:
+        return float(text) if text else _DEADLINE_S
+    except ValueError:
+        raise LaunchError(
+            f"FARSPAN_DEADLINE={text!r} is not a number of seconds.", hint="FARSPAN_DEADLINE=600"
+        ) from None
+
+
+def _set_up(seed: int) -> Engine:
+    environment = read_environment()
+    limit_s = deadline_s()
+    install()
+    recorder = Recorder()
+    if environment.world_size == 1 and not dist.is_initialized():
+        engine = Engine(recorder, SideChannel.alone(), None, seed=seed, deadline_s=limit_s)
+    else:
+        _join_group(environment, limit_s)
+        side = _join_side_channel(limit_s)
+        medium = GlooMedium(dist.get_rank(), dist.get_world_size(), limit_s) if dist.get_world_size() > 1 else None
+        engine = Engine(recorder, side, medium, seed=seed, deadline_s=limit_s)
+        _watch_exit(engine)
+    activate(recorder)
+    return engine
+
+
+def _join_group(environment: Environment, limit_s: float) -> None:
+    if dist.is_initialized():
+        return
+    os.environ.setdefault("RANK", str(environment.rank))
+    os.environ.setdefault("WORLD_SIZE", str(environment.world_size))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        dist.init_process_group(
+            backend, rank=environment.rank, world_size=environment.world_size, timeout=timedelta(seconds=limit_s)
+        )
+    except (RuntimeError, ValueError) as error:
+        raise LaunchError(
+            f"rank {environment.rank} of {environment.world_size} could not join the others.",
+            why=str(error).splitlines()[0],
+            hint="start all ranks with the same MASTER_ADDR and MASTER_PORT, for example: farspan run -n 2 train.py",
+        ) from error
+
+
+def _join_side_channel(limit_s: float) -> SideChannel:
+    """Rank 0 hosts the hub and tells its address through the group's store."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if world_size == 1:
+        return SideChannel.alone()
+    store = dist.PrefixStore("farspan", store_of_default_group())
+    server = None
+    if rank == 0:
+        token = secrets.token_hex(16)
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        server = SideChannel.host(world_size, token, "0.0.0.0" if host not in ("127.0.0.1", "localhost") else "127.0.0.1")
+        store.set("hub", f"{host} {server.address[1]} {token}")
+    host, port, token = store.get("hub").decode().split()
+    return SideChannel.connect(rank, world_size, (host, int(port)), token, limit_s, server=server)
+
+
+def _watch_exit(engine: Engine) -> None:
+    """A program that ends says so; one that fails says why; the hub outlives the other ranks."""
+    previous = sys.excepthook
+    side = engine.side
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, RemoteError):
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)  # the failing rank shows its own traceback
+            return
+        previous(kind, error, trace)
+        text = "".join(traceback.format_exception(kind, error, trace))
+        lines = str(error).splitlines()
+        side.fail(f"{kind.__name__}: {lines[0] if lines else ''}", "", text, kind.__name__)
+
+    def leave() -> None:
+        try:
+            if side.failure is None and engine.is_healthy:
+                side.finish(engine.deadline_s)
+        except FarspanError as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        side.close(linger_s=10.0)
+
+    sys.excepthook = tell
+    atexit.register(leave)

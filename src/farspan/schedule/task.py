@@ -1,0 +1,36 @@
+"""A task: the forward or backward of one segment of one micro-batch."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["Kind", "Task"]
+
+
+class Kind(enum.Enum):
+    FORWARD = "F"
+    BACKWARD = "B"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One unit of a rank's work, as the schedule sees it.
+
+    Attributes:
+        kind: Forward or backward.
+        rank: Who runs it.
+        micro_batch: Position of the micro-batch in the step; earlier ones go first.
+        level: Depth of a forward task in its micro-batch: 0 for what needs nothing.
+        duration: Relative cost; any unit.
+        needs: Indices of the tasks that must have ended, all smaller than this task's own index.
+        holds: Whether the micro-batch's activations stay with the rank until its backward has run here.
+    """
+
+    kind: Kind
+    rank: int
+    micro_batch: int
+    level: int
+    duration: float
+    needs: tuple[int, ...]
+    holds: bool

@@ -1,0 +1,126 @@
+"""The command line as a user types it: help, versions, bad use, and `farspan run`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farspan.cli import main as main_module
+
+SOURCE = Path(main_module.__file__).parents[2]
+SHOW = (
+    "import os, sys\n"
+    "get = os.environ.get\n"
+    "print(get('RANK'), sys.argv[1:], get('FARSPAN_REPORT'), get('FARSPAN_VERBOSE'))\n"
+)
+
+
+@pytest.fixture
+def farspan(tmp_path):
+    (tmp_path / "train.py").write_text(SHOW)
+
+    def call(*words: str, python=("-m", "farspan")) -> subprocess.CompletedProcess[str]:
+        env = os.environ | {"PYTHONPATH": str(SOURCE), "TMPDIR": str(tmp_path)}
+        env = {name: text for name, text in env.items() if name not in ("FARSPAN_REPORT", "FARSPAN_VERBOSE")}
+        return subprocess.run(
+            [sys.executable, *python, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            cwd=tmp_path,
+            env=env,
+        )
+
+    return call
+
+
+def test_help_imports_nothing_heavy(farspan):
+    code = (
+        "import sys\nfrom farspan.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print('HEAVY', [m for m in ('torch', 'numpy', 'rich', 'importlib.metadata', 'subprocess')"
+        " if m in sys.modules])"
+    )
+    for words in (["--help"], ["run", "--help"]):
+        result = farspan(*words, python=("-c", code))
+        assert result.returncode == 0
+        assert "usage: farspan" in result.stdout and "HEAVY []" in result.stdout
+
+
+def test_starting_processes_imports_no_torch(farspan):
+    code = (
+        "import sys\nfrom farspan.cli.main import main\nmain(['run', '-n', '1', 'train.py'])\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    result = farspan(python=("-c", code))
+    assert result.returncode == 0, result.stderr
+
+
+def test_version(farspan):
+    result = farspan("--version")
+    assert result.returncode == 0
+    assert result.stdout.startswith("farspan ")
+
+
+def test_no_command_shows_the_help(farspan):
+    result = farspan()
+    assert result.returncode == 2
+    assert "usage: farspan" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train.py"], []),
+        (["train.py", "--lr", "3e-4", "-n", "7", "--help"], ["--lr", "3e-4", "-n", "7", "--help"]),
+        (["train.py", "-m", "x", "--", "--verbose"], ["-m", "x", "--", "--verbose"]),
+        (["--", "train.py", "--lr", "1"], ["--lr", "1"]),
+        (["--log-dir", "run", "train.py", "run"], ["run"]),
+        (["-m", "train", "--lr", "1", "-m", "--", "-n"], ["--lr", "1", "-m", "--", "-n"]),
+    ],
+)
+def test_everything_after_the_script_belongs_to_it(farspan, words, expected):
+    result = farspan("run", "-n", "2", *words)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"0 {expected} None None\n"
+
+
+def test_options_reach_the_processes(farspan, tmp_path):
+    result = farspan(
+        "run", "--verbose", "--num-processes=2", "--log-dir", "logs", "--report", "r.html", "train.py"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"0 [] {tmp_path / 'r.html'} 1\n"
+    assert (tmp_path / "logs" / "rank1.log").read_text() == f"1 [] {tmp_path / 'r.html'} 1\n"
+    assert str(tmp_path / "logs") in result.stderr
+
+
+def test_exit_code_is_passed_on(farspan, tmp_path):
+    (tmp_path / "fail.py").write_text("import sys; sys.exit(5)")
+    assert farspan("run", "-n", "2", "fail.py").returncode == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["-n", "2", "absent.py"], "there is no script absent.py"),
+        (["--", "-n", "2"], "-n is missing"),
+        (["-n", "0", "train.py"], "cannot start 0 processes"),
+        (["-n", "2"], "no script to run"),
+        (["-n", "2", "-m"], "-m needs the name of a module"),
+        (["train.py", "-n", "2"], "-n is missing"),
+        (["-n", "2", "--report", "no/such/r.html", "train.py"], "cannot be written"),
+    ],
+)
+def test_bad_use_is_told_in_three_parts(farspan, words, says):
+    result = farspan("run", *words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("LaunchError: ") and says in result.stderr
+    assert "\n  why  " in result.stderr and "\n  try  " in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) <= 8

@@ -1,0 +1,1 @@
+"""What tests share: ranks as threads or processes, models, and the plain loop they are compared with."""

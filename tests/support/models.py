@@ -1,0 +1,395 @@
+"""Small models of many shapes, each with how it is split; built alike on every rank from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["CASES", "Case"]
+
+Batch = tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model, its data, its loss, and plans for several numbers of ranks."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    batches: Callable[[], list[list[Batch]]]
+    """Steps, each a list of micro-batches."""
+    loss: Callable[[nn.Module, Batch], Tensor]
+    plans: dict[str, Callable[[int], Any]] = field(default_factory=dict)
+    """Further plans by name, for a number of ranks; "auto" is always tried."""
+
+
+def data(*shapes: tuple[int, ...], steps: int = 3, micro_batches: int = 4, classes: int = 0) -> list[list[Batch]]:
+    generator = torch.Generator().manual_seed(7)
+    made: list[list[Batch]] = []
+    for _ in range(steps):
+        step: list[Batch] = []
+        for _ in range(micro_batches):
+            parts = [torch.randn(shape, generator=generator) for shape in shapes]
+            if classes:
+                parts.append(torch.randint(classes, shapes[0][:1], generator=generator))
+            step.append(tuple(parts))
+        made.append(step)
+    return made
+
+
+def tokens(vocab: int, sizes: list[tuple[int, int]], steps: int = 3) -> list[list[Batch]]:
+    generator = torch.Generator().manual_seed(8)
+    return [
+        [
+            (
+                torch.randint(vocab, (batch, length), generator=generator),
+                torch.randint(vocab, (batch, length), generator=generator),
+            )
+            for batch, length in sizes
+        ]
+        for _ in range(steps)
+    ]
+
+
+def alternating(prefix: str, count: int, ends: dict[str, int] | None = None) -> Callable[[int], dict[str, str]]:
+    """Blocks dealt out like cards: the stages are not contiguous."""
+
+    def plan(num_ranks: int) -> dict[str, str]:
+        placed = {f"{prefix}.{number}": f"rank:{number % num_ranks}" for number in range(count)}
+        for name, rank in (ends or {}).items():
+            placed[name] = f"rank:{rank % num_ranks}"
+        return placed
+
+    return plan
+
+
+# An MLP.
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(12, 12) for _ in range(6)])
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x)) + x
+        return self.head(x)
+
+
+def classify(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+# A GPT, with and without tied embedding.
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.project(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, *, vocab: int = 17, width: int = 16, blocks: int = 4, tied: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, width)
+        self.position = nn.Parameter(torch.randn(1, 32, width) * 0.02)
+        self.blocks = nn.ModuleList([Block(width, 2) for _ in range(blocks)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) + self.position[:, : ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def next_token(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(batch[0])
+    return F.cross_entropy(logits.view(-1, logits.size(-1)), batch[1].reshape(-1))
+
+
+def tied_ends(same: bool) -> Callable[[int], dict[str, str]]:
+    def plan(num_ranks: int) -> dict[str, str]:
+        placed = {f"blocks.{number}": f"rank:{number * num_ranks // 4}" for number in range(4)}
+        last = 0 if same else num_ranks - 1
+        return {"embed": "rank:0", "position": "rank:0", **placed, "norm": f"rank:{last}", "head": f"rank:{last}"}
+
+    return plan
+
+
+# A U-Net whose skips cross stages.
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [3, 4, 6, 8]
+        self.down = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1) for a, b in zip(widths, widths[1:], strict=False)])
+        self.middle = nn.Conv2d(8, 8, 3, padding=1)
+        self.up = nn.ModuleList([nn.Conv2d(16, 6, 3, padding=1), nn.Conv2d(12, 4, 3, padding=1), nn.Conv2d(8, 2, 3, padding=1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for layer in self.down:
+            x = F.relu(layer(x))
+            skips.append(x)
+            x = F.avg_pool2d(x, 2)
+        x = F.relu(self.middle(x))
+        for layer in self.up:
+            x = F.interpolate(x, scale_factor=2.0)
+            x = F.relu(layer(torch.cat([x, skips.pop()], 1)))
+        return x
+
+
+def square(model: nn.Module, batch: Batch) -> Tensor:
+    return model(*batch).square().mean()
+
+
+def unet_plan(num_ranks: int) -> dict[str, str]:
+    order = ["down.0", "down.1", "down.2", "middle", "up.0", "up.1", "up.2"]
+    return {name: f"rank:{number * num_ranks // 7}" for number, name in enumerate(order)}
+
+
+# An encoder-decoder.
+
+
+class Translator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.source = nn.Embedding(11, 16)
+        self.target = nn.Embedding(11, 16)
+        self.encoder = nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True) for _ in range(3)])
+        self.decoder = nn.ModuleList([nn.TransformerDecoderLayer(16, 2, 32, 0.0, batch_first=True) for _ in range(3)])
+        self.head = nn.Linear(16, 11)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        memory = self.source(source)
+        for layer in self.encoder:
+            memory = layer(memory)
+        x = self.target(target)
+        for layer in self.decoder:
+            x = layer(x, memory)
+        return self.head(x)
+
+
+def translate(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(batch[0], batch[1])
+    return F.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
+
+
+# A siamese net: one module called twice.
+
+
+class Siamese(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 6), nn.Tanh())
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layers(x))
+
+
+def contrast(model: nn.Module, batch: Batch) -> Tensor:
+    a, b = model(batch[0]), model(batch[1])
+    return (a - b).pow(2).sum(1).sqrt().mean() + F.relu(1.0 - (a - b.flip(0)).pow(2).sum(1)).mean()
+
+
+# A container that uses a parameter of its own.
+
+
+class ViT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Linear(8, 16)
+        self.cls_token = nn.Parameter(torch.randn(1, 1, 16))
+        self.position = nn.Parameter(torch.randn(1, 5, 16))
+        self.blocks = nn.ModuleList([Block(16, 2) for _ in range(4)])
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1) + self.position
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 0])
+
+
+# A list walked forwards and backwards.
+
+
+class ThereAndBack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(10, 10) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        for layer in reversed(self.layers):
+            x = torch.tanh(layer(x)) + 0.1 * x
+        return x
+
+
+class Backwards(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(10, 10) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in reversed(self.layers):
+            x = torch.tanh(layer(x))
+        return x
+
+
+# Dictionaries, dataclasses and None between the parts.
+
+
+@dataclass
+class State:
+    hidden: Tensor
+    extra: Tensor | None
+    name: str = "state"
+
+
+class Part(nn.Module):
+    def __init__(self, give_extra: bool) -> None:
+        super().__init__()
+        self.give_extra = give_extra
+        self.linear = nn.Linear(10, 10)
+
+    def forward(self, state: State, options: dict[str, Any]) -> tuple[State, dict[str, Any]]:
+        hidden = torch.tanh(self.linear(state.hidden)) * options["scale"]
+        if state.extra is not None:
+            hidden = hidden + state.extra
+        extra = hidden.detach() if self.give_extra else None
+        return State(hidden, extra, state.name), {**options, "seen": hidden.sum(1), "nothing": None}
+
+
+class Messenger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Part(number % 2 == 0) for number in range(4)])
+        self.out = nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, options = State(x, None), {"scale": 0.5, "list": [1, "two", None]}
+        for part in self.parts:
+            state, options = part(state, options)
+        return self.out(state.hidden) + options["seen"][:, None]
+
+
+# A stage that has no parameter.
+
+
+class Squash(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * 1.5
+
+
+class WithSquash(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(10, 10)
+        self.squash = Squash()
+        self.last = nn.Linear(10, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.squash(self.first(x)))
+
+
+def squash_plan(num_ranks: int) -> dict[str, str]:
+    if num_ranks == 2:
+        return {"first": "rank:0", "squash": "rank:1", "last": "rank:0"}
+    plan = {"first": "rank:0", "squash": "rank:1", "last": f"rank:{min(2, num_ranks - 1)}"}
+    return plan if num_ranks < 4 else {**plan, "last.bias": "rank:3"}
+
+
+# A frozen stage.
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(10, 10) for _ in range(6)])
+        for number in (0, 1, 3):
+            self.layers[number].requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+# BatchNorm, and a value used many times.
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(4)]
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x
+        for block in self.blocks:
+            x = block(x) + total
+            total = total + x
+        return total
+
+
+def _cases() -> Iterator[Case]:
+    short = lambda: data((6, 10))  # noqa: E731
+    lm = lambda: tokens(17, [(2, 8)] * 4)  # noqa: E731
+    yield Case(name="mlp", build=MLP, batches=lambda: data((6, 12), classes=5), loss=classify, plans={"dealt": alternating("layers", 6, {"head": 0})})
+    yield Case(name="gpt", build=GPT, batches=lm, loss=next_token, plans={"dealt": alternating("blocks", 4, {"embed": 1, "position": 0, "norm": 0, "head": 1})})
+    yield Case(
+        name="gpt_tied",
+        build=lambda: GPT(tied=True),
+        batches=lm,
+        loss=next_token,
+        plans={"same": tied_ends(True), "different": tied_ends(False)},
+    )
+    yield Case(name="unet", build=UNet, batches=lambda: data((2, 3, 16, 16)), loss=square, plans={"thirds": unet_plan})
+    yield Case(
+        name="encoder_decoder",
+        build=Translator,
+        batches=lambda: [[(a % 11, b % 11) for a, b in step] for step in tokens(11, [(2, 6)] * 4)],
+        loss=translate,
+    )
+    yield Case(name="siamese", build=Siamese, batches=lambda: data((6, 10), (6, 10)), loss=contrast)
+    yield Case(name="cls_token", build=ViT, batches=lambda: data((4, 4, 8), classes=5), loss=classify)
+    yield Case(name="there_and_back", build=ThereAndBack, batches=short, loss=square, plans={"dealt": alternating("layers", 4)})
+    yield Case(name="backwards", build=Backwards, batches=short, loss=square)
+    yield Case(name="varying_sizes", build=GPT, batches=lambda: tokens(17, [(2, 8), (1, 5), (3, 8), (2, 12), (1, 1)]), loss=next_token)
+    yield Case(name="no_parameters", build=WithSquash, batches=short, loss=square, plans={"squash": squash_plan})
+    yield Case(name="frozen", build=Frozen, batches=short, loss=square)
+    yield Case(name="structures", build=Messenger, batches=short, loss=square)
+    yield Case(name="batchnorm", build=Normed, batches=lambda: data((3, 3, 6, 6)), loss=square)
+
+
+CASES = {case.name: case for case in _cases()}
