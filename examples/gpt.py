@@ -1,6 +1,6 @@
 """A byte-level GPT, written as one writes it for one device: it knows nothing of stages, ranks or farspan.
 
-    bytes [batch, sequence] -> embedding + position -> block x 8 -> norm -> head -> logits [batch, sequence, 256]
+bytes [batch, sequence] -> embedding + position -> block x 8 -> norm -> head -> logits [batch, sequence, 256]
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def main() -> None:
         optimizer.step()
         schedule.step()
         history.append(sum(loss.item() for loss in losses))
-        progress.show(step, history[-1], schedule.get_last_lr()[0])
+        progress.show(step, history[-1], float(schedule.get_last_lr()[0]))
         if args.evaluate_every and step % args.evaluate_every == 0:
             print(f"held-out loss {evaluate(model, held_out, args):.4f} nats per byte", flush=True)
 

@@ -31,6 +31,8 @@ if "fork" in sys.argv:  # like a data loader's worker
         os._exit(0)
     print("child", child, flush=True)
 print("agreed", flush=True)
+if "victim" in sys.argv:  # waits to be killed, and begins no other step
+    time.sleep(60)
 try:
     channel.start(1, 1)
     channel.wait_agreed(1, 30)
@@ -77,7 +79,7 @@ def test_a_killed_rank_is_noticed_by_all(spawn, fork):
     server = SideChannel.host(3, "secret", ("127.0.0.1", 0))
     channel = SideChannel.connect(0, 3, server.address, "secret", LONG_S, server=server)
     port = server.address[1]
-    victim, witness = spawn(CLIENT, 1, 3, port, *["fork"] * fork), spawn(CLIENT, 2, 3, port)
+    victim, witness = spawn(CLIENT, 1, 3, port, "victim", *["fork"] * fork), spawn(CLIENT, 2, 3, port)
     told = threading.Event()
     channel.on_failure = lambda error: told.set()
     child = None

@@ -76,8 +76,8 @@ class Value:
 
     @property
     def is_held(self) -> bool:
-        """Whether the user's program still holds the value."""
-        return self.lazy is not None and self.lazy() is not None
+        """Whether the user's program still holds the value, or all ranks are still to learn it."""
+        return self.ticket is not None or (self.lazy is not None and self.lazy() is not None)
 
     def describe(self) -> str:
         if self.name:

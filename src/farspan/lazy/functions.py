@@ -26,7 +26,8 @@ _T = torch.Tensor
 
 
 def _getters(*names: str) -> list[Any]:
-    return [getattr(_T, name).__get__ for name in names]
+    """Of those attributes that this release of torch has."""
+    return [getattr(_T, name).__get__ for name in names if hasattr(getattr(_T, name, None), "__get__")]
 
 
 PASS_THROUGH: frozenset[Any] = frozenset(
@@ -35,14 +36,14 @@ PASS_THROUGH: frozenset[Any] = frozenset(
             "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "is_meta",
             "is_sparse", "is_quantized", "is_nested", "is_mkldnn", "is_mps", "is_xla", "is_xpu", "is_ipu", "is_mtia",
             "names", "itemsize", "nbytes", "output_nr", "_version", "grad_fn", "_base", "is_vulkan", "is_maia",
-            "_is_param",
+            "_is_param", "grad",
         )
     ]
     + [
         _T.dim, _T.size, _T.stride, _T.numel, _T.nelement, _T.ndimension, _T.is_contiguous, _T.is_floating_point,
         _T.is_complex, _T.element_size, _T.storage_offset, _T.get_device, _T.is_signed, _T.is_inference, _T.__len__,
-        _T.__hash__, _T.has_names, _T.is_conj, _T.is_neg, _T.is_same_size, _T.is_pinned, _T.requires_grad_,
-        _T.requires_grad.__set__, _T.__reduce_ex__, _T.__repr__, _T.__format__, _T.type_as if False else _T.dim_order,
+        _T.__hash__, _T.is_conj, _T.is_neg, _T.is_same_size, _T.is_pinned, _T.requires_grad_,
+        _T.requires_grad.__set__, _T.grad.__set__, _T.grad.__delete__, _T.__reduce_ex__, _T.__repr__, _T.__format__, _T.dim_order,
         torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor, torch.is_storage, torch.is_same_size,
         torch.is_conj, torch.is_neg, torch.is_inference, torch.is_signed, torch.result_type, torch.get_device,
     ]

@@ -125,8 +125,9 @@ class Engine:
             )
             built_ns = time.perf_counter_ns()
             scalars = _scalars(graphs)
+            exchange = self._new_exchange(step, graphs, scalars)
             self.executor.run(program)
-        exchange = self._share(step, graphs, scalars)
+        self._share(exchange, graphs, scalars)
         self.side.wait_agreed(step, self.deadline_s)
         has_backward = any(graph.backwards for graph in graphs)
         self._settle(graphs, program.parts)
@@ -227,27 +228,32 @@ class Engine:
 
     # Values that every rank will want.
 
-    def _share(self, step: int, graphs: Sequence[Graph], scalars: Sequence[Value]) -> Exchange | None:
+    def _share(self, exchange: Exchange | None, graphs: Sequence[Graph], scalars: Sequence[Value]) -> None:
         """Give all ranks the scalars of this step, which parameters have a gradient, and how long this rank worked."""
         has_backward = any(graph.backwards for graph in graphs)
-        if not scalars and not has_backward:
+        if exchange is None:
+            return
+        busy_s = sum(trace.end_ns - trace.start_ns for trace in self.executor.traces if trace.kind != "wait") / 1e9
+        exchange.contribute(
+            [value for value in scalars if self._is_mine(value)],
+            mask=self._own_mask() if has_backward else b"",
+            busy_s=busy_s,
+        )
+        if has_backward:
+            self._masks = [exchange]
+            self._has_gradient = {}
+            self.recorder.forget_gradient_views()
+
+    def _new_exchange(self, step: int, graphs: Sequence[Graph], scalars: Sequence[Value]) -> Exchange | None:
+        if not scalars and not any(graph.backwards for graph in graphs):
             return None
-        mine = [value for value in scalars if self._is_mine(value)]
-        masks = self._own_mask() if has_backward else b""
-        exchange = Exchange(
+        return Exchange(
             self.side,
             f"step {step}",
             scalars=scalars,
             owner_of=[self.stages[value.stage].rank for value in scalars],
             deadline_s=self.deadline_s,
         )
-        busy_s = sum(trace.end_ns - trace.start_ns for trace in self.executor.traces if trace.kind != "wait") / 1e9
-        exchange.contribute(mine, mask=masks, busy_s=busy_s)
-        if has_backward:
-            self._masks = [exchange]
-            self._has_gradient = {}
-            self.recorder.forget_gradient_views()
-        return exchange
 
     def _own_mask(self) -> bytes:
         return bytes([raw_grad(placed.tensor) is not None for placed in self._own_parameters()])

@@ -6,6 +6,7 @@ One small all-gather on the side channel. Nobody waits for it until somebody rea
 from __future__ import annotations
 
 import struct
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +20,10 @@ _HEADER = struct.Struct("<dI")
 
 
 class Exchange:
-    """The exchange at the end of one step. Each rank's part: busy seconds, mask length, mask, its scalars."""
+    """The exchange at the end of one step. Each rank's part: busy seconds, mask length, mask, its scalars.
+
+    Made before the step runs: a scalar with a ticket is kept until it has been told to all.
+    """
 
     def __init__(
         self, side: SideChannel, key: str, *, scalars: Sequence[Value], owner_of: Sequence[int], deadline_s: float
@@ -28,13 +32,17 @@ class Exchange:
         self.key = key
         self.deadline_s = deadline_s
         self._parts: list[bytes] | None = None
-        self._scalars = list(zip(scalars, owner_of, strict=True))
+        self._scalars = [
+            (weakref.ref(value), value.meta, owner) for value, owner in zip(scalars, owner_of, strict=True)
+        ]
         for value in scalars:
             value.ticket = self
 
     def contribute(self, mine: Sequence[Value], *, mask: bytes, busy_s: float) -> None:
         """Send this rank's part."""
         data = b"".join([bytes(value.data.detach().cpu().reshape(-1).view(torch.uint8).numpy()) for value in mine])
+        for value in mine:
+            value.ticket = None
         self.side.contribute(self.key, _HEADER.pack(busy_s, len(mask)) + mask + data)
 
     def resolve(self) -> None:
@@ -43,14 +51,14 @@ class Exchange:
             return
         self._parts = self.side.gathered(self.key, self.deadline_s)
         ends = [_HEADER.size + self._mask_size(part) for part in self._parts]
-        for value, owner in self._scalars:
-            dtype = value.meta.dtype
+        for reference, meta, owner in self._scalars:
             begin = ends[owner]
-            ends[owner] += dtype.itemsize
-            if value.data is None:
+            ends[owner] += meta.dtype.itemsize
+            value = reference()
+            if value is not None and value.ticket is self:
                 raw = bytearray(self._parts[owner][begin : ends[owner]])
-                value.data = torch.frombuffer(raw, dtype=dtype).reshape(value.meta.shape)
-            value.ticket = None
+                value.data = torch.frombuffer(raw, dtype=meta.dtype).reshape(meta.shape)
+                value.ticket = None
         self._scalars = []
 
     def masks(self) -> list[bytes]:

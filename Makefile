@@ -1,0 +1,49 @@
+# On a bare machine, in a fresh clone: `make demo` or `make test`. Both need python3 (3.11 or newer) with venv.
+PYTHON ?= python3
+VENV ?= .venv
+# more words for pip, such as `--extra-index-url URL` of a mirror that has the CPU build of torch
+PIP_ARGS ?=
+# tests at a time: many of them start two to four processes of their own
+NUM_WORKERS ?= 2
+PYTEST_ARGS ?=
+DEMO_STEPS_AGAIN ?= 5
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+# two ranks on two cores: one thread each, and the same order of summation everywhere
+export OMP_NUM_THREADS = 1
+
+.PHONY: help test lint pytest demo clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+test: pytest  ## all checks: ruff, pyright, all tiers of tests
+
+lint: $(INSTALLED)  ## ruff and pyright
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+pytest: lint
+	$(BIN)/pytest -n $(NUM_WORKERS) $(PYTEST_ARGS)
+
+demo: $(INSTALLED)  ## train a GPT over two processes, and compare with one
+	@mkdir -p build
+	$(BIN)/farspan run -n 2 --report build/report.html examples/train_gpt.py --losses build/farspan.json
+	@echo "The first $(DEMO_STEPS_AGAIN) steps again, in one process, without farspan:"
+	$(BIN)/python examples/train_gpt_plain.py --stop-after $(DEMO_STEPS_AGAIN) --print-every 1 --evaluate-every 0 \
+		--sample-bytes 0 --losses build/plain.json
+	$(BIN)/python examples/compare_losses.py build/farspan.json build/plain.json
+	@echo "The report, with a timeline of one step: file://$(CURDIR)/build/report.html"
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install $(PIP_ARGS) -c constraints.txt -e '.[test]'
+	@touch $@
+
+clean:  ## remove all that make has made, the environment too
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
