@@ -74,7 +74,8 @@ def test_different_step_numbers_differ():
     show(hub, 0, query, "embed")
     _, error = failure(show(hub, 1, query, "embed"))
     assert error["what"] == "the ranks' programs differ: they begin steps 5, 6 together"
-    assert "rank 0: step 5" in error["why"] and "rank 1: step 6" in error["why"]
+    assert "rank 0: step 5" in error["why"]
+    assert "rank 1: step 6" in error["why"]
 
 
 def test_a_dispute_ends_when_a_rank_dies_before_it_answers():

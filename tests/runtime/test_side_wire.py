@@ -30,10 +30,11 @@ class Trickle:
 
 def read_all(sock, reader):
     frames = []
-    with pytest.raises(EOFError):
+    try:
         while True:
             frames += reader.read(sock)
-    return [(frame.header, bytes(frame.payload)) for frame in frames]
+    except EOFError:
+        return [(frame.header, bytes(frame.payload)) for frame in frames]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -15,6 +15,7 @@ __all__ = [
     "PASS_THROUGH",
     "READERS",
     "REFUSED",
+    "RUNNING_STATISTICS",
     "family_of",
     "find_where",
     "format_where",
@@ -68,6 +69,12 @@ REFUSED: dict[Any, str] = {
     _T.data_ptr: "read the tensor first: tensor.read()",
 }
 """Functions that cannot be right on recorded tensors, with what to do instead."""
+
+RUNNING_STATISTICS: dict[Any, tuple[int, str]] = {
+    torch.nn.functional.batch_norm: (1, "training"),
+    torch.nn.functional.instance_norm: (1, "use_input_stats"),
+}
+"""Functions that write into plain arguments without saying so: position of the running mean, and the switch."""
 
 _LIBRARY = str(Path(__file__).resolve().parents[1]) + "/"
 _TORCH = str(Path(torch.__file__).resolve().parent) + "/"

@@ -27,6 +27,8 @@ class Placed:
     meta: Meta
     is_owned: bool
     is_parameter: bool
+    is_tied: bool = False
+    """Whether the model has it under several names."""
 
 
 class Leaf:

@@ -48,6 +48,10 @@ def place(
         placed[id(parameter)] = _place_tensor(
             prefix + name, parameter, owner[name], stages, is_mine, devices, recorder, is_parameter=True
         )
+    seen: set[int] = set()
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        placed[id(parameter)].is_tied |= id(parameter) in seen
+        seen.add(id(parameter))
     leaves: list[Leaf] = []
     for name, module in model.named_modules():
         watch_module(module, recorder)

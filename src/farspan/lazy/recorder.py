@@ -17,7 +17,7 @@ import torch
 from farspan.errors import RecordError
 from farspan.graph import Backward, Call, Graph, Meta, Value
 from farspan.lazy.leaf import Leaf, Placed
-from farspan.lazy.functions import READERS, REFUSED, family_of, find_where, format_where, is_fake_limit, join_family
+from farspan.lazy.functions import READERS, REFUSED, RUNNING_STATISTICS, family_of, find_where, format_where, is_fake_limit, join_family
 from farspan.lazy.metadata import Entry, MetadataCache, intern, meta_of
 from farspan.lazy.modes import current_modes
 from farspan.lazy.template import flatten, map_tensors, rebuild
@@ -88,6 +88,11 @@ class Recorder:
             self.refuse(f"{function.__name__} cannot take recorded tensors", hint=REFUSED[function])
         if getattr(function, "__module__", "").startswith("torch.distributed"):
             self.refuse(f"{function.__name__} cannot take a recorded tensor", hint="read it first: tensor.read()")
+        if function in RUNNING_STATISTICS and kwargs.get(RUNNING_STATISTICS[function][1]) and args[1:] and args[1] is not None:
+            self.refuse(
+                f"{function.__name__} keeps running statistics, and its module's parameters lie on several stages",
+                hint="place the normalisation module as a whole on one stage",
+            )
         template, tensors = flatten((args, kwargs))
         return self._record(function, template, tensors, None)
 

@@ -169,6 +169,7 @@ class _Builder:
                     steps[max(0, posted_by - lookahead)].posts.append(bundle)
         for step in steps:
             step.posts.reverse()  # within a channel, back to the order of sending
+            step.receives.reverse()
         parts = [work for work in self.work if isinstance(work, Part)]
         return Program(steps, prologue_sends, prologue_receives, parts, num_graphs)
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 
 import torch
 
 __all__ = ["LocalMedium", "LocalNetwork"]
+
+
+class _Channel:
+    """Messages in order of sending, receives in order of posting: the first meets the first."""
+
+    def __init__(self) -> None:
+        self.messages: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
+        self.posted: deque[_Receiving] = deque()
 
 
 class LocalNetwork:
@@ -16,9 +24,9 @@ class LocalNetwork:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.channels: dict[tuple[int, int, int], queue.SimpleQueue[torch.Tensor | None]] = defaultdict(queue.SimpleQueue)
+        self.channels: dict[tuple[int, int, int], _Channel] = defaultdict(_Channel)
 
-    def channel(self, src: int, dst: int, number: int) -> queue.SimpleQueue[torch.Tensor | None]:
+    def channel(self, src: int, dst: int, number: int) -> _Channel:
         with self.lock:
             return self.channels[src, dst, number]
 
@@ -32,27 +40,27 @@ class _Sent:
 
 
 class _Receiving:
-    def __init__(self, medium: LocalMedium, messages: queue.SimpleQueue[torch.Tensor | None], flat: torch.Tensor) -> None:
-        self.medium = medium
-        self.messages = messages
+    def __init__(self, channel: _Channel, flat: torch.Tensor) -> None:
+        self.channel = channel
         self.flat = flat
         self.is_here = False
+        channel.posted.append(self)
 
     def is_done(self) -> bool:
         return self.is_here
 
     def wait(self, deadline_s: float) -> None:
-        if self.is_here:
-            return
-        try:
-            message = self.messages.get(timeout=deadline_s)
-        except queue.Empty:
-            raise TimeoutError(f"nothing came in {deadline_s:g} s") from None
-        if message is None:
-            self.messages.put(None)
-            raise RuntimeError("the network was aborted")
-        self.flat.copy_(message)
-        self.is_here = True
+        while not self.is_here:
+            try:
+                message = self.channel.messages.get(timeout=deadline_s)
+            except queue.Empty:
+                raise TimeoutError(f"nothing came in {deadline_s:g} s") from None
+            if message is None:
+                self.channel.messages.put(None)
+                raise RuntimeError("connection aborted")
+            first = self.channel.posted.popleft()
+            first.flat.copy_(message)
+            first.is_here = True
 
 
 class LocalMedium:
@@ -63,14 +71,14 @@ class LocalMedium:
         self.network = network
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> _Sent:
-        self.network.channel(self.rank, dst, channel).put(flat.clone())
+        self.network.channel(self.rank, dst, channel).messages.put(flat.clone())
         return _Sent()
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> _Receiving:
-        return _Receiving(self, self.network.channel(src, self.rank, channel), flat)
+        return _Receiving(self.network.channel(src, self.rank, channel), flat)
 
     def abort(self) -> None:
         with self.network.lock:
-            mine = [messages for (_, dst, _), messages in self.network.channels.items() if dst == self.rank]
-        for messages in mine:
-            messages.put(None)
+            mine = [channel for (_, dst, _), channel in self.network.channels.items() if dst == self.rank]
+        for channel in mine:
+            channel.messages.put(None)

@@ -204,7 +204,7 @@ class Calls:
             view = as_bytes_view(payload)
             first = {"t": "reply", "to": asker, "id": number, "at": 0, "size": len(view), "body": answer}
             self._send_parts(asker, number, first, view)
-        except BaseException as error:  # noqa: BLE001 - the asker gets it
+        except BaseException as error:
             reply = {"t": "reply", "to": asker, "id": number, "at": 0, "size": 0}
             self._link.send({**reply, "error": _describe(error)})
 

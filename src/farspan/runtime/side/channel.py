@@ -358,14 +358,15 @@ class SideChannel:
             gather.void = frame.header["what"]
         else:
             view = memoryview(frame.payload)
-            ends = list(itertools.accumulate(frame.header["sizes"]))
+            sizes: list[int] = frame.header["sizes"]
+            ends = list(itertools.accumulate(sizes))
             gather.blobs = [bytes(view[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
 
     def _show_history(self, header: Header) -> None:
         try:
             history = self.history(header["step"]) if self.history else []
             entries = [(int(digest), clip_head(str(text), _MAX_DESCRIPTION)) for digest, text in history[:_MAX_HISTORY]]
-        except Exception as error:  # noqa: BLE001 - the caller's own code
+        except Exception as error:
             _log.exception("the history of step %s cannot be shown", header["step"])
             entries = [(-1, f"(its history cannot be shown: {error!r})")]
         self._link.send({"t": "history", "query": header["query"]}, json.dumps(entries).encode())
@@ -387,5 +388,5 @@ class SideChannel:
         if self.on_failure is not None:
             try:
                 self.on_failure(error)
-            except Exception:  # noqa: BLE001 - the caller's own code
+            except Exception:
                 _log.exception("on_failure raised")

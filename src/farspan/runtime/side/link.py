@@ -137,7 +137,7 @@ class SocketLink:
             pass
         except ProtocolError as error:
             _log.warning("side channel: the hub sent nonsense: %s", error)
-        except Exception:  # noqa: BLE001 - a thread must not end in silence
+        except Exception:
             _log.exception("the side channel's listener has failed")
         finally:
             self._sock.close()

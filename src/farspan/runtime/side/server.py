@@ -131,7 +131,7 @@ class HubServer:
             until = time.monotonic() + _FLUSH_S
             while any(conn.queue for conn in self._by_rank.values()) and (left := until - time.monotonic()) > 0:
                 self._turn(left)
-        except Exception:  # noqa: BLE001 - a thread must not end in silence
+        except Exception:
             _log.exception("the side channel's hub has failed; every rank will see rank 0 as dead")
         finally:
             for conn in [*self._by_rank.values(), *self._strangers]:

@@ -13,7 +13,7 @@ import socket
 import struct
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,7 +167,7 @@ class FrameReader:
         if not isinstance(header, dict):
             raise ProtocolError("a header that is no object")
         self._begin = begin + header_bytes
-        self._start_payload(header, payload_bytes)
+        self._start_payload(cast("Header", header), payload_bytes)
         return not self._rest
 
     def _start_payload(self, header: Header, size: int) -> None:

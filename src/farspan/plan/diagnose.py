@@ -1,0 +1,90 @@
+"""Why a plan does not fit a model or a world: the errors of `farspan.plan.resolve`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from farspan.errors import PlanError
+from farspan.plan.plan import Plan
+
+__all__ = ["name_not_found", "nobody_owns", "ranks_do_not_fit"]
+
+_MOST_NAMES = 4
+
+
+def ranks_do_not_fit(plan: Plan, world_size: int) -> PlanError | None:
+    """The error for a plan whose ranks are not exactly those of the world, or None."""
+    ranks, needed = plan.ranks, max(plan.ranks) + 1
+    absent = [rank for rank in range(world_size) if rank not in ranks]
+    hint = (
+        f"farspan run -n {needed} train.py" if len(ranks) == needed else "number the plan's ranks from 0, without gaps"
+    )
+    processes = f"{world_size} process" if world_size == 1 else f"{world_size} processes"
+    for stage, text in enumerate(plan.stages):
+        if plan.rank_of(stage) >= world_size:
+            exist = "rank 0 only" if world_size == 1 else f"ranks 0 to {world_size - 1}"
+            return PlanError(
+                f"stage {stage} of the plan is on '{text}', a rank that does not exist.",
+                why=f"{processes} for a plan of {_ranks(len(ranks))}: there is {exist}."
+                if world_size == 1
+                else f"{processes} for a plan of {_ranks(len(ranks))}: there are {exist}.",
+                hint=hint,
+            )
+    if absent:
+        return PlanError(
+            f"{processes} for a plan of {_ranks(len(ranks))}.",
+            why=f"every rank must have a stage; the plan has none on {_listed([f'rank:{rank}' for rank in absent])}.",
+            hint=hint,
+        )
+    return None
+
+
+def name_not_found(entry: str, nodes: Sequence[str], plan: Plan) -> PlanError:
+    """The error for an entry that matches nothing in the model."""
+    stem = entry.strip("*?.")
+    near = difflib.get_close_matches(stem or entry, nodes, n=3, cutoff=0.5)
+    place = plan.stages[plan.placement[entry]]
+    children = [name for name in nodes if name and "." not in name]
+    return PlanError(
+        f"the plan's entry '{entry}' (on {place}) matches nothing in this model.",
+        why="no module or parameter has "
+        + ("a name of this pattern" if any(sign in entry for sign in "*?[") else "this name")
+        + f"; the model's children are {_listed(children)}.",
+        hint="nearest: " + ", ".join(f"'{name}'" for name in near)
+        if near
+        else "print(dict(model.named_modules()).keys())",
+    )
+
+
+def nobody_owns(missing: Sequence[str], parameters: Sequence[str], plan: Plan) -> PlanError:
+    """The error for parameters that no entry covers."""
+    left = set(missing)
+    name = missing[0]
+    # The widest module around the first one of which no parameter is covered: one entry for many names.
+    depth = next(
+        depth
+        for depth in range(1, name.count(".") + 2)
+        if left.issuperset(other for other in parameters if f"{other}.".startswith(_prefix(name, depth)))
+    )
+    where = plan.stages[-1]
+    return PlanError(
+        f"no stage owns the parameter '{name}'." if len(missing) == 1 else f"no stage owns {len(missing)} parameters.",
+        why=f"the plan's entries do not cover {len(missing)} of {len(parameters)} parameters: {_listed(missing)}.",
+        hint=f'add "{_prefix(name, depth)[:-1]}": "{where}" (stage {plan.num_stages - 1}) to the plan,\n'
+        f'or "": "{where}" for all that no other entry covers',
+    )
+
+
+def _prefix(name: str, depth: int) -> str:
+    return ".".join(name.split(".")[:depth]) + "."
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown or "none"

@@ -1,0 +1,107 @@
+"""A plan as JSON for people: stable, one placement per line, every mistake named by its key.
+
+Reading here ends with the keys: that the values make a plan is checked where the plan is made.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farspan.errors import PlanError
+
+__all__ = ["FORMAT", "read", "write"]
+
+FORMAT = "farspan-plan/1"
+_REQUIRED = ("format", "stages", "placement")
+_KEYS = ("format", "stages", "schedule", "lookahead", "placement", "estimates")
+
+
+def write(
+    *,
+    stages: Sequence[str],
+    placement: Mapping[str, int],
+    schedule: str,
+    lookahead: int,
+    estimates: Mapping[str, Sequence[float]],
+) -> str:
+    """A plan's fields as JSON text that ends with a newline."""
+    members = [
+        ("format", json.dumps(FORMAT)),
+        ("stages", _block("[]", [json.dumps(text) for text in stages])),
+        ("schedule", json.dumps(schedule)),
+        ("lookahead", json.dumps(lookahead)),
+        ("placement", _block("{}", [f"{json.dumps(name)}: {stage}" for name, stage in placement.items()])),
+    ]
+    if estimates:
+        rows = [f"{json.dumps(name)}: {json.dumps(list(row))}" for name, row in estimates.items()]
+        members.append(("estimates", _block("{}", rows)))
+    return "{\n" + ",\n".join(f'  "{key}": {value}' for key, value in members) + "\n}\n"
+
+
+def read(text: str, source: str) -> dict[str, Any]:
+    """The values of a plan's JSON text, by key, without "format".
+
+    Args:
+        text: JSON.
+        source: What to call the text in errors: a file's path.
+
+    Raises:
+        PlanError: It is no JSON, not this format, or a key is unknown, missing or there twice.
+    """
+    try:
+        values: Any = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, source))
+    except json.JSONDecodeError as error:
+        raise PlanError(
+            f"{source} is not JSON: line {error.lineno}, column {error.colno}.",
+            why=f"{error.msg}.",
+            hint="look for a missing or a trailing comma there; JSON has no comments",
+        ) from None
+    if not isinstance(values, dict):
+        raise PlanError(f"{source} is not a plan.", why="its JSON is no object.", hint=f'{{"format": "{FORMAT}", ...}}')
+    members: dict[str, Any] = {**values}
+    if members.get("format", FORMAT) != FORMAT:
+        raise PlanError(
+            f'{source}: "format" is {members["format"]!r}.',
+            why=f"this version of farspan reads {FORMAT!r} only.",
+            hint="save the plan anew: farspan.plan_of(model).save(path)",
+        )
+    for key in members:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.5)
+            raise PlanError(
+                f'{source}: unknown key "{key}".',
+                why="a plan's keys are " + ", ".join(_KEYS) + ".",
+                hint=f'"{near[0]}"' if near else "take the key out",
+            )
+    for key in _REQUIRED:
+        if key not in members:
+            raise PlanError(
+                f'{source}: the key "{key}" is missing.',
+                why="a plan needs " + ", ".join(_REQUIRED) + ".",
+                hint=f'"format": "{FORMAT}"' if key == "format" else f'"{key}": ...',
+            )
+    del members["format"]
+    return members
+
+
+def _block(brackets: str, lines: Sequence[str]) -> str:
+    return brackets[0] + "\n    " + ",\n    ".join(lines) + "\n  " + brackets[1]
+
+
+def _object(pairs: list[tuple[str, Any]], source: str) -> dict[str, Any]:
+    """A JSON object; json itself would silently keep the last of two equal keys."""
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise PlanError(
+                f'{source}: the key "{key}" is there twice.',
+                why=f"once with {values[key]!r} and once with {value!r}."
+                if not isinstance(value, (dict, list))
+                else "only one of the two could count.",
+                hint="take one of them out",
+            )
+        values[key] = value
+    return values

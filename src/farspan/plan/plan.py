@@ -1,0 +1,225 @@
+"""The plan: an ordered list of stages, and which stage owns each module or parameter.
+
+    stages                 placement (name or glob -> stage)
+    0  rank:0              "embed": 0   "blocks.0": 0   "blocks.1": 0
+    1  rank:1/cuda:0       "blocks.*": 1                "head": 1
+
+What the names mean for a given model is the business of `farspan.plan.resolve`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farspan.errors import PlanError
+from farspan.plan import document, table
+from farspan.plan.device import format_place, parse_place
+
+__all__ = ["SCHEDULES", "Plan"]
+
+SCHEDULES = ("1f1b", "gpipe")
+"""Names of the schedules a plan may ask for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """Who owns what: the one thing that crosses from planning to running.
+
+    Attributes:
+        stages: Device string of each pipeline stage ("rank:1", "rank:1/cuda:0"); the index is the stage.
+        placement: Name of a module or parameter, or glob pattern of names, to stage; "" is the whole model. Among
+            patterns that match the same name the later wins, so the order counts.
+        schedule: One of `SCHEDULES`.
+        lookahead: How many micro-batches may be in flight beyond what the schedule needs.
+        estimates: Numbers per stage for people to read: "num_parameters", "parameter_bytes", "share" (of the cost,
+            of 1). Two plans that differ only here are equal.
+
+    Raises:
+        PlanError: A value is not of the right type, or names a stage that does not exist.
+
+    Example:
+        >>> plan = Plan.from_mapping({"embed": "rank:0", "blocks.*": "rank:1"})
+        >>> plan.stages, plan.placement
+        (('rank:0', 'rank:1'), {'embed': 0, 'blocks.*': 1})
+        >>> Plan.from_json(plan.to_json()) == plan
+        True
+    """
+
+    stages: tuple[str, ...]
+    placement: Mapping[str, int]
+    schedule: str = "1f1b"
+    lookahead: int = 2
+    estimates: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+
+    def __post_init__(self) -> None:
+        stages, placement, estimates = _checked(
+            self.stages, self.placement, self.schedule, self.lookahead, self.estimates
+        )
+        object.__setattr__(self, "stages", stages)
+        object.__setattr__(self, "placement", placement)
+        object.__setattr__(self, "estimates", estimates)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, Plan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __str__(self) -> str:
+        return table.format_plan(
+            stages=self.stages,
+            placement=self.placement,
+            schedule=self.schedule,
+            num_ranks=self.num_ranks,
+            estimates=self.estimates,
+        )
+
+    @property
+    def num_stages(self) -> int:
+        """How many pipeline stages there are."""
+        return len(self.stages)
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The ranks that own a stage."""
+        return frozenset(parse_place(text).rank for text in self.stages)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks own a stage."""
+        return len(self.ranks)
+
+    def rank_of(self, stage: int) -> int:
+        """The rank that owns `stage`."""
+        return parse_place(self.stages[stage]).rank
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, str]) -> Plan:
+        """Make a plan from names (of modules or parameters, or globs) to device strings.
+
+        Each distinct device string is a stage; stages are in order of rank, then of first appearance.
+
+        >>> Plan.from_mapping({"blocks.0": "rank:0", "blocks.*": "rank:1/cpu"}).placement
+        {'blocks.0': 0, 'blocks.*': 1}
+        """
+        places = {name: parse_place(text) for name, text in mapping.items()}
+        stages = sorted(dict.fromkeys(places.values()), key=lambda place: place.rank)
+        return cls(
+            stages=tuple(format_place(place) for place in stages),
+            placement={name: stages.index(place) for name, place in places.items()},
+        )
+
+    def to_json(self) -> str:
+        """The plan as text to read and edit; the inverse of `from_json`, estimates included."""
+        return document.write(
+            stages=self.stages,
+            placement=self.placement,
+            schedule=self.schedule,
+            lookahead=self.lookahead,
+            estimates=self.estimates,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what `to_json` wrote, or what a person made of it.
+
+        Raises:
+            PlanError: It is no plan; names the key at fault.
+        """
+        return cls._read(text, "this plan")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_json` to a file."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan from a file.
+
+        Raises:
+            PlanError: The file cannot be read or is no plan; names the file and the key at fault.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(
+                f"the plan {os.fspath(path)} cannot be read.", why=str(error), hint="farspan.plan_of(model).save(path)"
+            ) from error
+        return cls._read(text, os.fspath(path))
+
+    @classmethod
+    def _read(cls, text: str, source: str) -> Plan:
+        values = document.read(text, source)
+        try:
+            return cls(**values)
+        except PlanError as error:
+            raise PlanError(f"{source}: {error.what}", why=error.why, hint=error.hint) from None
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.stages, tuple(self.placement.items()), self.schedule, self.lookahead)
+
+
+def _checked(
+    stages: Any, placement: Any, schedule: Any, lookahead: Any, estimates: Any
+) -> tuple[tuple[str, ...], dict[str, int], dict[str, tuple[float, ...]]]:
+    """The three collections, checked and copied; the values may come from a file that a person edited."""
+    if not isinstance(stages, (list, tuple)):
+        raise _wrong("stages", stages, 'a list of device strings such as ["rank:0", "rank:1"]')
+    places: list[str] = []
+    for text in stages:  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(text, str):
+            raise _wrong("stages", text, 'device strings such as "rank:0"')
+        try:
+            places.append(format_place(parse_place(text)))
+        except PlanError as error:
+            raise PlanError(f'"stages": {error.what}', why=error.why, hint=error.hint) from None
+    if not isinstance(placement, Mapping):
+        raise _wrong("placement", placement, 'names to stages such as {"embed": 0, "blocks.*": 1}')
+    if not places or not placement:
+        raise PlanError(
+            "the plan is empty.",
+            why=f'it has {len(places)} stages in "stages" and {len(placement)} names in "placement".',  # pyright: ignore[reportUnknownArgumentType]
+            hint='Plan.from_mapping({"": "rank:0"}) puts the whole model on rank 0',
+        )
+    owners: dict[str, int] = {}
+    for name, stage in placement.items():  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(name, str):
+            raise _wrong("placement", name, "names of modules or parameters")
+        if not isinstance(stage, int) or isinstance(stage, bool) or not 0 <= stage < len(places):
+            has = "stage 0 only" if len(places) == 1 else f"stages 0 to {len(places) - 1}"
+            raise PlanError(
+                f'"placement": "{name}" is on {stage!r}, which is no stage.',
+                why=f'a stage is an index into "stages": there are {has}.',
+                hint=f'"{name}": {len(places) - 1}  or another place in "stages"',
+            )
+        owners[name] = stage
+    if not isinstance(schedule, str) or schedule not in SCHEDULES:
+        raise _wrong("schedule", schedule, " or ".join(f'"{name}"' for name in SCHEDULES))
+    if not isinstance(lookahead, int) or isinstance(lookahead, bool) or lookahead < 0:
+        raise _wrong("lookahead", lookahead, "a number of micro-batches, from 0")
+    if not isinstance(estimates, Mapping):
+        raise _wrong("estimates", estimates, "names to one number per stage")
+    numbers: dict[str, tuple[float, ...]] = {}
+    for name, row in estimates.items():  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(row, (list, tuple)) or len(row) != len(places) or not all(map(_is_number, row)):  # pyright: ignore[reportUnknownArgumentType]
+            raise _wrong(f"estimates.{name}", row, f"{len(places)} numbers, one per stage; or leave it out")  # pyright: ignore[reportUnknownArgumentType]
+        numbers[str(name)] = tuple(row)  # pyright: ignore[reportUnknownArgumentType]
+    return tuple(places), owners, numbers
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _wrong(key: str, value: object, expected: str) -> PlanError:
+    shown = repr(value)
+    return PlanError(
+        f'"{key}" cannot be {shown if len(shown) <= 60 else shown[:57] + "..."}.',
+        why=f"it is of type {type(value).__name__}." if not isinstance(value, (str, int)) else "",
+        hint=f'"{key}": {expected}',
+    )
