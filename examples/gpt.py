@@ -59,9 +59,10 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, NUM_BYTES, bias=False)
         self.apply(_init)
-        for name, parameter in self.named_parameters():
-            if name.endswith(("attention.project.weight", "mlp.2.weight")):  # what writes to the residual
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * num_blocks))
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.endswith(("attention.project.weight", "mlp.2.weight")):  # what adds to the residual
+                    parameter /= math.sqrt(2 * num_blocks)
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -72,7 +73,9 @@ class GPT(nn.Module):
 
 
 def _init(module: nn.Module) -> None:
-    if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
+    if isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=0.5)
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.7 / math.sqrt(module.in_features))
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

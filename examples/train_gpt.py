@@ -50,7 +50,7 @@ def main() -> None:
     if args.losses:
         save_losses(args.losses, history)
     if args.sample_bytes:
-        prompt = held_out[: args.context]
+        prompt = held_out[-args.context :]
         text = sample(model, prompt, args.sample_bytes, args.temperature)
         print(f"--- it has read: ...\n{as_text(prompt)}\n--- and goes on:\n{as_text(text)}\n---")
 
@@ -104,22 +104,22 @@ def as_text(text: Tensor) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100, help="length of the schedule")
+    parser.add_argument("--steps", type=int, default=140, help="length of the schedule")
     parser.add_argument("--stop-after", type=int, help="stop after this many steps of the same schedule")
     parser.add_argument("--micro-batches", type=int, default=8, help="micro-batches per step")
     parser.add_argument("--batch", type=int, default=4, help="sequences per micro-batch")
-    parser.add_argument("--context", type=int, default=128, help="bytes per sequence")
-    parser.add_argument("--width", type=int, default=192)
-    parser.add_argument("--heads", type=int, default=6)
+    parser.add_argument("--context", type=int, default=64, help="bytes per sequence")
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=2e-3, help="highest learning rate")
+    parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate")
     parser.add_argument("--warmup", type=int, default=10, help="steps of warm-up")
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradients")
-    parser.add_argument("--evaluate-every", type=int, default=50, help="in steps; 0: never")
-    parser.add_argument("--print-every", type=int, default=5, help="in steps")
+    parser.add_argument("--evaluate-every", type=int, default=70, help="in steps; 0: never")
+    parser.add_argument("--print-every", type=int, default=10, help="in steps")
     parser.add_argument("--sample-bytes", type=int, default=200, help="bytes to write at the end; 0: none")
-    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--corpus-bytes", type=int, default=8_000_000, help="most bytes to read")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="threads of this process")

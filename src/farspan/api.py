@@ -74,6 +74,8 @@ def distribute(
         modules=[name for name, _ in model.named_modules()],
         world_size=engine.num_ranks,
     )
+    engine.agree_on("plan", chosen.to_json())
+    engine.agree_on("model", "\n".join(f"{name} {tuple(item.shape)}" for name, item in model.named_parameters()))
     sites = [_site(text) for text in chosen.stages]
     numbers = [engine.stage_number(site, occurrence) for site, occurrence in _occurrences(sites)]
     number = len(engine.recorder.roots)
@@ -90,7 +92,8 @@ def distribute(
     engine.parameters.update({item.name: item for item in placed})
     watch_optimizers()
     object.__setattr__(model, _PLAN, chosen)
-    engine.announce(chosen)
+    engine.share_generators()
+    engine.console.show_plan(chosen)
     return model
 
 

@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def each(channels, act):
         return list(pool.map(guarded, channels, timeout=LONG_S))
 
 
-def step(number, digest=1):
+def step(number, digest: Any = 1):
     def act(channel):
         channel.start(number, digest(channel.rank) if callable(digest) else digest)
         channel.wait_agreed(number, LONG_S)

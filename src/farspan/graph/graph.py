@@ -32,7 +32,7 @@ class Call:
         self, *, target: Any, template: Any, arguments: Sequence[Any], entry: Any, stage: int, modes: Any, where: Any
     ) -> None:
         self.target = target
-        """What is called: a leaf (module) or a torch function; opaque here, but it has `describe_target`."""
+        """What is called: a leaf (module) or a torch function; opaque here."""
         self.template = template
         """How the arguments are rebuilt from `arguments`."""
         self.arguments: Sequence[Any] | None = arguments
@@ -52,7 +52,7 @@ class Call:
         self.segment: Segment
 
     def describe(self) -> str:
-        name = str(self.target)
+        name = str(self.entry.name)
         if self.where is None:
             return name
         code, line = self.where

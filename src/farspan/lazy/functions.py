@@ -21,6 +21,7 @@ __all__ = [
     "format_where",
     "is_fake_limit",
     "join_family",
+    "name_of",
 ]
 
 _T = torch.Tensor
@@ -78,6 +79,14 @@ RUNNING_STATISTICS: dict[Any, tuple[int, str]] = {
 
 _LIBRARY = str(Path(__file__).resolve().parents[1]) + "/"
 _TORCH = str(Path(torch.__file__).resolve().parent) + "/"
+
+
+def name_of(function: Any) -> str:
+    """The name of a leaf or a torch function, the same in every process."""
+    owner = getattr(function, "__self__", None)
+    if getattr(function, "__name__", "") == "__get__" and owner is not None:
+        return f"Tensor.{owner.__name__}"
+    return getattr(function, "__qualname__", None) or str(function)
 
 
 def find_where() -> Any:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from farspan.graph import Meta
+from farspan.lazy.functions import name_of
 from farspan.lazy.leaf import Leaf, swapped
 from farspan.lazy.modes import Modes, apply_modes
 from farspan.lazy.template import flatten, rebuild
@@ -29,6 +30,8 @@ __all__ = ["Entry", "MetadataCache", "intern", "meta_of"]
 class Entry:
     """The prediction for one kind of call."""
 
+    name: str
+    """Of what is called, for people."""
     template: Any
     """Structure of the result; slot numbers index `metas`."""
     metas: tuple[Meta, ...]
@@ -105,7 +108,8 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
     with _untouched_generators() as generators, fake_mode(), _Watch() as watch, apply_modes(modes):
         leaves = [_fake(meta) for meta in metas]
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
-        tensors = [leaf.clone() if leaf.requires_grad else leaf for leaf in leaves]
+        with torch.enable_grad():
+            tensors = [leaf.clone() if leaf.requires_grad else leaf for leaf in leaves]
         versions = [tensor._version for tensor in tensors]
         result = _run(target, template, tensors)
         result_template, results = flatten(result)
@@ -118,8 +122,10 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
         leaf_numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
         depends_on = tuple(_reached(output, leaf_numbers) for output in outputs)
         output_metas = tuple(meta_of(output) for output in outputs)
-    description = repr((str(target), template, list(map(repr, metas)), modes, result_template, list(map(repr, output_metas))))
+    name = name_of(target)
+    description = repr((name, template, list(map(repr, metas)), modes, result_template, list(map(repr, output_metas))))
     return Entry(
+        name=name,
         template=result_template,
         metas=output_metas,
         num_results=len(results),

@@ -17,7 +17,7 @@ import torch
 from farspan.errors import RecordError
 from farspan.graph import Backward, Call, Graph, Meta, Value
 from farspan.lazy.leaf import Leaf, Placed
-from farspan.lazy.functions import READERS, REFUSED, RUNNING_STATISTICS, family_of, find_where, format_where, is_fake_limit, join_family
+from farspan.lazy.functions import READERS, REFUSED, RUNNING_STATISTICS, family_of, find_where, format_where, is_fake_limit, join_family, name_of
 from farspan.lazy.metadata import Entry, MetadataCache, intern, meta_of
 from farspan.lazy.modes import current_modes
 from farspan.lazy.template import flatten, map_tensors, rebuild
@@ -85,12 +85,12 @@ class Recorder:
             args, kwargs = map_tensors((args, kwargs), _read)
             return function(*args, **kwargs)
         if function in REFUSED:
-            self.refuse(f"{function.__name__} cannot take recorded tensors", hint=REFUSED[function])
+            self.refuse(f"{name_of(function)} cannot take recorded tensors", hint=REFUSED[function])
         if getattr(function, "__module__", "").startswith("torch.distributed"):
-            self.refuse(f"{function.__name__} cannot take a recorded tensor", hint="read it first: tensor.read()")
+            self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
         if function in RUNNING_STATISTICS and kwargs.get(RUNNING_STATISTICS[function][1]) and args[1:] and args[1] is not None:
             self.refuse(
-                f"{function.__name__} keeps running statistics, and its module's parameters lie on several stages",
+                f"{name_of(function)} keeps running statistics, and its module's parameters lie on several stages",
                 hint="place the normalisation module as a whole on one stage",
             )
         template, tensors = flatten((args, kwargs))
@@ -152,7 +152,7 @@ class Recorder:
             if not is_fake_limit(error):
                 raise
             raise RecordError(
-                f"{target} cannot be recorded.",
+                f"{name_of(target)} cannot be recorded.",
                 why=f"its output cannot be known without its data: {str(error).splitlines()[0]}\n"
                 f"at {format_where(find_where())}",
                 hint="put the operation into the forward of a module that the plan places as a whole",
@@ -224,7 +224,7 @@ class Recorder:
             for member in family_of(tensor):
                 if member is not tensor and member is not None:
                     self.refuse(
-                        f"{call.target} writes into a tensor of which a view is still in use",
+                        f"{call.entry.name} writes into a tensor of which a view is still in use",
                         why=f"at {format_where(call.where)}: the view would have to change with it.",
                         hint="use the out-of-place operation, or write before taking the view",
                     )
@@ -237,7 +237,7 @@ class Recorder:
         placed = self.placed.get(id(tensor))
         what = "a plain tensor" if placed is None else f"the parameter {placed.name}"
         self.refuse(
-            f"{call.target} writes recorded values into {what}",
+            f"{call.entry.name} writes recorded values into {what}",
             why=f"at {format_where(call.where)}: {what} exists on every rank, the values on one.",
             hint="use the out-of-place operation (torch.where, torch.cat, tensor.clone() first)",
         )

@@ -16,25 +16,22 @@ _MOST_NAMES = 4
 def ranks_do_not_fit(plan: Plan, world_size: int) -> PlanError | None:
     """The error for a plan whose ranks are not exactly those of the world, or None."""
     ranks, needed = plan.ranks, max(plan.ranks) + 1
-    absent = [rank for rank in range(world_size) if rank not in ranks]
-    hint = (
-        f"farspan run -n {needed} train.py" if len(ranks) == needed else "number the plan's ranks from 0, without gaps"
-    )
-    processes = f"{world_size} process" if world_size == 1 else f"{world_size} processes"
+    absent = [f"rank:{rank}" for rank in range(world_size) if rank not in ranks]
+    has_gaps = len(ranks) < needed
+    hint = "number the plan's ranks from 0, without gaps" if has_gaps else f"farspan run -n {needed} train.py"
+    processes = "1 process" if world_size == 1 else f"{world_size} processes"
+    mismatch = f"{processes} for a plan of {'1 rank' if len(ranks) == 1 else f'{len(ranks)} ranks'}"
     for stage, text in enumerate(plan.stages):
         if plan.rank_of(stage) >= world_size:
-            exist = "rank 0 only" if world_size == 1 else f"ranks 0 to {world_size - 1}"
             return PlanError(
                 f"stage {stage} of the plan is on '{text}', a rank that does not exist.",
-                why=f"{processes} for a plan of {_ranks(len(ranks))}: there is {exist}."
-                if world_size == 1
-                else f"{processes} for a plan of {_ranks(len(ranks))}: there are {exist}.",
+                why=f"{mismatch}; ranks count from 0.",
                 hint=hint,
             )
     if absent:
         return PlanError(
-            f"{processes} for a plan of {_ranks(len(ranks))}.",
-            why=f"every rank must have a stage; the plan has none on {_listed([f'rank:{rank}' for rank in absent])}.",
+            f"{mismatch}.",
+            why=f"every rank must have a stage; the plan has none on {_listed(absent)}.",
             hint=hint,
         )
     return None
@@ -46,14 +43,11 @@ def name_not_found(entry: str, nodes: Sequence[str], plan: Plan) -> PlanError:
     near = difflib.get_close_matches(stem or entry, nodes, n=3, cutoff=0.5)
     place = plan.stages[plan.placement[entry]]
     children = [name for name in nodes if name and "." not in name]
+    kind = "a name of this pattern" if any(sign in entry for sign in "*?[") else "this name"
     return PlanError(
         f"the plan's entry '{entry}' (on {place}) matches nothing in this model.",
-        why="no module or parameter has "
-        + ("a name of this pattern" if any(sign in entry for sign in "*?[") else "this name")
-        + f"; the model's children are {_listed(children)}.",
-        hint="nearest: " + ", ".join(f"'{name}'" for name in near)
-        if near
-        else "print(dict(model.named_modules()).keys())",
+        why=f"no module or parameter has {kind}; the model's children are {_listed(children)}.",
+        hint=f"nearest: {', '.join(map(repr, near))}" if near else "print([name for name, _ in model.named_modules()])",
     )
 
 
@@ -78,10 +72,6 @@ def nobody_owns(missing: Sequence[str], parameters: Sequence[str], plan: Plan) -
 
 def _prefix(name: str, depth: int) -> str:
     return ".".join(name.split(".")[:depth]) + "."
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank" if count == 1 else f"{count} ranks"
 
 
 def _listed(names: Sequence[str]) -> str:

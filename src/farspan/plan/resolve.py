@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
-from farspan.errors import PlanError
 from farspan.plan.diagnose import name_not_found, nobody_owns, ranks_do_not_fit
 from farspan.plan.plan import Plan
 

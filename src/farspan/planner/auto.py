@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from farspan.errors import PlanError
 from farspan.plan import Plan
@@ -80,7 +81,7 @@ def _cut_costs(atoms: Sequence[Atom]) -> list[float]:
     [0.0, 0.0, 0.0, 1.0]
     """
     costs = [0.0]
-    for above, below in zip(atoms, atoms[1:], strict=False):
+    for above, below in pairwise(atoms):
         shared = 0
         for left, right in zip(above.name.split("."), below.name.split("."), strict=False):
             if left != right:

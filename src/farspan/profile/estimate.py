@@ -75,11 +75,11 @@ def atoms(model: nn.Module, num_stages: int) -> list[Atom]:
     total = module_cost(model, widest=widest)
     units = [_Unit(name="", what=model, cost=total)] if next(model.parameters(), None) is not None else []
     heavy = total / (2 * num_stages)
-    units = [part for unit in units for part in _opened(unit, heavy, widest, set())]
+    seen: set[int] = set()
+    units = [part for unit in units for part in _opened(unit, heavy, widest, seen)]
     # Still too few? Open the heaviest, and with it all that cost the same: blocks are alike.
     while sum(unit.cost > 0 for unit in units) < 2 * num_stages and any(unit.can_open for unit in units):
         most = max(unit.cost for unit in units if unit.can_open)
-        seen: set[int] = set()
         units = [
             part
             for unit in units

@@ -12,17 +12,18 @@ from typing import Any, NoReturn
 
 import torch
 
-from farspan.errors import FarspanError, RecordError, RemoteError
+from farspan.errors import DivergenceError, FarspanError, RecordError, RemoteError
 from farspan.graph import Call, Graph, Part, Value
 from farspan.lazy import Placed, Recorder, format_where, find_where
 from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
 from farspan.runtime.channel import Channels
+from farspan.runtime.console import Console
 from farspan.runtime.exchange import Exchange
 from farspan.runtime.executor import Executor
 from farspan.runtime.media import Medium
 from farspan.runtime.observe import StepRecord
 from farspan.runtime.program import build_program
-from farspan.runtime.rng import Seeding
+from farspan.runtime.rng import Seeding, load_generators, save_generators
 from farspan.runtime.side import SideChannel
 from farspan.runtime.wire import pack_tensor, unpack_tensor
 
@@ -67,6 +68,7 @@ class Engine:
             seeding=Seeding(seed),
             check=self.check,
         )
+        self.console = Console(side, deadline_s)
         self.num_flushes = 0
         self.last_step: StepRecord | None = None
         self.last_training_step: StepRecord | None = None
@@ -78,6 +80,7 @@ class Engine:
         self._flushing: Sequence[Graph] = ()
         self._flush_reason = ""
         self._readable: dict[tuple[int, int, int], Value] = {}
+        self._num_agreements = 0
         self._progress = 0
         self._progressed = threading.Condition()
         side.history = self._history
@@ -94,6 +97,31 @@ class Engine:
                 occurrence -= 1
         self.stages.append(site)
         return len(self.stages) - 1
+
+    def agree_on(self, what: str, text: str) -> None:
+        """Raise on every rank if the ranks' `text` differs."""
+        key = f"{what} {self._num_agreements}"
+        self._num_agreements += 1
+        self.side.contribute(key, text.encode())
+        texts = self.side.gathered(key, self.deadline_s)
+        self.side.forget(key)
+        for rank, other in enumerate(texts):
+            if other != texts[0]:
+                raise DivergenceError(
+                    f"ranks 0 and {rank} call farspan.distribute with different {what}s.",
+                    why=_first_difference(texts[0].decode(), other.decode(), rank),
+                    hint="build the same model with the same arguments on every rank",
+                )
+
+    def share_generators(self) -> None:
+        """Give all ranks rank 0's random generators, so that shuffling and random choices agree."""
+        if self.num_ranks == 1:
+            return
+        key = f"generators {self._num_agreements}"
+        self._num_agreements += 1
+        self.side.contribute(key, save_generators() if self.rank == 0 else b"")
+        load_generators(self.side.gathered(key, self.deadline_s)[0])
+        self.side.forget(key)
 
     @property
     def is_healthy(self) -> bool:
@@ -144,6 +172,7 @@ class Engine:
         if has_backward:
             self.last_training_step = self.last_step
         self._advance()
+        self.console.step_ended(self.last_step)
 
     @contextlib.contextmanager
     def _executing(self) -> Iterator[None]:
@@ -358,6 +387,13 @@ class Engine:
                 entries.append((_BACKWARD, f"backward() at {format_where(backward.where)}"))
         entries.append((_END, f"end of the step: {self._flush_reason}"))
         return entries
+
+
+def _first_difference(ours: str, theirs: str, rank: int) -> str:
+    for mine, other in zip(ours.splitlines(), theirs.splitlines(), strict=False):
+        if mine != other:
+            return f"rank 0: {mine.strip()}\nrank {rank}: {other.strip()}"
+    return f"rank 0 has {len(ours.splitlines())} entries, rank {rank} has {len(theirs.splitlines())}"
 
 
 def _call_digest(call: Call) -> int:

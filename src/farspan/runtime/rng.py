@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import random
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ import torch
 
 from farspan.graph import Call
 
-__all__ = ["Seeding"]
+__all__ = ["Seeding", "load_generators", "save_generators"]
 
 
 class Seeding:
@@ -44,3 +45,22 @@ class Seeding:
 
 
 _NOTHING = contextlib.nullcontext()
+
+
+def save_generators() -> bytes:
+    """The states of Python's, numpy's and torch's generators."""
+    version, internal, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    head = json.dumps([version, list(internal), gauss, kind, int(position), int(has_gauss), float(cached)]).encode()
+    body = np.asarray(keys, dtype=np.uint32).tobytes() + torch.get_rng_state().numpy().tobytes()
+    return len(head).to_bytes(8, "little") + head + body
+
+
+def load_generators(saved: bytes) -> None:
+    """Set them to what `save_generators` gave."""
+    end = 8 + int.from_bytes(saved[:8], "little")
+    version, internal, gauss, kind, position, has_gauss, cached = json.loads(saved[8:end])
+    keys = np.frombuffer(saved, dtype=np.uint32, count=624, offset=end)
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state((kind, keys, position, has_gauss, cached))
+    torch.set_rng_state(torch.frombuffer(bytearray(saved[end + keys.nbytes :]), dtype=torch.uint8))

@@ -59,7 +59,7 @@ def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
     results += [tensors[number] for number in entry.mutated]
     if len(results) != len(call.outputs):
         raise RecordError(
-            f"{call.target} gave {len(results)} tensors, {len(call.outputs)} were predicted.",
+            f"{call.entry.name} gave {len(results)} tensors, {len(call.outputs)} were predicted.",
             why=f"at {format_where(call.where)}: what it returns depends on the data, or on state that another rank has.",
             hint="compute it in a module that returns the same structure every time",
         )
@@ -106,7 +106,7 @@ def _verify(value: Value, tensor: torch.Tensor, call: Call) -> None:
     if tuple(tensor.shape) == meta.shape and tensor.dtype == meta.dtype and tensor.requires_grad == meta.requires_grad:
         return
     raise RecordError(
-        f"{call.target} gave {tensor.dtype}{list(tensor.shape)} (requires_grad={tensor.requires_grad}), predicted was "
+        f"{call.entry.name} gave {tensor.dtype}{list(tensor.shape)} (requires_grad={tensor.requires_grad}), predicted was "
         f"{meta} (requires_grad={meta.requires_grad}).",
         why=f"at {format_where(call.where)}: its output depends on the data, or on state that another rank has.",
         hint="compute it in a module that the plan places as a whole",

@@ -1,0 +1,95 @@
+"""What a program started by `farspan run` shows besides its own output: the plan, and a report of one step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from farspan.plan import Plan
+from farspan.report import Span, Timeline, html, summary
+from farspan.runtime.observe import StepRecord
+from farspan.runtime.side import SideChannel
+
+__all__ = ["Console"]
+
+_log = logging.getLogger(__name__)
+_REPORTED_STEPS = (3, 10, 30)
+"""Training steps after which the report is written: an early one, then ones that have settled."""
+
+
+class Console:
+    """One rank's part in what the user sees. Only rank 0 prints and writes."""
+
+    def __init__(self, side: SideChannel, deadline_s: float) -> None:
+        self.side = side
+        self.deadline_s = deadline_s
+        self.is_launched = os.environ.get("FARSPAN_LAUNCHER") == "run"
+        self.report_path = os.environ.get("FARSPAN_REPORT", "")
+        self.plan: Plan | None = None
+        self.num_training_steps = 0
+
+    def show_plan(self, plan: Plan) -> None:
+        """Print the plan as a table, once for each model."""
+        self.plan = plan
+        _log.info("plan:\n%s", plan)
+        if self.side.rank == 0 and self.is_launched:
+            sys.stdout.write(f"{plan}\n")
+            sys.stdout.flush()
+
+    def step_ended(self, record: StepRecord) -> None:
+        """Count a training step; after some of them all ranks give their timelines and rank 0 writes the report."""
+        if not record.has_backward:
+            return
+        self.num_training_steps += 1
+        if not self.report_path or self.num_training_steps not in _REPORTED_STEPS:
+            return
+        key = f"timeline {record.number}"
+        self.side.contribute(key, _timeline_of(record, self.side.world_size).to_json().encode())
+        if self.side.rank == 0:
+            parts = self.side.gathered(key, self.deadline_s)
+            timeline = Timeline.merge([Timeline.from_json(part) for part in parts])
+            self._write(timeline)
+        self.side.forget(key)
+
+    def _write(self, timeline: Timeline) -> None:
+        path = Path(self.report_path)
+        page = html(
+            timeline,
+            title=f"farspan: {Path(sys.argv[0]).name}",
+            plan=str(self.plan or ""),
+            environment=[
+                f"training step {self.num_training_steps} of {' '.join(sys.argv)}",
+                summary(timeline),
+                f"torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}",
+                f"{self.side.world_size} ranks of {torch.get_num_threads()} threads on {os.cpu_count()} cores",
+            ],
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(path.name + ".part")
+        scratch.write_text(page, encoding="utf-8")
+        scratch.replace(path)
+
+
+def _timeline_of(record: StepRecord, num_ranks: int) -> Timeline:
+    wall_ns = time.time_ns() - time.perf_counter_ns()  # clocks of different hosts agree only so far as their wall clocks
+    return Timeline(
+        spans=tuple(
+            Span(
+                rank=record.rank,
+                kind=trace.kind,
+                name=trace.name,
+                micro_batch=trace.micro_batch,
+                start_ns=trace.start_ns + wall_ns,
+                end_ns=trace.end_ns + wall_ns,
+            )
+            for trace in record.traces
+        ),
+        num_ranks=num_ranks,
+        title="One training step",
+    )
