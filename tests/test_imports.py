@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import os
 import subprocess
 import sys
 import warnings
@@ -80,7 +81,9 @@ def test_torch_is_not_loaded_by_way_of_another_module() -> None:
     modules = [module_of(file) for file in sources() if room_of(file) in rooms]
     program = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
     program += "    if 'torch' in sys.modules:\n        sys.exit('torch is loaded by ' + name)\n"
-    done = subprocess.run([sys.executable, "-c", program, *modules], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", program, *modules]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

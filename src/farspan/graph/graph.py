@@ -103,7 +103,7 @@ class Backward:
 class Graph:
     """What one micro-batch does. `digest` summarises it, equal on all ranks exactly if they recorded the same."""
 
-    __slots__ = ("_by_level", "backwards", "calls", "digest", "floor", "index", "num_executed", "segments", "sources")
+    __slots__ = ("_by_level", "backwards", "calls", "digest", "index", "segments", "sources")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -112,17 +112,13 @@ class Graph:
         self.sources: dict[Value, int] = {}
         """Values from outside this graph, numbered in order of first use."""
         self.backwards: list[Backward] = []
-        self.floor = 0
-        """Calls to come have at least this level: raised when what was recorded so far has been executed."""
-        self.num_executed = 0
-        """How many of the segments have been executed."""
         self.digest = 0
         self._by_level: dict[tuple[int, int], Segment] = {}
 
     def add(self, call: Call, values: Sequence[Value], *, at_least: int = 0) -> None:
         """Append `call`, whose lazy arguments are `values`, and place it in its segment."""
         stage = call.stage
-        level = max(self.floor, at_least)
+        level = at_least
         for value in values:
             segment = value.segment
             if segment is None or segment.executed or segment.graph is not self:
@@ -150,11 +146,3 @@ class Graph:
         call.index = len(self.calls)
         segment.calls.append(call)
         self.calls.append(call)
-
-    def mark_executed(self) -> None:
-        """All recorded so far has run; later calls go above it."""
-        for segment in self.segments[self.num_executed :]:
-            segment.executed = True
-            self.floor = max(self.floor, segment.level + 1)
-        self.num_executed = len(self.segments)
-        self._by_level.clear()

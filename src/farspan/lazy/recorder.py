@@ -229,7 +229,7 @@ class Recorder:
                         hint="use the out-of-place operation, or write before taking the view",
                     )
             for other in self.current.calls:
-                if any(item is value for item in other.arguments) and other.stage == call.stage:
+                if any(item is value for item in other.arguments or ()) and other.stage == call.stage:
                     level = max(level, other.level)
         return level
 
@@ -298,8 +298,7 @@ class Recorder:
     def next_graph(self) -> None:
         """Begin a new micro-batch, if the current one has begun at all."""
         if self.current.calls or self.current.backwards:
-            if self.current not in self.pending:
-                self.pending.append(self.current)
+            self.pending.append(self.current)
             self.current = self._new_graph()
 
     def _new_graph(self) -> Graph:
@@ -308,16 +307,15 @@ class Recorder:
         return graph
 
     def take_pending(self) -> list[Graph]:
-        """All graphs with unexecuted work, the open one included. It stays open: later calls go above what ran."""
+        """All that waits, to be run. What is recorded from now on is a new micro-batch."""
+        self.next_graph()
         graphs = self.pending
         self.pending = []
-        if len(self.current.segments) > self.current.num_executed or self.current.backwards:
-            graphs.append(self.current)
         self.num_pending_backwards = 0
         return graphs
 
     def has_pending(self) -> bool:
-        return bool(self.pending) or len(self.current.segments) > self.current.num_executed
+        return bool(self.pending or self.current.calls)
 
     def begin_module(self, module_id: int) -> None:
         """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""

@@ -38,7 +38,7 @@ def parse_place(text: str) -> Place:
     Place(rank=1, device='cuda:0')
     """
     match = _PLACE.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
-    if match is None or match[2] == "gpu":
+    if match is None or (match[2] or "").partition(":")[0] == "gpu":
         raise PlanError(
             f"{text!r} is not a place for a stage.",
             why='a place is a rank, or a rank and a device of it, in the form "rank:R" or "rank:R/device".',

@@ -9,21 +9,16 @@ What the names mean for a given model is the business of `farspan.plan.resolve`.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from farspan.errors import PlanError
-from farspan.plan import document, table
+from farspan.plan import check, document, table
 from farspan.plan.device import format_place, parse_place
 
-__all__ = ["SCHEDULES", "Plan"]
-
-SCHEDULES = ("1f1b", "gpipe")
-"""Names of the schedules a plan may ask for."""
+__all__ = ["Plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +29,7 @@ class Plan:
         stages: Device string of each pipeline stage ("rank:1", "rank:1/cuda:0"); the index is the stage.
         placement: Name of a module or parameter, or glob pattern of names, to stage; "" is the whole model. Among
             patterns that match the same name the later wins, so the order counts.
-        schedule: One of `SCHEDULES`.
+        schedule: One of `farspan.plan.SCHEDULES`.
         lookahead: How many micro-batches may be in flight beyond what the schedule needs.
         estimates: Numbers per stage for people to read: "num_parameters", "parameter_bytes", "share" (of the cost,
             of 1). Two plans that differ only here are equal.
@@ -57,9 +52,11 @@ class Plan:
     estimates: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
 
     def __post_init__(self) -> None:
-        stages, placement, estimates = _checked(
-            self.stages, self.placement, self.schedule, self.lookahead, self.estimates
-        )
+        stages = check.stages(self.stages)
+        placement = check.placement(self.placement, len(stages))
+        check.schedule(self.schedule)
+        check.lookahead(self.lookahead)
+        estimates = check.estimates(self.estimates, len(stages))
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "placement", placement)
         object.__setattr__(self, "estimates", estimates)
@@ -162,64 +159,3 @@ class Plan:
 
     def _key(self) -> tuple[object, ...]:
         return (self.stages, tuple(self.placement.items()), self.schedule, self.lookahead)
-
-
-def _checked(
-    stages: Any, placement: Any, schedule: Any, lookahead: Any, estimates: Any
-) -> tuple[tuple[str, ...], dict[str, int], dict[str, tuple[float, ...]]]:
-    """The three collections, checked and copied; the values may come from a file that a person edited."""
-    if not isinstance(stages, (list, tuple)):
-        raise _wrong("stages", stages, 'a list of device strings such as ["rank:0", "rank:1"]')
-    places: list[str] = []
-    for text in stages:  # pyright: ignore[reportUnknownVariableType]
-        if not isinstance(text, str):
-            raise _wrong("stages", text, 'device strings such as "rank:0"')
-        try:
-            places.append(format_place(parse_place(text)))
-        except PlanError as error:
-            raise PlanError(f'"stages": {error.what}', why=error.why, hint=error.hint) from None
-    if not isinstance(placement, Mapping):
-        raise _wrong("placement", placement, 'names to stages such as {"embed": 0, "blocks.*": 1}')
-    if not places or not placement:
-        raise PlanError(
-            "the plan is empty.",
-            why=f'it has {len(places)} stages in "stages" and {len(placement)} names in "placement".',  # pyright: ignore[reportUnknownArgumentType]
-            hint='Plan.from_mapping({"": "rank:0"}) puts the whole model on rank 0',
-        )
-    owners: dict[str, int] = {}
-    for name, stage in placement.items():  # pyright: ignore[reportUnknownVariableType]
-        if not isinstance(name, str):
-            raise _wrong("placement", name, "names of modules or parameters")
-        if not isinstance(stage, int) or isinstance(stage, bool) or not 0 <= stage < len(places):
-            has = "stage 0 only" if len(places) == 1 else f"stages 0 to {len(places) - 1}"
-            raise PlanError(
-                f'"placement": "{name}" is on {stage!r}, which is no stage.',
-                why=f'a stage is an index into "stages": there are {has}.',
-                hint=f'"{name}": {len(places) - 1}  or another place in "stages"',
-            )
-        owners[name] = stage
-    if not isinstance(schedule, str) or schedule not in SCHEDULES:
-        raise _wrong("schedule", schedule, " or ".join(f'"{name}"' for name in SCHEDULES))
-    if not isinstance(lookahead, int) or isinstance(lookahead, bool) or lookahead < 0:
-        raise _wrong("lookahead", lookahead, "a number of micro-batches, from 0")
-    if not isinstance(estimates, Mapping):
-        raise _wrong("estimates", estimates, "names to one number per stage")
-    numbers: dict[str, tuple[float, ...]] = {}
-    for name, row in estimates.items():  # pyright: ignore[reportUnknownVariableType]
-        if not isinstance(row, (list, tuple)) or len(row) != len(places) or not all(map(_is_number, row)):  # pyright: ignore[reportUnknownArgumentType]
-            raise _wrong(f"estimates.{name}", row, f"{len(places)} numbers, one per stage; or leave it out")  # pyright: ignore[reportUnknownArgumentType]
-        numbers[str(name)] = tuple(row)  # pyright: ignore[reportUnknownArgumentType]
-    return tuple(places), owners, numbers
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _wrong(key: str, value: object, expected: str) -> PlanError:
-    shown = repr(value)
-    return PlanError(
-        f'"{key}" cannot be {shown if len(shown) <= 60 else shown[:57] + "..."}.',
-        why=f"it is of type {type(value).__name__}." if not isinstance(value, (str, int)) else "",
-        hint=f'"{key}": {expected}',
-    )

@@ -92,26 +92,26 @@ def _cut_costs(atoms: Sequence[Atom]) -> list[float]:
 
 
 def _placement(atoms: Sequence[Atom], stage_of: Sequence[int]) -> dict[str, int]:
-    """Atoms to stages; the atoms of a block that stayed in one piece become one entry, the block."""
-    blocks: dict[str, set[int]] = {}
+    """Atoms to stages; the atoms of a block, or of a part of it, that stayed in one piece become one entry."""
+    stages_of: dict[str, set[int]] = {}
     for atom, stage in zip(atoms, stage_of, strict=True):
-        for block in _blocks(atom.name):
-            blocks.setdefault(block, set()).add(stage)
+        for name in _from_block(atom.name):
+            stages_of.setdefault(name, set()).add(stage)
     placement: dict[str, int] = {}
     for atom, stage in zip(atoms, stage_of, strict=True):
-        whole = next((block for block in _blocks(atom.name) if len(blocks[block]) == 1), atom.name)
-        placement[whole] = stage
+        placement[next(name for name in _from_block(atom.name) if len(stages_of[name]) == 1)] = stage
     return placement
 
 
-def _blocks(name: str) -> list[str]:
-    """The numbered modules that hold `name`, the outermost first.
+def _from_block(name: str) -> list[str]:
+    """The names from the outermost numbered module that holds `name` down to `name` itself.
 
-    >>> _blocks("blocks.3.mlp.0.weight")
-    ['blocks.3', 'blocks.3.mlp.0']
+    >>> _from_block("decoder.blocks.3.mlp.weight"), _from_block("head")
+    (['decoder.blocks.3', 'decoder.blocks.3.mlp', 'decoder.blocks.3.mlp.weight'], ['head'])
     """
     parts = name.split(".")
-    return [".".join(parts[: depth + 1]) for depth, part in enumerate(parts) if part.isdecimal()]
+    first = next((depth for depth, part in enumerate(parts) if part.isdecimal()), len(parts) - 1)
+    return [".".join(parts[: depth + 1]) for depth in range(first, len(parts))]
 
 
 def _estimates(atoms: Sequence[Atom], stage_of: Sequence[int], num_stages: int) -> dict[str, list[float]]:

@@ -22,6 +22,9 @@ from farspan.errors import PlanError
 
 __all__ = ["partition"]
 
+_Score = tuple[float, float, int]  # sums of: cut costs, squared part costs, squared part lengths
+_IMPOSSIBLE: _Score = (math.inf, math.inf, 0)
+
 
 def partition(
     costs: Sequence[float], num_parts: int, *, cut_costs: Sequence[float] | None = None, slack: float = 0.0
@@ -89,11 +92,11 @@ def _even_cuts(
 ) -> tuple[float, list[int]]:
     """The cheapest, then most even cut with no part above `limit`: sum of cut costs, and where each part ends."""
     num_items = len(before) - 1
-    nothing = (math.inf, math.inf, 0)
-    best = [(0.0, 0.0, 0)] + [nothing] * num_items
+    best: list[_Score] = [(0.0, 0.0, 0), *[_IMPOSSIBLE] * num_items]
     choices: list[list[int]] = []
     for part in range(1, num_parts + 1):
-        previous, best, choice = best, [nothing] * (num_items + 1), [0] * (num_items + 1)
+        previous, choice = best, [0] * (num_items + 1)
+        best = [_IMPOSSIBLE] * (num_items + 1)
         for end in range(part, num_items + 1 - (num_parts - part)):
             for start in range(end - 1, part - 2, -1):
                 size = before[end] - before[start]

@@ -230,7 +230,6 @@ class Engine:
             del self._readable[key]
         for graph in graphs:
             calls = graph.calls
-            graph.mark_executed()
             for call in calls:
                 for value in call.outputs:
                     if value.is_held:
@@ -241,13 +240,13 @@ class Engine:
                 if call.arguments is not None and not any(value.meta.requires_grad for value in call.outputs):
                     call.arguments = None
             for segment in graph.segments:
+                segment.executed = True
                 segment.calls = []
                 if all(call.arguments is None for call in calls if call.segment is segment):
                     segment.inputs.clear()
                     segment.leaves.clear()
-            if graph is not self.recorder.current:
-                graph.calls = []
-                graph.sources = {}
+            graph.calls = []
+            graph.sources = {}
         self._flushing = ()
 
     def _advance(self) -> None:
@@ -405,7 +404,7 @@ def _scalars(graphs: Sequence[Graph]) -> list[Value]:
     found: dict[Value, None] = {}
     inner: set[Value] = set()
     for graph in graphs:
-        for segment in graph.segments[graph.num_executed :]:
+        for segment in graph.segments:
             for call in segment.calls:
                 is_small = all(value.meta.numel == 1 for value in call.outputs)
                 if is_small:

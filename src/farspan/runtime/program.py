@@ -82,7 +82,7 @@ class _Builder:
         positions = {graph.index: position for position, graph in enumerate(graphs)}
         with_backward = {backward.graph.index for backward in backwards}
         for graph in graphs:
-            for segment in sorted(graph.segments[graph.num_executed :], key=lambda segment: segment.order):
+            for segment in sorted(graph.segments, key=lambda segment: segment.order):
                 self.add_forward(segment, positions[graph.index], graph.index in with_backward)
         last_touch: dict[object, int] = {}
         for backward in backwards:
@@ -180,7 +180,7 @@ def build_program(
     """Turn recorded graphs into the program of `rank`.
 
     Args:
-        graphs: All with unexecuted segments or backwards, in order.
+        graphs: All that was recorded and has not run, in order.
         rank_of: The rank of each stage.
         rank: Whose program.
         num_ranks: How many ranks there are.

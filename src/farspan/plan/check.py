@@ -1,0 +1,99 @@
+"""Whether values make a plan: they may come from a file that a person edited, so every mistake is named by its key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard, cast
+
+from farspan.errors import PlanError
+from farspan.plan.device import format_place, parse_place
+
+__all__ = ["SCHEDULES", "estimates", "lookahead", "placement", "schedule", "stages"]
+
+SCHEDULES = ("1f1b", "gpipe")
+"""Names of the schedules a plan may ask for."""
+
+
+def stages(value: object) -> tuple[str, ...]:
+    """The device strings, in their one spelling; at least one."""
+    if not isinstance(value, (list, tuple)):
+        raise _wrong("stages", value, 'a list of device strings such as ["rank:0", "rank:1"]')
+    if not value:
+        raise PlanError(
+            "the plan is empty.",
+            why='"stages" lists none.',
+            hint='Plan.from_mapping({"": "rank:0"}) puts the whole model on rank 0',
+        )
+    places: list[str] = []
+    for text in cast("Sequence[object]", value):
+        if not isinstance(text, str):
+            raise _wrong("stages", text, 'device strings such as "rank:0"')
+        try:
+            places.append(format_place(parse_place(text)))
+        except PlanError as error:
+            raise PlanError(f'"stages": {error.what}', why=error.why, hint=error.hint) from None
+    return tuple(places)
+
+
+def placement(value: object, num_stages: int) -> dict[str, int]:
+    """A copy of the names and their stages; at least one, in their order."""
+    if not isinstance(value, Mapping):
+        raise _wrong("placement", value, 'names to stages such as {"embed": 0, "blocks.*": 1}')
+    owners: dict[str, int] = {}
+    for name, stage in cast("Mapping[object, object]", value).items():
+        if not isinstance(name, str):
+            raise _wrong("placement", name, "names of modules or parameters")
+        if not isinstance(stage, int) or isinstance(stage, bool) or not 0 <= stage < num_stages:
+            has = "is stage 0 only" if num_stages == 1 else f"are stages 0 to {num_stages - 1}"
+            raise PlanError(
+                f'"placement": "{name}" is on {stage!r}, which is no stage.',
+                why=f'a stage is an index into "stages": there {has}.',
+                hint=f'"{name}": {num_stages - 1}  or another place in "stages"',
+            )
+        owners[name] = stage
+    if not owners:
+        raise PlanError("the plan is empty.", why='"placement" names nothing.', hint='"placement": {"": 0}')
+    return owners
+
+
+def schedule(value: object) -> None:
+    """A name in `SCHEDULES`."""
+    if not isinstance(value, str) or value not in SCHEDULES:
+        raise _wrong("schedule", value, " or ".join(f'"{name}"' for name in SCHEDULES))
+
+
+def lookahead(value: object) -> None:
+    """A count."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise _wrong("lookahead", value, "a number of micro-batches, from 0")
+
+
+def estimates(value: object, num_stages: int) -> dict[str, tuple[float, ...]]:
+    """A copy of the rows, each of one finite number per stage."""
+    if not isinstance(value, Mapping):
+        raise _wrong("estimates", value, "names to one number per stage")
+    rows: dict[str, tuple[float, ...]] = {}
+    for name, row in cast("Mapping[object, object]", value).items():
+        numbers = tuple(number for number in row if _is_number(number)) if _is_row(row) else ()
+        if not _is_row(row) or not len(numbers) == len(row) == num_stages:
+            raise _wrong(f"estimates.{name}", row, f"{num_stages} numbers, one per stage; or leave it out")
+        rows[str(name)] = numbers
+    return rows
+
+
+def _is_row(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, (list, tuple))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _wrong(key: str, value: object, expected: str) -> PlanError:
+    shown = repr(value)
+    return PlanError(
+        f'"{key}" cannot be {shown if len(shown) <= 60 else shown[:57] + "..."}.',
+        why="" if isinstance(value, str) else f"it is of type {type(value).__name__}.",
+        hint=f'"{key}": {expected}',
+    )

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from farspan.errors import PlanError
+from farspan.planner import Atom, auto_plan
+
+BLOCKS = [
+    Atom(name="embed", cost=0.0, num_parameters=100, parameter_bytes=400),
+    *(Atom(name=f"blocks.{i}", cost=1.0, num_parameters=10, parameter_bytes=40) for i in range(4)),
+    Atom(name="head", cost=0.1, num_parameters=5, parameter_bytes=20),
+]
+RANKS = ["rank:0", "rank:1", "rank:2"]
+
+
+def test_equal_blocks_are_shared_out_equally() -> None:
+    plan = auto_plan(BLOCKS, num_stages=2, devices=RANKS[:2])
+    assert plan.stages == ("rank:0", "rank:1")
+    assert plan.placement == {"embed": 0, "blocks.0": 0, "blocks.1": 0, "blocks.2": 1, "blocks.3": 1, "head": 1}
+    assert plan.estimates == {
+        "num_parameters": (120, 25),
+        "parameter_bytes": (480, 100),
+        "share": (0.4878, 0.5122),
+    }
+
+
+def test_stages_go_round_the_devices() -> None:
+    plan = auto_plan(BLOCKS, num_stages=5, devices=RANKS)
+    assert plan.stages == ("rank:0", "rank:1", "rank:2", "rank:0", "rank:1")
+    assert set(plan.placement.values()) == set(range(5))
+
+
+def test_one_stage_owns_the_whole_model_even_without_atoms() -> None:
+    assert auto_plan(BLOCKS, num_stages=1, devices=RANKS).placement == {"": 0}
+    assert auto_plan([], num_stages=1, devices=RANKS).placement == {"": 0}
+
+
+def test_a_block_is_cut_only_where_that_pays() -> None:
+    halves = [
+        Atom(name=f"blocks.{i}.{part}", cost=cost) for i in range(2) for part, cost in (("attn", 1.0), ("mlp", 1.04))
+    ]
+    assert auto_plan(halves, num_stages=2, devices=RANKS[:2]).placement == {"blocks.0": 0, "blocks.1": 1}
+    halves = [Atom(name=f"blocks.{i}.{part}", cost=1.0) for i in range(3) for part in ("attn", "mlp")]
+    assert auto_plan(halves, num_stages=2, devices=RANKS[:2]).placement == {
+        "blocks.0": 0,
+        "blocks.1.attn": 0,
+        "blocks.1.mlp": 1,
+        "blocks.2": 1,
+    }
+
+
+def test_the_parts_of_a_cut_block_that_stay_in_one_piece_are_one_entry() -> None:
+    parts = [Atom(name=f"net.0.{name}", cost=1.0) for name in ("attn.qkv", "attn.out", "mlp.0", "mlp.1")]
+    assert auto_plan(parts, num_stages=2, devices=RANKS[:2]).placement == {"net.0.attn": 0, "net.0.mlp": 1}
+
+
+def test_fewer_atoms_than_stages_is_a_plan_error_with_their_names() -> None:
+    with pytest.raises(PlanError) as caught:
+        auto_plan(BLOCKS[:2], num_stages=3, devices=RANKS)
+    assert caught.value.what == "no plan has 3 stages for this model."
+    assert "2 modules with parameters" in caught.value.why
+    assert "'blocks.0'" in caught.value.why
+    assert "stages=2" in caught.value.hint
+
+
+@pytest.mark.parametrize(("num_stages", "devices"), [(0, RANKS), (1, [])])
+def test_no_stages_or_no_devices_is_a_plan_error(num_stages: int, devices: list[str]) -> None:
+    with pytest.raises(PlanError, match="no plan has"):
+        auto_plan(BLOCKS, num_stages=num_stages, devices=devices)
+
+
+def test_planning_does_not_import_torch() -> None:
+    script = "import sys, farspan.planner, farspan.plan, farspan.units; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
