@@ -1,4 +1,4 @@
-"""One recorded micro-batch: its calls in program order, cut into segments as they arrive.
+r"""One recorded micro-batch: its calls in program order, cut into segments as they arrive.
 
     level(call) = max over its inputs of level(producer) + (1 if the producer's stage differs)
 

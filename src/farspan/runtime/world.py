@@ -116,10 +116,13 @@ def _watch_exit(engine: Engine) -> None:
     """A program that ends says so; one that fails says why; the hub outlives the other ranks."""
     previous = sys.excepthook
     side = engine.side
+    has_raised = False
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        nonlocal has_raised
+        has_raised = True
         if isinstance(error, RemoteError):
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)  # the failing rank shows its own traceback
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")  # the failing rank shows its own traceback
             return
         previous(kind, error, trace)
         text = "".join(traceback.format_exception(kind, error, trace))
@@ -128,10 +131,10 @@ def _watch_exit(engine: Engine) -> None:
 
     def leave() -> None:
         try:
-            if side.failure is None and engine.is_healthy:
+            if not has_raised and engine.is_healthy:
                 side.finish(engine.deadline_s)
         except FarspanError as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
         side.close(linger_s=10.0)
 
     sys.excepthook = tell

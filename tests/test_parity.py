@@ -1,0 +1,35 @@
+"""Same numbers: gradients and weights after three AdamW steps, bit for bit, for every plan and number of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.models import CASES
+from tests.support.parity import all_plans, build, train_distributed, train_plainly
+from tests.support.ranks import run_processes, run_threads
+
+PROGRAM = Path(__file__).parent / "programs" / "parity.py"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
+    case = CASES[name]
+    wanted = train_plainly(case)
+    for plan_name, plan in all_plans(case, num_ranks).items():
+        models = [build(case) for _ in range(num_ranks)]
+        histories = run_threads(num_ranks, lambda rank: train_distributed(models[rank], case, plan))  # noqa: B023
+        for rank, history in enumerate(histories):
+            assert history.differences(wanted) == [], f"plan {plan_name}, rank {rank}"
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 4])
+def test_same_numbers_as_one_process_over_real_processes(num_processes: int) -> None:
+    for rank, process in enumerate(run_processes(num_processes, PROGRAM, timeout_s=240.0)):
+        assert process.code == 0, process.stderr
+        found = json.loads(process.stdout.splitlines()[-1])
+        assert len(found) >= len(CASES)
+        assert {name: differences for name, differences in found.items() if differences} == {}, f"rank {rank}"
