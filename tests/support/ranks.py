@@ -23,7 +23,7 @@ from farspan.runtime.world import use_engine
 __all__ = ["Finished", "free_port", "run_processes", "run_threads"]
 
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")
-TESTS = str(Path(__file__).resolve().parents[1])
+ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def run_threads(
@@ -118,7 +118,7 @@ def run_processes(
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([SOURCES, TESTS]),
+            "PYTHONPATH": os.pathsep.join([SOURCES, ROOT]),
             **(environment or {}),
         }
         processes.append(
