@@ -49,7 +49,9 @@ def machine() -> str:
     load = ", load " + "/".join(f"{value:.1f}" for value in os.getloadavg())
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     today = datetime.datetime.now(datetime.UTC).date()
-    return f"{_processor()}, {os.cpu_count()} cores{load}, {platform.system()} {platform.release()}, {versions}, {today}"
+    return (
+        f"{_processor()}, {os.cpu_count()} cores{load}, {platform.system()} {platform.release()}, {versions}, {today}"
+    )
 
 
 def _processor() -> str:

@@ -30,15 +30,15 @@ from torch.optim import optimizer as torch_optimizer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
-from gpt import GPT, NUM_BYTES  # noqa: E402
+from benchmarks.common import arguments, finish, run_ranks  # noqa: E402
 
 import farspan  # noqa: E402
-from benchmarks.common import arguments, finish, run_ranks  # noqa: E402
 from farspan.lazy.torch_private import raw_grad, without_modes_of  # noqa: E402
 from farspan.runtime.world import current_engine  # noqa: E402
+from gpt import GPT, NUM_BYTES  # noqa: E402
 
 BAR = 1.00
-WIDTH, NUM_HEADS, NUM_BLOCKS, CONTEXT, BATCH = 256, 8, 8, 128, 4
+WIDTH, NUM_HEADS, NUM_BLOCKS, CONTEXT = 256, 8, 8, 128
 LEARNING_RATE = 3e-4
 _MODULE_CALL = nn.Module.__call__
 
@@ -133,7 +133,11 @@ class FarspanSide:
         engine = current_engine()
         assert engine is not None
         mine = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        return {mine[id(item.tensor)]: item.tensor for item in engine.parameters.values() if item.is_owned and id(item.tensor) in mine}
+        return {
+            mine[id(item.tensor)]: item.tensor
+            for item in engine.parameters.values()
+            if item.is_owned and id(item.tensor) in mine
+        }
 
 
 def loss_of(out: Tensor, y: Tensor) -> Tensor:
@@ -164,9 +168,9 @@ def untouched_torch() -> Iterator[None]:
                 table.update(content)
 
 
-def batch_of(step: int, num_micro_batches: int) -> tuple[Tensor, Tensor]:
+def batch_of(step: int, num_micro_batches: int, batch: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(step)
-    tokens = torch.randint(NUM_BYTES, (num_micro_batches * BATCH, CONTEXT + 1), generator=generator)
+    tokens = torch.randint(NUM_BYTES, (num_micro_batches * batch, CONTEXT + 1), generator=generator)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
@@ -187,7 +191,7 @@ def measure(rank: int, num_micro_batches: int, args: Any) -> dict[str, Any]:
         theirs = TorchSide(rank, num_micro_batches)
     work = Comparison()
     for step in range(args.warm_up):
-        x, y = batch_of(step, num_micro_batches)
+        x, y = batch_of(step, num_micro_batches, args.batch)
         with untouched_torch():
             theirs.step(x, y)
         ours.step(x, y)
@@ -196,7 +200,7 @@ def measure(rank: int, num_micro_batches: int, args: Any) -> dict[str, Any]:
     times: dict[str, list[tuple[int, int]]] = {"torch": [], "farspan": []}
     step = args.warm_up
     for turn in range(args.turns):
-        batches = [batch_of(step + i, num_micro_batches) for i in range(args.steps)]
+        batches = [batch_of(step + i, num_micro_batches, args.batch) for i in range(args.steps)]
         step += args.steps
         for name in ("torch", "farspan") if turn % 2 == 0 else ("farspan", "torch"):
             if name == "torch":
@@ -213,7 +217,9 @@ def measure(rank: int, num_micro_batches: int, args: Any) -> dict[str, Any]:
     with untouched_torch():
         dist.all_gather_object(everyone, {"times": times, "work": vars(work)})
     span = {name: spans([part["times"][name] for part in everyone]) for name in times}
-    per_turn = {name: [median(span[name][i : i + args.steps]) for i in range(0, len(span[name]), args.steps)] for name in span}
+    per_turn = {
+        name: [median(span[name][i : i + args.steps]) for i in range(0, len(span[name]), args.steps)] for name in span
+    }
     ratios = [a / b for a, b in zip(per_turn["farspan"], per_turn["torch"], strict=True)]
     return {
         "num_micro_batches": num_micro_batches,
@@ -243,7 +249,9 @@ def timed(side: TorchSide | FarspanSide, batch: tuple[Tensor, Tensor], profile: 
 
 def spans(by_rank: list[list[tuple[int, int]]]) -> list[float]:
     """Seconds from the first rank's begin to the last one's end, by step: one host, so one monotonic clock."""
-    return [(max(end for _, end in step) - min(began for began, _ in step)) / 1e9 for step in zip(*by_rank, strict=True)]
+    return [
+        (max(end for _, end in step) - min(began for began, _ in step)) / 1e9 for step in zip(*by_rank, strict=True)
+    ]
 
 
 class Comparison:
@@ -281,21 +289,23 @@ class Comparison:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--turns", type=int, help="turns of each side; 12, or 3 with --quick")
-    parser.add_argument("--steps", type=int, help="steps in a turn; 5, or 3 with --quick")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps of each side before, compared one by one")
-    parser.add_argument("--micro-batches", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--turns", type=int, help="turns of each side; 12, or 4 with --quick")
+    parser.add_argument("--steps", type=int, help="steps in a turn; 4, or 2 with --quick")
+    parser.add_argument("--warm-up", type=int, default=2, help="steps of each side before, compared one by one")
+    parser.add_argument("--micro-batches", type=int, nargs="+", help="per step; 8 and 16, or 8 with --quick")
+    parser.add_argument("--batch", type=int, default=4, help="sequences per micro-batch")
     parser.add_argument("--profile", metavar="FILE", help="profile farspan's steps into FILE.MICRO_BATCHES.RANK")
     args = parser.parse_args()
-    args.turns = args.turns or (3 if args.quick else 12)
-    args.steps = args.steps or (3 if args.quick else 5)
+    args.turns = args.turns or (4 if args.quick else 12)
+    args.steps = args.steps or (2 if args.quick else 4)
+    args.micro_batches = args.micro_batches or ([8] if args.quick else [8, 16])
     if args.worker:
         worker(args)
         return
     words = ["--turns", str(args.turns), "--steps", str(args.steps), "--warm-up", str(args.warm_up)]
-    words += ["--micro-batches", *map(str, args.micro_batches)]
+    words += ["--batch", str(args.batch), "--micro-batches", *map(str, args.micro_batches)]
     words += ["--profile", args.profile] if args.profile else []
-    rows = run_ranks(__file__, 2, words, timeout_s=120 if args.quick else 1200)
+    rows = run_ranks(__file__, 2, words, timeout_s=300 if args.quick else 1800)
     print("micro-batches   torch 1F1B      farspan   ratio (min .. max over turns)   bitwise equal tensors")
     for row in rows:
         print(

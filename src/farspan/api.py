@@ -60,7 +60,8 @@ def distribute(
     """
     if not isinstance(model, nn.Module):
         raise PlanError(
-            f"distribute takes a torch.nn.Module, not a {type(model).__name__}.", hint="model = farspan.distribute(model)"
+            f"distribute takes a torch.nn.Module, not a {type(model).__name__}.",
+            hint="model = farspan.distribute(model)",
         )
     if hasattr(model, _PLAN):
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
@@ -134,11 +135,13 @@ def _choose_plan(model: nn.Module, plan: Any, stages: int | str, num_ranks: int)
         chosen = Plan.load(Path(plan))
     else:
         raise PlanError(
-            f"plan={plan!r} is no plan.", hint='plan="auto", a farspan.Plan, the path of its JSON file, or a mapping of names'
+            f"plan={plan!r} is no plan.",
+            hint='plan="auto", a farspan.Plan, the path of its JSON file, or a mapping of names',
         )
     if isinstance(stages, int) and stages != chosen.num_stages:
         raise PlanError(
-            f"stages={stages} was asked for, the plan has {chosen.num_stages}.", hint="leave out one of plan= and stages="
+            f"stages={stages} was asked for, the plan has {chosen.num_stages}.",
+            hint="leave out one of plan= and stages=",
         )
     return chosen
 
@@ -161,5 +164,3 @@ def _occurrences(sites: list[StageSite]) -> list[tuple[StageSite, int]]:
         result.append((site, seen.get(key, 0)))
         seen[key] = seen.get(key, 0) + 1
     return result
-
-

@@ -1,8 +1,8 @@
 """The errors farspan raises: what happened, why (with the user's own names and numbers), what to try.
 
-    PlanError: no stage owns the parameter 'head.weight'.
-      why  the plan names 'blocks.*' and 'embed' only; 1 of 26 parameters is left over.
-      try  add "head": "rank:1" to the plan
+PlanError: no stage owns the parameter 'head.weight'.
+  why  the plan names 'blocks.*' and 'embed' only; 1 of 26 parameters is left over.
+  try  add "head": "rank:1" to the plan
 """
 
 from __future__ import annotations

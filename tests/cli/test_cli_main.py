@@ -91,9 +91,7 @@ def test_everything_after_the_script_belongs_to_it(farspan, words, expected):
 
 
 def test_options_reach_the_processes(farspan, tmp_path):
-    result = farspan(
-        "run", "--verbose", "--num-processes=2", "--log-dir", "logs", "--report", "r.html", "train.py"
-    )
+    result = farspan("run", "--verbose", "--num-processes=2", "--log-dir", "logs", "--report", "r.html", "train.py")
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"0 [] {tmp_path / 'r.html'} 1\n"
     assert (tmp_path / "logs" / "rank1.log").read_text() == f"1 [] {tmp_path / 'r.html'} 1\n"

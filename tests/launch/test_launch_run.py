@@ -261,9 +261,7 @@ def test_hanging_survivors_are_ended_after_the_grace(job):
 
 
 def test_a_survivor_that_ignores_sigterm_is_killed(job):
-    script = (
-        "if rank == 1:\n    while not os.path.exists(here + '/ready0'): time.sleep(0.01)\n    sys.exit(3)\n"
-    )
+    script = "if rank == 1:\n    while not os.path.exists(here + '/ready0'): time.sleep(0.01)\n    sys.exit(3)\n"
     script += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY + "time.sleep(60)\n"
     code, _, _ = job.run(script, grace_s=0.1)
     assert code == 3
@@ -295,11 +293,7 @@ def test_ctrl_c_and_sigterm_end_all(job, number):
 
 
 def test_ranks_may_end_well_after_ctrl_c(job):
-    job.start(
-        "try:\n    "
-        + READY.replace("\n", "\n    ")
-        + "time.sleep(60)\nexcept KeyboardInterrupt: print('saved')"
-    )
+    job.start("try:\n    " + READY.replace("\n", "\n    ") + "time.sleep(60)\nexcept KeyboardInterrupt: print('saved')")
     for rank in range(2):
         job.pid(rank)
     job.process.send_signal(signal.SIGINT)
@@ -308,9 +302,7 @@ def test_ranks_may_end_well_after_ctrl_c(job):
 
 
 def test_second_ctrl_c_ends_those_that_ignore_the_first(job):
-    job.start(
-        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + READY + "print('on', flush=True)\ntime.sleep(60)"
-    )
+    job.start("signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + READY + "print('on', flush=True)\ntime.sleep(60)")
     pids = [job.pid(rank) for rank in range(2)]
     job.process.send_signal(signal.SIGINT)
     assert "SIGINT passed on" in job.process.stderr.readline()

@@ -6,7 +6,6 @@ import json
 import os
 
 import torch
-
 from tests.support.parity import compare_all
 
 torch.set_num_threads(1)

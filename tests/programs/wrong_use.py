@@ -54,7 +54,12 @@ class Net(nn.Module):
         return self.last(x)
 
 
-HALVES = {"first": "rank:0", "second": f"rank:{WORLD_SIZE - 1}", "third": f"rank:{WORLD_SIZE // 2}", "last": f"rank:{WORLD_SIZE - 1}"}
+HALVES = {
+    "first": "rank:0",
+    "second": f"rank:{WORLD_SIZE - 1}",
+    "third": f"rank:{WORLD_SIZE // 2}",
+    "last": f"rank:{WORLD_SIZE - 1}",
+}
 PLANS: dict[str, Any] = {
     "unknown_name": {"first": "rank:0", "secnod": "rank:1", "third": "rank:1", "last": "rank:1"},
     "nobody_owns": {"first": "rank:0", "second": "rank:1"},

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.ranks import run_threads
 from torch import nn
 
 import farspan
 from farspan.runtime.world import current_engine
-from tests.support.ranks import run_threads
 
 WIDTH = 200  # a boundary tensor of [100, 200] floats is large enough to travel alone
 

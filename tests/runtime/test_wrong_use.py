@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.support.ranks import Finished, run_processes
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "wrong_use.py"

@@ -151,7 +151,9 @@ class UNet(nn.Module):
         widths = [3, 4, 6, 8]
         self.down = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1) for a, b in zip(widths, widths[1:], strict=False)])
         self.middle = nn.Conv2d(8, 8, 3, padding=1)
-        self.up = nn.ModuleList([nn.Conv2d(16, 6, 3, padding=1), nn.Conv2d(12, 4, 3, padding=1), nn.Conv2d(8, 2, 3, padding=1)])
+        self.up = nn.ModuleList(
+            [nn.Conv2d(16, 6, 3, padding=1), nn.Conv2d(12, 4, 3, padding=1), nn.Conv2d(8, 2, 3, padding=1)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         skips = []
@@ -208,7 +210,9 @@ def translate(model: nn.Module, batch: Batch) -> Tensor:
 class Siamese(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 6), nn.Tanh())
+        self.layers = nn.Sequential(
+            nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 6), nn.Tanh()
+        )
         self.out = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -369,8 +373,20 @@ class Normed(nn.Module):
 def _cases() -> Iterator[Case]:
     short = lambda: data((6, 10))  # noqa: E731
     lm = lambda: tokens(17, [(2, 8)] * 4)  # noqa: E731
-    yield Case(name="mlp", build=MLP, batches=lambda: data((6, 12), classes=5), loss=classify, plans={"dealt": alternating("layers", 6, {"head": 0})})
-    yield Case(name="gpt", build=GPT, batches=lm, loss=next_token, plans={"dealt": alternating("blocks", 4, {"embed": 1, "position": 0, "norm": 0, "head": 1})})
+    yield Case(
+        name="mlp",
+        build=MLP,
+        batches=lambda: data((6, 12), classes=5),
+        loss=classify,
+        plans={"dealt": alternating("layers", 6, {"head": 0})},
+    )
+    yield Case(
+        name="gpt",
+        build=GPT,
+        batches=lm,
+        loss=next_token,
+        plans={"dealt": alternating("blocks", 4, {"embed": 1, "position": 0, "norm": 0, "head": 1})},
+    )
     yield Case(
         name="gpt_tied",
         build=lambda: GPT(tied=True),
@@ -387,10 +403,19 @@ def _cases() -> Iterator[Case]:
     )
     yield Case(name="siamese", build=Siamese, batches=lambda: data((6, 10), (6, 10)), loss=contrast)
     yield Case(name="cls_token", build=ViT, batches=lambda: data((4, 4, 8), classes=5), loss=classify)
-    yield Case(name="there_and_back", build=ThereAndBack, batches=short, loss=square, plans={"dealt": alternating("layers", 4)})
+    yield Case(
+        name="there_and_back", build=ThereAndBack, batches=short, loss=square, plans={"dealt": alternating("layers", 4)}
+    )
     yield Case(name="backwards", build=Backwards, batches=short, loss=square)
-    yield Case(name="varying_sizes", build=GPT, batches=lambda: tokens(17, [(2, 8), (1, 5), (3, 8), (2, 12), (1, 1)]), loss=next_token)
-    yield Case(name="no_parameters", build=WithSquash, batches=short, loss=square, plans={"squash": squash_plan}, most_stages=2)
+    yield Case(
+        name="varying_sizes",
+        build=GPT,
+        batches=lambda: tokens(17, [(2, 8), (1, 5), (3, 8), (2, 12), (1, 1)]),
+        loss=next_token,
+    )
+    yield Case(
+        name="no_parameters", build=WithSquash, batches=short, loss=square, plans={"squash": squash_plan}, most_stages=2
+    )
     yield Case(name="frozen", build=Frozen, batches=short, loss=square)
     yield Case(name="structures", build=Messenger, batches=short, loss=square)
     yield Case(name="batchnorm", build=Normed, batches=lambda: data((3, 3, 6, 6)), loss=square)

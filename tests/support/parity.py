@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tests.support.models import CASES, Case
 from torch import nn
 
 import farspan
-from tests.support.models import CASES, Case
 
 __all__ = ["History", "all_plans", "train", "train_distributed", "train_plainly"]
 

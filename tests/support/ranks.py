@@ -140,9 +140,7 @@ def run_processes(
             process.kill()
             out, err = process.communicate()
             err += f"\n[test: killed after {timeout_s} s]"
-        finished[rank] = Finished(
-            code=process.returncode, stdout=out, stderr=err, duration_s=time.monotonic() - began
-        )
+        finished[rank] = Finished(code=process.returncode, stdout=out, stderr=err, duration_s=time.monotonic() - began)
 
     collectors = [threading.Thread(target=collect, args=(rank,)) for rank in range(num_ranks)]
     for collector in collectors:

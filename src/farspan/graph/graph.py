@@ -26,7 +26,20 @@ __all__ = ["Backward", "Call", "Graph", "Segment"]
 class Call:
     """A module call or an op call: one unit of work on one stage."""
 
-    __slots__ = ("arguments", "entry", "graph", "index", "level", "modes", "outputs", "segment", "stage", "target", "template", "where")
+    __slots__ = (
+        "arguments",
+        "entry",
+        "graph",
+        "index",
+        "level",
+        "modes",
+        "outputs",
+        "segment",
+        "stage",
+        "target",
+        "template",
+        "where",
+    )
 
     def __init__(
         self, *, target: Any, template: Any, arguments: Sequence[Any], entry: Any, stage: int, modes: Any, where: Any
@@ -92,7 +105,9 @@ class Backward:
 
     __slots__ = ("gradients", "graph", "retain_graph", "roots", "where")
 
-    def __init__(self, graph: Graph, roots: Sequence[Value], gradients: Sequence[Any], *, retain_graph: bool, where: Any):
+    def __init__(
+        self, graph: Graph, roots: Sequence[Value], gradients: Sequence[Any], *, retain_graph: bool, where: Any
+    ):
         self.graph = graph
         self.roots = tuple(roots)
         self.gradients = tuple(gradients)

@@ -41,7 +41,20 @@ class Value:
     parameter used outside its own module, a gradient, a value of an earlier step).
     """
 
-    __slots__ = ("__weakref__", "call", "data", "gradient_of", "index", "lazy", "meta", "name", "num_users", "segment", "stage", "ticket")
+    __slots__ = (
+        "__weakref__",
+        "call",
+        "data",
+        "gradient_of",
+        "index",
+        "lazy",
+        "meta",
+        "name",
+        "num_users",
+        "segment",
+        "stage",
+        "ticket",
+    )
 
     def __init__(self, meta: Meta, stage: int, *, call: Call | None = None, index: int = 0, name: str = "") -> None:
         self.meta = meta

@@ -139,9 +139,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         raise LaunchError(
             f"the {world_size} processes cannot find each other.",
             why=f"{size_name}={world_size}, but {' and '.join(missing)} not set (launcher: {launcher}).",
-            hint=_MASTER_HINTS.get(
-                launcher, "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500\n" + _START_HINT
-            ),
+            hint=_MASTER_HINTS.get(launcher, "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500\n" + _START_HINT),
         )
     return Environment(
         rank=rank,

@@ -447,7 +447,7 @@ def _find_command(script_argv: Sequence[str]) -> list[str]:
             hint=f"{_EXAMPLE}\nfarspan run -n 4 -m package.module",
         )
     script = Path(argv[0])
-    if argv[0] == "-m" or argv[0].endswith(".py") and script.is_file():
+    if argv[0] == "-m" or (argv[0].endswith(".py") and script.is_file()):
         command = [sys.executable, *argv]
     elif script.is_file() and os.access(script, os.X_OK):
         command = [str(script.absolute()), *argv[1:]]

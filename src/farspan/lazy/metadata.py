@@ -248,4 +248,3 @@ def _has_tensors_only(result: Any) -> bool:
     if isinstance(result, (list, tuple)) and not isinstance(result, torch.Size):
         return all(map(_has_tensors_only, result))
     return True
-

@@ -67,7 +67,9 @@ def place(
         stage = leaf_stage[name]
         if stage is not None:
             below = [*module.parameters(), *module.buffers()]
-            leaf = Leaf(prefix + name, module, stages[stage], [placed[id(item)] for item in below if id(item) in placed])
+            leaf = Leaf(
+                prefix + name, module, stages[stage], [placed[id(item)] for item in below if id(item) in placed]
+            )
             recorder.leaves[id(module)] = leaf
             leaves.append(leaf)
     recorder.placed.update(placed)
@@ -105,5 +107,3 @@ def _place_tensor(
             hint="call farspan.distribute(model) earlier: right after the model is built",
         ) from error
     return item
-
-

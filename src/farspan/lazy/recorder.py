@@ -16,8 +16,18 @@ import torch
 
 from farspan.errors import RecordError
 from farspan.graph import Backward, Call, Graph, Meta, Value
+from farspan.lazy.functions import (
+    READERS,
+    REFUSED,
+    RUNNING_STATISTICS,
+    family_of,
+    find_where,
+    format_where,
+    is_fake_limit,
+    join_family,
+    name_of,
+)
 from farspan.lazy.leaf import Leaf, Placed
-from farspan.lazy.functions import READERS, REFUSED, RUNNING_STATISTICS, family_of, find_where, format_where, is_fake_limit, join_family, name_of
 from farspan.lazy.metadata import Entry, MetadataCache, intern, meta_of
 from farspan.lazy.modes import current_modes
 from farspan.lazy.template import flatten, map_tensors, rebuild
@@ -88,7 +98,12 @@ class Recorder:
             self.refuse(f"{name_of(function)} cannot take recorded tensors", hint=REFUSED[function])
         if getattr(function, "__module__", "").startswith("torch.distributed"):
             self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
-        if function in RUNNING_STATISTICS and kwargs.get(RUNNING_STATISTICS[function][1]) and args[1:] and args[1] is not None:
+        if (
+            function in RUNNING_STATISTICS
+            and kwargs.get(RUNNING_STATISTICS[function][1])
+            and args[1:]
+            and args[1] is not None
+        ):
             self.refuse(
                 f"{name_of(function)} keeps running statistics, and its module's parameters lie on several stages",
                 hint="place the normalisation module as a whole on one stage",
@@ -106,7 +121,9 @@ class Recorder:
                 args, kwargs = rebuild(template, [_read(tensor) for tensor in tensors])
                 return target(*args, **kwargs)
             if not entry.mutated and entry.num_results and min(entry.same_as) >= 0:
-                return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # nothing happens: x.to(its own dtype)
+                return rebuild(
+                    entry.template, [tensors[i] for i in entry.same_as]
+                )  # nothing happens: x.to(its own dtype)
         values = [item for item in arguments if type(item) is Value]
         if stage is None:
             stage = self._stage_of(values)
@@ -267,7 +284,9 @@ class Recorder:
         given = [gradients] if isinstance(gradients, torch.Tensor) or gradients is None else list(gradients)
         given += [None] * (len(roots) - len(given))
         if create_graph:
-            self.refuse("backward(create_graph=True) cannot be recorded", hint="compute second derivatives inside one module")
+            self.refuse(
+                "backward(create_graph=True) cannot be recorded", hint="compute second derivatives inside one module"
+            )
         if inputs is not None:
             self.refuse("backward(inputs=...) cannot be recorded", hint="freeze the other parameters instead")
         values: list[Value] = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import types
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,7 +97,12 @@ class _Flattener:
             pairs = tuple([(self._key(key), self.walk(part)) for key, part in dict.items(item)])
             return (_DICT, number, kind, pairs, self._attributes(item))
         if isinstance(item, list):
-            return (_OBJECT, number, kind, (("", (_LIST, -1, tuple([self.walk(part) for part in list.__iter__(item)]))),))
+            return (
+                _OBJECT,
+                number,
+                kind,
+                (("", (_LIST, -1, tuple([self.walk(part) for part in list.__iter__(item)]))),),
+            )
         if kind in (set, frozenset):
             if any(isinstance(part, torch.Tensor) for part in item):
                 return (_ATOM, kind, ById(item))
@@ -109,16 +115,21 @@ class _Flattener:
     def _attributes(self, item: Any) -> tuple[Any, ...]:
         found: list[tuple[str, Any]] = []
         for base in type(item).__mro__:
-            for name in base.__dict__.get("__slots__", ()) if not isinstance(base.__dict__.get("__slots__", ()), str) else ():
+            for name in (
+                base.__dict__.get("__slots__", ()) if not isinstance(base.__dict__.get("__slots__", ()), str) else ()
+            ):
                 if name not in ("__weakref__", "__dict__") and hasattr(item, name):
                     found.append((name, self.walk(getattr(item, name))))
-        for name, part in getattr(item, "__dict__", {}).items():
-            found.append((name, self.walk(part)))
+        found.extend((name, self.walk(part)) for name, part in getattr(item, "__dict__", {}).items())
+        if isinstance(item, defaultdict):
+            found.append(("default_factory", self.walk(item.default_factory)))
         return tuple(found)
 
     @staticmethod
     def _key(key: Any) -> Any:
-        return key if type(key) in (str, int, bool, bytes) else ById(key) if not isinstance(key, (tuple, float)) else key
+        return (
+            key if type(key) in (str, int, bool, bytes) else ById(key) if not isinstance(key, (tuple, float)) else key
+        )
 
 
 def _is_plain_object(item: Any) -> bool:
@@ -181,8 +192,6 @@ def _rebuild(template: Any, tensors: Sequence[Any], made: dict[int, Any]) -> Any
 
 def _restore_order(result: Any, key: Any, cls: Any) -> None:
     """An OrderedDict keeps its own list of keys, which dict.__setitem__ does not extend."""
-    from collections import OrderedDict
-
     plain = key.value if type(key) is ById else key
     OrderedDict.__setitem__(result, plain, dict.__getitem__(result, plain))
 

@@ -147,11 +147,15 @@ class LazyTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if self.requires_grad:
-            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol at the moment.")
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user support the deepcopy protocol at the moment."
+            )
         return self.read().clone()
 
     # Gradients.
-    def backward(self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None) -> None:
+    def backward(
+        self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+    ) -> None:
         self._recorder.backward([self], [gradient], retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
 
     def register_hook(self, hook: Any) -> Any:
@@ -162,7 +166,8 @@ class LazyTensor(torch.Tensor):
 
     def retain_grad(self) -> None:
         self._recorder.refuse(
-            "retain_grad() of a recorded tensor is not supported", hint="move it into a module that is placed as a whole"
+            "retain_grad() of a recorded tensor is not supported",
+            hint="move it into a module that is placed as a whole",
         )
 
 
@@ -193,7 +198,9 @@ class StubParameter(torch.Tensor):
         raise RecordError(
             f"{func} reached {', '.join(names) or 'a parameter'}, which another rank owns.",
             why="a module that runs here uses a parameter outside itself, so the plan did not know of the use.",
-            hint='place both on one stage, for example farspan.distribute(model, plan={"' + (names or ["name"])[0] + '": ...})',
+            hint='place both on one stage, for example farspan.distribute(model, plan={"'
+            + (names or ["name"])[0]
+            + '": ...})',
         )
 
     def read(self) -> torch.Tensor:

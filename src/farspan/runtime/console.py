@@ -77,7 +77,9 @@ class Console:
 
 
 def _timeline_of(record: StepRecord, num_ranks: int) -> Timeline:
-    wall_ns = time.time_ns() - time.perf_counter_ns()  # clocks of different hosts agree only so far as their wall clocks
+    wall_ns = (
+        time.time_ns() - time.perf_counter_ns()
+    )  # clocks of different hosts agree only so far as their wall clocks
     return Timeline(
         spans=tuple(
             Span(

@@ -14,7 +14,7 @@ import torch
 
 from farspan.errors import DivergenceError, FarspanError, RecordError, RemoteError
 from farspan.graph import Call, Graph, Part, Value
-from farspan.lazy import Placed, Recorder, format_where, find_where
+from farspan.lazy import Placed, Recorder, find_where, format_where
 from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
 from farspan.runtime.channel import Channels
 from farspan.runtime.console import Console
@@ -197,9 +197,16 @@ class Engine:
         if self._failure is None:
             if not isinstance(error, RemoteError):
                 text = "".join(traceback.format_exception(error))
-                self.side.fail(f"{type(error).__name__}: {_first_line(error)}", _notes(error), text, type(error).__name__)
-            self._failure = error if isinstance(error, FarspanError) else FarspanError(
-                f"this rank failed earlier: {type(error).__name__}: {_first_line(error)}", hint="start the program again"
+                self.side.fail(
+                    f"{type(error).__name__}: {_first_line(error)}", _notes(error), text, type(error).__name__
+                )
+            self._failure = (
+                error
+                if isinstance(error, FarspanError)
+                else FarspanError(
+                    f"this rank failed earlier: {type(error).__name__}: {_first_line(error)}",
+                    hint="start the program again",
+                )
             )
             self._failed.set()
             if self._medium is not None:
@@ -415,7 +422,9 @@ def _scalars(graphs: Sequence[Graph]) -> list[Value]:
 
 
 def _is_transport_error(error: Exception) -> bool:
-    return isinstance(error, RuntimeError) and ("gloo" in str(error).lower() or "connection" in str(error).lower() or "pair closure" in str(error))
+    return isinstance(error, RuntimeError) and (
+        "gloo" in str(error).lower() or "connection" in str(error).lower() or "pair closure" in str(error)
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -189,5 +189,3 @@ def build_program(
     builder = _Builder(graphs, rank_of, num_ranks)
     orders = list_schedule(builder.tasks, num_ranks)
     return builder.program_of(rank, orders, lookahead, len(graphs))
-
-

@@ -106,7 +106,9 @@ def _join_side_channel(limit_s: float) -> SideChannel:
     if rank == 0:
         token = secrets.token_hex(16)
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        server = SideChannel.host(world_size, token, "0.0.0.0" if host not in ("127.0.0.1", "localhost") else "127.0.0.1")
+        server = SideChannel.host(
+            world_size, token, "0.0.0.0" if host not in ("127.0.0.1", "localhost") else "127.0.0.1"
+        )
         store.set("hub", f"{host} {server.address[1]} {token}")
     host, port, token = store.get("hub").decode().split()
     return SideChannel.connect(rank, world_size, (host, int(port)), token, limit_s, server=server)

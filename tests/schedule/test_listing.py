@@ -1,0 +1,103 @@
+"""List scheduling: valid on any graph of tasks, and 1F1B on a plain chain."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farspan.schedule import Kind, Task, list_schedule
+
+
+def chain(num_stages: int, num_micro_batches: int) -> list[Task]:
+    """A plain pipeline: F down the stages, B back up, backward twice as long."""
+    tasks: list[Task] = []
+    for micro_batch in range(num_micro_batches):
+        for stage in range(num_stages):
+            needs = (len(tasks) - 1,) if stage else ()
+            tasks.append(
+                Task(
+                    kind=Kind.FORWARD, rank=stage, micro_batch=micro_batch, level=stage, duration=1, needs=needs, holds=True
+                )
+            )
+    for micro_batch in range(num_micro_batches):
+        for stage in reversed(range(num_stages)):
+            own_forward = micro_batch * num_stages + stage
+            needs = (own_forward,) if stage == num_stages - 1 else (own_forward, len(tasks) - 1)
+            tasks.append(
+                Task(kind=Kind.BACKWARD, rank=stage, micro_batch=micro_batch, level=0, duration=2, needs=needs, holds=False)
+            )
+    return tasks
+
+
+def names(tasks: list[Task], order: list[int]) -> str:
+    return " ".join(f"{tasks[index].kind.value}{tasks[index].micro_batch}" for index in order)
+
+
+def test_a_chain_is_one_forward_one_backward() -> None:
+    tasks = chain(3, 4)
+    assert [names(tasks, order) for order in list_schedule(tasks, 3)] == [
+        "F0 F1 F2 B0 F3 B1 B2 B3",
+        "F0 F1 B0 F2 B1 F3 B2 B3",
+        "F0 B0 F1 B1 F2 B2 F3 B3",
+    ]
+
+
+def test_fewer_in_flight_than_the_depth_still_ends() -> None:
+    tasks = chain(3, 4)
+    assert [names(tasks, order) for order in list_schedule(tasks, 3, in_flight=[1, 1, 1])] == ["F0 B0 F1 B1 F2 B2 F3 B3"] * 3
+
+
+def test_forward_only_micro_batches_stream() -> None:
+    tasks = [task for task in chain(2, 3) if task.kind is Kind.FORWARD]
+    assert [names(tasks, order) for order in list_schedule(tasks, 2)] == ["F0 F1 F2", "F0 F1 F2"]
+
+
+@st.composite
+def any_tasks(draw: st.DrawFn) -> tuple[list[Task], int]:
+    num_ranks = draw(st.integers(1, 4))
+    num_tasks = draw(st.integers(0, 40))
+    tasks: list[Task] = []
+    for index in range(num_tasks):
+        tasks.append(
+            Task(
+                kind=draw(st.sampled_from(Kind)),
+                rank=draw(st.integers(0, num_ranks - 1)),
+                micro_batch=draw(st.integers(0, 5)),
+                level=draw(st.integers(0, 4)),
+                duration=draw(st.sampled_from([0.5, 1.0, 2.0, 3.0])),
+                needs=tuple(sorted(draw(st.sets(st.integers(0, index - 1), max_size=4)))) if index else (),
+                holds=draw(st.booleans()),
+            )
+        )
+    return tasks, num_ranks
+
+
+@given(any_tasks())
+def test_every_order_is_complete_and_can_run(case: tuple[list[Task], int]) -> None:
+    tasks, num_ranks = case
+    orders = list_schedule(tasks, num_ranks)
+    assert sorted(index for order in orders for index in order) == list(range(len(tasks)))
+    assert all(tasks[index].rank == rank for rank, order in enumerate(orders) for index in order)
+    # Play it: every rank runs its next task as soon as all that it needs has run. Nothing may be left over.
+    done: set[int] = set()
+    places = [0] * num_ranks
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(orders):
+            while places[rank] < len(order) and set(tasks[order[places[rank]]].needs) <= done:
+                done.add(order[places[rank]])
+                places[rank] += 1
+                moved = True
+    assert len(done) == len(tasks), "the orders wait for each other"
+
+
+@given(st.integers(1, 6), st.integers(1, 12))
+def test_no_rank_holds_more_micro_batches_than_its_depth(num_stages: int, num_micro_batches: int) -> None:
+    tasks = chain(num_stages, num_micro_batches)
+    for rank, order in enumerate(list_schedule(tasks, num_stages)):
+        held = most = 0
+        for index in order:
+            held += 1 if tasks[index].kind is Kind.FORWARD else -1
+            most = max(most, held)
+        assert most <= num_stages - rank
