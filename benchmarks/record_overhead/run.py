@@ -14,7 +14,6 @@ import argparse
 import cProfile
 import functools
 import json
-import os
 import pstats
 import sys
 import time
@@ -369,5 +368,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.chdir(ROOT)
     main()

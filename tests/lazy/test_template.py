@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from farspan.lazy.template import flatten, map_tensors, rebuild
+from farspan.lazy.metadata.template import flatten, map_tensors, rebuild
 
 Pair = namedtuple("Pair", "left right")
 

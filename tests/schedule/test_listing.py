@@ -16,7 +16,13 @@ def chain(num_stages: int, num_micro_batches: int) -> list[Task]:
             needs = (len(tasks) - 1,) if stage else ()
             tasks.append(
                 Task(
-                    kind=Kind.FORWARD, rank=stage, micro_batch=micro_batch, level=stage, duration=1, needs=needs, holds=True
+                    kind=Kind.FORWARD,
+                    rank=stage,
+                    micro_batch=micro_batch,
+                    level=stage,
+                    duration=1,
+                    needs=needs,
+                    holds=True,
                 )
             )
     for micro_batch in range(num_micro_batches):
@@ -24,7 +30,15 @@ def chain(num_stages: int, num_micro_batches: int) -> list[Task]:
             own_forward = micro_batch * num_stages + stage
             needs = (own_forward,) if stage == num_stages - 1 else (own_forward, len(tasks) - 1)
             tasks.append(
-                Task(kind=Kind.BACKWARD, rank=stage, micro_batch=micro_batch, level=0, duration=2, needs=needs, holds=False)
+                Task(
+                    kind=Kind.BACKWARD,
+                    rank=stage,
+                    micro_batch=micro_batch,
+                    level=0,
+                    duration=2,
+                    needs=needs,
+                    holds=False,
+                )
             )
     return tasks
 
@@ -44,7 +58,9 @@ def test_a_chain_is_one_forward_one_backward() -> None:
 
 def test_fewer_in_flight_than_the_depth_still_ends() -> None:
     tasks = chain(3, 4)
-    assert [names(tasks, order) for order in list_schedule(tasks, 3, in_flight=[1, 1, 1])] == ["F0 B0 F1 B1 F2 B2 F3 B3"] * 3
+    assert [names(tasks, order) for order in list_schedule(tasks, 3, in_flight=[1, 1, 1])] == [
+        "F0 B0 F1 B1 F2 B2 F3 B3"
+    ] * 3
 
 
 def test_forward_only_micro_batches_stream() -> None:

@@ -9,12 +9,12 @@ from farspan.lazy.intercept import watch_parameter as watch_parameter
 from farspan.lazy.leaf import Leaf as Leaf
 from farspan.lazy.leaf import Placed as Placed
 from farspan.lazy.leaf import swapped as swapped
+from farspan.lazy.metadata import apply_modes as apply_modes
+from farspan.lazy.metadata import flatten as flatten
 from farspan.lazy.metadata import meta_of as meta_of
-from farspan.lazy.modes import apply_modes as apply_modes
+from farspan.lazy.metadata import rebuild as rebuild
 from farspan.lazy.place import place as place
 from farspan.lazy.recorder import Recorder as Recorder
-from farspan.lazy.template import flatten as flatten
-from farspan.lazy.template import rebuild as rebuild
 from farspan.lazy.tensor import LazyTensor as LazyTensor
 from farspan.lazy.tensor import StubParameter as StubParameter
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ __all__ = [
     "READERS",
     "REFUSED",
     "RUNNING_STATISTICS",
-    "family_of",
     "find_where",
     "format_where",
     "is_fake_limit",
-    "join_family",
     "name_of",
 ]
 
@@ -39,13 +36,12 @@ PASS_THROUGH: frozenset[Any] = frozenset(
             "is_sparse", "is_quantized", "is_nested", "is_mkldnn", "is_mps", "is_xla", "is_xpu", "is_ipu", "is_mtia",
             "names", "itemsize", "nbytes", "output_nr", "_version", "grad_fn", "_base", "is_vulkan", "is_maia",
             "_is_param", "grad",
-        )
-    ]
-    + [
+        ),
         _T.dim, _T.size, _T.stride, _T.numel, _T.nelement, _T.ndimension, _T.is_contiguous, _T.is_floating_point,
         _T.is_complex, _T.element_size, _T.storage_offset, _T.get_device, _T.is_signed, _T.is_inference, _T.__len__,
         _T.__hash__, _T.is_conj, _T.is_neg, _T.is_same_size, _T.is_pinned, _T.requires_grad_,
-        _T.requires_grad.__set__, _T.grad.__set__, _T.grad.__delete__, _T.__reduce_ex__, _T.__repr__, _T.__format__, _T.dim_order,
+        _T.requires_grad.__set__, _T.grad.__set__, _T.grad.__delete__, _T.__reduce_ex__, _T.__repr__, _T.__format__,
+        _T.dim_order,
         torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor, torch.is_storage, torch.is_same_size,
         torch.is_conj, torch.is_neg, torch.is_inference, torch.is_signed, torch.result_type, torch.get_device,
     ]
@@ -110,20 +106,3 @@ def format_where(where: Any) -> str:
 def is_fake_limit(error: BaseException) -> bool:
     """Whether a metadata run failed because data would be needed, not because the user's call is wrong."""
     return isinstance(error, FAKE_LIMITS)
-
-
-# Tensors that share memory: views of one another. In eager torch a write into one shows in all.
-
-
-def join_family(lazy: Any, base: Any) -> None:
-    family = getattr(base, "_family", None)
-    if family is None:
-        family = [weakref.ref(base)]
-        base._family = family
-    family.append(weakref.ref(lazy))
-    lazy._family = family
-
-
-def family_of(lazy: Any) -> list[Any]:
-    """All live tensors that share memory with `lazy`, itself included."""
-    return [member() for member in getattr(lazy, "_family", [])]

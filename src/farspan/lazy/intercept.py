@@ -20,6 +20,7 @@ from farspan.lazy.functions import PASS_THROUGH
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import DisableTorchFunctionSubclass, is_mode_active, raw_grad, set_raw_grad
+from farspan.lazy.transfer import transferring
 
 __all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
 
@@ -45,7 +46,7 @@ class Intercept(TorchFunctionMode):
                 return func(*args, **kwargs)
         if types and not _concerns(args, kwargs, recorder.placed):
             return func(*args, **kwargs)  # another library's tensor subclass
-        return recorder.dispatch(func, args, kwargs)
+        return (recorder.transfer or recorder).dispatch(func, args, kwargs)
 
 
 def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
@@ -109,7 +110,7 @@ def _state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     recorder = _recorder_of_module.get(id(module))
     if recorder is None or not recorder.is_recording or kwargs.get("keep_vars"):
         return _original_state_dict(module, *args, **kwargs)
-    with recorder.saving():
+    with transferring(recorder, is_loading=False):
         return _original_state_dict(module, *args, **kwargs)
 
 
@@ -118,7 +119,7 @@ def _load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     recorder = _recorder_of_module.get(id(module))
     if recorder is None or not recorder.is_recording:
         return _original_load(module, *args, **kwargs)
-    with recorder.loading():
+    with transferring(recorder, is_loading=True):
         return _original_load(module, *args, **kwargs)
 
 

@@ -8,8 +8,7 @@ value; then the runtime behind `engine` executes it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -20,19 +19,26 @@ from farspan.lazy.functions import (
     READERS,
     REFUSED,
     RUNNING_STATISTICS,
-    family_of,
     find_where,
     format_where,
     is_fake_limit,
-    join_family,
     name_of,
 )
 from farspan.lazy.leaf import Leaf, Placed
-from farspan.lazy.metadata import Entry, MetadataCache, intern, meta_of
-from farspan.lazy.modes import current_modes
-from farspan.lazy.template import flatten, map_tensors, rebuild
+from farspan.lazy.metadata import (
+    Entry,
+    MetadataCache,
+    current_modes,
+    flatten,
+    intern,
+    map_tensors,
+    meta_of,
+    predict,
+    rebuild,
+)
+from farspan.lazy.mutation import join_family, prepare_mutation
 from farspan.lazy.tensor import LazyTensor, StubParameter
-from farspan.lazy.torch_private import raw_grad
+from farspan.lazy.torch_private import raw_grad, without_modes_of
 
 __all__ = ["Engine", "Recorder"]
 
@@ -66,7 +72,7 @@ class Recorder:
         """Ids of the distributed models themselves."""
         self.keep_alive: list[Any] = []
         """What the tables above know by id."""
-        self.cache = MetadataCache(self)
+        self.cache = MetadataCache(self._predict_anew)
         self.pending: list[Graph] = []
         self.num_graphs = 0
         self.num_pending_backwards = 0
@@ -74,7 +80,8 @@ class Recorder:
         self._parameter_values: dict[int, Value] = {}
         self._gradient_views: dict[str, LazyTensor] = {}
         self.depth = 0
-        self._transfer = ""
+        self.transfer: Any = None
+        """Stands in for the recorder while a state dictionary is made or loaded."""
 
     # Recording calls.
 
@@ -87,8 +94,6 @@ class Recorder:
 
     def dispatch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a torch function of which at least one argument is lazy or a parameter."""
-        if self._transfer:
-            return self._save_or_load(function, args, kwargs)
         if function in _BACKWARDS:
             return self.backward(*args, **kwargs)
         if function in READERS:
@@ -136,7 +141,7 @@ class Recorder:
             modes=modes,
             where=find_where(),
         )
-        at_least = self._prepare_mutation(call, entry, tensors) if entry.mutated else 0
+        at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         self.current.add(call, values, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
         self.current.digest = hash((self.current.digest, entry.digest, stage, self._positions(values)))
@@ -145,7 +150,10 @@ class Recorder:
     def _answer(self, call: Call, entry: Entry, tensors: list[torch.Tensor]) -> Any:
         """What the user's code gets: lazy tensors in the result's structure; arguments written in place move on."""
         for number, argument in enumerate(entry.mutated):
-            self._move(tensors[argument], call.outputs[entry.num_results + number])
+            tensor = tensors[argument]
+            assert type(tensor) is LazyTensor
+            tensor._value = call.outputs[entry.num_results + number]
+            self.hold(tensor._value, tensor)
         results: list[torch.Tensor] = []
         for i in range(entry.num_results):
             same = entry.same_as[i]
@@ -154,7 +162,7 @@ class Recorder:
                 continue
             lazy = LazyTensor.make(call.outputs[i], self)
             shared = entry.shares[i]
-            if shared >= 0:
+            if shared >= 0 and type(tensors[shared]) is LazyTensor:
                 join_family(lazy, tensors[shared])
             results.append(lazy)
         return rebuild(entry.template, results)
@@ -176,6 +184,10 @@ class Recorder:
             ) from error
         finally:
             self.is_recording = True
+
+    def _predict_anew(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry:
+        with without_modes_of(self):
+            return predict(target, template, metas, modes)
 
     # Arguments.
 
@@ -227,43 +239,6 @@ class Recorder:
             else:
                 positions.append(-1 - (source << 8 | value.stage))
         return tuple(positions)
-
-    # In-place operations.
-
-    def _prepare_mutation(self, call: Call, entry: Entry, tensors: list[torch.Tensor]) -> int:
-        """Check that writing is safe, and return the level below which the old version is still read."""
-        level = 0
-        for argument in entry.mutated:
-            tensor = tensors[argument]
-            if type(tensor) is not LazyTensor:
-                self._refuse_mutation_of(tensor, call)
-            value = tensor._value
-            for member in family_of(tensor):
-                if member is not tensor and member is not None:
-                    self.refuse(
-                        f"{call.entry.name} writes into a tensor of which a view is still in use",
-                        why=f"at {format_where(call.where)}: the view would have to change with it.",
-                        hint="use the out-of-place operation, or write before taking the view",
-                    )
-            for other in self.current.calls:
-                if any(item is value for item in other.arguments or ()) and other.stage == call.stage:
-                    level = max(level, other.level)
-        return level
-
-    def _refuse_mutation_of(self, tensor: torch.Tensor, call: Call) -> NoReturn:
-        placed = self.placed.get(id(tensor))
-        what = "a plain tensor" if placed is None else f"the parameter {placed.name}"
-        self.refuse(
-            f"{call.entry.name} writes recorded values into {what}",
-            why=f"at {format_where(call.where)}: {what} exists on every rank, the values on one.",
-            hint="use the out-of-place operation (torch.where, torch.cat, tensor.clone() first)",
-        )
-
-    def _move(self, tensor: torch.Tensor, value: Value) -> None:
-        """The tensor object the user holds stands for a new version of its value from now on."""
-        assert type(tensor) is LazyTensor
-        tensor._value = value
-        self.hold(value, tensor)
 
     def hold(self, value: Value, lazy: LazyTensor) -> None:
         value.lazy = weakref.ref(lazy)
@@ -357,38 +332,6 @@ class Recorder:
 
     # Values.
 
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        """Within, reading a parameter gives a plain tensor with the owner's data."""
-        yield from self._transferring("save")
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """Within, writing into a parameter writes at its owner."""
-        self.engine.flush("load_state_dict")
-        yield from self._transferring("load")
-
-    def _transferring(self, kind: str) -> Iterator[None]:
-        outer, self._transfer = self._transfer, kind
-        try:
-            yield
-        finally:
-            self._transfer = outer
-
-    def _save_or_load(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if function in _WRITES and (placed := self.placed.get(id(args[0]))) is not None:
-            if placed.is_owned:
-                function(*args, **kwargs)
-            return args[0]
-        args, kwargs = map_tensors((args, kwargs), self._fetch)
-        return function(*args, **kwargs)
-
-    def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        if type(tensor) is LazyTensor:
-            return tensor.read()
-        placed = self.placed.get(id(tensor))
-        return tensor if placed is None or placed.is_owned else self.engine.read_parameter(placed)
-
     def set_gradient(self, placed: Placed, gradient: Any) -> None:
         """`param.grad = gradient` outside the optimizer."""
         if self.num_pending_backwards or (gradient is not None and self.has_pending()):
@@ -443,4 +386,3 @@ def _read(tensor: Any) -> Any:
 
 
 _BACKWARDS = (torch.Tensor.backward, torch.autograd.backward)
-_WRITES = (torch.Tensor.copy_, torch.Tensor.zero_, torch.Tensor.fill_)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.errors import RecordError
-from farspan.lazy.torch_private import make_wrapper
+from farspan.lazy.torch_private import disabled_torch_function, make_wrapper
 
 if TYPE_CHECKING:
     from farspan.graph import Value
@@ -190,7 +190,7 @@ class StubParameter(torch.Tensor):
         stub._recorder = recorder
         return stub
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

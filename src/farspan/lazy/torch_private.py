@@ -29,6 +29,8 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "call_without_compiling",
+    "disabled_torch_function",
     "fake_mode",
     "is_mode_active",
     "make_wrapper",
@@ -41,6 +43,15 @@ __all__ = [
 _raw_grad = torch.Tensor.grad
 raw_grad = _raw_grad.__get__  # type: ignore[attr-defined]
 set_raw_grad = _raw_grad.__set__  # type: ignore[attr-defined]
+
+
+disabled_torch_function = torch._C._disabled_torch_function_impl
+"""As a class's __torch_function__: its tensors are seen by function modes only."""
+
+
+def call_without_compiling(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module, hooks and all, but for what `module.compile()` put in front."""
+    return module._call_impl(*args, **kwargs)
 
 
 def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:

@@ -1,7 +1,4 @@
-"""What a call gives, without running it: output structure, metadata, and which output depends on which argument.
-
-Found once per (call, argument metadata, modes) with fake tensors, then cached: a steady-state step runs none.
-"""
+"""Predicting a call: one run on fake tensors gives structure, metadata, and which output depends on which argument."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,88 +15,12 @@ from torch import nn
 from farspan.graph import Meta
 from farspan.lazy.functions import name_of
 from farspan.lazy.leaf import Leaf, swapped
-from farspan.lazy.modes import Modes, apply_modes
-from farspan.lazy.template import flatten, rebuild
-from farspan.lazy.torch_private import TorchDispatchMode, fake_mode, without_modes_of
+from farspan.lazy.metadata.entry import Entry, meta_of
+from farspan.lazy.metadata.modes import Modes, apply_modes
+from farspan.lazy.metadata.template import flatten, rebuild
+from farspan.lazy.torch_private import TorchDispatchMode, call_without_compiling, fake_mode
 
-__all__ = ["Entry", "MetadataCache", "intern", "meta_of"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Entry:
-    """The prediction for one kind of call."""
-
-    name: str
-    """Of what is called, for people."""
-    template: Any
-    """Structure of the result; slot numbers index `metas`."""
-    metas: tuple[Meta, ...]
-    """Of the result's tensors, then of the arguments written in place (their new versions)."""
-    num_results: int
-    depends_on: tuple[tuple[int, ...], ...]
-    """For each output, the arguments its gradient flows to."""
-    mutated: tuple[int, ...]
-    """Arguments that the call writes in place."""
-    same_as: tuple[int, ...]
-    """For each result, the argument it is (the same tensor object), or -1."""
-    shares: tuple[int, ...]
-    """For each result, an argument whose memory it shares (a view), or -1."""
-    has_tensors_only: bool
-    """False where the result holds a number or bool computed from data."""
-    is_random: bool
-    digest: int
-    """Equal on all ranks for equal calls."""
-
-
-_interned: dict[Meta, Meta] = {}
-
-
-def meta_of(tensor: torch.Tensor) -> Meta:
-    """The metadata of `tensor`; equal metadata is the same object."""
-    if tensor.layout is torch.strided:
-        stride = tuple(map(int, tensor.stride()))
-    else:
-        stride = ()
-    return intern(Meta(tuple(map(int, tensor.shape)), stride, tensor.dtype, tensor.device, tensor.requires_grad))
-
-
-def intern(meta: Meta) -> Meta:
-    """The one object that stands for all metadata equal to `meta`."""
-    return _interned.setdefault(meta, meta)
-
-
-class MetadataCache:
-    """Entries by call, argument template, argument metadata and modes."""
-
-    def __init__(self, recorder: Any) -> None:
-        self.recorder = recorder
-        self.entries: dict[Any, Entry] = {}
-        self.num_misses = 0
-
-    def lookup(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry:
-        """Return the entry for calling `target` with arguments of this structure; run it on fakes if it is new.
-
-        Args:
-            target: A `Leaf`, or a torch function.
-            template: Of (args, kwargs).
-            metas: Of the tensors in template order; interned, so compared by identity.
-            modes: Grad mode and autocast.
-
-        Raises:
-            Whatever the call itself raises on such arguments (a shape error, say).
-        """
-        is_leaf = type(target) is Leaf
-        key = (
-            (id(target), template, tuple(map(id, metas)), modes, target.state_key())
-            if is_leaf
-            else (target, template, tuple(map(id, metas)), modes)
-        )
-        entry = self.entries.get(key)
-        if entry is None:
-            self.num_misses += 1
-            with without_modes_of(self.recorder):
-                entry = self.entries[key] = predict(target, template, metas, modes)
-        return entry
+__all__ = ["predict"]
 
 
 def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry:
@@ -161,7 +81,7 @@ def _run(target: Any, template: Any, tensors: list[torch.Tensor]) -> Any:
     for item, value in zip(target.foreign, tensors[num_arguments:], strict=True):
         fakes[id(item.tensor)] = value
     with _unchanged_state(target.modules), swapped(target.modules, fakes):
-        return nn.Module._call_impl(target.module, *args, **kwargs)
+        return call_without_compiling(target.module, *args, **kwargs)
 
 
 @contextmanager

@@ -1,0 +1,27 @@
+"""What a call gives, without running it: found once for each kind of call with fake tensors, then cached."""
+
+from farspan.lazy.metadata.entry import Entry as Entry
+from farspan.lazy.metadata.entry import MetadataCache as MetadataCache
+from farspan.lazy.metadata.entry import intern as intern
+from farspan.lazy.metadata.entry import meta_of as meta_of
+from farspan.lazy.metadata.modes import Modes as Modes
+from farspan.lazy.metadata.modes import apply_modes as apply_modes
+from farspan.lazy.metadata.modes import current_modes as current_modes
+from farspan.lazy.metadata.predict import predict as predict
+from farspan.lazy.metadata.template import flatten as flatten
+from farspan.lazy.metadata.template import map_tensors as map_tensors
+from farspan.lazy.metadata.template import rebuild as rebuild
+
+__all__ = [
+    "Entry",
+    "MetadataCache",
+    "Modes",
+    "apply_modes",
+    "current_modes",
+    "flatten",
+    "intern",
+    "map_tensors",
+    "meta_of",
+    "predict",
+    "rebuild",
+]

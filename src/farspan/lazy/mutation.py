@@ -1,0 +1,64 @@
+"""In-place operations: values have versions, and who holds the tensor moves on to the new one."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.graph import Call
+from farspan.lazy.functions import format_where
+from farspan.lazy.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["join_family", "prepare_mutation"]
+
+
+def prepare_mutation(recorder: Recorder, call: Call, tensors: list[torch.Tensor]) -> int:
+    """Check that what `call` writes into may be written, and return the level up to which the old version is read.
+
+    Raises:
+        RecordError: A view of the tensor is in use, or it is no recorded tensor.
+    """
+    level = 0
+    for argument in call.entry.mutated:
+        tensor = tensors[argument]
+        if type(tensor) is not LazyTensor:
+            placed = recorder.placed.get(id(tensor))
+            what = "a plain tensor" if placed is None else f"the parameter {placed.name}"
+            recorder.refuse(
+                f"{call.entry.name} writes recorded values into {what}",
+                why=f"at {format_where(call.where)}: {what} exists on every rank, the values on one.",
+                hint="use the out-of-place operation (torch.where, torch.cat, tensor.clone() first)",
+            )
+        if any(member is not None and member is not tensor for member in _family_of(tensor)):
+            recorder.refuse(
+                f"{call.entry.name} writes into a tensor of which a view is still in use",
+                why=f"at {format_where(call.where)}: the view would have to change with it.",
+                hint="use the out-of-place operation, or write before taking the view",
+            )
+        value = tensor._value
+        for other in recorder.current.calls:
+            if other.stage == call.stage and any(item is value for item in other.arguments or ()):
+                level = max(level, other.level)
+    return level
+
+
+# Tensors that share memory: views of one another. In eager torch a write into one shows in all.
+
+
+def join_family(lazy: Any, base: Any) -> None:
+    """`lazy` is a view of `base`."""
+    family = getattr(base, "_family", None)
+    if family is None:
+        family = [weakref.ref(base)]
+        base._family = family
+    family.append(weakref.ref(lazy))
+    lazy._family = family
+
+
+def _family_of(lazy: Any) -> list[Any]:
+    return [member() for member in getattr(lazy, "_family", [])]
