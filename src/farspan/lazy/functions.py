@@ -11,6 +11,7 @@ import torch
 from farspan.lazy.torch_private import FAKE_LIMITS
 
 __all__ = [
+    "FACTORIES",
     "PASS_THROUGH",
     "READERS",
     "REFUSED",
@@ -66,6 +67,9 @@ REFUSED: dict[Any, str] = {
     _T.data_ptr: "read the tensor first: tensor.read()",
 }
 """Functions that cannot be right on recorded tensors, with what to do instead."""
+
+FACTORIES: frozenset[Any] = frozenset([torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like])
+"""Functions that take nothing but the shape of a tensor."""
 
 RUNNING_STATISTICS: dict[Any, tuple[int, str]] = {
     torch.nn.functional.batch_norm: (1, "training"),

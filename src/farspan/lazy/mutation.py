@@ -9,12 +9,24 @@ import torch
 
 from farspan.graph import Call
 from farspan.lazy.functions import format_where
+from farspan.lazy.metadata import Entry
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["join_family", "prepare_mutation"]
+__all__ = ["join_family", "prepare_mutation", "stage_written"]
+
+
+def stage_written(recorder: Recorder, entry: Entry, tensors: list[torch.Tensor]) -> int:
+    """A call that writes runs where the tensor it writes into lives."""
+    stages = {tensor._value.stage for tensor in (tensors[i] for i in entry.mutated) if type(tensor) is LazyTensor}
+    if len(stages) > 1:
+        recorder.refuse(
+            f"{entry.name} writes into tensors of several stages",
+            hint="write into them one by one, with separate calls",
+        )
+    return stages.pop() if stages else 0
 
 
 def prepare_mutation(recorder: Recorder, call: Call, tensors: list[torch.Tensor]) -> int:

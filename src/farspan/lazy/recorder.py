@@ -15,7 +15,9 @@ import torch
 
 from farspan.errors import RecordError
 from farspan.graph import Backward, Call, Graph, Meta, Value
+from farspan.lazy.foreach import record_foreach
 from farspan.lazy.functions import (
+    FACTORIES,
     READERS,
     REFUSED,
     RUNNING_STATISTICS,
@@ -36,7 +38,7 @@ from farspan.lazy.metadata import (
     predict,
     rebuild,
 )
-from farspan.lazy.mutation import join_family, prepare_mutation
+from farspan.lazy.mutation import join_family, prepare_mutation, stage_written
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import raw_grad, without_modes_of
 
@@ -90,7 +92,7 @@ class Recorder:
         template, tensors = flatten((args, kwargs))
         for item in leaf.foreign:
             tensors.append(item.tensor)
-        return self._record(leaf, template, tensors, leaf.stage)
+        return self.record(leaf, template, tensors, leaf.stage)
 
     def dispatch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a torch function of which at least one argument is lazy or a parameter."""
@@ -113,10 +115,28 @@ class Recorder:
                 f"{name_of(function)} keeps running statistics, and its module's parameters lie on several stages",
                 hint="place the normalisation module as a whole on one stage",
             )
+        if function in FACTORIES and (placed := self.placed.get(id(args[0]))) is not None:
+            return self._make_like(function, placed, args, kwargs)
+        if getattr(function, "__name__", "").startswith("_foreach_"):
+            return record_foreach(self, function, args, kwargs)
         template, tensors = flatten((args, kwargs))
-        return self._record(function, template, tensors, None)
+        return self.record(function, template, tensors, None)
 
-    def _record(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
+    def _make_like(self, function: Any, placed: Placed, args: Any, kwargs: Any) -> torch.Tensor:
+        """A plain tensor in a parameter's shape, without memory where the parameter has none (optimizers' state)."""
+        self.is_recording = False
+        try:
+            if placed.is_owned:
+                return function(*args, **kwargs)
+            one = torch.empty((), dtype=placed.meta.dtype, device=placed.meta.device)
+            return function(one, *args[1:], **{**kwargs, "memory_format": torch.preserve_format}).expand(
+                placed.meta.shape
+            )
+        finally:
+            self.is_recording = True
+
+    def record(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
+        """Append a call; `stage` None lets the inputs decide where it runs."""
         arguments = [self._argument(tensor) for tensor in tensors]
         metas = [item.meta if type(item) is Value else meta_of(item) for item in arguments]
         modes = current_modes()
@@ -131,7 +151,7 @@ class Recorder:
                 )  # nothing happens: x.to(its own dtype)
         values = [item for item in arguments if type(item) is Value]
         if stage is None:
-            stage = self._stage_of(values)
+            stage = stage_written(self, entry, tensors) if entry.mutated else self._stage_of(values)
         call = Call(
             target=target,
             template=template,

@@ -1,0 +1,49 @@
+"""Functions over lists of tensors (`torch._foreach_*`) whose elements lie on several stages: one call for each stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farspan.lazy.metadata import flatten
+from farspan.lazy.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["record_foreach"]
+
+
+def record_foreach(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record `function` stage by stage, and put its results together in the order of its arguments."""
+    number = len(args[0])
+    by_stage: dict[int | None, list[int]] = {}
+    for index, item in enumerate(args[0]):
+        by_stage.setdefault(_stage_of(recorder, item), []).append(index)
+    results: list[Any] = [None] * number
+    has_results = False
+    for stage, indices in by_stage.items():
+        own_args = tuple(_pick(item, number, indices) for item in args)
+        if stage is None:
+            part = function(*own_args, **kwargs)
+        else:
+            template, tensors = flatten((own_args, kwargs))
+            part = recorder.record(function, template, tensors, stage)
+        if part is not None:
+            has_results = True
+            for index, result in zip(indices, part, strict=True):
+                results[index] = result
+    return results if has_results else None
+
+
+def _stage_of(recorder: Recorder, item: Any) -> int | None:
+    if type(item) is LazyTensor:
+        return item._value.stage
+    placed = recorder.placed.get(id(item))
+    return None if placed is None else placed.stage
+
+
+def _pick(item: Any, number: int, indices: list[int]) -> Any:
+    """The elements of a list argument that belong to a stage; other arguments as they are."""
+    if isinstance(item, (list, tuple)) and len(item) == number:
+        return [item[index] for index in indices]
+    return item
