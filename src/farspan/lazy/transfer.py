@@ -50,3 +50,5 @@ def transferring(recorder: Recorder, *, is_loading: bool) -> Iterator[None]:
         yield
     finally:
         recorder.transfer = outer
+    if is_loading:
+        recorder.engine.step_ended()  # who reads a parameter from now on waits until its owner has loaded it

@@ -33,7 +33,11 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
         versions = [tensor._version for tensor in tensors]
         result = _run(target, template, tensors)
         result_template, results = flatten(result)
-        mutated = tuple(i for i, tensor in enumerate(tensors) if tensor._version != versions[i])
+        mutated = tuple(
+            i
+            for i, tensor in enumerate(tensors)
+            if tensor._version != versions[i] or _storage_id(tensor) in watch.written
+        )
         outputs = [*results, *(tensors[i] for i in mutated)]
         positions = {id(tensor): i for i, tensor in enumerate(tensors)}
         storages = {_storage_id(tensor): i for i, tensor in enumerate(tensors)}
@@ -107,13 +111,25 @@ def _unchanged_state(modules: tuple[nn.Module, ...]) -> Iterator[None]:
 
 
 class _Watch(TorchDispatchMode):
-    """Note whether an operation draws random numbers."""
+    """Note whether an operation draws random numbers, and which memory is written (by schema: fakes do not count
+    the versions of `_foreach_*` arguments).
+    """
 
-    has_drawn = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_drawn = False
+        self.written: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.has_drawn = True
+        if func._schema.is_mutable:
+            schema = func._schema.arguments
+            given = {**{item.name: value for item, value in zip(schema, args, strict=False)}, **(kwargs or {})}
+            for item in schema:
+                if item.alias_info is not None and item.alias_info.is_write and given.get(item.name) is not None:
+                    value = given[item.name]
+                    self.written.update(map(_storage_id, value if isinstance(value, (list, tuple)) else (value,)))
         return func(*args, **(kwargs or {}))
 
 
