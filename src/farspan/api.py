@@ -16,8 +16,8 @@ from farspan.plan import Plan, parse_place, resolve
 from farspan.planner import auto_plan
 from farspan.profile import atoms, tied
 from farspan.runtime.engine import StageSite
-from farspan.runtime.observe import StepRecord
 from farspan.runtime.optimizers import watch_optimizers
+from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.world import current_engine, engine_of_this_thread
 
 __all__ = ["distribute", "flush", "last_step", "plan_of"]
@@ -75,8 +75,10 @@ def distribute(
         modules=[name for name, _ in model.named_modules()],
         world_size=engine.num_ranks,
     )
-    engine.agree_on("plan", chosen.to_json())
-    engine.agree_on("model", "\n".join(f"{name} {tuple(item.shape)}" for name, item in model.named_parameters()))
+    engine.agreement.agree_on("plan", chosen.to_json())
+    engine.agreement.agree_on(
+        "model", "\n".join(f"{name} {tuple(item.shape)}" for name, item in model.named_parameters())
+    )
     sites = [_site(text) for text in chosen.stages]
     numbers = [engine.stage_number(site, occurrence) for site, occurrence in _occurrences(sites)]
     number = len(engine.recorder.roots)
@@ -93,7 +95,7 @@ def distribute(
     engine.parameters.update({item.name: item for item in placed})
     watch_optimizers()
     object.__setattr__(model, _PLAN, chosen)
-    engine.share_generators()
+    engine.agreement.share_generators()
     engine.console.show_plan(chosen)
     return model
 

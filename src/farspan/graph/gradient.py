@@ -12,6 +12,7 @@ holds for a parameter that several segments use.
 from __future__ import annotations
 
 import heapq
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ def route(backward: Backward) -> list[Part]:
         if call.arguments is None:
             raise RuntimeError(
                 "Trying to backward through the graph a second time (or directly access saved tensors after they have "
-                "already been freed). Specify retain_graph=True if you need to backward through the graph a second time."
+                "already been freed). Specify retain_graph=True if you need to backward through the graph a second "
+                "time."
             )
         part.calls.append(call)
         if hasattr(call.target, "placed"):
@@ -160,7 +162,7 @@ def _latest_first(using: dict[Part, None]) -> list[Part]:
 
 
 def _link(key: Value | str, meta: Any, chain: list[Part]) -> None:
-    for src, dst in zip(chain, chain[1:], strict=False):
+    for src, dst in pairwise(chain):
         edge = Edge(key, meta, src, dst)
         src.outgoing.append(edge)
         dst.incoming.append(edge)

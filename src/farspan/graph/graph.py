@@ -151,8 +151,7 @@ class Graph:
             if source is not segment:
                 segment.inputs[value] = None
                 if source is None or source.executed or source.graph is not self:
-                    if value not in self.sources:
-                        self.sources[value] = len(self.sources)
+                    self.sources.setdefault(value, len(self.sources))
                 if source is not None:
                     source.outputs[value] = None
         call.graph = self

@@ -1,4 +1,4 @@
-"""Functions over lists of tensors (`torch._foreach_*`) whose elements lie on several stages: one call for each stage."""
+"""Functions over lists of tensors (`torch._foreach_*`) that lie on several stages: one call for each stage."""
 
 from __future__ import annotations
 

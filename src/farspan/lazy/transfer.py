@@ -45,10 +45,11 @@ def transferring(recorder: Recorder, *, is_loading: bool) -> Iterator[None]:
     """Within, parameters are copied between ranks instead of recorded."""
     if is_loading:
         recorder.engine.flush("load_state_dict")
+        recorder.engine.meet("load_state_dict")  # nobody reads the old values any more
     outer, recorder.transfer = recorder.transfer, Transfer(recorder)
     try:
         yield
     finally:
         recorder.transfer = outer
     if is_loading:
-        recorder.engine.step_ended()  # who reads a parameter from now on waits until its owner has loaded it
+        recorder.engine.parameters_changed()  # who reads a parameter from now on waits until its owner has loaded it

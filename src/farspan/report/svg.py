@@ -146,13 +146,17 @@ def svg(timeline: Timeline, *, width: int = 960, heading: bool = True) -> str:
     title = escape(timeline.title or "Timeline")
     facts = escape(_facts(timeline))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="farspan" role="img" aria-labelledby="{key}-t {key}-d" '
-        f'viewBox="0 0 {layout.width} {layout.height}" width="{layout.width}" height="{layout.height}">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="farspan" role="img" aria-labelledby="{key}-t {key}-d" '
+            f'viewBox="0 0 {layout.width} {layout.height}" width="{layout.width}" height="{layout.height}">'
+        ),
         f'<title id="{key}-t">{title}</title>',
         f'<desc id="{key}-d">{facts}. {escape(_description(timeline))}</desc>',
         f"<style>{_STYLE}</style>",
-        f'<defs><pattern id="{key}-h" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        '<path class="hatch" d="M1 0V6" stroke-width="1.5"/></pattern></defs>',
+        (
+            f'<defs><pattern id="{key}-h" width="6" height="6" patternUnits="userSpaceOnUse" '
+            'patternTransform="rotate(45)"><path class="hatch" d="M1 0V6" stroke-width="1.5"/></pattern></defs>'
+        ),
         f'<rect class="card" x=".5" y=".5" width="{layout.width - 1}" height="{layout.height - 1}" rx="8"/>',
     ]
     if heading:

@@ -13,8 +13,8 @@ import torch
 
 from farspan.plan import Plan
 from farspan.report import Span, Timeline, html, summary
-from farspan.runtime.observe import StepRecord
 from farspan.runtime.side import SideChannel
+from farspan.runtime.step.observe import StepRecord
 
 __all__ = ["Console"]
 

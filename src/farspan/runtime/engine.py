@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -16,16 +16,17 @@ from farspan.errors import DivergenceError, FarspanError, RecordError, RemoteErr
 from farspan.graph import Call, Graph, Part, Value
 from farspan.lazy import Placed, Recorder, find_where, format_where
 from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
-from farspan.runtime.channel import Channels
+from farspan.runtime.agreement import Agreement
 from farspan.runtime.console import Console
 from farspan.runtime.exchange import Exchange
-from farspan.runtime.executor import Executor
 from farspan.runtime.media import Medium
-from farspan.runtime.observe import StepRecord
-from farspan.runtime.program import build_program
-from farspan.runtime.rng import Seeding, load_generators, save_generators
 from farspan.runtime.side import SideChannel
-from farspan.runtime.wire import pack_tensor, unpack_tensor
+from farspan.runtime.step.channel import Channels
+from farspan.runtime.step.executor import Executor
+from farspan.runtime.step.observe import StepRecord
+from farspan.runtime.step.program import build_program
+from farspan.runtime.step.rng import Seeding
+from farspan.runtime.values import SharedValues
 
 __all__ = ["Engine", "StageSite"]
 
@@ -79,13 +80,10 @@ class Engine:
         self._masks: list[Exchange] = []
         self._flushing: Sequence[Graph] = ()
         self._flush_reason = ""
-        self._readable: dict[tuple[int, int, int], Value] = {}
-        self._num_agreements = 0
-        self._progress = 0
-        self._progressed = threading.Condition()
+        self.agreement = Agreement(side, deadline_s)
+        self.values = SharedValues(side, self.parameters, deadline_s)
         side.history = self._history
         side.on_failure = self._on_failure
-        side.serve(self._answer)
         recorder.engine = self
 
     def stage_number(self, site: StageSite, occurrence: int) -> int:
@@ -97,31 +95,6 @@ class Engine:
                 occurrence -= 1
         self.stages.append(site)
         return len(self.stages) - 1
-
-    def agree_on(self, what: str, text: str) -> None:
-        """Raise on every rank if the ranks' `text` differs."""
-        key = f"{what} {self._num_agreements}"
-        self._num_agreements += 1
-        self.side.contribute(key, text.encode())
-        texts = self.side.gathered(key, self.deadline_s)
-        self.side.forget(key)
-        for rank, other in enumerate(texts):
-            if other != texts[0]:
-                raise DivergenceError(
-                    f"ranks 0 and {rank} call farspan.distribute with different {what}s.",
-                    why=_first_difference(texts[0].decode(), other.decode(), rank),
-                    hint="build the same model with the same arguments on every rank",
-                )
-
-    def share_generators(self) -> None:
-        """Give all ranks rank 0's random generators, so that shuffling and random choices agree."""
-        if self.num_ranks == 1:
-            return
-        key = f"generators {self._num_agreements}"
-        self._num_agreements += 1
-        self.side.contribute(key, save_generators() if self.rank == 0 else b"")
-        load_generators(self.side.gathered(key, self.deadline_s)[0])
-        self.side.forget(key)
 
     @property
     def is_healthy(self) -> bool:
@@ -171,7 +144,7 @@ class Engine:
         )
         if has_backward:
             self.last_training_step = self.last_step
-        self._advance()
+        self.values.advance()
         self.console.step_ended(self.last_step)
 
     @contextlib.contextmanager
@@ -233,16 +206,13 @@ class Engine:
                 for call in part.calls:
                     call.arguments = None
         self.recorder.forget_parameter_values()
-        for key in [key for key, value in self._readable.items() if not value.is_held]:
-            del self._readable[key]
+        produced = [value for graph in graphs for call in graph.calls for value in call.outputs]
+        self.values.keep(value for value in produced if self._is_mine(value))
         for graph in graphs:
             calls = graph.calls
             for call in calls:
                 for value in call.outputs:
-                    if value.is_held:
-                        if self._is_mine(value):
-                            self._readable[value.key] = value
-                    elif not value.meta.requires_grad or call.arguments is None:
+                    if not value.is_held and (not value.meta.requires_grad or call.arguments is None):
                         value.data = None
                 if call.arguments is not None and not any(value.meta.requires_grad for value in call.outputs):
                     call.arguments = None
@@ -255,11 +225,6 @@ class Engine:
             graph.calls = []
             graph.sources = {}
         self._flushing = ()
-
-    def _advance(self) -> None:
-        with self._progressed:
-            self._progress += 1
-            self._progressed.notify_all()
 
     # Values that every rank will want.
 
@@ -325,6 +290,7 @@ class Engine:
                     hint="change the gradient in place: param.grad.copy_(value)",
                 )
             gradient = gradient.data
+        self.values.keep_gradient(placed)
         set_raw_grad(placed.tensor, gradient)
 
     # Reading.
@@ -339,45 +305,22 @@ class Engine:
             return value.data.detach()
         if value.name:
             return self.read_parameter(self.parameters[value.name])
-        if value.gradient_of:
-            return self._pull(self.stages[value.stage].rank, {"gradient": value.gradient_of})
-        return self._pull(self.stages[value.stage].rank, {"value": list(value.key)})
+        kind, what = ("gradient", value.gradient_of) if value.gradient_of else ("value", list(value.key))
+        return self.values.pull(self.stages[value.stage].rank, kind, what)
 
     def read_parameter(self, placed: Placed) -> torch.Tensor:
         if placed.is_owned:
             return placed.tensor.detach()
-        return self._pull(self.stages[placed.stage].rank, {"parameter": placed.name})
+        return self.values.pull(self.stages[placed.stage].rank, "parameter", placed.name)
 
-    def _pull(self, rank: int, request: dict[str, Any]) -> torch.Tensor:
-        request["progress"] = self._progress
-        header, payload = self.side.request(rank, request, self.deadline_s)
-        return unpack_tensor(header, payload)
-
-    def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], memoryview | bytes]:
-        """Another rank asks for a value (called in a worker thread)."""
-        with self._progressed:
-            wanted = request["progress"]
-            if not self._progressed.wait_for(lambda: self._progress >= wanted, self.deadline_s):
-                raise TimeoutError(f"rank {self.rank} has not got as far as the program that asks")
-        if "parameter" in request:
-            return pack_tensor(self.parameters[request["parameter"]].tensor)
-        if "gradient" in request:
-            gradient = raw_grad(self.parameters[request["gradient"]].tensor)
-            assert gradient is not None
-            return pack_tensor(gradient)
-        value = self._readable.get(tuple(request["value"]))
-        if value is None or value.data is None:
-            raise RecordError(
-                f"rank {self.rank} no longer holds the value that was asked for.",
-                why="its program has let go of the tensor.",
-                hint="keep a reference to the tensor on every rank until it has been read",
-            )
-        return pack_tensor(value.data)
-
-    def step_ended(self) -> None:
-        """An optimizer step is over: parameters have their new values."""
+    def parameters_changed(self) -> None:
+        """An optimizer step or a load is over: parameters have their new values."""
         self.recorder.forget_parameter_values()
-        self._advance()
+        self.values.advance()
+
+    def meet(self, what: str) -> None:
+        """Wait until all ranks have come here."""
+        self.agreement.meet(what)
 
     def _is_mine(self, value: Value) -> bool:
         return self.stages[value.stage].rank == self.rank
@@ -387,19 +330,10 @@ class Engine:
     def _history(self, step: int) -> list[tuple[int, str]]:
         entries: list[tuple[int, str]] = []
         for graph in self._flushing:
-            for call in graph.calls:
-                entries.append((_call_digest(call), call.describe()))
-            for backward in graph.backwards:
-                entries.append((_BACKWARD, f"backward() at {format_where(backward.where)}"))
+            entries += [(_call_digest(call), call.describe()) for call in graph.calls]
+            entries += [(_BACKWARD, f"backward() at {format_where(item.where)}") for item in graph.backwards]
         entries.append((_END, f"end of the step: {self._flush_reason}"))
         return entries
-
-
-def _first_difference(ours: str, theirs: str, rank: int) -> str:
-    for mine, other in zip(ours.splitlines(), theirs.splitlines(), strict=False):
-        if mine != other:
-            return f"rank 0: {mine.strip()}\nrank {rank}: {other.strip()}"
-    return f"rank 0 has {len(ours.splitlines())} entries, rank {rank} has {len(theirs.splitlines())}"
 
 
 def _call_digest(call: Call) -> int:

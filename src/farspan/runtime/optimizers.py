@@ -33,7 +33,7 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     engine = current_engine()
     if engine is not None and engine.recorder.is_in_optimizer:
         engine.recorder.leave_optimizer()
-        engine.step_ended()
+        engine.parameters_changed()
 
 
 def _has_placed(optimizer: Optimizer, placed: Any) -> bool:

@@ -30,6 +30,7 @@ _ATOMS: frozenset[type] = frozenset(
         torch.device, torch.Size, torch.layout, torch.memory_format, range,
     }
 )  # fmt: skip
+_KEYS = frozenset({str, int, bool, bytes, float, tuple})
 _BY_IDENTITY = (
     torch.nn.Module, torch.Generator, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
     types.ModuleType, np.ndarray, np.generic,
@@ -113,13 +114,8 @@ class _Flattener:
         return (_ATOM, kind, ById(item))
 
     def _attributes(self, item: Any) -> tuple[Any, ...]:
-        found: list[tuple[str, Any]] = []
-        for base in type(item).__mro__:
-            for name in (
-                base.__dict__.get("__slots__", ()) if not isinstance(base.__dict__.get("__slots__", ()), str) else ()
-            ):
-                if name not in ("__weakref__", "__dict__") and hasattr(item, name):
-                    found.append((name, self.walk(getattr(item, name))))
+        slots = [name for base in type(item).__mro__ for name in _slots_of(base) if hasattr(item, name)]
+        found = [(name, self.walk(getattr(item, name))) for name in slots]
         found.extend((name, self.walk(part)) for name, part in getattr(item, "__dict__", {}).items())
         if isinstance(item, defaultdict):
             found.append(("default_factory", self.walk(item.default_factory)))
@@ -127,9 +123,13 @@ class _Flattener:
 
     @staticmethod
     def _key(key: Any) -> Any:
-        return (
-            key if type(key) in (str, int, bool, bytes) else ById(key) if not isinstance(key, (tuple, float)) else key
-        )
+        return key if type(key) in _KEYS else ById(key)
+
+
+def _slots_of(cls: type) -> list[str]:
+    slots = cls.__dict__.get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in names if name not in ("__weakref__", "__dict__")]
 
 
 def _is_plain_object(item: Any) -> bool:

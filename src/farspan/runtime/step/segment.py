@@ -60,7 +60,7 @@ def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
     if len(results) != len(call.outputs):
         raise RecordError(
             f"{call.entry.name} gave {len(results)} tensors, {len(call.outputs)} were predicted.",
-            why=f"at {format_where(call.where)}: what it returns depends on the data, or on state that another rank has.",
+            why=f"at {format_where(call.where)}: it depends on the data, or on state that another rank has.",
             hint="compute it in a module that returns the same structure every time",
         )
     for value, tensor in zip(call.outputs, results, strict=True):
@@ -106,8 +106,8 @@ def _verify(value: Value, tensor: torch.Tensor, call: Call) -> None:
     if tuple(tensor.shape) == meta.shape and tensor.dtype == meta.dtype and tensor.requires_grad == meta.requires_grad:
         return
     raise RecordError(
-        f"{call.entry.name} gave {tensor.dtype}{list(tensor.shape)} (requires_grad={tensor.requires_grad}), predicted was "
-        f"{meta} (requires_grad={meta.requires_grad}).",
+        f"{call.entry.name} gave {tensor.dtype}{list(tensor.shape)} (requires_grad={tensor.requires_grad}), predicted "
+        f"was {meta} (requires_grad={meta.requires_grad}).",
         why=f"at {format_where(call.where)}: its output depends on the data, or on state that another rank has.",
         hint="compute it in a module that the plan places as a whole",
     )
@@ -159,7 +159,7 @@ def run_backward(
         if gradient is None:
             raise RecordError(
                 f"no gradient came back for {edge.key if isinstance(edge.key, str) else edge.key.describe()}.",
-                why=f"in the {part.describe()}: an autograd function returned None where its graph promised a gradient.",
+                why=f"in the {part.describe()}: an autograd function returned None against its graph's promise.",
                 hint="let the function return zeros, or place its module together with the one before it",
             )
         outgoing[edge] = gradient

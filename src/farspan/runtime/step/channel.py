@@ -15,7 +15,7 @@ import torch
 from farspan.errors import DeadlineError
 from farspan.graph import Meta
 from farspan.runtime.media import Medium, Work
-from farspan.runtime.program import Bundle
+from farspan.runtime.step.program import Bundle
 
 __all__ = ["Channels"]
 

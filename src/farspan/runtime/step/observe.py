@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from farspan.runtime.exchange import Exchange
-from farspan.runtime.executor import Trace
+from farspan.runtime.step.executor import Trace
 
 __all__ = ["StepRecord"]
 

@@ -10,10 +10,10 @@ import torch
 
 from farspan.graph import Edge, Meta, Part, Segment, Value
 from farspan.lazy import Placed
-from farspan.runtime.channel import Channels
-from farspan.runtime.program import Bundle, Program, Step
-from farspan.runtime.rng import Seeding
-from farspan.runtime.segment import run_backward, run_forward
+from farspan.runtime.step.channel import Channels
+from farspan.runtime.step.program import Bundle, Program, Step
+from farspan.runtime.step.rng import Seeding
+from farspan.runtime.step.segment import run_backward, run_forward
 from farspan.schedule import Kind
 
 __all__ = ["Executor", "Trace"]

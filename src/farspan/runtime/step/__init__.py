@@ -1,0 +1,1 @@
+"""One step on one rank: its program, its tasks, its messages."""

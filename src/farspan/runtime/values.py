@@ -1,0 +1,88 @@
+"""Values that other ranks ask for: what this rank keeps for them, and how it asks the others.
+
+A rank that asks has got to a certain point of the program; the owner answers when it has got there too. It cannot be
+a whole step ahead, for a step ends only when all ranks have begun it: so what the program could read when the step
+began is kept until the next one ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from farspan.errors import RecordError
+from farspan.graph import Value
+from farspan.lazy import Placed
+from farspan.lazy.torch_private import raw_grad
+from farspan.runtime.side import SideChannel
+from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
+
+__all__ = ["SharedValues"]
+
+
+class SharedValues:
+    """One rank's values as the others see them, and theirs as it sees them."""
+
+    def __init__(self, side: SideChannel, parameters: Mapping[str, Placed], deadline_s: float) -> None:
+        self.side = side
+        self.parameters = parameters
+        self.deadline_s = deadline_s
+        self._kept: dict[tuple[int, int, int], Value] = {}
+        self._old_gradients: dict[str, torch.Tensor] = {}
+        self._progress = 0
+        self._progressed = threading.Condition()
+        side.serve(self._answer)
+
+    def advance(self) -> None:
+        """This rank's program has got one point further: a step, an optimizer step, a load."""
+        with self._progressed:
+            self._progress += 1
+            self._progressed.notify_all()
+
+    def keep(self, values: Iterable[Value]) -> None:
+        """A step is over: keep what the program still holds of it, let go what it has dropped since the last one."""
+        for key in [key for key, value in self._kept.items() if not value.is_held]:
+            del self._kept[key]
+        self._kept.update((value.key, value) for value in values if value.is_held)
+        self._old_gradients.clear()
+
+    def keep_gradient(self, placed: Placed) -> None:
+        """The program replaces a gradient that slower ranks may still read."""
+        gradient = raw_grad(placed.tensor)
+        if gradient is not None:
+            self._old_gradients.setdefault(placed.name, gradient)
+
+    def pull(self, rank: int, kind: str, what: Any) -> torch.Tensor:
+        """Ask `rank` for a "parameter" or "gradient" by name, or for a "value" by key."""
+        header, payload = self.side.request(rank, {kind: what, "progress": self._progress}, self.deadline_s)
+        return unpack_tensor(header, payload)
+
+    def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], memoryview]:
+        """Another rank asks (called in a worker thread)."""
+        wanted = request["progress"]
+        with self._progressed:
+            if not self._progressed.wait_for(lambda: self._progress >= wanted, self.deadline_s):
+                raise TimeoutError(f"rank {self.side.rank} has not got as far as the program that asks")
+        if "parameter" in request:
+            return pack_tensor(self.parameters[request["parameter"]].tensor)
+        if "gradient" in request:
+            name = request["gradient"]
+            gradient = self._old_gradients.get(name)
+            gradient = raw_grad(self.parameters[name].tensor) if gradient is None else gradient
+            if gradient is None:
+                raise self._gone(f"the gradient of {name}")
+            return pack_tensor(gradient)
+        value = self._kept.get(tuple(request["value"]))
+        if value is None or value.data is None:
+            raise self._gone("the value that was asked for")
+        return pack_tensor(value.data)
+
+    def _gone(self, what: str) -> RecordError:
+        return RecordError(
+            f"rank {self.side.rank} no longer holds {what}.",
+            why="its program has let go of the tensor.",
+            hint="keep a reference to the tensor on every rank until it has been read",
+        )
