@@ -16,6 +16,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from farspan.graph.graph import Backward, Call, Segment
     from farspan.graph.value import Value
 
@@ -61,8 +63,16 @@ class Part:
         return f"backward of {self.segment.describe()}"
 
 
-def route(backward: Backward) -> list[Part]:
-    """Return the parts of `backward` in the order they can run."""
+def route(backward: Backward, released: Collection[Call] = ()) -> list[Part]:
+    """Return the parts of `backward` in the order they can run.
+
+    Args:
+        backward: What was recorded.
+        released: Calls that earlier backwards of the same step go through without keeping the graph.
+
+    Raises:
+        RuntimeError: The backward would go a second time through what was not kept; torch's own words.
+    """
     parts: dict[Any, Part] = {}
     active: set[Value] = set()
     queue: list[tuple[int, int, Call]] = []
@@ -91,7 +101,7 @@ def route(backward: Backward) -> list[Part]:
         call = heapq.heappop(queue)[2]
         segment = call.segment
         part = parts[segment]
-        if call.arguments is None:
+        if call.arguments is None or call in released:
             raise RuntimeError(
                 "Trying to backward through the graph a second time (or directly access saved tensors after they have "
                 "already been freed). Specify retain_graph=True if you need to backward through the graph a second "

@@ -39,6 +39,7 @@ class Call:
         "target",
         "template",
         "where",
+        "versions",
     )
 
     def __init__(
@@ -48,6 +49,8 @@ class Call:
         """What is called: a leaf (module) or a torch function; opaque here."""
         self.template = template
         """How the arguments are rebuilt from `arguments`."""
+        self.versions: tuple[int, ...] = ()
+        """Of the plain tensor arguments, when the call was recorded."""
         self.arguments: Sequence[Any] | None = arguments
         """Tensor arguments in template order: a Value, or a plain tensor that every rank has. None once the call
         has run and nothing can go back through it."""

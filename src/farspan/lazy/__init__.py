@@ -13,6 +13,7 @@ from farspan.lazy.metadata import apply_modes as apply_modes
 from farspan.lazy.metadata import flatten as flatten
 from farspan.lazy.metadata import meta_of as meta_of
 from farspan.lazy.metadata import rebuild as rebuild
+from farspan.lazy.mutation import plain_versions as plain_versions
 from farspan.lazy.place import place as place
 from farspan.lazy.recorder import Recorder as Recorder
 from farspan.lazy.tensor import LazyTensor as LazyTensor
@@ -32,6 +33,7 @@ __all__ = [
     "install",
     "meta_of",
     "place",
+    "plain_versions",
     "rebuild",
     "swapped",
     "watch_module",

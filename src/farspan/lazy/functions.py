@@ -11,6 +11,7 @@ import torch
 from farspan.lazy.torch_private import FAKE_LIMITS
 
 __all__ = [
+    "CHANGES_GRADIENT_FLOW",
     "FACTORIES",
     "PASS_THROUGH",
     "READERS",
@@ -70,6 +71,8 @@ REFUSED: dict[Any, str] = {
 
 FACTORIES: frozenset[Any] = frozenset([torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like])
 """Functions that take nothing but the shape of a tensor."""
+
+CHANGES_GRADIENT_FLOW: frozenset[Any] = frozenset([_T.requires_grad_, _T.requires_grad.__set__])
 
 RUNNING_STATISTICS: dict[Any, tuple[int, str]] = {
     torch.nn.functional.batch_norm: (1, "training"),

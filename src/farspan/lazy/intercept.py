@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from farspan.lazy.functions import PASS_THROUGH
+from farspan.lazy.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import DisableTorchFunctionSubclass, is_mode_active, raw_grad, set_raw_grad
@@ -41,6 +41,8 @@ class Intercept(TorchFunctionMode):
         recorder = self.recorder
         if not recorder.is_recording or not (types or _concerns(args, kwargs, recorder.placed)):
             return func(*args, **kwargs)
+        if func in CHANGES_GRADIENT_FLOW:
+            recorder.flush_before_change("requires_grad is changed")
         if func in PASS_THROUGH:
             with DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -100,6 +102,7 @@ def _delete_grad(parameter: Any) -> None:
 
 
 _original_call: Any = nn.Module.__call__
+_original_setattr: Any = nn.Module.__setattr__
 _original_state_dict: Any = nn.Module.state_dict
 _original_load: Any = nn.Module.load_state_dict
 
@@ -123,11 +126,20 @@ def _load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _original_load(module, *args, **kwargs)
 
 
+def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
+    """What a leaf is changed to must not reach its calls that are still to run."""
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is not None and recorder.is_recording and id(module) in recorder.leaf_parts:
+        recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
+    _original_setattr(module, name, value)
+
+
 def install() -> None:
     """Put the hooks in place, once in a process."""
     if nn.Module.__call__ is _call_module:
         return
     nn.Module.__call__ = _call_module  # type: ignore[method-assign]
+    nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
     nn.Module.state_dict = _state_dict  # type: ignore[method-assign]
     nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]
     grad = property(_get_grad, _set_grad, _delete_grad)

@@ -34,7 +34,7 @@ class Placed:
 class Leaf:
     """A module placed wholly on one stage."""
 
-    __slots__ = ("foreign", "module", "modules", "name", "placed", "stage")
+    __slots__ = ("foreign", "has_buffers", "module", "modules", "name", "placed", "stage")
 
     def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
         self.name = name
@@ -43,6 +43,7 @@ class Leaf:
         self.modules = tuple(module.modules())
         self.placed = tuple(placed)
         """All parameters and buffers below."""
+        self.has_buffers = any(not item.is_parameter for item in placed)
         self.foreign = tuple(item for item in placed if item.stage != stage)
         """Those that another stage owns (tied parameters): they come as values, gradients flow back."""
 

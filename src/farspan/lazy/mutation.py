@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from farspan.lazy.tensor import LazyTensor
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["join_family", "prepare_mutation", "stage_written"]
+__all__ = ["join_family", "plain_versions", "prepare_mutation", "stage_written"]
 
 
 def stage_written(recorder: Recorder, entry: Entry, tensors: list[torch.Tensor]) -> int:
@@ -57,6 +58,11 @@ def prepare_mutation(recorder: Recorder, call: Call, tensors: list[torch.Tensor]
             if other.stage == call.stage and any(item is value for item in other.arguments or ()):
                 level = max(level, other.level)
     return level
+
+
+def plain_versions(arguments: Sequence[Any]) -> tuple[int, ...]:
+    """How often each plain tensor among `arguments` has been written to."""
+    return tuple([item._version for item in arguments if isinstance(item, torch.Tensor) and not item.is_inference()])
 
 
 # Tensors that share memory: views of one another. In eager torch a write into one shows in all.

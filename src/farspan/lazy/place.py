@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -44,10 +45,15 @@ def place(
         Everything placed: parameters, and the buffers of leaves.
     """
     placed: dict[int, Placed] = {}
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    for module in recurrent:
+        module._flat_weight_refs = []  # weak references, which would stand in the way of the stubs
     for name, parameter in model.named_parameters():
         placed[id(parameter)] = _place_tensor(
             prefix + name, parameter, owner[name], stages, is_mine, devices, recorder, is_parameter=True
         )
+    for module in recurrent:
+        module._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in module._flat_weights]
     seen: set[int] = set()
     for _, parameter in model.named_parameters(remove_duplicate=False):
         placed[id(parameter)].is_tied |= id(parameter) in seen
@@ -71,6 +77,7 @@ def place(
                 prefix + name, module, stages[stage], [placed[id(item)] for item in below if id(item) in placed]
             )
             recorder.leaves[id(module)] = leaf
+            recorder.leaf_parts.update(map(id, leaf.modules))
             leaves.append(leaf)
     recorder.placed.update(placed)
     recorder.roots.add(id(model))

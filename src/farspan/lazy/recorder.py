@@ -38,7 +38,7 @@ from farspan.lazy.metadata import (
     predict,
     rebuild,
 )
-from farspan.lazy.mutation import join_family, prepare_mutation, stage_written
+from farspan.lazy.mutation import join_family, plain_versions, prepare_mutation, stage_written
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import raw_grad, without_modes_of
 
@@ -72,6 +72,8 @@ class Recorder:
         self.placed: dict[int, Placed] = {}
         """Parameters and buffers of all distributed models, by id."""
         self.leaves: dict[int, Leaf] = {}
+        self.leaf_parts: set[int] = set()
+        """Ids of all modules inside leaves, the leaves included."""
         self.roots: set[int] = set()
         """Ids of the distributed models themselves."""
         self.keep_alive: list[Any] = []
@@ -98,8 +100,8 @@ class Recorder:
 
     def dispatch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a torch function of which at least one argument is lazy or a parameter."""
-        if function in _BACKWARDS:
-            return self.backward(*args, **kwargs)
+        if function in (torch.Tensor.backward, torch.autograd.backward):
+            return self.backward(*args, **{_SAME.get(name, name): value for name, value in kwargs.items()})
         if function in READERS:
             args, kwargs = map_tensors((args, kwargs), _read)
             return function(*args, **kwargs)
@@ -163,6 +165,7 @@ class Recorder:
             modes=modes,
             where=find_where(),
         )
+        call.versions = plain_versions(arguments)
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         self.current.add(call, values, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
@@ -271,9 +274,9 @@ class Recorder:
         self,
         tensors: Any,
         gradients: Any = None,
-        *,
         retain_graph: bool | None = None,
         create_graph: bool = False,
+        *,
         inputs: Any = None,
     ) -> None:
         """Queue a backward; the current micro-batch ends here."""
@@ -332,6 +335,11 @@ class Recorder:
 
     def has_pending(self) -> bool:
         return bool(self.pending or self.current.calls)
+
+    def flush_before_change(self, reason: str) -> None:
+        """Run what is recorded while the model is still as it was."""
+        if self.has_pending():
+            self.engine.flush(reason)
 
     def begin_module(self, module_id: int) -> None:
         """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""
@@ -407,4 +415,4 @@ def _read(tensor: Any) -> Any:
     return tensor.read() if type(tensor) in (LazyTensor, StubParameter) else tensor
 
 
-_BACKWARDS = (torch.Tensor.backward, torch.autograd.backward)
+_SAME = {"gradient": "gradients", "grad_tensors": "gradients", "grad_variables": "gradients"}

@@ -43,8 +43,8 @@ class Transfer:
 @contextlib.contextmanager
 def transferring(recorder: Recorder, *, is_loading: bool) -> Iterator[None]:
     """Within, parameters are copied between ranks instead of recorded."""
+    recorder.flush_before_change("load_state_dict" if is_loading else "state_dict")
     if is_loading:
-        recorder.engine.flush("load_state_dict")
         recorder.engine.meet("load_state_dict")  # nobody reads the old values any more
     outer, recorder.transfer = recorder.transfer, Transfer(recorder)
     try:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import torch
 
-from farspan.errors import DivergenceError, FarspanError, RecordError, RemoteError
+from farspan.errors import FarspanError, RecordError, RemoteError
 from farspan.graph import Call, Graph, Part, Value
 from farspan.lazy import Placed, Recorder, find_where, format_where
 from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of

@@ -30,6 +30,8 @@ def apply_modes(modes: Modes) -> Iterator[None]:
     grad, _, autocast = modes  # inference mode runs as no_grad: its tensors could not be saved or sent later
     wanted = {kind: (dtype, cache) for kind, dtype, cache in autocast}
     with contextlib.ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(grad))
         for kind in _DEVICE_TYPES:
             if kind in wanted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from farspan.errors import RecordError
 from farspan.graph import Meta
 from farspan.lazy.functions import name_of
 from farspan.lazy.leaf import Leaf, swapped
@@ -25,7 +27,13 @@ __all__ = ["predict"]
 
 def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry:
     """Run `target` once on fake tensors."""
-    with _untouched_generators() as generators, fake_mode(), _Watch() as watch, apply_modes(modes):
+    with (
+        torch.inference_mode(False),
+        _untouched_generators() as generators,
+        fake_mode(),
+        _Watch() as watch,
+        apply_modes(modes),
+    ):
         leaves = [_fake(meta) for meta in metas]
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
         with torch.enable_grad():
@@ -85,7 +93,21 @@ def _run(target: Any, template: Any, tensors: list[torch.Tensor]) -> Any:
     for item, value in zip(target.foreign, tensors[num_arguments:], strict=True):
         fakes[id(item.tensor)] = value
     with _unchanged_state(target.modules), swapped(target.modules, fakes):
-        return call_without_compiling(target.module, *args, **kwargs)
+        result = call_without_compiling(target.module, *args, **kwargs)
+    _refuse_changed_arguments(target, template, tensors[:num_arguments], (args, kwargs))
+    return result
+
+
+def _refuse_changed_arguments(target: Leaf, template: Any, tensors: list[torch.Tensor], arguments: Any) -> None:
+    """The caller's own list or dictionary is on every rank; the module that would fill it runs on one."""
+    after, tensors_after = flatten(arguments)
+    if after == template and all(now is then for now, then in zip(tensors_after, tensors, strict=True)):
+        return
+    raise RecordError(
+        f"{name_of(target)} changes an argument it was given (a list, a dictionary, an object).",
+        why="the change would be seen on one rank only.",
+        hint="return what it adds, and let the caller put it into the list or dictionary",
+    )
 
 
 @contextmanager
@@ -99,6 +121,10 @@ def _unchanged_state(modules: tuple[nn.Module, ...]) -> Iterator[None]:
         )
         for module in modules
     ]
+    for module in modules:
+        for table in ("_forward_hooks", "_forward_pre_hooks"):
+            kept = {key: hook for key, hook in module.__dict__[table].items() if _is_of_torch(hook)}
+            module.__dict__[table] = OrderedDict(kept)
     try:
         yield
     finally:
@@ -108,6 +134,11 @@ def _unchanged_state(modules: tuple[nn.Module, ...]) -> Iterator[None]:
             for item, content in contents:
                 item.clear()
                 item.extend(content) if isinstance(item, list) else item.update(content)
+
+
+def _is_of_torch(hook: Any) -> bool:
+    """torch's own hooks (weight norm, spectral norm) belong to the computation; a user's are for real tensors."""
+    return (getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch.")
 
 
 class _Watch(TorchDispatchMode):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from farspan.graph import Edge, Graph, Part, Segment, Value, route
+from farspan.graph import Call, Edge, Graph, Part, Segment, Value, route
 from farspan.schedule import Kind, Task, list_schedule
 
 __all__ = ["Bundle", "Program", "Step", "build_program"]
@@ -76,6 +76,8 @@ class _Builder:
         self.tasks: list[Task] = []
         self.index_of: dict[Segment | Part, int] = {}
         self.bundles: dict[tuple[int, int, int, bool], Bundle] = {}
+        self.last_use: dict[object, int] = {}
+        """For leaves with buffers (running statistics): the task that used them last, in the loop's order."""
         self.num_users: dict[tuple[Value, int], int] = {}
         self.needed_by: dict[Bundle, list[int]] = {}
         backwards = [backward for graph in graphs for backward in graph.backwards]
@@ -85,9 +87,12 @@ class _Builder:
             for segment in sorted(graph.segments, key=lambda segment: segment.order):
                 self.add_forward(segment, positions[graph.index], graph.index in with_backward)
         last_touch: dict[object, int] = {}
+        released: set[Call] = set()
         for backward in backwards:
-            for part in route(backward):
+            for part in route(backward, released):
                 self.add_backward(part, positions[backward.graph.index], last_touch)
+                if not backward.retain_graph:
+                    released.update(part.calls)
 
     def add(self, work: Segment | Part, kind: Kind, micro_batch: int, level: int, needs: set[int], holds: bool) -> int:
         index = len(self.tasks)
@@ -109,7 +114,10 @@ class _Builder:
     def add_forward(self, segment: Segment, micro_batch: int, holds: bool) -> None:
         sources = [(value, self.index_of.get(value.segment) if value.segment else None) for value in segment.inputs]
         needs = {index for _, index in sources if index is not None}
+        stateful = [call.target for call in segment.calls if getattr(call.target, "has_buffers", False)]
+        needs.update(self.last_use[leaf] for leaf in stateful if leaf in self.last_use)
         task = self.add(segment, Kind.FORWARD, micro_batch, segment.level, needs, holds)
+        self.last_use.update(dict.fromkeys(stateful, task))
         for value, index in sources:
             self.connect(_PROLOGUE if index is None else index, value.stage, task, value, is_gradient=False)
 

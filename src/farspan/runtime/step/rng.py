@@ -30,7 +30,7 @@ class Seeding:
 
     @contextlib.contextmanager
     def _seeded(self, call: Call) -> Iterator[None]:
-        text = f"{self.seed}/{call.graph.index}/{call.index}/{call.target}"
+        text = f"{self.seed}/{call.graph.index}/{call.index}/{call.entry.name}"
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
         python, numpy_state = random.getstate(), np.random.get_state()
         with torch.random.fork_rng():

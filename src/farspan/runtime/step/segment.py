@@ -15,7 +15,7 @@ import torch
 
 from farspan.errors import RecordError
 from farspan.graph import Call, Edge, Part, Segment, Value
-from farspan.lazy import Leaf, Placed, apply_modes, flatten, format_where, rebuild, swapped
+from farspan.lazy import Leaf, Placed, apply_modes, flatten, format_where, plain_versions, rebuild, swapped
 from farspan.lazy.torch_private import raw_grad, set_raw_grad
 
 __all__ = ["run_backward", "run_forward"]
@@ -46,6 +46,12 @@ def run_forward(segment: Segment, seeding: Seeding) -> None:
 def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
     entry = call.entry
     assert call.arguments is not None
+    if plain_versions(call.arguments) != call.versions:
+        raise RecordError(
+            f"a tensor that was given to {call.entry.name} has been written to since.",
+            why=f"the call at {format_where(call.where)} was recorded, and runs only now.",
+            hint="give each micro-batch a tensor of its own (batch.clone()), or call farspan.flush() before the write",
+        )
     tensors = [_tensor_of(item, segment) for item in call.arguments]
     for number in entry.mutated:
         tensors[number] = _writable(call.arguments[number], tensors[number], segment)
