@@ -22,6 +22,8 @@ class Meta:
     dtype: Any
     device: Any
     requires_grad: bool
+    is_parameter: bool = False
+    """A leaf of autograd, which must not be written in place where gradients are recorded."""
 
     @property
     def numel(self) -> int:

@@ -12,7 +12,9 @@ from farspan.lazy.torch_private import FAKE_LIMITS
 
 __all__ = [
     "CHANGES_GRADIENT_FLOW",
+    "DATA_GETTERS",
     "FACTORIES",
+    "SET_DATA",
     "PASS_THROUGH",
     "READERS",
     "REFUSED",
@@ -73,6 +75,10 @@ FACTORIES: frozenset[Any] = frozenset([torch.zeros_like, torch.ones_like, torch.
 """Functions that take nothing but the shape of a tensor."""
 
 CHANGES_GRADIENT_FLOW: frozenset[Any] = frozenset([_T.requires_grad_, _T.requires_grad.__set__])
+
+DATA_GETTERS: frozenset[Any] = frozenset([_T.data.__get__, _T.detach])
+SET_DATA: Any = _T.data.__set__
+"""The memory of a tensor without its gradient."""
 
 RUNNING_STATISTICS: dict[Any, tuple[int, str]] = {
     torch.nn.functional.batch_norm: (1, "training"),

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from farspan.lazy.autograd_function import install_apply
 from farspan.lazy.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.tensor import LazyTensor, StubParameter
@@ -138,6 +139,7 @@ def install() -> None:
     """Put the hooks in place, once in a process."""
     if nn.Module.__call__ is _call_module:
         return
+    install_apply()
     nn.Module.__call__ = _call_module  # type: ignore[method-assign]
     nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
     nn.Module.state_dict = _state_dict  # type: ignore[method-assign]

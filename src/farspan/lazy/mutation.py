@@ -14,14 +14,17 @@ from farspan.lazy.metadata import Entry
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
+    from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["join_family", "plain_versions", "prepare_mutation", "stage_written"]
+__all__ = ["join_family", "plain_versions", "prepare_mutation", "stage_written", "written_parameters"]
 
 
 def stage_written(recorder: Recorder, entry: Entry, tensors: list[torch.Tensor]) -> int:
     """A call that writes runs where the tensor it writes into lives."""
-    stages = {tensor._value.stage for tensor in (tensors[i] for i in entry.mutated) if type(tensor) is LazyTensor}
+    written = [tensors[i] for i in entry.mutated]
+    stages = {tensor._value.stage for tensor in written if type(tensor) is LazyTensor}
+    stages |= {recorder.placed[id(tensor)].stage for tensor in written if id(tensor) in recorder.placed}
     if len(stages) > 1:
         recorder.refuse(
             f"{entry.name} writes into tensors of several stages",
@@ -39,12 +42,12 @@ def prepare_mutation(recorder: Recorder, call: Call, tensors: list[torch.Tensor]
     level = 0
     for argument in call.entry.mutated:
         tensor = tensors[argument]
+        if id(tensor) in recorder.placed:
+            continue
         if type(tensor) is not LazyTensor:
-            placed = recorder.placed.get(id(tensor))
-            what = "a plain tensor" if placed is None else f"the parameter {placed.name}"
             recorder.refuse(
-                f"{call.entry.name} writes recorded values into {what}",
-                why=f"at {format_where(call.where)}: {what} exists on every rank, the values on one.",
+                f"{call.entry.name} writes recorded values into a plain tensor",
+                why=f"at {format_where(call.where)}: the plain tensor exists on every rank, the values on one.",
                 hint="use the out-of-place operation (torch.where, torch.cat, tensor.clone() first)",
             )
         if any(member is not None and member is not tensor for member in _family_of(tensor)):
@@ -63,6 +66,16 @@ def prepare_mutation(recorder: Recorder, call: Call, tensors: list[torch.Tensor]
 def plain_versions(arguments: Sequence[Any]) -> tuple[int, ...]:
     """How often each plain tensor among `arguments` has been written to."""
     return tuple([item._version for item in arguments if isinstance(item, torch.Tensor) and not item.is_inference()])
+
+
+def written_parameters(recorder: Recorder, entry: Entry, tensors: list[torch.Tensor]) -> list[Placed]:
+    """The parameters a call writes into, themselves or through `param.data`."""
+    found: list[Placed] = []
+    for tensor in (tensors[i] for i in entry.mutated):
+        placed = recorder.placed.get(id(tensor)) or getattr(tensor, "_alias_of", None)
+        if placed is not None:
+            found.append(placed)
+    return found
 
 
 # Tensors that share memory: views of one another. In eager torch a write into one shows in all.

@@ -17,10 +17,12 @@ from farspan.errors import RecordError
 from farspan.graph import Backward, Call, Graph, Meta, Value
 from farspan.lazy.foreach import record_foreach
 from farspan.lazy.functions import (
+    DATA_GETTERS,
     FACTORIES,
     READERS,
     REFUSED,
     RUNNING_STATISTICS,
+    SET_DATA,
     find_where,
     format_where,
     is_fake_limit,
@@ -38,7 +40,7 @@ from farspan.lazy.metadata import (
     predict,
     rebuild,
 )
-from farspan.lazy.mutation import join_family, plain_versions, prepare_mutation, stage_written
+from farspan.lazy.mutation import join_family, plain_versions, prepare_mutation, stage_written, written_parameters
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import raw_grad, without_modes_of
 
@@ -85,6 +87,7 @@ class Recorder:
         self.current = self._new_graph()
         self._parameter_values: dict[int, Value] = {}
         self._gradient_views: dict[str, LazyTensor] = {}
+        self._is_writing = False
         self.depth = 0
         self.transfer: Any = None
         """Stands in for the recorder while a state dictionary is made or loaded."""
@@ -119,6 +122,15 @@ class Recorder:
                 f"{name_of(function)} keeps running statistics, and its module's parameters lie on several stages",
                 hint="place the normalisation module as a whole on one stage",
             )
+        if function in DATA_GETTERS and (placed := self.placed.get(id(args[0]))) is not None:
+            return self._data_of(placed)
+        if function in DATA_GETTERS and getattr(args[0], "_is_gradient", False):
+            return args[0]
+        if function is SET_DATA and (placed := self.placed.get(id(args[0]))) is not None:
+            if args[1] is not args[0] and getattr(args[1], "_alias_of", None) is not placed:
+                with torch.no_grad():
+                    args[0].copy_(args[1])
+            return None
         if function in FACTORIES and (placed := self.placed.get(id(args[0]))) is not None:
             return self._make_like(function, placed, args, kwargs)
         if getattr(function, "__name__", "").startswith("_foreach_"):
@@ -139,6 +151,18 @@ class Recorder:
         finally:
             self.is_recording = True
 
+    def _data_of(self, placed: Placed) -> LazyTensor:
+        """`param.data`, `param.detach()`: the same memory without gradient, for reading and writing."""
+        meta = placed.meta
+        value = Value(
+            intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage, name=placed.name
+        )
+        if placed.is_owned:
+            value.data = placed.tensor.detach()
+        lazy = LazyTensor.make(value, self)
+        lazy._alias_of = placed
+        return lazy
+
     def record(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
         """Append a call; `stage` None lets the inputs decide where it runs."""
         arguments = [self._argument(tensor) for tensor in tensors]
@@ -153,6 +177,8 @@ class Recorder:
                 return rebuild(
                     entry.template, [tensors[i] for i in entry.same_as]
                 )  # nothing happens: x.to(its own dtype)
+            if entry.mutated and not self._is_writing and written_parameters(self, entry, tensors):
+                return self._write_parameters(target, template, tensors, stage)
         values = [item for item in arguments if type(item) is Value]
         if stage is None:
             stage = stage_written(self, entry, tensors) if entry.mutated else self._stage_of(values)
@@ -172,11 +198,24 @@ class Recorder:
         self.current.digest = hash((self.current.digest, entry.digest, stage, self._positions(values)))
         return self._answer(call, entry, tensors)
 
+    def _write_parameters(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
+        """A parameter is written outside the optimizer: all before it sees the old value, all after it the new."""
+        self.engine.flush("a parameter is written")
+        self._is_writing = True
+        try:
+            result = self.record(target, template, tensors, stage)
+            self.engine.flush("a parameter is written")
+        finally:
+            self._is_writing = False
+        self.engine.parameters_changed()
+        return result
+
     def _answer(self, call: Call, entry: Entry, tensors: list[torch.Tensor]) -> Any:
         """What the user's code gets: lazy tensors in the result's structure; arguments written in place move on."""
         for number, argument in enumerate(entry.mutated):
             tensor = tensors[argument]
-            assert type(tensor) is LazyTensor
+            if type(tensor) is not LazyTensor:
+                continue  # a parameter, which stays what it is
             tensor._value = call.outputs[entry.num_results + number]
             self.hold(tensor._value, tensor)
         results: list[torch.Tensor] = []
@@ -236,7 +275,8 @@ class Recorder:
         value = self._parameter_values.get(id(placed))
         if value is None or value.meta.requires_grad != placed.tensor.requires_grad:
             meta = placed.meta
-            meta = Meta(meta.shape, meta.stride, meta.dtype, meta.device, placed.tensor.requires_grad)
+            requires_grad = placed.tensor.requires_grad
+            meta = Meta(meta.shape, meta.stride, meta.dtype, meta.device, requires_grad, is_parameter=requires_grad)
             value = Value(intern(meta), placed.stage, name=placed.name)
             if placed.is_owned:
                 value.data = placed.tensor
@@ -392,6 +432,7 @@ class Recorder:
             if placed.is_owned:
                 value.data = raw_grad(placed.tensor)
             view = self._gradient_views[placed.name] = LazyTensor.make(value, self)
+            view._is_gradient = True
         return view
 
     def forget_gradient_views(self) -> None:

@@ -11,6 +11,7 @@ from farspan.lazy.torch_private import disabled_torch_function, make_wrapper
 
 if TYPE_CHECKING:
     from farspan.graph import Value
+    from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
 __all__ = ["LazyTensor", "StubParameter"]
@@ -25,6 +26,10 @@ class LazyTensor(torch.Tensor):
 
     _value: Value
     _recorder: Recorder
+    _alias_of: Placed | None = None
+    """The parameter whose memory this is, for `param.data`."""
+    _is_gradient = False
+    """Whether it is a parameter's `.grad`."""
 
     @staticmethod
     def make(value: Value, recorder: Recorder) -> LazyTensor:

@@ -116,6 +116,8 @@ class Engine:
         began_ns = time.perf_counter_ns()
         digest = hash(tuple([graph.digest for graph in graphs]))
         self.side.start(step, digest)
+        if _changes_state(graphs):
+            self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
         with self._executing():
             program = build_program(
                 graphs,
@@ -334,6 +336,13 @@ class Engine:
             entries += [(_BACKWARD, f"backward() at {format_where(item.where)}") for item in graph.backwards]
         entries.append((_END, f"end of the step: {self._flush_reason}"))
         return entries
+
+
+def _changes_state(graphs: Sequence[Graph]) -> bool:
+    """Whether running the graphs writes into what other ranks can read: gradients, parameters, running statistics."""
+    return any(
+        call.entry.mutated or getattr(call.target, "has_buffers", False) for graph in graphs for call in graph.calls
+    )
 
 
 def _call_digest(call: Call) -> int:

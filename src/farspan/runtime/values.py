@@ -66,6 +66,12 @@ class SharedValues:
         with self._progressed:
             if not self._progressed.wait_for(lambda: self._progress >= wanted, self.deadline_s):
                 raise TimeoutError(f"rank {self.side.rank} has not got as far as the program that asks")
+            if self._progress > wanted:
+                raise RecordError(
+                    f"rank {self.side.rank} has gone on since; what it has now is newer than what was asked for.",
+                    why="the ranks' programs did not meet between the reading and a change of parameters.",
+                    hint="read it on every rank, or right after optimizer.step()",
+                )
         if "parameter" in request:
             return pack_tensor(self.parameters[request["parameter"]].tensor)
         if "gradient" in request:

@@ -37,7 +37,10 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
         leaves = [_fake(meta) for meta in metas]
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
         with torch.enable_grad():
-            tensors = [leaf.clone() if leaf.requires_grad else leaf for leaf in leaves]
+            tensors = [
+                leaf.clone() if meta.requires_grad and not meta.is_parameter else leaf
+                for meta, leaf in zip(metas, leaves, strict=True)
+            ]
         versions = [tensor._version for tensor in tensors]
         result = _run(target, template, tensors)
         result_template, results = flatten(result)
