@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.models import GPT, MLP, next_token, tokens
+from tests.support.ranks import run_threads
 from torch import nn
 
 import farspan
 from farspan.errors import PlanError, RecordError
-from tests.support.models import GPT, MLP, next_token, tokens
-from tests.support.ranks import run_threads
 
 X = torch.randn(6, 12, generator=torch.Generator().manual_seed(3))
 Y = torch.randint(5, (6,), generator=torch.Generator().manual_seed(4))

@@ -31,17 +31,17 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
-from gpt import GPT, NUM_BYTES  # noqa: E402
+from benchmarks.common import arguments, finish, micros, run_ranks  # noqa: E402
 
 import farspan  # noqa: E402
 import farspan.runtime.engine as engine_module  # noqa: E402
 import farspan.runtime.step.segment as segment_module  # noqa: E402
-from benchmarks.common import arguments, finish, micros, run_ranks  # noqa: E402
 from farspan.lazy import Recorder, activate, install  # noqa: E402
 from farspan.runtime.engine import Engine  # noqa: E402
 from farspan.runtime.step.program import build_program  # noqa: E402
 from farspan.runtime.step.rng import save_generators  # noqa: E402
 from farspan.runtime.world import current_engine, use_engine  # noqa: E402
+from gpt import GPT, NUM_BYTES  # noqa: E402
 
 STEP_BAR, BLOCKS_BAR_S, GROWTH_BAR = 0.03, 2e-3, 1.25
 # examples/train_gpt.py's defaults

@@ -52,6 +52,7 @@ class Job:
         )
 
     def end(self) -> tuple[int, str, str]:
+        assert self.process is not None
         out, err = self.process.communicate(timeout=TIMEOUT_S)
         return self.process.returncode, out, err
 

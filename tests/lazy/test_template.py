@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +14,10 @@ from torch import nn
 
 from farspan.lazy.metadata.template import flatten, map_tensors, rebuild
 
-Pair = namedtuple("Pair", "left right")
+
+class Pair(NamedTuple):
+    left: Any
+    right: int
 
 
 @dataclass

@@ -72,19 +72,18 @@ def test_forward_only_micro_batches_stream() -> None:
 def any_tasks(draw: st.DrawFn) -> tuple[list[Task], int]:
     num_ranks = draw(st.integers(1, 4))
     num_tasks = draw(st.integers(0, 40))
-    tasks: list[Task] = []
-    for index in range(num_tasks):
-        tasks.append(
-            Task(
-                kind=draw(st.sampled_from(Kind)),
-                rank=draw(st.integers(0, num_ranks - 1)),
-                micro_batch=draw(st.integers(0, 5)),
-                level=draw(st.integers(0, 4)),
-                duration=draw(st.sampled_from([0.5, 1.0, 2.0, 3.0])),
-                needs=tuple(sorted(draw(st.sets(st.integers(0, index - 1), max_size=4)))) if index else (),
-                holds=draw(st.booleans()),
-            )
+    tasks = [
+        Task(
+            kind=draw(st.sampled_from(Kind)),
+            rank=draw(st.integers(0, num_ranks - 1)),
+            micro_batch=draw(st.integers(0, 5)),
+            level=draw(st.integers(0, 4)),
+            duration=draw(st.sampled_from([0.5, 1.0, 2.0, 3.0])),
+            needs=tuple(sorted(draw(st.sets(st.integers(0, index - 1), max_size=4)))) if index else (),
+            holds=draw(st.booleans()),
         )
+        for index in range(num_tasks)
+    ]
     return tasks, num_ranks
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -149,7 +150,7 @@ class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         widths = [3, 4, 6, 8]
-        self.down = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1) for a, b in zip(widths, widths[1:], strict=False)])
+        self.down = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths)])
         self.middle = nn.Conv2d(8, 8, 3, padding=1)
         self.up = nn.ModuleList(
             [nn.Conv2d(16, 6, 3, padding=1), nn.Conv2d(12, 4, 3, padding=1), nn.Conv2d(8, 2, 3, padding=1)]

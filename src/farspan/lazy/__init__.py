@@ -1,7 +1,5 @@
 """Running Python becomes graphs: lazy tensors, the recorder, and where calls are caught."""
 
-from farspan.lazy.functions import find_where as find_where
-from farspan.lazy.functions import format_where as format_where
 from farspan.lazy.intercept import activate as activate
 from farspan.lazy.intercept import install as install
 from farspan.lazy.intercept import watch_module as watch_module
@@ -13,7 +11,9 @@ from farspan.lazy.metadata import apply_modes as apply_modes
 from farspan.lazy.metadata import flatten as flatten
 from farspan.lazy.metadata import meta_of as meta_of
 from farspan.lazy.metadata import rebuild as rebuild
-from farspan.lazy.mutation import plain_versions as plain_versions
+from farspan.lazy.ops.functions import find_where as find_where
+from farspan.lazy.ops.functions import format_where as format_where
+from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.place import place as place
 from farspan.lazy.recorder import Recorder as Recorder
 from farspan.lazy.tensor import LazyTensor as LazyTensor

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from farspan.lazy.autograd_function import install_apply
-from farspan.lazy.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
+from farspan.lazy.ops.autograd_function import install_apply
+from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import DisableTorchFunctionSubclass, is_mode_active, raw_grad, set_raw_grad

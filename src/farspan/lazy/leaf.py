@@ -65,7 +65,8 @@ def swapped(modules: tuple[nn.Module, ...], replacement: Mapping[int, torch.Tens
     flat: list[tuple[nn.RNNBase, Any]] = []
     try:
         for module in modules:
-            for table in (module._parameters, module._buffers):
+            tables: Any = (module._parameters, module._buffers)
+            for table in tables:
                 for name, tensor in table.items():
                     if tensor is not None and id(tensor) in replacement:
                         undo.append((table, name, tensor))

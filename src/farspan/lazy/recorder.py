@@ -15,19 +15,6 @@ import torch
 
 from farspan.errors import RecordError
 from farspan.graph import Backward, Call, Graph, Meta, Value
-from farspan.lazy.foreach import record_foreach
-from farspan.lazy.functions import (
-    DATA_GETTERS,
-    FACTORIES,
-    READERS,
-    REFUSED,
-    RUNNING_STATISTICS,
-    SET_DATA,
-    find_where,
-    format_where,
-    is_fake_limit,
-    name_of,
-)
 from farspan.lazy.leaf import Leaf, Placed
 from farspan.lazy.metadata import (
     Entry,
@@ -40,7 +27,20 @@ from farspan.lazy.metadata import (
     predict,
     rebuild,
 )
-from farspan.lazy.mutation import join_family, plain_versions, prepare_mutation, stage_written, written_parameters
+from farspan.lazy.ops.foreach import record_foreach
+from farspan.lazy.ops.functions import (
+    DATA_GETTERS,
+    FACTORIES,
+    READERS,
+    REFUSED,
+    RUNNING_STATISTICS,
+    SET_DATA,
+    find_where,
+    format_where,
+    is_fake_limit,
+    name_of,
+)
+from farspan.lazy.ops.mutation import join_family, plain_versions, prepare_mutation, stage_written, written_parameters
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import raw_grad, without_modes_of
 
@@ -166,7 +166,7 @@ class Recorder:
     def record(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
         """Append a call; `stage` None lets the inputs decide where it runs."""
         arguments = [self._argument(tensor) for tensor in tensors]
-        metas = [item.meta if type(item) is Value else meta_of(item) for item in arguments]
+        metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         modes = current_modes()
         entry = self._predict(target, template, metas, modes)
         if type(target) is not Leaf:
@@ -179,7 +179,7 @@ class Recorder:
                 )  # nothing happens: x.to(its own dtype)
             if entry.mutated and not self._is_writing and written_parameters(self, entry, tensors):
                 return self._write_parameters(target, template, tensors, stage)
-        values = [item for item in arguments if type(item) is Value]
+        values = [item for item in arguments if isinstance(item, Value)]
         if stage is None:
             stage = stage_written(self, entry, tensors) if entry.mutated else self._stage_of(values)
         call = Call(

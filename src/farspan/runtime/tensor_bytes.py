@@ -23,7 +23,7 @@ def pack_tensor(tensor: torch.Tensor) -> tuple[dict[str, Any], memoryview]:
     if plain.data_ptr() == tensor.data_ptr():
         plain = plain.clone()  # the sender may write to it before it is sent
     header = {"dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape)}
-    return header, memoryview(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else memoryview(b"")
+    return header, plain.reshape(-1).view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
 
 
 def unpack_tensor(header: dict[str, Any], payload: bytes | bytearray) -> torch.Tensor:

@@ -15,11 +15,11 @@ from torch import nn
 
 from farspan.errors import RecordError
 from farspan.graph import Meta
-from farspan.lazy.functions import name_of
 from farspan.lazy.leaf import Leaf, swapped
 from farspan.lazy.metadata.entry import Entry, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import flatten, rebuild
+from farspan.lazy.ops.functions import name_of
 from farspan.lazy.torch_private import TorchDispatchMode, call_without_compiling, fake_mode
 
 __all__ = ["predict"]

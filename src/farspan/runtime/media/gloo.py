@@ -37,7 +37,9 @@ class GlooMedium:
     def __init__(self, rank: int, world_size: int, deadline_s: float) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
+        assert isinstance(group, dist.ProcessGroup)
+        self.group = group
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> _GlooWork:
         return _GlooWork(self.group.send([flat], dst, channel), flat)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -23,8 +24,7 @@ __all__ = ["Executor", "Trace"]
 class Trace:
     """One stretch of a rank's time."""
 
-    kind: str
-    """F, B or wait."""
+    kind: Literal["F", "B", "wait"]
     name: str
     micro_batch: int
     start_ns: int
@@ -78,7 +78,7 @@ class Executor:
                 self._forward(step.work)
             else:
                 self._backward(step.work)
-            self._trace(step.kind.value, step, began)
+            self._trace("F" if step.kind is Kind.FORWARD else "B", step, began)
             for bundle in step.sends:
                 self._send(bundle)
             if step.kind is Kind.FORWARD:
@@ -129,7 +129,7 @@ class Executor:
         metas = [item.meta for item in bundle.items]
         return metas, bundle.stage
 
-    def _trace(self, kind: str, step: Step, began_ns: int) -> None:
+    def _trace(self, kind: Literal["F", "B", "wait"], step: Step, began_ns: int) -> None:
         self.traces.append(
             Trace(
                 kind=kind,

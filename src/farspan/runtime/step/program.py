@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from farspan.graph import Call, Edge, Graph, Part, Segment, Value, route
 from farspan.schedule import Kind, Task, list_schedule
@@ -32,8 +33,8 @@ class Bundle:
         """The stage that receives, and so the device."""
         self.is_gradient = is_gradient
         self.items: dict[Value | Edge, None] = {}
-        self.tensors: list[object] = []
-        self.works: list[object] = []
+        self.tensors: list[Any] = []
+        self.works: list[Any] = []
 
     def describe(self) -> str:
         return ", ".join(item.describe() for item in self.items)

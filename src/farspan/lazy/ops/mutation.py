@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Call
-from farspan.lazy.functions import format_where
 from farspan.lazy.metadata import Entry
+from farspan.lazy.ops.functions import format_where
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:

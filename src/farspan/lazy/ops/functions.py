@@ -25,7 +25,7 @@ __all__ = [
     "name_of",
 ]
 
-_T = torch.Tensor
+_T: Any = torch.Tensor
 
 
 def _getters(*names: str) -> list[Any]:
@@ -86,7 +86,7 @@ RUNNING_STATISTICS: dict[Any, tuple[int, str]] = {
 }
 """Functions that write into plain arguments without saying so: position of the running mean, and the switch."""
 
-_LIBRARY = str(Path(__file__).resolve().parents[1]) + "/"
+_LIBRARY = str(Path(__file__).resolve().parents[2]) + "/"
 _TORCH = str(Path(torch.__file__).resolve().parent) + "/"
 
 

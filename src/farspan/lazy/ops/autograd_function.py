@@ -62,7 +62,7 @@ def install_apply() -> None:
 
 
 def _stand_in(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    from farspan.lazy.autograd_function import apply  # its globals are torch's
+    from farspan.lazy.ops.autograd_function import apply  # its globals are torch's
 
     return apply(cls, args, kwargs)
 
@@ -71,7 +71,7 @@ def _stand_in_with_a_cell(cell: Any) -> Any:
     """The same for an `apply` that uses super(): code can be exchanged only for code with as many free variables."""
 
     def stand_in(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        from farspan.lazy.autograd_function import apply
+        from farspan.lazy.ops.autograd_function import apply
 
         return apply(cls, args, kwargs) if cell is not apply else None
 

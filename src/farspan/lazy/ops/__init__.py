@@ -1,0 +1,1 @@
+"""Functions that recording must treat apart: lists, in-place writes, autograd functions, readers."""
