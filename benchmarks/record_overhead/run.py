@@ -207,7 +207,8 @@ def measure_step(args: argparse.Namespace) -> list[dict[str, Any]]:
             }
         )
     print(
-        f"\nstep: {NUM_BLOCKS} blocks of width {WIDTH}, {NUM_MICRO_BATCHES} micro-batches, 2 processes, {args.steps} steps"
+        f"\nstep: {NUM_BLOCKS} blocks of width {WIDTH}, {NUM_MICRO_BATCHES} micro-batches, 2 processes, "
+        f"{args.steps} steps"
     )
     for part, text in PARTS.items():
         shown = "  ".join(
@@ -317,7 +318,8 @@ def measure_blocks(args: argparse.Namespace) -> list[dict[str, Any]]:
         "record_p90_s": sorted(times)[int(0.9 * len(times))],
     }
     print(
-        f"\nblocks: 32 blocks: {micros(row['record_s'])} to record a micro-batch (90 % within {micros(row['record_p90_s'])})"
+        f"\nblocks: 32 blocks: {micros(row['record_s'])} to record a micro-batch "
+        f"(90 % within {micros(row['record_p90_s'])})"
     )
     return [row]
 
@@ -379,8 +381,8 @@ def main() -> None:
     by_ranks = [max(row["record_first_s"], row["record_last_s"]) for row in rows if row["part"] == "ranks"]
     growth = max(by_ranks) / by_ranks[0]
     figure = (
-        f"recording {recording:.2%} of the step (bar {STEP_BAR:.0%}); {blocks_s * 1e3:.2f} ms per micro-batch of 32 blocks "
-        f"(bar {BLOCKS_BAR_S * 1e3:.0f} ms); {growth:.2f} x from 2 to 64 ranks (bar {GROWTH_BAR:.2f} x)"
+        f"recording {recording:.2%} of the step (bar {STEP_BAR:.0%}); "
+        f"{blocks_s * 1e3:.2f} ms per micro-batch of 32 blocks (bar {BLOCKS_BAR_S * 1e3:.0f} ms); {growth:.2f} x from 2 to 64 ranks (bar {GROWTH_BAR:.2f} x)"
     )
     holds = recording < STEP_BAR and blocks_s < BLOCKS_BAR_S and growth <= GROWTH_BAR
     finish(args, rows=rows, figure=figure, holds=holds)

@@ -22,25 +22,20 @@ from farspan.lazy.metadata import (
     current_modes,
     flatten,
     intern,
-    map_tensors,
     meta_of,
     predict,
     rebuild,
 )
 from farspan.lazy.ops.foreach import record_foreach
-from farspan.lazy.ops.functions import (
-    DATA_GETTERS,
-    FACTORIES,
-    READERS,
-    REFUSED,
-    RUNNING_STATISTICS,
-    SET_DATA,
-    find_where,
-    format_where,
-    is_fake_limit,
-    name_of,
+from farspan.lazy.ops.functions import find_where, format_where, is_fake_limit, name_of
+from farspan.lazy.ops.mutation import (
+    join_family,
+    plain_versions,
+    prepare_mutation,
+    stage_written,
+    written_parameters,
 )
-from farspan.lazy.ops.mutation import join_family, plain_versions, prepare_mutation, stage_written, written_parameters
+from farspan.lazy.ops.special import HANDLERS, read_data
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import raw_grad, without_modes_of
 
@@ -103,65 +98,17 @@ class Recorder:
 
     def dispatch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a torch function of which at least one argument is lazy or a parameter."""
-        if function in (torch.Tensor.backward, torch.autograd.backward):
-            return self.backward(*args, **{_SAME.get(name, name): value for name, value in kwargs.items()})
-        if function in READERS:
-            args, kwargs = map_tensors((args, kwargs), _read)
-            return function(*args, **kwargs)
-        if function in REFUSED:
-            self.refuse(f"{name_of(function)} cannot take recorded tensors", hint=REFUSED[function])
-        if getattr(function, "__module__", "").startswith("torch.distributed"):
-            self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
-        if (
-            function in RUNNING_STATISTICS
-            and kwargs.get(RUNNING_STATISTICS[function][1])
-            and args[1:]
-            and args[1] is not None
-        ):
-            self.refuse(
-                f"{name_of(function)} keeps running statistics, and its module's parameters lie on several stages",
-                hint="place the normalisation module as a whole on one stage",
-            )
-        if function in DATA_GETTERS and (placed := self.placed.get(id(args[0]))) is not None:
-            return self._data_of(placed)
-        if function in DATA_GETTERS and getattr(args[0], "_is_gradient", False):
-            return args[0]
-        if function is SET_DATA and (placed := self.placed.get(id(args[0]))) is not None:
-            if args[1] is not args[0] and getattr(args[1], "_alias_of", None) is not placed:
-                with torch.no_grad():
-                    args[0].copy_(args[1])
-            return None
-        if function in FACTORIES and (placed := self.placed.get(id(args[0]))) is not None:
-            return self._make_like(function, placed, args, kwargs)
-        if getattr(function, "__name__", "").startswith("_foreach_"):
+        handler = HANDLERS.get(function)
+        if handler is not None:
+            result = handler(self, function, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        elif getattr(function, "__name__", "").startswith("_foreach_"):
             return record_foreach(self, function, args, kwargs)
+        elif getattr(function, "__module__", "").startswith("torch.distributed"):
+            self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
         template, tensors = flatten((args, kwargs))
         return self.record(function, template, tensors, None)
-
-    def _make_like(self, function: Any, placed: Placed, args: Any, kwargs: Any) -> torch.Tensor:
-        """A plain tensor in a parameter's shape, without memory where the parameter has none (optimizers' state)."""
-        self.is_recording = False
-        try:
-            if placed.is_owned:
-                return function(*args, **kwargs)
-            one = torch.empty((), dtype=placed.meta.dtype, device=placed.meta.device)
-            return function(one, *args[1:], **{**kwargs, "memory_format": torch.preserve_format}).expand(
-                placed.meta.shape
-            )
-        finally:
-            self.is_recording = True
-
-    def _data_of(self, placed: Placed) -> LazyTensor:
-        """`param.data`, `param.detach()`: the same memory without gradient, for reading and writing."""
-        meta = placed.meta
-        value = Value(
-            intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage, name=placed.name
-        )
-        if placed.is_owned:
-            value.data = placed.tensor.detach()
-        lazy = LazyTensor.make(value, self)
-        lazy._alias_of = placed
-        return lazy
 
     def record(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
         """Append a call; `stage` None lets the inputs decide where it runs."""
@@ -171,12 +118,10 @@ class Recorder:
         entry = self._predict(target, template, metas, modes)
         if type(target) is not Leaf:
             if not entry.has_tensors_only:
-                args, kwargs = rebuild(template, [_read(tensor) for tensor in tensors])
+                args, kwargs = rebuild(template, [read_data(tensor) for tensor in tensors])
                 return target(*args, **kwargs)
             if not entry.mutated and entry.num_results and min(entry.same_as) >= 0:
-                return rebuild(
-                    entry.template, [tensors[i] for i in entry.same_as]
-                )  # nothing happens: x.to(its own dtype)
+                return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # as x.to(its own dtype)
             if entry.mutated and not self._is_writing and written_parameters(self, entry, tensors):
                 return self._write_parameters(target, template, tensors, stage)
         values = [item for item in arguments if isinstance(item, Value)]
@@ -450,10 +395,3 @@ def _production_order(value: Value) -> tuple[int, int, int, int]:
     if value.call is None:
         return (value.meta.numel, -1, -1, 0)
     return (value.meta.numel, value.call.graph.index, value.call.index, value.index)
-
-
-def _read(tensor: Any) -> Any:
-    return tensor.read() if type(tensor) in (LazyTensor, StubParameter) else tensor
-
-
-_SAME = {"gradient": "gradients", "grad_tensors": "gradients", "grad_variables": "gradients"}

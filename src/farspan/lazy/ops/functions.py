@@ -12,9 +12,7 @@ from farspan.lazy.torch_private import FAKE_LIMITS
 
 __all__ = [
     "CHANGES_GRADIENT_FLOW",
-    "DATA_GETTERS",
     "FACTORIES",
-    "SET_DATA",
     "PASS_THROUGH",
     "READERS",
     "REFUSED",
@@ -76,15 +74,11 @@ FACTORIES: frozenset[Any] = frozenset([torch.zeros_like, torch.ones_like, torch.
 
 CHANGES_GRADIENT_FLOW: frozenset[Any] = frozenset([_T.requires_grad_, _T.requires_grad.__set__])
 
-DATA_GETTERS: frozenset[Any] = frozenset([_T.data.__get__, _T.detach])
-SET_DATA: Any = _T.data.__set__
-"""The memory of a tensor without its gradient."""
-
-RUNNING_STATISTICS: dict[Any, tuple[int, str]] = {
-    torch.nn.functional.batch_norm: (1, "training"),
-    torch.nn.functional.instance_norm: (1, "use_input_stats"),
+RUNNING_STATISTICS: dict[Any, str] = {
+    torch.nn.functional.batch_norm: "training",
+    torch.nn.functional.instance_norm: "use_input_stats",
 }
-"""Functions that write into plain arguments without saying so: position of the running mean, and the switch."""
+"""Functions that write into plain arguments without saying so, and the keyword that switches it on."""
 
 _LIBRARY = str(Path(__file__).resolve().parents[2]) + "/"
 _TORCH = str(Path(torch.__file__).resolve().parent) + "/"

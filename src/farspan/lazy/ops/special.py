@@ -1,0 +1,112 @@
+"""torch functions that are answered in their own way instead of being recorded as a call.
+
+A handler takes (recorder, function, args, kwargs); NotImplemented means: record it like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.graph import Meta, Value
+from farspan.lazy.metadata import intern, map_tensors
+from farspan.lazy.ops.functions import FACTORIES, READERS, REFUSED, RUNNING_STATISTICS, name_of
+from farspan.lazy.tensor import LazyTensor, StubParameter
+
+if TYPE_CHECKING:
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["HANDLERS", "read_data"]
+
+Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
+_T: Any = torch.Tensor
+_SAME = {"gradient": "gradients", "grad_tensors": "gradients", "grad_variables": "gradients"}
+
+
+def read_data(tensor: Any) -> Any:
+    """The plain tensor behind a recorded one, fetched from its owner."""
+    return tensor.read() if type(tensor) in (LazyTensor, StubParameter) else tensor
+
+
+def _backward(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> None:
+    recorder.backward(*args, **{_SAME.get(name, name): value for name, value in kwargs.items()})
+
+
+def _read(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+    """The data are asked for: fetch them, and let the function run on them."""
+    args, kwargs = map_tensors((args, kwargs), read_data)
+    return function(*args, **kwargs)
+
+
+def _refuse(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+    recorder.refuse(f"{name_of(function)} cannot take recorded tensors", hint=REFUSED[function])
+
+
+def _normalise(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+    """Running statistics are plain tensors that the function writes without saying so in its schema."""
+    if kwargs.get(RUNNING_STATISTICS[function]) and len(args) > 1 and args[1] is not None:
+        recorder.refuse(
+            f"{name_of(function)} keeps running statistics, and its module's parameters lie on several stages",
+            hint="place the normalisation module as a whole on one stage",
+        )
+    return NotImplemented
+
+
+def _data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+    """`param.data`, `param.detach()`: the same memory without gradient, for reading and writing."""
+    tensor = args[0]
+    if getattr(tensor, "_is_gradient", False):
+        return tensor
+    placed = recorder.placed.get(id(tensor))
+    if placed is None:
+        return NotImplemented
+    meta = placed.meta
+    alias = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
+    value = Value(alias, placed.stage, name=placed.name)
+    if placed.is_owned:
+        value.data = placed.tensor.detach()
+    lazy = LazyTensor.make(value, recorder)
+    lazy._alias_of = placed
+    return lazy
+
+
+def _set_data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+    """`param.data = value`: the owner copies the value in."""
+    parameter, value = args
+    placed = recorder.placed.get(id(parameter))
+    if placed is None:
+        recorder.refuse("the data of a recorded tensor cannot be set", hint="use the tensor it is set to instead")
+    if value is not parameter and getattr(value, "_alias_of", None) is not placed:
+        with torch.no_grad():
+            parameter.copy_(value)
+
+
+def _make_like(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+    """A plain tensor in a parameter's shape, without memory where the parameter has none (optimizers' state)."""
+    placed = recorder.placed.get(id(args[0]))
+    if placed is None:
+        return NotImplemented
+    recorder.is_recording = False
+    try:
+        if placed.is_owned:
+            return function(*args, **kwargs)
+        one = torch.empty((), dtype=placed.meta.dtype, device=placed.meta.device)
+        options = {**kwargs, "memory_format": torch.preserve_format}
+        return function(one, *args[1:], **options).expand(placed.meta.shape)
+    finally:
+        recorder.is_recording = True
+
+
+HANDLERS: dict[Any, Handler] = {
+    torch.Tensor.backward: _backward,
+    torch.autograd.backward: _backward,
+    **dict.fromkeys(READERS, _read),
+    **dict.fromkeys(REFUSED, _refuse),
+    **dict.fromkeys(RUNNING_STATISTICS, _normalise),
+    **dict.fromkeys(FACTORIES, _make_like),
+    _T.detach: _data,
+    _T.data.__get__: _data,
+    _T.data.__set__: _set_data,
+}
