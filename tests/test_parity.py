@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.models import CASES
+from tests.support.cases import CASES
 from tests.support.parity import all_plans, build, train_distributed, train_plainly
 from tests.support.ranks import run_processes, run_threads
 

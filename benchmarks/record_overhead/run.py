@@ -382,7 +382,8 @@ def main() -> None:
     growth = max(by_ranks) / by_ranks[0]
     figure = (
         f"recording {recording:.2%} of the step (bar {STEP_BAR:.0%}); "
-        f"{blocks_s * 1e3:.2f} ms per micro-batch of 32 blocks (bar {BLOCKS_BAR_S * 1e3:.0f} ms); {growth:.2f} x from 2 to 64 ranks (bar {GROWTH_BAR:.2f} x)"
+        f"{blocks_s * 1e3:.2f} ms per micro-batch of 32 blocks (bar {BLOCKS_BAR_S * 1e3:.0f} ms); "
+        f"{growth:.2f} x from 2 to 64 ranks (bar {GROWTH_BAR:.2f} x)"
     )
     holds = recording < STEP_BAR and blocks_s < BLOCKS_BAR_S and growth <= GROWTH_BAR
     finish(args, rows=rows, figure=figure, holds=holds)

@@ -150,7 +150,7 @@ def untouched_torch() -> Iterator[None]:
     engine = current_engine()
     assert engine is not None
     patched_call, grad = nn.Module.__call__, nn.Parameter.__dict__.get("grad")
-    tables = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+    tables: Any = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
     hooks = [dict(table) for table in tables]
     with without_modes_of(engine.recorder):
         nn.Module.__call__ = _MODULE_CALL  # type: ignore[method-assign]
@@ -319,7 +319,8 @@ def main() -> None:
     worst = max(rows, key=lambda row: row["ratio"])
     figure = (
         f"farspan / torch Schedule1F1B, median step time: {worst['ratio']:.3f} "
-        f"(min {worst['min']:.3f}, max {worst['max']:.3f} over {args.turns} turns, {worst['num_micro_batches']} micro-batches; bar {BAR:.2f})"
+        f"(min {worst['min']:.3f}, max {worst['max']:.3f} over {args.turns} turns, "
+        f"{worst['num_micro_batches']} micro-batches; bar {BAR:.2f})"
     )
     finish(args, rows=rows, figure=figure, holds=worst["ratio"] <= BAR and all(row["is_close"] for row in rows))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tests.support.models import CASES, Case
+from tests.support.cases import CASES, Case
 from torch import nn
 
 import farspan

@@ -44,6 +44,7 @@ class Intercept(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in CHANGES_GRADIENT_FLOW:
             recorder.flush_before_change("requires_grad is changed")
+            recorder.forget_states()
         if func in PASS_THROUGH:
             with DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -130,8 +131,11 @@ def _load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
     """What a leaf is changed to must not reach its calls that are still to run."""
     recorder = _recorder_of_module.get(id(module))
-    if recorder is not None and recorder.is_recording and id(module) in recorder.leaf_parts:
-        recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
+    if recorder is not None and id(module) in recorder.leaf_parts:
+        if recorder.is_recording:
+            recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
+        if name == "training":
+            recorder.forget_states()
     _original_setattr(module, name, value)
 
 

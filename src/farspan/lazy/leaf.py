@@ -34,7 +34,7 @@ class Placed:
 class Leaf:
     """A module placed wholly on one stage."""
 
-    __slots__ = ("foreign", "has_buffers", "module", "modules", "name", "placed", "stage")
+    __slots__ = ("foreign", "has_buffers", "module", "modules", "name", "placed", "stage", "state")
 
     def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
         self.name = name
@@ -43,16 +43,20 @@ class Leaf:
         self.modules = tuple(module.modules())
         self.placed = tuple(placed)
         """All parameters and buffers below."""
+        self.state: tuple[Any, ...] | None = None
+        """Kept until a flag of one of the modules or parameters is set."""
         self.has_buffers = any(not item.is_parameter for item in placed)
         self.foreign = tuple(item for item in placed if item.stage != stage)
         """Those that another stage owns (tied parameters): they come as values, gradients flow back."""
 
     def state_key(self) -> tuple[Any, ...]:
         """What a call's metadata depends on besides its arguments: train or eval, what is frozen."""
-        return (
-            tuple([module.training for module in self.modules]),
-            tuple([item.tensor.requires_grad for item in self.placed]),
-        )
+        if self.state is None:
+            self.state = (
+                tuple([module.training for module in self.modules]),
+                tuple([item.tensor.requires_grad for item in self.placed]),
+            )
+        return self.state
 
     def __str__(self) -> str:
         return self.name or type(self.module).__name__

@@ -326,6 +326,11 @@ class Recorder:
         if self.has_pending():
             self.engine.flush(reason)
 
+    def forget_states(self) -> None:
+        """A module has gone from train to eval, or a parameter has been frozen."""
+        for leaf in self.leaves.values():
+            leaf.state = None
+
     def begin_module(self, module_id: int) -> None:
         """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""
         if module_id in self.roots and not torch.is_grad_enabled():

@@ -11,6 +11,7 @@ import torch
 __all__ = ["Modes", "apply_modes", "current_modes"]
 
 Modes = tuple[Any, ...]
+_NOTHING = contextlib.nullcontext()
 _DEVICE_TYPES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
@@ -24,9 +25,13 @@ def current_modes() -> Modes:
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 
 
-@contextlib.contextmanager
-def apply_modes(modes: Modes) -> Iterator[None]:
+def apply_modes(modes: Modes) -> contextlib.AbstractContextManager[None]:
     """Run the body under `modes`, whatever is on outside."""
+    return _NOTHING if modes == current_modes() else _applied(modes)
+
+
+@contextlib.contextmanager
+def _applied(modes: Modes) -> Iterator[None]:
     grad, _, autocast = modes  # inference mode runs as no_grad: its tensors could not be saved or sent later
     wanted = {kind: (dtype, cache) for kind, dtype, cache in autocast}
     with contextlib.ExitStack() as stack:

@@ -155,11 +155,11 @@ class _Watch(TorchDispatchMode):
         self.written: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.has_drawn = True
-        if func._schema.is_mutable:
-            schema = func._schema.arguments
-            given = {**{item.name: value for item, value in zip(schema, args, strict=False)}, **(kwargs or {})}
+        schema = func._schema.arguments
+        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
+            given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
+            if torch.Tag.nondeterministic_seeded in func.tags and not _is_switched_off(schema, given):
+                self.has_drawn = True
             for item in schema:
                 if item.alias_info is not None and item.alias_info.is_write and given.get(item.name) is not None:
                     value = given[item.name]
@@ -169,6 +169,12 @@ class _Watch(TorchDispatchMode):
 
 class _Generators:
     have_drawn = False
+
+
+def _is_switched_off(schema: Any, given: dict[str, Any]) -> bool:
+    """Whether an operation that may draw random numbers does not: dropout of probability 0, or not in training."""
+    values = {item.name: given.get(item.name, item.default_value) for item in schema}
+    return any(values.get(name, 1) == 0 for name in ("dropout_p", "p", "dropout", "train", "training"))
 
 
 @contextmanager

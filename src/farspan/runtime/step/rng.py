@@ -33,15 +33,21 @@ class Seeding:
         text = f"{self.seed}/{call.graph.index}/{call.index}/{call.entry.name}"
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
         python, numpy_state = random.getstate(), np.random.get_state()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed & 0xFFFFFFFF)
-            try:
-                yield
-            finally:
-                random.setstate(python)
-                np.random.set_state(numpy_state)
+        generators = [torch.default_generator]
+        if torch.cuda.is_initialized():
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        states = [generator.get_state() for generator in generators]
+        for generator in generators:
+            generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+            random.setstate(python)
+            np.random.set_state(numpy_state)
 
 
 _NOTHING = contextlib.nullcontext()

@@ -1,0 +1,156 @@
+"""All processes of a job, from the start to the last end.
+
+    running --a rank fails--> waiting (the others end by themselves) --grace--> SIGTERM --3 s--> SIGKILL
+       |
+       +-----Ctrl-C, SIGTERM: passed on to all ranks; again: the ranks are ended at once
+
+Nothing polls: one thread per process waits for its end and puts an event on a queue; signals come by the
+same queue; the deadlines are its timeouts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from farspan.errors import LaunchError
+from farspan.launch.console import say
+from farspan.launch.process import Rank
+
+__all__ = ["Job", "signals_to"]
+
+_KILL_AFTER_S = 3.0
+_INTERRUPT_GRACE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    rank: Rank
+    returncode: int
+
+
+class Job:
+    """All ranks, and what to do when one of them ends or a signal comes."""
+
+    def __init__(self, *, num_processes: int, log_dir: Path, grace_s: float) -> None:
+        self.num_processes = num_processes
+        self.log_dir = log_dir
+        self.grace_s = grace_s
+        # SimpleQueue, because only its put() may be called from within a signal handler.
+        self.events: queue.SimpleQueue[_Ended | signal.Signals] = queue.SimpleQueue()
+        self.ranks: list[Rank] = []
+        self.ended: list[Rank] = []  # in the order of their ends
+        self.interrupted_by: signal.Signals | None = None
+        self.failed_before_interrupt = False
+        self._deadline: float | None = None
+        self._next_signal = signal.SIGTERM
+
+    def start(self, command: Sequence[str], shared: Mapping[str, str]) -> None:
+        for number in range(self.num_processes):
+            own = {"RANK": str(number), "LOCAL_RANK": str(number)}
+            try:
+                rank = Rank(number, command, os.environ | dict(shared) | own, self.log_dir)
+            except OSError as error:
+                raise LaunchError(
+                    f"rank {number} of {self.num_processes} could not be started.",
+                    why=f"{command[0]}: {error.strerror or error}.",
+                    hint="fewer processes, or see ulimit -u and ulimit -n",
+                ) from None
+            self.ranks.append(rank)
+            threading.Thread(target=self._watch, args=(rank,), daemon=True).start()
+
+    def wait(self) -> None:
+        """Returns when all ranks have ended, by themselves or by us."""
+        while len(self.ended) < len(self.ranks):
+            timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            try:
+                event = self.events.get(timeout=timeout)
+            except queue.Empty:
+                self._stop_running()
+                continue
+            if isinstance(event, _Ended):
+                self._note_end(event)
+            else:
+                self._pass_on(event)
+
+    def close(self) -> None:
+        """Ends what is left over: helpers of a job that failed, or everything after an error of ours."""
+        failed = any(rank.returncode != 0 for rank in self.ended)
+        # SIGTERM while nobody had to be ended, SIGKILL once that has been tried.
+        leftover_signal = self._next_signal
+        for rank in self.ranks:
+            if not rank.has_ended:
+                rank.send(signal.SIGKILL, group=True)
+            elif failed:
+                rank.send(leftover_signal, group=True)
+        for rank in self.ranks:
+            rank.close()
+
+    def _watch(self, rank: Rank) -> None:
+        try:
+            returncode = rank.wait()
+        except ChildProcessError:  # reaped by close()
+            returncode = 1
+        self.events.put(_Ended(rank=rank, returncode=returncode))
+
+    def _note_end(self, event: _Ended) -> None:
+        event.rank.returncode = event.returncode
+        event.rank.has_ended = True
+        self.ended.append(event.rank)
+        if event.returncode != 0 and self._deadline is None and self._next_signal == signal.SIGTERM:
+            self.failed_before_interrupt = self.interrupted_by is None
+            grace_s = self.grace_s if self.failed_before_interrupt else _INTERRUPT_GRACE_S
+            self._deadline = time.monotonic() + grace_s
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        if self.interrupted_by is not None:
+            self._stop_running()
+            return
+        self.interrupted_by = number
+        say(f"farspan run: {number.name} passed on to all ranks; once more ends them at once")
+        for rank in self.ranks:
+            # A terminal sends Ctrl-C to whole groups. SIGTERM goes to the script alone, which may
+            # want its helpers (data loaders) for a last checkpoint.
+            rank.send(number, group=number == signal.SIGINT)
+
+    def _stop_running(self) -> None:
+        for rank in self.ranks:
+            if not rank.has_ended:
+                rank.was_stopped = True
+                rank.send(self._next_signal, group=True)
+        kill_comes = self._next_signal == signal.SIGTERM
+        self._deadline = time.monotonic() + _KILL_AFTER_S if kill_comes else None
+        self._next_signal = signal.SIGKILL
+
+
+@contextlib.contextmanager
+def signals_to(events: queue.SimpleQueue[_Ended | signal.Signals]) -> Generator[None, None, None]:
+    """Turns SIGINT and SIGTERM into events; those that are ignored (nohup, `&` in a script) stay ignored."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        events.put(signal.Signals(number))
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = [signal.SIGINT, signal.SIGTERM]
+    before = {s: signal.getsignal(s) or signal.SIG_DFL for s in signals}
+    before = {s: handler for s, handler in before.items() if handler is not signal.SIG_IGN}
+    try:
+        for number in before:
+            signal.signal(number, handle)
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # or nobody could learn an exit code
+            before[signal.SIGCHLD] = signal.SIG_IGN
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,63 @@
+"""What the log of a rank says: the traceback it ended with, and whether that is about itself or another rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+__all__ = ["TAIL_BYTES", "find_cause", "only_heard_of_it"]
+
+TAIL_BYTES = 1 << 20
+"""How much of the end of a log is kept and read."""
+_TAIL_LINES = 20
+_MESSAGE_LINES = 40
+
+_REMOTE = re.compile(r"(?:farspan\.errors\.)?RemoteError(?::|$)")
+_HEADER = re.compile(r"(?:Traceback|  \+ Exception Group Traceback) \(most recent call last\):")
+_GLUED = re.compile(  # to a progress bar, which leaves its line open
+    r"^(.*[^\s|+].*)(?<!Exception Group )(?=Traceback \(most recent call last\):$)", re.MULTILINE
+)
+_CHAIN = re.compile(r"(?:The above exception was the direct|During handling of the above exception)")
+_PREFIX = re.compile(r"^(?:\[rank\d+\]: ?)+")  # torch.distributed puts it before every line of a traceback
+
+
+def only_heard_of_it(log: str) -> bool:
+    """Whether the last exception in a log is a RemoteError: this rank ended because another one failed."""
+    lines = _split_lines(log)
+    headers = [i for i, line in enumerate(lines) if _HEADER.match(line)]
+    remotes = [i for i, line in enumerate(lines) if _REMOTE.match(line)]
+    if not headers:
+        return bool(remotes)
+    return bool(remotes) and remotes[-1] >= _exception_line(lines, headers[-1])
+
+
+def find_cause(log: str, *, killed: bool) -> str:
+    """The last traceback of a log with the exceptions chained to it, or else the last lines."""
+    lines = _split_lines(log)
+    if killed:  # a traceback before a signal was an earlier one that was caught
+        fault = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
+        return "\n".join(lines[-_TAIL_LINES:] if fault is None else lines[fault:][:_MESSAGE_LINES])
+    start = next((i for i in reversed(range(len(lines))) if _HEADER.match(lines[i])), None)
+    if start is None:
+        return "\n".join(lines[-_TAIL_LINES:])
+    end = _exception_line(lines, start) + _MESSAGE_LINES
+    while start >= 3 and _CHAIN.match(lines[start - 2]):
+        earlier = next((i for i in reversed(range(start - 2)) if _HEADER.match(lines[i])), None)
+        if earlier is None:
+            break
+        start = earlier
+    more = ["..."] if end < len(lines) else []
+    return "\n".join(lines[start:end] + more)
+
+
+def _split_lines(log: str) -> list[str]:
+    lines = [_PREFIX.sub("", line) for line in _GLUED.sub(r"\1\n", log).splitlines()]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return lines
+
+
+def _exception_line(lines: Sequence[str], header: int) -> int:
+    """Where the frames below a traceback's header end and the exception itself stands."""
+    below = range(header + 1, len(lines))
+    return next((i for i in below if lines[i] and not lines[i].startswith(" ")), len(lines) - 1)

@@ -1,0 +1,76 @@
+"""One process of a job: its start, its output, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from farspan.launch.console import Tee
+from farspan.launch.logs import TAIL_BYTES
+
+__all__ = ["Rank"]
+
+
+class Rank:
+    """One process and its output; `returncode` as in subprocess, once it has ended."""
+
+    def __init__(self, number: int, command: Sequence[str], variables: Mapping[str, str], log_dir: Path):
+        self.number = number
+        self.returncode = 0
+        self.was_stopped = False
+        self.has_ended = False
+        self.log: Path | None = None
+        self._tee: Tee | None = None
+        stdin: int | None = None
+        stdout: int | None = None
+        if number == 0:
+            self._tee = Tee()
+            stderr = self._tee.write_fd
+        else:
+            self.log = log_dir / f"rank{number}.log"
+            stdin = subprocess.DEVNULL
+            stdout = stderr = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=stdin, stdout=stdout, stderr=stderr, env=variables, start_new_session=True
+            )
+        finally:
+            if self._tee is not None:
+                self._tee.start()
+            else:
+                os.close(stderr)
+
+    def wait(self) -> int:
+        """Blocks until the process ends, and leaves it unreaped, so that its number stays its own."""
+        if not hasattr(os, "waitid"):
+            return self.process.wait()
+        info = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        if info is None or info.si_code == os.CLD_EXITED:
+            return 0 if info is None else info.si_status
+        return -info.si_status
+
+    def send(self, number: signal.Signals, *, group: bool) -> None:
+        """Signals the process, or it and all that it started and that stayed in its group."""
+        if self.process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            (os.killpg if group else os.kill)(self.process.pid, number)
+
+    def read_tail(self) -> str:
+        """The end of what it wrote: its log, or for rank 0 its stderr."""
+        if self.log is None:
+            data = bytes(self._tee.tail) if self._tee is not None else b""
+        else:
+            with self.log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                data = file.read()
+        return data.decode("utf-8", errors="replace")
+
+    def close(self) -> None:
+        self.process.wait()
+        if self._tee is not None:
+            self._tee.stop()

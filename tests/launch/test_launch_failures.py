@@ -1,0 +1,151 @@
+"""Real processes that fail or are interrupted: one traceback, nobody left behind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.launcher import READY, Job, is_running, wait_until
+
+
+@pytest.fixture
+def job(tmp_path):
+    job = Job(tmp_path)
+    yield job
+    job.close()
+
+
+# ---- one traceback
+
+
+def test_failing_rank_s_traceback_is_shown_once(job):
+    script = "def f():\n    raise ValueError('boom')\nif rank == 1:\n    try: f()\n"
+    script += "    except ValueError as e: raise KeyError('outer') from e\n"
+    code, out, err = job.run(script, 3)
+    assert code == 1
+    assert "rank 1 of 3 failed: exit code 1" in err
+    assert err.count("ValueError: boom") == 1 and err.count("KeyError: 'outer'") == 1
+    assert err.count("Traceback") == 2 and "in f\n" in err
+    assert str(job.logs / "rank1.log") in err
+    assert "boom" not in out and "child.py" not in err
+
+
+def test_rank_0_s_traceback_is_not_repeated(job):
+    code, _, err = job.run("if rank == 0: raise ValueError('boom')")
+    assert code == 1
+    assert err.count("ValueError: boom") == 1
+    assert "rank 0 of 2 failed: exit code 1" in err
+
+
+def test_exit_code_is_the_culprit_s(job):
+    code, _, err = job.run("print('last words')\nif rank == 1: sys.exit(7)")
+    assert code == 7
+    assert "rank 1 of 2 failed: exit code 7" in err and "last words" in err
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="signals of macOS have other numbers")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_killed_rank_is_named_with_its_signal(job, number):
+    script = "try: 1 / 0\nexcept Exception:\n    import traceback; traceback.print_exc()\n"
+    script += "for i in range(30): print('line', i)\n"
+    code, _, err = job.run(script + f"if rank == 1: os.kill(os.getpid(), {int(number)})")
+    assert code == 128 + number
+    assert f"rank 1 of 2 failed: killed by {number.name}" in err
+    report = err[err.index("farspan run:") :]
+    assert "line 29" in report and "ZeroDivisionError" not in report  # the caught one is not the cause
+
+
+def test_culprit_is_the_rank_that_failed_by_itself(job):
+    script = (
+        "class RemoteError(Exception): __module__ = 'farspan.errors'\n"
+        "if rank == 2:\n"
+        "    log = here + '/logs/rank1.log'\n"
+        "    while not (os.path.exists(log) and 'RemoteError: ' in open(log).read()): time.sleep(0.01)\n"
+        "    time.sleep(0.2)  # so that rank 1 has ended\n"
+        "    raise ValueError('the cause')\n"
+        "raise RemoteError('rank 2 failed')\n"
+    )
+    code, _, err = job.run(script, 3)
+    assert code == 1
+    assert "rank 2 of 3 failed: exit code 1" in err
+    assert err.count("ValueError: the cause") == 1
+
+
+def test_hanging_survivors_are_ended_after_the_grace(job):
+    script = READY + (
+        "if rank == 1: sys.exit(3)\n"
+        "helper = subprocess.Popen(['sleep', '60'])\n"
+        "open(here + '/helper.tmp', 'w').write(str(helper.pid))\n"
+        "os.rename(here + '/helper.tmp', here + '/readyhelper')\n"
+        "time.sleep(60)\n"
+    )
+    code, _, err = job.run(script, grace_s=0.5)
+    assert code == 3
+    assert "rank 1 of 2 failed: exit code 3" in err
+    assert "still running: rank 0" in err
+    pids = [job.pid(0), job.pid("helper")]
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def test_a_survivor_that_ignores_sigterm_is_killed(job):
+    script = "if rank == 1:\n    while not os.path.exists(here + '/ready0'): time.sleep(0.01)\n    sys.exit(3)\n"
+    script += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY + "time.sleep(60)\n"
+    code, _, _ = job.run(script, grace_s=0.1)
+    assert code == 3
+    assert not is_running(job.pid(0))
+
+
+def test_default_log_dir_is_named_only_when_something_fails(job, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(job.folder))
+    code, _, err = job.run("pass", log_dir=None)
+    assert (code, err) == (0, "")
+    code, _, err = job.run("if rank == 1: sys.exit(1)", log_dir=None)
+    log = Path(err.split("logs ")[1].strip())
+    assert log.name == "rank1.log" and log.exists() and log.parent.parent == job.folder
+
+
+# ---- nobody left behind
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_all(job, number):
+    job.start(READY + "time.sleep(60)", 3)
+    pids = [job.pid(rank) for rank in range(3)]
+    job.process.send_signal(number)
+    code, _, err = job.end()
+    assert code == 128 + number
+    assert not any(map(is_running, pids))
+    assert f"ended by {number.name}" in err and "failed" not in err
+    assert ("KeyboardInterrupt" in job.log(1)) == (number == signal.SIGINT)
+
+
+def test_ranks_may_end_well_after_ctrl_c(job):
+    job.start("try:\n    " + READY.replace("\n", "\n    ") + "time.sleep(60)\nexcept KeyboardInterrupt: print('saved')")
+    for rank in range(2):
+        job.pid(rank)
+    job.process.send_signal(signal.SIGINT)
+    code, out, _ = job.end()
+    assert (code, out) == (0, "saved\n")
+
+
+def test_second_ctrl_c_ends_those_that_ignore_the_first(job):
+    job.start("signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + READY + "print('on', flush=True)\ntime.sleep(60)")
+    pids = [job.pid(rank) for rank in range(2)]
+    job.process.send_signal(signal.SIGINT)
+    assert "SIGINT passed on" in job.process.stderr.readline()
+    assert all(map(is_running, pids))
+    job.process.send_signal(signal.SIGINT)
+    code, _, _ = job.end()
+    assert code == 130
+    assert not any(map(is_running, pids))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_death_of_the_launcher_takes_the_ranks_along(job):
+    job.start("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY + "time.sleep(60)", 3)
+    pids = [job.pid(rank) for rank in range(3)]
+    assert all(map(is_running, pids))
+    job.process.kill()
+    wait_until(lambda: not any(map(is_running, pids)))

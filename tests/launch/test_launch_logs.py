@@ -1,0 +1,52 @@
+"""The cause of a failure is found in a log."""
+
+from __future__ import annotations
+
+import pytest
+
+from farspan.launch.logs import find_cause, only_heard_of_it
+
+
+def cause(log: str) -> str:
+    return find_cause(log, killed=False)
+
+
+def test_traceback_is_found_among_other_output():
+    traceback = "Traceback (most recent call last):\n  File 'a', line 1\n    f()\nValueError: a\n  why  b"
+    assert cause(f"hello\n{traceback}\n") == traceback
+    assert cause(f"Traceback (most recent call last):\n  x\nKeyError: 1\nagain\n{traceback}") == traceback
+    assert cause(f" 50%|### | 5/10{traceback}") == traceback
+    prefixed = "".join(f"[rank3]: {line}\n" for line in traceback.splitlines()) + "[rank3]: "
+    assert cause(prefixed) == traceback
+
+
+def test_exception_group_is_shown_whole():
+    group = (
+        "  + Exception Group Traceback (most recent call last):\n  |   File 'a', line 1\n"
+        "  | ExceptionGroup: two (2 sub-exceptions)\n  +-+---------------- 1 ----------------\n"
+        "    | Traceback (most recent call last):\n    |   File 'a', line 1\n    | ValueError: a\n"
+        "    +------------------------------------"
+    )
+    assert cause("hello\n" + group) == group
+
+
+def test_without_a_traceback_the_last_lines_are_shown():
+    assert cause("\n".join(map(str, range(100)))).splitlines() == [str(i) for i in range(80, 100)]
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("", False),
+        ("RemoteError: rank 1 failed.\n", True),
+        ("Traceback (most recent call last):\n  x\nfarspan.errors.RemoteError: rank 1\n  why  x\n", True),
+        (
+            "[rank2]: Traceback (most recent call last):\n[rank2]:   x\n[rank2]: RemoteError: a\n[rank2]: ",
+            True,
+        ),
+        ("RemoteError: old\nTraceback (most recent call last):\n  x\nValueError: a\n", False),
+        ("Traceback (most recent call last):\n  x\nMyRemoteError: a\n", False),
+    ],
+)
+def test_who_only_heard_of_a_failure_is_told_by_the_last_exception(log, expected):
+    assert only_heard_of_it(log) is expected

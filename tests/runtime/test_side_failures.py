@@ -1,0 +1,221 @@
+"""The side channel when something goes wrong or ends: failures, goodbyes, deadlines, strangers."""
+
+import socket
+import threading
+
+import pytest
+from tests.support.side import LONG_S, SHORT_S, each, open_ranks, record, step
+
+from farspan.errors import DeadlineError, DivergenceError, FarspanError, LaunchError, RemoteError
+from farspan.runtime.side import SideChannel
+
+
+@pytest.fixture
+def ranks():
+    with open_ranks() as make:
+        yield make
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_reaches_everyone_and_wakes_every_wait(ranks):
+    channels = ranks(4)
+    told = [[] for _ in channels]
+    called = [threading.Event() for _ in channels]
+    for rank, channel in enumerate(channels):
+
+        def on_failure(error, rank=rank):
+            told[rank].append((error, threading.current_thread().name))
+            called[rank].set()
+
+        channel.on_failure = on_failure
+    channels[1].contribute("k", b"")
+    channels[0].start(0, 1)
+
+    def act(channel):
+        if channel.rank == 0:
+            channel.wait_agreed(0, LONG_S)
+        elif channel.rank == 1:
+            channel.gathered("k", LONG_S)
+        elif channel.rank == 2:
+            channel.request(0, {}, LONG_S)
+        else:
+            channel.fail("shapes do not match", "blocks.3 at train.py:41", "Traceback: all of it", "ValueError")
+            channel.wait_agreed(0, LONG_S)
+
+    channels[3].start(0, 1)
+    *errors, own = each(channels, act)
+    for rank, error in enumerate(errors):
+        assert isinstance(error, RemoteError)
+        assert error.what == "rank 3 failed: shapes do not match"
+        assert error.why == "ValueError: blocks.3 at train.py:41"
+        assert (error.rank, error.remote_traceback) == (3, "Traceback: all of it")
+        assert "rank 3's log" in error.hint
+        assert called[rank].wait(LONG_S)
+        ((seen, thread),) = told[rank]
+        assert seen is channels[rank].failure
+        assert thread == f"farspan-side-{rank}"
+        with pytest.raises(RemoteError):
+            channels[rank].wait_agreed(0, 0) if rank == 0 else channels[rank].request(0, {}, 0)
+    assert not isinstance(own, RemoteError)
+    assert channels[3].failure is None
+    assert told[3] == []
+
+
+def test_only_the_first_failure_counts(ranks):
+    channels = ranks(3)
+    channels[2].start(0, 1)
+    channels[0].fail("first", "", "", "")
+    channels[1].fail("second", "", "", "")
+    with pytest.raises(RemoteError, match="rank 0 failed: first"):
+        channels[2].wait_agreed(0, LONG_S)
+
+
+def test_a_rank_that_connects_late_still_learns_of_the_failure(ranks):
+    (channel,) = ranks(2, absent=[1])
+    channel.fail("boom", "", "", "")
+    late = SideChannel.connect(1, 2, channel._server.address, "secret", LONG_S)
+    late.start(0, 1)
+    with pytest.raises(RemoteError, match="boom"):
+        late.wait_agreed(0, LONG_S)
+    late.close(0)
+
+
+def test_a_lost_connection_is_a_death(ranks):
+    channels = ranks(3)
+    channels[0].start(0, 1)
+    channels[1]._link._sock.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(RemoteError, match="rank 1 died") as caught:
+        channels[0].wait_agreed(0, LONG_S)
+    assert caught.value.rank == 1
+    assert "out-of-memory" in caught.value.hint
+
+
+# -- goodbyes ---------------------------------------------------------------------------------------------------------
+
+
+def test_rank_0_stays_until_all_others_have_gone(ranks):
+    channels = ranks(3)
+    closed = threading.Thread(target=channels[0].close, args=(LONG_S,))
+    closed.start()
+    channels[1].close(LONG_S)
+    assert closed.is_alive()
+    channels[2].close(LONG_S)
+    closed.join(LONG_S)
+    assert not closed.is_alive()
+    assert not channels[0]._server._thread.is_alive()
+    channels[0].close(LONG_S)  # Once more does nothing.
+    with pytest.raises(RuntimeError, match="closed"):
+        channels[0].request(1, {}, LONG_S)
+
+
+def test_a_goodbye_while_another_rank_begins_a_step(ranks):
+    channels = ranks(2)
+    record(channels, [["embed", "flush at train.py:50"], []])
+    each(channels, step(0))
+    channels[1].close(LONG_S)
+    channels[0].start(1, 1)
+    with pytest.raises(DivergenceError) as caught:
+        channels[0].wait_agreed(1, LONG_S)
+    assert caught.value.what == "rank 1 has ended its program, rank 0 waits in step 1 at flush at train.py:50"
+
+
+def test_who_outlives_the_hub_is_told(ranks):
+    channels = ranks(2)
+    channels[1].start(0, 1)
+    channels[0].close(linger_s=0)
+    with pytest.raises(FarspanError, match="rank 0 has ended its program"):
+        channels[1].wait_agreed(0, LONG_S)
+
+
+def test_a_finished_rank_answers_until_all_have_finished(ranks):
+    channels = ranks(3)
+    channels[1].serve(lambda body: ({}, b"weights"))
+
+    def act(channel):
+        if channel.rank == 0:  # Rank 0 alone saves the model at the end.
+            channel._ask_status({})
+            assert channel.request(1, {}, LONG_S)[1] == b"weights"
+        channel.finish(LONG_S)
+
+    assert each(channels, act) == [None] * 3
+
+
+def test_a_step_after_another_rank_has_finished(ranks):
+    channels = ranks(2)
+
+    def act(channel):
+        return channel.finish(LONG_S) if channel.rank else step(0)(channel)
+
+    for error in each(channels, act):
+        assert isinstance(error, DivergenceError)
+        assert error.what == "rank 1 has ended its program, rank 0 waits in step 0"
+
+
+# -- deadlines --------------------------------------------------------------------------------------------------------
+
+
+def test_a_late_step_names_who_is_missing(ranks):
+    channels = ranks(4, absent=[3])
+    for channel in channels[:2]:
+        channel.start(17, 1)
+    channels[1]._ask_status({})  # The hub has seen rank 1's start.
+    with pytest.raises(DeadlineError) as caught:
+        channels[0].wait_agreed(17, SHORT_S)
+    assert caught.value.what == "rank 0 waited 0.05 s for ranks 2, 3 to begin step 17"
+    assert caught.value.why == "rank 2: has done nothing yet\nrank 3: has never connected"
+    assert channels[0].failure is None
+
+
+def test_a_late_gather_names_who_is_missing(ranks):
+    channels = ranks(3)
+    each(channels, step(4))
+    for channel in channels[1:]:
+        channel.contribute("k", b"")
+        channel._ask_status({})
+    with pytest.raises(DeadlineError) as caught:
+        channels[2].gathered("k", SHORT_S)
+    assert caught.value.what == "rank 2 waited 0.05 s for rank 0 to give their part of 'k'"
+    assert caught.value.why == "rank 0: the last it did was: began step 4"
+
+
+# -- strangers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "token", "why"),
+    [
+        (1, 2, "guess", "wrong token"),
+        (1, 3, "secret", "expects 3"),
+        (0, 2, "secret", "before"),
+        (7, 2, "secret", "no rank"),
+    ],
+)
+def test_who_does_not_belong_is_refused(ranks, rank, world_size, token, why):
+    (channel,) = ranks(2, absent=[1])
+    with pytest.raises(LaunchError, match=why):
+        SideChannel.connect(rank, world_size, channel._server.address, token, LONG_S)
+    assert channel.failure is None
+
+
+def test_strangers_do_no_harm(ranks):
+    channels = ranks(2)
+    strangers = [socket.create_connection(channels[0]._server.address) for _ in range(150)]
+    for stranger in strangers[::2]:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+    assert each(channels, step(0)) == [None] * 2
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    with pytest.raises(LaunchError, match="cannot reach"):
+        SideChannel.connect(1, 2, address, "secret", LONG_S)
+
+
+def test_nobody_answers():
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(DeadlineError, match="answer its hello"):
+        SideChannel.connect(1, 2, server.getsockname(), "secret", SHORT_S)
