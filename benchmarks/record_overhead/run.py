@@ -111,7 +111,7 @@ def watch(engine: Any) -> Stopwatch:
     stopwatch = Stopwatch()
     gc.callbacks.append(lambda phase, _: stopwatch.enter("collector") if phase == "start" else stopwatch.leave())
     for owner, names, part in (
-        (engine, ("flush", "step_ended"), "flush"),
+        (engine, ("flush",), "flush"),
         (engine_module, ("build_program",), "build"),
         (engine.executor, ("_forward", "_backward"), "task"),
         (engine.executor, ("_post", "_send"), "transfer"),
