@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.ranks import run_threads
 from torch import Tensor, nn
 
 import farspan
 from farspan.errors import FarspanError, RecordError
-from tests.support.ranks import run_threads
 
 _generator = torch.Generator().manual_seed(11)
 X = torch.randn(6, 8, generator=_generator)

@@ -92,6 +92,7 @@ def distribute(
         devices=[site.device for site in sites],
         prefix=f"model{number}." if number else "",
     )
+    engine.lookahead = chosen.lookahead
     engine.parameters.update({item.name: item for item in placed})
     watch_optimizers()
     object.__setattr__(model, _PLAN, chosen)

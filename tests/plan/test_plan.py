@@ -14,7 +14,7 @@ from farspan.plan import Plan
 PLAN = Plan(
     stages=("rank:0", "rank:1/cuda:0", "rank:0/cpu"),
     placement={"embed": 0, "blocks.*": 1, "blocks.0": 0, "head.weight": 2},
-    schedule="gpipe",
+    schedule="1f1b",
     lookahead=3,
     estimates={
         "num_parameters": (10, 20_000_000, 5),
@@ -125,11 +125,11 @@ def test_ranks_are_those_of_the_stages() -> None:
 
 
 def test_estimates_do_not_count_and_order_does() -> None:
-    bare = Plan(stages=PLAN.stages, placement=PLAN.placement, schedule="gpipe", lookahead=3)
+    bare = Plan(stages=PLAN.stages, placement=PLAN.placement, schedule="1f1b", lookahead=3)
     assert bare == PLAN
     assert hash(bare) == hash(PLAN)
     turned = Plan(
-        stages=PLAN.stages, placement=dict(reversed(list(PLAN.placement.items()))), schedule="gpipe", lookahead=3
+        stages=PLAN.stages, placement=dict(reversed(list(PLAN.placement.items()))), schedule="1f1b", lookahead=3
     )
     assert turned != PLAN
     assert PLAN != "a plan"
@@ -145,7 +145,7 @@ def test_a_plan_is_a_value() -> None:
 
 def test_prints_as_a_table() -> None:
     assert str(PLAN).splitlines() == [
-        "3 stages on 2 ranks, gpipe",
+        "3 stages on 2 ranks, 1f1b",
         "stage  where          what             parameters      size  share",
         "    0  rank:0         embed, blocks.0          10      40 B   10 %",
         "    1  rank:1/cuda:0  blocks.*             20.0 M  76.3 MiB   80 %",

@@ -56,6 +56,15 @@ def test_a_chain_is_one_forward_one_backward() -> None:
     ]
 
 
+def test_running_ahead_gives_all_but_the_last_rank_one_more_forward() -> None:
+    tasks = chain(3, 5)
+    assert [names(tasks, order) for order in list_schedule(tasks, 3, run_ahead=1)] == [
+        "F0 F1 F2 F3 B0 F4 B1 B2 B3 B4",
+        "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4",
+        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4",
+    ]
+
+
 def test_fewer_in_flight_than_the_depth_still_ends() -> None:
     tasks = chain(3, 4)
     assert [names(tasks, order) for order in list_schedule(tasks, 3, in_flight=[1, 1, 1])] == [

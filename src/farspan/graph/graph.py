@@ -121,7 +121,7 @@ class Backward:
 class Graph:
     """What one micro-batch does. `digest` summarises it, equal on all ranks exactly if they recorded the same."""
 
-    __slots__ = ("_by_level", "backwards", "calls", "digest", "index", "segments", "sources")
+    __slots__ = ("_by_level", "backwards", "calls", "digest", "index", "read_level", "segments", "sources")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -131,6 +131,8 @@ class Graph:
         """Values from outside this graph, numbered in order of first use."""
         self.backwards: list[Backward] = []
         self.digest = 0
+        self.read_level: dict[tuple[Value, int], int] = {}
+        """The deepest level at which a stage uses a value."""
         self._by_level: dict[tuple[int, int], Segment] = {}
 
     def add(self, call: Call, values: Sequence[Value], *, at_least: int = 0) -> None:
@@ -150,6 +152,8 @@ class Graph:
             self._by_level[level, stage] = segment
             self.segments.append(segment)
         for value in values:
+            if level >= self.read_level.get((value, stage), 0):
+                self.read_level[value, stage] = level
             source = value.segment
             if source is not segment:
                 segment.inputs[value] = None

@@ -69,6 +69,8 @@ def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
 
 def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     recorder = _recorder_of_module.get(id(module))
+    if recorder is not None and recorder.is_in_optimizer:
+        recorder.leave_optimizer()  # a step that raised has not said that it is over
     if recorder is None or not recorder.is_recording:
         return _original_call(module, *args, **kwargs)
     _ensure_mode(recorder)

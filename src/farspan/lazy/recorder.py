@@ -20,7 +20,7 @@ from farspan.lazy.metadata import (
     Entry,
     MetadataCache,
     current_modes,
-    flatten,
+    flatten_arguments,
     intern,
     meta_of,
     predict,
@@ -37,7 +37,7 @@ from farspan.lazy.ops.mutation import (
 )
 from farspan.lazy.ops.special import HANDLERS, read_data
 from farspan.lazy.tensor import LazyTensor, StubParameter
-from farspan.lazy.torch_private import raw_grad, without_modes_of
+from farspan.lazy.torch_private import put_modes, raw_grad, take_modes_of, without_modes_of
 
 __all__ = ["Engine", "Recorder"]
 
@@ -82,6 +82,7 @@ class Recorder:
         self.current = self._new_graph()
         self._parameter_values: dict[int, Value] = {}
         self._gradient_views: dict[str, LazyTensor] = {}
+        self._modes: list[Any] = []
         self._is_writing = False
         self.depth = 0
         self.transfer: Any = None
@@ -91,7 +92,7 @@ class Recorder:
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
-        template, tensors = flatten((args, kwargs))
+        template, tensors = flatten_arguments(args, kwargs)
         for item in leaf.foreign:
             tensors.append(item.tensor)
         return self.record(leaf, template, tensors, leaf.stage)
@@ -107,7 +108,7 @@ class Recorder:
             return record_foreach(self, function, args, kwargs)
         elif getattr(function, "__module__", "").startswith("torch.distributed"):
             self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
-        template, tensors = flatten((args, kwargs))
+        template, tensors = flatten_arguments(args, kwargs)
         return self.record(function, template, tensors, None)
 
     def record(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
@@ -344,10 +345,12 @@ class Recorder:
         """Until `leave_optimizer`, gradients are plain tensors (None for what others own) and nothing is recorded."""
         self.is_in_optimizer = True
         self.is_recording = False
+        self._modes = take_modes_of(self)
 
     def leave_optimizer(self) -> None:
         self.is_in_optimizer = False
         self.is_recording = True
+        put_modes(self._modes)
         self.forget_gradient_views()
 
     # Values.
@@ -372,10 +375,10 @@ class Recorder:
         """`param.grad` outside the optimizer: the same answer on every rank, with recorded values."""
         if self.num_pending_backwards:
             self.engine.flush(f"{placed.name}.grad")
-        if not self.engine.has_gradient(placed):
-            return None
         view = self._gradient_views.get(placed.name)
         if view is None:
+            if not self.engine.has_gradient(placed):
+                return None
             meta = placed.meta
             value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage)
             value.gradient_of = placed.name

@@ -37,6 +37,8 @@ __all__ = [
     "raw_grad",
     "set_raw_grad",
     "store_of_default_group",
+    "put_modes",
+    "take_modes_of",
     "without_modes_of",
 ]
 
@@ -65,20 +67,31 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-@contextlib.contextmanager
-def without_modes_of(recorder: Any) -> Iterator[None]:
-    """Take the modes that record for `recorder` off this thread's function mode stack, and put all back afterwards."""
+def take_modes_of(recorder: Any) -> list[Any]:
+    """Take the modes that record for `recorder` off this thread's function mode stack; `put_modes` puts all back."""
     stack = [_pop_torch_function_stack() for _ in range(_len_torch_function_stack())]
     for mode in reversed(stack):
         if getattr(mode, "recorder", None) is not recorder:
             _push_on_torch_function_stack(mode)
+    return stack
+
+
+def put_modes(stack: list[Any]) -> None:
+    """Make the function mode stack what it was before `take_modes_of` returned `stack`."""
+    for _ in range(_len_torch_function_stack()):
+        _pop_torch_function_stack()
+    for mode in reversed(stack):
+        _push_on_torch_function_stack(mode)
+
+
+@contextlib.contextmanager
+def without_modes_of(recorder: Any) -> Iterator[None]:
+    """Run the body without the modes that record for `recorder`."""
+    stack = take_modes_of(recorder)
     try:
         yield
     finally:
-        for _ in range(_len_torch_function_stack()):
-            _pop_torch_function_stack()
-        for mode in reversed(stack):
-            _push_on_torch_function_stack(mode)
+        put_modes(stack)
 
 
 def is_mode_active(kind: type) -> bool:

@@ -14,7 +14,7 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from farspan.errors import FarspanError, LaunchError, RemoteError
+from farspan.errors import DivergenceError, FarspanError, LaunchError, PlanError, RemoteError
 from farspan.launch.environment import Environment, read_environment
 from farspan.lazy import Recorder, activate, install
 from farspan.lazy.torch_private import store_of_default_group
@@ -127,6 +127,8 @@ def _watch_exit(engine: Engine) -> None:
             sys.stderr.write(f"{type(error).__name__}: {error}\n")  # the failing rank shows its own traceback
             return
         previous(kind, error, trace)
+        if isinstance(error, (PlanError, DivergenceError)):
+            return  # every rank finds it by itself, and says it in full
         text = "".join(traceback.format_exception(kind, error, trace))
         lines = str(error).splitlines()
         side.fail(f"{kind.__name__}: {lines[0] if lines else ''}", "", text, kind.__name__)

@@ -22,7 +22,9 @@ from farspan.schedule.task import Kind, Task
 __all__ = ["list_schedule"]
 
 
-def list_schedule(tasks: Sequence[Task], num_ranks: int, *, in_flight: Sequence[int] | None = None) -> list[list[int]]:
+def list_schedule(
+    tasks: Sequence[Task], num_ranks: int, *, in_flight: Sequence[int] | None = None, run_ahead: int = 0
+) -> list[list[int]]:
     """Order the tasks of every rank.
 
     Args:
@@ -30,11 +32,14 @@ def list_schedule(tasks: Sequence[Task], num_ranks: int, *, in_flight: Sequence[
         num_ranks: Ranks are 0 .. num_ranks - 1.
         in_flight: For each rank how many micro-batches may hold activations there at once; by default its depth, the
             number of levels from its first task to the last of the micro-batch (1F1B).
+        run_ahead: How many more than that: memory for latency. With one more, a rank has a forward to run while the
+            gradient it waits for is on its way. It is of no use to a rank at the end, which waits for nobody.
 
     Returns:
         For each rank the indices of its tasks, in the order they are to run.
     """
-    limits = _depths(tasks, num_ranks) if in_flight is None else list(in_flight)
+    if in_flight is None:
+        in_flight = [depth + (run_ahead if depth > 1 else 0) for depth in _depths(tasks, num_ranks)]
     waiting = [len(task.needs) for task in tasks]
     followers: list[list[int]] = [[] for _ in tasks]
     left_to_release: list[dict[int, int]] = [{} for _ in range(num_ranks)]  # backward tasks by micro-batch
@@ -71,7 +76,7 @@ def list_schedule(tasks: Sequence[Task], num_ranks: int, *, in_flight: Sequence[
             return True
         if forwards[rank]:
             micro_batch = forwards[rank][0][0]
-            if force or micro_batch in held[rank] or len(held[rank]) < limits[rank]:
+            if force or micro_batch in held[rank] or len(held[rank]) < in_flight[rank]:
                 start(rank, heapq.heappop(forwards[rank])[1], now)
                 return True
         return False

@@ -9,6 +9,7 @@ from farspan.lazy.metadata.modes import apply_modes as apply_modes
 from farspan.lazy.metadata.modes import current_modes as current_modes
 from farspan.lazy.metadata.predict import predict as predict
 from farspan.lazy.metadata.template import flatten as flatten
+from farspan.lazy.metadata.template import flatten_arguments as flatten_arguments
 from farspan.lazy.metadata.template import map_tensors as map_tensors
 from farspan.lazy.metadata.template import rebuild as rebuild
 
@@ -19,6 +20,7 @@ __all__ = [
     "apply_modes",
     "current_modes",
     "flatten",
+    "flatten_arguments",
     "intern",
     "map_tensors",
     "meta_of",

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["ById", "flatten", "map_tensors", "rebuild"]
+__all__ = ["ById", "flatten", "flatten_arguments", "map_tensors", "rebuild"]
 
 _TENSOR, _ATOM, _LIST, _TUPLE, _NAMED, _DICT, _SET, _OBJECT, _AGAIN, _SLICE = range(10)
 
@@ -141,6 +141,30 @@ def flatten(item: Any) -> tuple[Any, list[torch.Tensor]]:
     flattener = _Flattener()
     template = flattener.walk(item)
     return template, flattener.tensors
+
+
+def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+    """`flatten((args, kwargs))`, in a short way where all arguments are tensors and plain values."""
+    tensors: list[torch.Tensor] = []
+    slots: dict[int, Any] = {}
+
+    def part_of(item: Any) -> Any:
+        kind = type(item)
+        if kind in _ATOMS:
+            return (_ATOM, kind, item)
+        if isinstance(item, torch.Tensor):
+            part = slots.get(id(item))
+            if part is None:
+                part = slots[id(item)] = (_TENSOR, len(tensors))
+                tensors.append(item)
+            return part
+        return None
+
+    positional = tuple([part_of(item) for item in args])
+    named = tuple([(name, part_of(item)) for name, item in kwargs.items()])
+    if None in positional or any(part is None for _, part in named):
+        return flatten((args, kwargs))
+    return (_TUPLE, ((_TUPLE, positional), (_DICT, 0, dict, named, ()))), tensors
 
 
 def rebuild(template: Any, tensors: Sequence[Any]) -> Any:

@@ -80,6 +80,8 @@ RUNNING_STATISTICS: dict[Any, str] = {
 }
 """Functions that write into plain arguments without saying so, and the keyword that switches it on."""
 
+_is_users: dict[Any, bool] = {}
+"""Whether a code object is the user's, not torch's or farspan's."""
 _LIBRARY = str(Path(__file__).resolve().parents[2]) + "/"
 _TORCH = str(Path(torch.__file__).resolve().parent) + "/"
 
@@ -97,7 +99,10 @@ def find_where() -> Any:
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith((_LIBRARY, _TORCH)):
+        is_users = _is_users.get(code)
+        if is_users is None:
+            is_users = _is_users[code] = not code.co_filename.startswith((_LIBRARY, _TORCH))
+        if is_users:
             return (code, frame.f_lineno)
         frame = frame.f_back
     return None

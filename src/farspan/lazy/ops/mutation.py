@@ -56,10 +56,7 @@ def prepare_mutation(recorder: Recorder, call: Call, tensors: list[torch.Tensor]
                 why=f"at {format_where(call.where)}: the view would have to change with it.",
                 hint="use the out-of-place operation, or write before taking the view",
             )
-        value = tensor._value
-        for other in recorder.current.calls:
-            if other.stage == call.stage and any(item is value for item in other.arguments or ()):
-                level = max(level, other.level)
+        level = max(level, recorder.current.read_level.get((tensor._value, call.stage), 0))
     return level
 
 

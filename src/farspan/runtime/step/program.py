@@ -193,8 +193,10 @@ def build_program(
         rank_of: The rank of each stage.
         rank: Whose program.
         num_ranks: How many ranks there are.
-        lookahead: How many tasks ahead receives are posted.
+        lookahead: How many boundary buffers a rank may hold beyond one for each stage, to hide transfers: one for a
+            forward more than 1F1B has in flight, the others for receives that are posted so many tasks ahead.
     """
     builder = _Builder(graphs, rank_of, num_ranks)
-    orders = list_schedule(builder.tasks, num_ranks)
-    return builder.program_of(rank, orders, lookahead, len(graphs))
+    run_ahead = min(1, lookahead // 2)
+    orders = list_schedule(builder.tasks, num_ranks, run_ahead=run_ahead)
+    return builder.program_of(rank, orders, lookahead - run_ahead, len(graphs))
