@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,12 +26,10 @@ class Meta:
     is_parameter: bool = False
     """A leaf of autograd, which must not be written in place where gradients are recorded."""
 
-    @property
-    def numel(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+    numel: int = field(init=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numel", prod(self.shape))
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"

@@ -83,6 +83,8 @@ class Recorder:
         self._parameter_values: dict[int, Value] = {}
         self._gradient_views: dict[str, LazyTensor] = {}
         self._modes: list[Any] = []
+        self._known: dict[Any, tuple[Any, Entry]] = {}
+        """Template and entry of ordinary calls, by `_short_key`."""
         self._is_writing = False
         self.depth = 0
         self.transfer: Any = None
@@ -92,10 +94,44 @@ class Recorder:
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
+        if not kwargs and not leaf.foreign:
+            key = self._short_key(leaf, args)
+            if key is not None:
+                return self._record_shortly(leaf, args, key, leaf.stage)
         template, tensors = flatten_arguments(args, kwargs)
         for item in leaf.foreign:
             tensors.append(item.tensor)
         return self.record(leaf, template, tensors, leaf.stage)
+
+    def _short_key(self, target: Any, args: tuple[Any, ...]) -> Any:
+        """What decides the metadata of a call whose arguments are different lazy tensors and numbers; else None."""
+        parts: list[Any] = [target, current_modes()]
+        tensors: list[int] = []
+        for item in args:
+            kind = type(item)
+            if kind is LazyTensor:
+                if id(item) in tensors:
+                    return None
+                tensors.append(id(item))
+                parts.append(id(item._value.meta))
+            elif kind is float or kind is int or item is None:
+                parts.append((kind, item))
+            else:
+                return None
+        if type(target) is Leaf:
+            parts.append(target.state_key())
+        return tuple(parts) if tensors else None
+
+    def _record_shortly(self, target: Any, args: tuple[Any, ...], key: Any, stage: int | None) -> Any:
+        """Record a call; if one like it was seen before, without taking its arguments apart again."""
+        known = self._known.get(key)
+        tensors: list[Any] = [item for item in args if type(item) is LazyTensor]
+        if known is None or (known[1].mutated and written_parameters(self, known[1], tensors)):
+            template, _ = flatten_arguments(args, {})
+            return self.record(target, template, tensors, stage, key=key)
+        template, entry = known
+        values = [item._value for item in tensors]
+        return self._append(target, template, values, values, entry, stage, key[1], tensors)
 
     def dispatch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a torch function of which at least one argument is lazy or a parameter."""
@@ -108,11 +144,16 @@ class Recorder:
             return record_foreach(self, function, args, kwargs)
         elif getattr(function, "__module__", "").startswith("torch.distributed"):
             self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
+        key = None if kwargs else self._short_key(function, args)
+        if key is not None:
+            return self._record_shortly(function, args, key, None)
         template, tensors = flatten_arguments(args, kwargs)
         return self.record(function, template, tensors, None)
 
-    def record(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
-        """Append a call; `stage` None lets the inputs decide where it runs."""
+    def record(
+        self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None, *, key: Any = None
+    ) -> Any:
+        """Append a call; `stage` None lets the inputs decide where it runs, `key` remembers it for its like."""
         arguments = [self._argument(tensor) for tensor in tensors]
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         modes = current_modes()
@@ -125,7 +166,22 @@ class Recorder:
                 return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # as x.to(its own dtype)
             if entry.mutated and not self._is_writing and written_parameters(self, entry, tensors):
                 return self._write_parameters(target, template, tensors, stage)
+        if key is not None and not self._is_writing:
+            self._known[key] = (template, entry)
         values = [item for item in arguments if isinstance(item, Value)]
+        return self._append(target, template, arguments, values, entry, stage, modes, tensors)
+
+    def _append(
+        self,
+        target: Any,
+        template: Any,
+        arguments: Sequence[Any],
+        values: Sequence[Value],
+        entry: Entry,
+        stage: int | None,
+        modes: Any,
+        tensors: list[torch.Tensor],
+    ) -> Any:
         if stage is None:
             stage = stage_written(self, entry, tensors) if entry.mutated else self._stage_of(values)
         call = Call(
@@ -137,7 +193,8 @@ class Recorder:
             modes=modes,
             where=find_where(),
         )
-        call.versions = plain_versions(arguments)
+        if len(values) < len(arguments):
+            call.versions = plain_versions(arguments)
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         self.current.add(call, values, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])

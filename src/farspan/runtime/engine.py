@@ -208,20 +208,25 @@ class Engine:
                 for call in part.calls:
                     call.arguments = None
         self.recorder.forget_parameter_values()
-        produced = [value for graph in graphs for call in graph.calls for value in call.outputs]
-        self.values.keep(value for value in produced if self._is_mine(value))
+        self.values.keep(
+            value for graph in graphs for call in graph.calls for value in call.outputs if self._is_mine(value)
+        )
         for graph in graphs:
-            calls = graph.calls
-            for call in calls:
-                for value in call.outputs:
-                    if not value.is_held and (not value.meta.requires_grad or call.arguments is None):
-                        value.data = None
-                if call.arguments is not None and not any(value.meta.requires_grad for value in call.outputs):
-                    call.arguments = None
             for segment in graph.segments:
+                is_over = True
+                for call in segment.calls:
+                    can_go_back = False
+                    for value in call.outputs:
+                        needs_gradient = value.meta.requires_grad
+                        can_go_back |= needs_gradient
+                        if (not needs_gradient or call.arguments is None) and not value.is_held:
+                            value.data = None
+                    if not can_go_back:
+                        call.arguments = None
+                    is_over &= call.arguments is None
                 segment.executed = True
                 segment.calls = []
-                if all(call.arguments is None for call in calls if call.segment is segment):
+                if is_over:
                     segment.inputs.clear()
                     segment.leaves.clear()
             graph.calls = []
@@ -356,11 +361,13 @@ def _scalars(graphs: Sequence[Graph]) -> list[Value]:
     for graph in graphs:
         for segment in graph.segments:
             for call in segment.calls:
-                is_small = all(value.meta.numel == 1 for value in call.outputs)
-                if is_small:
-                    found.update(dict.fromkeys(call.outputs))
+                outputs = call.outputs
+                if len(outputs) == 1 and outputs[0].meta.numel == 1:
+                    found[outputs[0]] = None
+                elif all(value.meta.numel == 1 for value in outputs):
+                    found.update(dict.fromkeys(outputs))
                 elif call.arguments is not None:
-                    inner.update(item for item in call.arguments if isinstance(item, Value) and item.meta.numel == 1)
+                    inner.update([item for item in call.arguments if type(item) is Value and item.meta.numel == 1])
     return [value for value in found if value not in inner]
 
 

@@ -46,7 +46,7 @@ def run_forward(segment: Segment, seeding: Seeding) -> None:
 def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
     entry = call.entry
     assert call.arguments is not None
-    if plain_versions(call.arguments) != call.versions:
+    if call.versions and plain_versions(call.arguments) != call.versions:
         raise RecordError(
             f"a tensor that was given to {call.entry.name} has been written to since.",
             why=f"the call at {format_where(call.where)} was recorded, and runs only now.",
@@ -61,7 +61,7 @@ def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
         except Exception as error:
             error.add_note(f"farspan: raised in {call.describe()}, {segment.describe()}")
             raise
-    _, results = flatten(result)
+    results = [result] if type(result) is torch.Tensor else flatten(result)[1]
     results += [tensors[number] for number in entry.mutated]
     if len(results) != len(call.outputs):
         raise RecordError(
