@@ -99,15 +99,15 @@ class InPlace(nn.Module):
         return self.c(y)
 
 
-def weights(model: nn.Module) -> Any:
+def weights(model: Any) -> Any:
     return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 
 
-def gradients(model: nn.Module) -> Any:
+def gradients(model: Any) -> Any:
     return [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
 
 
-def train(model: nn.Module, inputs: Tensor = X) -> Any:
+def train(model: Any, inputs: Tensor = X) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for _ in range(2):
@@ -120,7 +120,7 @@ def train(model: nn.Module, inputs: Tensor = X) -> Any:
     return losses, weights(model)
 
 
-def sgd_by_hand(model: nn.Module) -> Any:
+def sgd_by_hand(model: Any) -> Any:
     losses = []
     for _ in range(2):
         loss = F.cross_entropy(model(X), Y)
@@ -133,7 +133,7 @@ def sgd_by_hand(model: nn.Module) -> Any:
     return losses, weights(model)
 
 
-def sgd_through_data(model: nn.Module) -> Any:
+def sgd_through_data(model: Any) -> Any:
     for _ in range(2):
         F.cross_entropy(model(X), Y).backward()
         for p in model.parameters():
@@ -145,14 +145,14 @@ def sgd_through_data(model: nn.Module) -> Any:
     return weights(model)
 
 
-def initialised_by_hand(model: nn.Module) -> Any:
+def initialised_by_hand(model: Any) -> Any:
     for p in model.parameters():
         if p.dim() > 1:
             nn.init.constant_(p, 0.1)
     return weights(model), train(model)
 
 
-def evaluated_between(model: nn.Module) -> Any:
+def evaluated_between(model: Any) -> Any:
     model.eval()
     with torch.no_grad():
         early = model(X)
@@ -165,21 +165,21 @@ def evaluated_between(model: nn.Module) -> Any:
     return seen
 
 
-def frozen_in_the_window(model: nn.Module) -> Any:
+def frozen_in_the_window(model: Any) -> Any:
     for number in range(3):
         model.layers[1].requires_grad_(number != 1)
         F.cross_entropy(model(X), Y).backward()
     return gradients(model)
 
 
-def attribute_in_the_window(model: nn.Module) -> Any:
+def attribute_in_the_window(model: Any) -> Any:
     for number in range(3):
         model.norm.eps = 10.0**-number
         F.cross_entropy(model(X), Y).backward()
     return gradients(model)
 
 
-def with_a_closure(model: nn.Module) -> Any:
+def with_a_closure(model: Any) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def closure() -> Tensor:
@@ -188,38 +188,39 @@ def with_a_closure(model: nn.Module) -> Any:
         loss.backward()
         return loss
 
-    return [optimizer.step(closure).item() for _ in range(2)], weights(model)
+    losses: list[Any] = [optimizer.step(closure) for _ in range(2)]
+    return [loss.item() for loss in losses], weights(model)
 
 
-def several_losses(model: nn.Module) -> Any:
+def several_losses(model: Any) -> Any:
     out = model(X)
     torch.autograd.backward([out.sum(), out.square().mean()])
     return gradients(model)
 
 
-def kept_graph(model: nn.Module) -> Any:
+def kept_graph(model: Any) -> Any:
     loss = model(X).sum()
     loss.backward(retain_graph=True)
     loss.backward()
     return gradients(model)
 
 
-def hooked(model: nn.Module) -> Any:
+def hooked(model: Any) -> Any:
     model.layers[0].register_forward_hook(lambda module, args, out: out * 1.5)
     return train(model)
 
 
-def saved_with_work_pending(model: nn.Module) -> Any:
+def saved_with_work_pending(model: Any) -> Any:
     model(X).sum().backward()
     return weights(model)
 
 
-def scalar_parameter_clipped(model: nn.Module) -> Any:
+def scalar_parameter_clipped(model: Any) -> Any:
     F.cross_entropy(model(X), Y).backward()
     return nn.utils.clip_grad_norm_(model.parameters(), 0.1).item(), gradients(model)
 
 
-def adversarial_pair(model: nn.Module) -> Any:
+def adversarial_pair(model: Any) -> Any:
     """As GANs do: one graph, a backward through a part of it, and later through another part."""
     first, second = torch.optim.SGD(model.layers.parameters(), lr=0.1), torch.optim.SGD(model.head.parameters(), lr=0.1)
     hidden = model.layers[1](model.layers[0](X))
@@ -286,7 +287,7 @@ class Listing(nn.Module):
         return self.b(self.a(x, seen), seen) + len(seen)
 
 
-def reuses_a_buffer(model: nn.Module) -> None:
+def reuses_a_buffer(model: Any) -> None:
     buffer = torch.empty(6, 8)
     for shift in range(3):
         buffer.copy_(X + shift)
@@ -332,7 +333,7 @@ def test_hooks_see_real_tensors_once_for_each_call_at_the_owner() -> None:
 
     def program(rank: int) -> int:
         seen: list[Any] = []
-        model = farspan.distribute(models[rank])
+        model: Any = farspan.distribute(models[rank])
         model.layers[0].register_forward_hook(lambda module, args, out: seen.append(type(out)))
         for _ in range(3):
             model(X).sum().backward()

@@ -47,7 +47,8 @@ STEP_BAR, BLOCKS_BAR_S, GROWTH_BAR = 0.03, 2e-3, 1.25
 # examples/train_gpt.py's defaults
 WIDTH, NUM_HEADS, NUM_BLOCKS, CONTEXT, BATCH, NUM_MICRO_BATCHES = 128, 4, 8, 64, 4, 8
 NUM_RANKS = (2, 4, 8, 16, 32, 64)
-RECORDING = ("record", "gradients", "flush", "build", "collector")
+RECORDING = ("record", "build")
+OWN = ("record", "build", "gradients", "flush", "collector", "task", "transfer")
 PARTS = {
     "record": "recording the micro-batches: model, loss and backward() as the loop calls them",
     "gradients": "recording what the loop does with gradients: zero_grad, clip_grad_norm_",
@@ -217,6 +218,12 @@ def measure_step(args: argparse.Namespace) -> list[dict[str, Any]]:
         print(f"  {part:9s} {shown}   {'*' if part in RECORDING else ' '} {text}")
     print("  step      " + "  ".join(f"{micros(row['step_s']):>11}       " for row in rows))
     print("  recording " + "  ".join(f"            {row['recording']:6.2%}" for row in rows) + "   the sum of *")
+    own = [sum(row["parts_s"][part] for part in OWN) / row["step_s"] for row in rows]
+    print(
+        "  own       "
+        + "  ".join(f"            {share:6.2%}" for share in own)
+        + "   all that is not there in one process"
+    )
     return rows
 
 

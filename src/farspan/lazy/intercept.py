@@ -90,7 +90,7 @@ def _get_grad(parameter: Any) -> Any:
     recorder = _recorder_of_parameter.get(id(parameter))
     if recorder is None or not recorder.is_recording:
         return raw_grad(parameter)
-    return recorder.gradient(recorder.placed[id(parameter)])
+    return recorder.gradients.get(recorder.placed[id(parameter)])
 
 
 def _set_grad(parameter: Any, gradient: Any) -> None:
@@ -98,7 +98,7 @@ def _set_grad(parameter: Any, gradient: Any) -> None:
     if recorder is None or not recorder.is_recording:
         set_raw_grad(parameter, gradient)
     else:
-        recorder.set_gradient(recorder.placed[id(parameter)], gradient)
+        recorder.gradients.set(recorder.placed[id(parameter)], gradient)
 
 
 def _delete_grad(parameter: Any) -> None:

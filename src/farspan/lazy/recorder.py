@@ -14,7 +14,9 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from farspan.errors import RecordError
-from farspan.graph import Backward, Call, Graph, Meta, Value
+from farspan.graph import Call, Graph, Meta, Value
+from farspan.lazy.backward import record_backward
+from farspan.lazy.gradients import Gradients
 from farspan.lazy.leaf import Leaf, Placed
 from farspan.lazy.metadata import (
     Entry,
@@ -25,6 +27,7 @@ from farspan.lazy.metadata import (
     meta_of,
     predict,
     rebuild,
+    shape_of_call,
 )
 from farspan.lazy.ops.foreach import record_foreach
 from farspan.lazy.ops.functions import find_where, format_where, is_fake_limit, name_of
@@ -37,11 +40,10 @@ from farspan.lazy.ops.mutation import (
 )
 from farspan.lazy.ops.special import HANDLERS, read_data
 from farspan.lazy.tensor import LazyTensor, StubParameter
-from farspan.lazy.torch_private import put_modes, raw_grad, take_modes_of, without_modes_of
+from farspan.lazy.torch_private import put_modes, take_modes_of, without_modes_of
 
 __all__ = ["Engine", "Recorder"]
 
-_BACKWARD = 1
 _MAX_FORWARD_ONLY = 64
 """Forward-only micro-batches that are recorded before they are run unasked, so that memory stays bounded."""
 
@@ -81,10 +83,10 @@ class Recorder:
         self.num_pending_backwards = 0
         self.current = self._new_graph()
         self._parameter_values: dict[int, Value] = {}
-        self._gradient_views: dict[str, LazyTensor] = {}
+        self.gradients = Gradients(self)
         self._modes: list[Any] = []
         self._known: dict[Any, tuple[Any, Entry]] = {}
-        """Template and entry of ordinary calls, by `_short_key`."""
+        """Template and entry of ordinary calls whose arguments are tensors and plain values."""
         self._is_writing = False
         self.depth = 0
         self.transfer: Any = None
@@ -94,44 +96,28 @@ class Recorder:
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
-        if not kwargs and not leaf.foreign:
-            key = self._short_key(leaf, args)
-            if key is not None:
-                return self._record_shortly(leaf, args, key, leaf.stage)
-        template, tensors = flatten_arguments(args, kwargs)
-        for item in leaf.foreign:
-            tensors.append(item.tensor)
-        return self.record(leaf, template, tensors, leaf.stage)
+        if leaf.foreign:
+            template, tensors = flatten_arguments(args, kwargs)
+            return self.record(leaf, template, [*tensors, *(item.tensor for item in leaf.foreign)], leaf.stage)
+        return self._record_call(leaf, args, kwargs, leaf.stage)
 
-    def _short_key(self, target: Any, args: tuple[Any, ...]) -> Any:
-        """What decides the metadata of a call whose arguments are different lazy tensors and numbers; else None."""
-        parts: list[Any] = [target, current_modes()]
-        tensors: list[int] = []
-        for item in args:
-            kind = type(item)
-            if kind is LazyTensor:
-                if id(item) in tensors:
-                    return None
-                tensors.append(id(item))
-                parts.append(id(item._value.meta))
-            elif kind is float or kind is int or item is None:
-                parts.append((kind, item))
-            else:
-                return None
-        if type(target) is Leaf:
-            parts.append(target.state_key())
-        return tuple(parts) if tensors else None
-
-    def _record_shortly(self, target: Any, args: tuple[Any, ...], key: Any, stage: int | None) -> Any:
-        """Record a call; if one like it was seen before, without taking its arguments apart again."""
+    def _record_call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int | None) -> Any:
+        """Record a call; if one of its kind was seen before, without taking its arguments apart again."""
+        tensors: list[Any] = []
+        shape = shape_of_call(args, kwargs, tensors)
+        if shape is None:
+            template, tensors = flatten_arguments(args, kwargs)
+            return self.record(target, template, tensors, stage)
+        arguments = [self.argument(tensor) for tensor in tensors]
+        metas = tuple([id(item.meta if isinstance(item, Value) else meta_of(item)) for item in arguments])
+        modes = current_modes()
+        key = (target, shape, metas, modes, target.state_key() if type(target) is Leaf else None)
         known = self._known.get(key)
-        tensors: list[Any] = [item for item in args if type(item) is LazyTensor]
         if known is None or (known[1].mutated and written_parameters(self, known[1], tensors)):
-            template, _ = flatten_arguments(args, {})
+            template, _ = flatten_arguments(args, kwargs)
             return self.record(target, template, tensors, stage, key=key)
         template, entry = known
-        values = [item._value for item in tensors]
-        return self._append(target, template, values, values, entry, stage, key[1], tensors)
+        return self._append(target, template, arguments, entry, stage, modes, tensors)
 
     def dispatch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a torch function of which at least one argument is lazy or a parameter."""
@@ -144,17 +130,13 @@ class Recorder:
             return record_foreach(self, function, args, kwargs)
         elif getattr(function, "__module__", "").startswith("torch.distributed"):
             self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
-        key = None if kwargs else self._short_key(function, args)
-        if key is not None:
-            return self._record_shortly(function, args, key, None)
-        template, tensors = flatten_arguments(args, kwargs)
-        return self.record(function, template, tensors, None)
+        return self._record_call(function, args, kwargs, None)
 
     def record(
         self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None, *, key: Any = None
     ) -> Any:
         """Append a call; `stage` None lets the inputs decide where it runs, `key` remembers it for its like."""
-        arguments = [self._argument(tensor) for tensor in tensors]
+        arguments = [self.argument(tensor) for tensor in tensors]
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         modes = current_modes()
         entry = self._predict(target, template, metas, modes)
@@ -168,20 +150,19 @@ class Recorder:
                 return self._write_parameters(target, template, tensors, stage)
         if key is not None and not self._is_writing:
             self._known[key] = (template, entry)
-        values = [item for item in arguments if isinstance(item, Value)]
-        return self._append(target, template, arguments, values, entry, stage, modes, tensors)
+        return self._append(target, template, arguments, entry, stage, modes, tensors)
 
     def _append(
         self,
         target: Any,
         template: Any,
         arguments: Sequence[Any],
-        values: Sequence[Value],
         entry: Entry,
         stage: int | None,
         modes: Any,
         tensors: list[torch.Tensor],
     ) -> Any:
+        values = [item for item in arguments if isinstance(item, Value)]
         if stage is None:
             stage = stage_written(self, entry, tensors) if entry.mutated else self._stage_of(values)
         call = Call(
@@ -198,7 +179,7 @@ class Recorder:
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         self.current.add(call, values, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
-        self.current.digest = hash((self.current.digest, entry.digest, stage, self._positions(values)))
+        self.current.digest = hash((self.current.digest, entry.digest, stage, self.positions(values)))
         return self._answer(call, entry, tensors)
 
     def _write_parameters(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
@@ -215,12 +196,14 @@ class Recorder:
 
     def _answer(self, call: Call, entry: Entry, tensors: list[torch.Tensor]) -> Any:
         """What the user's code gets: lazy tensors in the result's structure; arguments written in place move on."""
+        if entry.is_one_new_tensor:
+            return LazyTensor.make(call.outputs[0], self)
         for number, argument in enumerate(entry.mutated):
             tensor = tensors[argument]
             if type(tensor) is not LazyTensor:
                 continue  # a parameter, which stays what it is
             tensor._value = call.outputs[entry.num_results + number]
-            self.hold(tensor._value, tensor)
+            tensor._value.lazy = weakref.ref(tensor)
         results: list[torch.Tensor] = []
         for i in range(entry.num_results):
             same = entry.same_as[i]
@@ -258,7 +241,7 @@ class Recorder:
 
     # Arguments.
 
-    def _argument(self, tensor: torch.Tensor) -> Value | torch.Tensor:
+    def argument(self, tensor: torch.Tensor) -> Value | torch.Tensor:
         if type(tensor) is LazyTensor:
             return tensor._value
         placed = self.placed.get(id(tensor))
@@ -296,7 +279,7 @@ class Recorder:
                 best, best_rank = value, rank
         return best.stage
 
-    def _positions(self, values: Sequence[Value]) -> tuple[int, ...]:
+    def positions(self, values: Sequence[Value]) -> tuple[int, ...]:
         """Where the inputs come from, the same number on every rank."""
         positions: list[int] = []
         for value in values:
@@ -308,52 +291,11 @@ class Recorder:
                 positions.append(-1 - (source << 8 | value.stage))
         return tuple(positions)
 
-    def hold(self, value: Value, lazy: LazyTensor) -> None:
-        value.lazy = weakref.ref(lazy)
-
     # Backward.
 
-    def backward(
-        self,
-        tensors: Any,
-        gradients: Any = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        *,
-        inputs: Any = None,
-    ) -> None:
+    def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None:
         """Queue a backward; the current micro-batch ends here."""
-        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        given = [gradients] if isinstance(gradients, torch.Tensor) or gradients is None else list(gradients)
-        given += [None] * (len(roots) - len(given))
-        if create_graph:
-            self.refuse(
-                "backward(create_graph=True) cannot be recorded", hint="compute second derivatives inside one module"
-            )
-        if inputs is not None:
-            self.refuse("backward(inputs=...) cannot be recorded", hint="freeze the other parameters instead")
-        values: list[Value] = []
-        for number, root in enumerate(roots):
-            if type(root) is not LazyTensor:
-                self.refuse("backward from a tensor that was not recorded together with recorded ones")
-            if not root.requires_grad:
-                raise RuntimeError(f"element {number} of tensors does not require grad and does not have a grad_fn")
-            if given[number] is None and root.numel() != 1:
-                raise RuntimeError("grad can be implicitly created only for scalar outputs")
-            values.append(root._value)
-        seeds = [None if seed is None else self._argument(seed) for seed in given]
-        if any(type(seed) is Value for seed in seeds):
-            self.refuse("backward(gradient=...) with a recorded gradient", hint="read it first: gradient.read()")
-        graph = self.current
-        backward = Backward(graph, values, seeds, retain_graph=bool(retain_graph), where=find_where())
-        graph.backwards.append(backward)
-        # The roots may lie in earlier graphs: their segments must deliver, so they count as inputs of this graph.
-        for value in values:
-            if value.segment is not None:
-                value.segment.outputs[value] = None
-                if value.segment.graph is not graph and value not in graph.sources:
-                    graph.sources[value] = len(graph.sources)
-        graph.digest = hash((graph.digest, _BACKWARD, self._positions(values), bool(retain_graph)))
+        record_backward(self, tensors, gradients, *args, **kwargs)
         self.num_pending_backwards += 1
         self.next_graph()
 
@@ -408,45 +350,15 @@ class Recorder:
         self.is_in_optimizer = False
         self.is_recording = True
         put_modes(self._modes)
-        self.forget_gradient_views()
+        self.gradients.forget()
 
     # Values.
-
-    def set_gradient(self, placed: Placed, gradient: Any) -> None:
-        """`param.grad = gradient` outside the optimizer."""
-        if self.num_pending_backwards or (gradient is not None and self.has_pending()):
-            self.engine.flush(f"{placed.name}.grad = ...")
-        view = self._gradient_views.pop(placed.name, None)
-        if view is not None and gradient is view:
-            self._gradient_views[placed.name] = view
-            return
-        self.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
         return self.engine.read(lazy._value)
 
     def read_parameter(self, stub: StubParameter) -> torch.Tensor:
         return self.engine.read_parameter(self.placed[id(stub)])
-
-    def gradient(self, placed: Placed) -> LazyTensor | None:
-        """`param.grad` outside the optimizer: the same answer on every rank, with recorded values."""
-        if self.num_pending_backwards:
-            self.engine.flush(f"{placed.name}.grad")
-        view = self._gradient_views.get(placed.name)
-        if view is None:
-            if not self.engine.has_gradient(placed):
-                return None
-            meta = placed.meta
-            value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage)
-            value.gradient_of = placed.name
-            if placed.is_owned:
-                value.data = raw_grad(placed.tensor)
-            view = self._gradient_views[placed.name] = LazyTensor.make(value, self)
-            view._is_gradient = True
-        return view
-
-    def forget_gradient_views(self) -> None:
-        self._gradient_views.clear()
 
     def forget_parameter_values(self) -> None:
         """A step has ended: parameters may change, so their values are sources anew."""

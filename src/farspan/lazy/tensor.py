@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +37,7 @@ class LazyTensor(torch.Tensor):
         lazy: LazyTensor = make_wrapper(LazyTensor, value.meta)  # type: ignore[assignment]
         lazy._value = value
         lazy._recorder = recorder
-        recorder.hold(value, lazy)
+        value.lazy = weakref.ref(lazy)
         return lazy
 
     @classmethod

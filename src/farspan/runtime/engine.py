@@ -249,7 +249,7 @@ class Engine:
         if has_backward:
             self._masks = [exchange]
             self._has_gradient = {}
-            self.recorder.forget_gradient_views()
+            self.recorder.gradients.forget()
 
     def _new_exchange(self, step: int, graphs: Sequence[Graph], scalars: Sequence[Value]) -> Exchange | None:
         if not scalars and not any(graph.backwards for graph in graphs):

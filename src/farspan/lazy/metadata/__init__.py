@@ -12,6 +12,7 @@ from farspan.lazy.metadata.template import flatten as flatten
 from farspan.lazy.metadata.template import flatten_arguments as flatten_arguments
 from farspan.lazy.metadata.template import map_tensors as map_tensors
 from farspan.lazy.metadata.template import rebuild as rebuild
+from farspan.lazy.metadata.template import shape_of_call as shape_of_call
 
 __all__ = [
     "Entry",
@@ -26,4 +27,5 @@ __all__ = [
     "meta_of",
     "predict",
     "rebuild",
+    "shape_of_call",
 ]

@@ -35,6 +35,8 @@ class Entry:
     """For each result, an argument whose memory it shares (a view), or -1."""
     has_tensors_only: bool
     """False where the result holds a number or bool computed from data."""
+    is_one_new_tensor: bool
+    """Whether the result is one tensor that shares nothing with the arguments, and none of these is written."""
     is_random: bool
     digest: int
     """Equal on all ranks for equal calls."""

@@ -20,7 +20,7 @@ from farspan.lazy.metadata.entry import Entry, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import flatten, rebuild
 from farspan.lazy.ops.functions import name_of
-from farspan.lazy.torch_private import TorchDispatchMode, call_without_compiling, fake_mode
+from farspan.lazy.torch_private import FakeTensor, TorchDispatchMode, call_without_compiling, fake_mode
 
 __all__ = ["predict"]
 
@@ -69,6 +69,7 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
         same_as=same_as,
         shares=shares,
         has_tensors_only=_has_tensors_only(result),
+        is_one_new_tensor=type(result) is FakeTensor and not mutated and same_as[0] < 0 and shares[0] < 0,
         is_random=watch.has_drawn or generators.have_drawn,
         digest=int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest(), "big"),
     )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["ById", "flatten", "flatten_arguments", "map_tensors", "rebuild"]
+__all__ = ["ById", "flatten", "flatten_arguments", "map_tensors", "rebuild", "shape_of_call"]
 
 _TENSOR, _ATOM, _LIST, _TUPLE, _NAMED, _DICT, _SET, _OBJECT, _AGAIN, _SLICE = range(10)
 
@@ -141,6 +141,33 @@ def flatten(item: Any) -> tuple[Any, list[torch.Tensor]]:
     flattener = _Flattener()
     template = flattener.walk(item)
     return template, flattener.tensors
+
+
+def shape_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+    """A short hashable stand-in for the template, where all arguments are different tensors and plain values.
+
+    Args:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        tensors: The tensors among them are appended, in template order.
+
+    Returns:
+        None where an argument is anything else, or a tensor appears twice.
+    """
+    parts: list[Any] = []
+    seen: set[int] = set()
+    for item in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(item)
+        if kind in _ATOMS:
+            parts.append((kind, item))
+        elif isinstance(item, torch.Tensor) and id(item) not in seen:
+            seen.add(id(item))
+            tensors.append(item)
+            parts.append(None)
+        else:
+            tensors.clear()
+            return None
+    return (len(args), tuple(kwargs), tuple(parts))
 
 
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:

@@ -22,7 +22,7 @@ __all__ = ["HANDLERS", "read_data"]
 
 Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 _T: Any = torch.Tensor
-_SAME = {"gradient": "gradients", "grad_tensors": "gradients", "grad_variables": "gradients"}
+_SAME: dict[str, str] = {"gradient": "gradients", "grad_tensors": "gradients", "grad_variables": "gradients"}
 
 
 def read_data(tensor: Any) -> Any:
@@ -30,8 +30,9 @@ def read_data(tensor: Any) -> Any:
     return tensor.read() if type(tensor) in (LazyTensor, StubParameter) else tensor
 
 
-def _backward(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> None:
-    recorder.backward(*args, **{_SAME.get(name, name): value for name, value in kwargs.items()})
+def _backward(recorder: Recorder, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    named: dict[str, Any] = {_SAME.get(name, name): value for name, value in kwargs.items()}
+    recorder.backward(*args, **named)
 
 
 def _read(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:

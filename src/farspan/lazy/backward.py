@@ -1,0 +1,66 @@
+"""Recording `backward()`: what it starts from, and the errors torch would give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.graph import Backward, Value
+from farspan.lazy.ops.functions import find_where
+from farspan.lazy.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["record_backward"]
+
+_MARK = 1
+
+
+def record_backward(
+    recorder: Recorder,
+    tensors: Any,
+    gradients: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    *,
+    inputs: Any = None,
+) -> None:
+    """Add a backward to the current graph; the arguments are those of `torch.autograd.backward`.
+
+    Raises:
+        RuntimeError: As torch: a root that needs no gradient, or that is no scalar and has no gradient given.
+        RecordError: What cannot be recorded.
+    """
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    given = [gradients] if isinstance(gradients, torch.Tensor) or gradients is None else list(gradients)
+    given += [None] * (len(roots) - len(given))
+    if create_graph:
+        recorder.refuse(
+            "backward(create_graph=True) cannot be recorded", hint="compute second derivatives inside one module"
+        )
+    if inputs is not None:
+        recorder.refuse("backward(inputs=...) cannot be recorded", hint="freeze the other parameters instead")
+    values: list[Value] = []
+    for number, root in enumerate(roots):
+        if type(root) is not LazyTensor:
+            recorder.refuse("backward from a tensor that was not recorded together with recorded ones")
+        if not root.requires_grad:
+            raise RuntimeError(f"element {number} of tensors does not require grad and does not have a grad_fn")
+        if given[number] is None and root.numel() != 1:
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        values.append(root._value)
+    seeds = [None if seed is None else recorder.argument(seed) for seed in given]
+    if any(type(seed) is Value for seed in seeds):
+        recorder.refuse("backward(gradient=...) with a recorded gradient", hint="read it first: gradient.read()")
+    graph = recorder.current
+    backward = Backward(graph, values, seeds, retain_graph=bool(retain_graph), where=find_where())
+    graph.backwards.append(backward)
+    # The roots may lie in earlier graphs: their segments must deliver, so they count as inputs of this graph.
+    for value in values:
+        if value.segment is not None:
+            value.segment.outputs[value] = None
+            if value.segment.graph is not graph and value not in graph.sources:
+                graph.sources[value] = len(graph.sources)
+    graph.digest = hash((graph.digest, _MARK, recorder.positions(values), bool(retain_graph)))

@@ -1,0 +1,58 @@
+"""`param.grad` outside the optimizer: the same answer on every rank, with recorded values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farspan.graph import Meta, Value
+from farspan.lazy.metadata import intern
+from farspan.lazy.tensor import LazyTensor
+from farspan.lazy.torch_private import raw_grad
+
+if TYPE_CHECKING:
+    from farspan.lazy.leaf import Placed
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["Gradients"]
+
+
+class Gradients:
+    """The gradients of all placed parameters, as the user's program sees them."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._views: dict[str, LazyTensor] = {}
+        """One tensor for each gradient, so that a write through it shows when it is read again."""
+
+    def get(self, placed: Placed) -> LazyTensor | None:
+        """Run the backwards that wait, and return the gradient; None where there is none."""
+        engine = self.recorder.engine
+        if self.recorder.num_pending_backwards:
+            engine.flush(f"{placed.name}.grad")
+        view = self._views.get(placed.name)
+        if view is None:
+            if not engine.has_gradient(placed):
+                return None
+            meta = placed.meta
+            value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage)
+            value.gradient_of = placed.name
+            if placed.is_owned:
+                value.data = raw_grad(placed.tensor)
+            view = self._views[placed.name] = LazyTensor.make(value, self.recorder)
+            view._is_gradient = True
+        return view
+
+    def set(self, placed: Placed, gradient: Any) -> None:
+        """`param.grad = gradient`."""
+        recorder = self.recorder
+        if recorder.num_pending_backwards or (gradient is not None and recorder.has_pending()):
+            recorder.engine.flush(f"{placed.name}.grad = ...")
+        view = self._views.pop(placed.name, None)
+        if view is not None and gradient is view:
+            self._views[placed.name] = view
+            return
+        recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
+
+    def forget(self) -> None:
+        """The gradients are other tensors now: a backward or an optimizer step has run."""
+        self._views.clear()
