@@ -25,7 +25,7 @@ test: pytest  ## all checks: ruff, pyright, all tiers of tests
 lint: $(INSTALLED)  ## ruff and pyright
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 pytest: lint
 	$(BIN)/pytest -n $(NUM_WORKERS) $(PYTEST_ARGS)

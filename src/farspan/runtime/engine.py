@@ -125,6 +125,7 @@ class Engine:
                 rank=self.rank,
                 num_ranks=self.num_ranks,
                 lookahead=self.lookahead,
+                is_on_gpu=[site.device.type == "cuda" for site in self.stages],
             )
             built_ns = time.perf_counter_ns()
             scalars = _scalars(graphs)

@@ -19,7 +19,7 @@ from farspan.launch.environment import Environment, read_environment
 from farspan.lazy import Recorder, activate, install
 from farspan.lazy.torch_private import store_of_default_group
 from farspan.runtime.engine import Engine
-from farspan.runtime.media import GlooMedium
+from farspan.runtime.media import GlooMedium, NcclMedium, Roads
 from farspan.runtime.side import SideChannel
 
 __all__ = ["current_engine", "engine_of_this_thread", "forget_engine"]
@@ -71,7 +71,7 @@ def _set_up(seed: int) -> Engine:
     else:
         _join_group(environment, limit_s)
         side = _join_side_channel(limit_s)
-        medium = GlooMedium(dist.get_rank(), dist.get_world_size(), limit_s) if dist.get_world_size() > 1 else None
+        medium = _open_roads(limit_s) if dist.get_world_size() > 1 else None
         engine = Engine(recorder, side, medium, seed=seed, deadline_s=limit_s)
         _watch_exit(engine)
     activate(recorder)
@@ -94,6 +94,12 @@ def _join_group(environment: Environment, limit_s: float) -> None:
             why=str(error).splitlines()[0],
             hint="start all ranks with the same MASTER_ADDR and MASTER_PORT, for example: farspan run -n 2 train.py",
         ) from error
+
+
+def _open_roads(limit_s: float) -> Roads:
+    rank = dist.get_rank()
+    device = NcclMedium(rank, limit_s) if torch.cuda.is_available() and dist.is_nccl_available() else None
+    return Roads(GlooMedium(rank, dist.get_world_size(), limit_s), device)
 
 
 def _join_side_channel(limit_s: float) -> SideChannel:

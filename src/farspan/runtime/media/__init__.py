@@ -4,5 +4,7 @@ from farspan.runtime.media.gloo import GlooMedium as GlooMedium
 from farspan.runtime.media.local import LocalMedium as LocalMedium
 from farspan.runtime.media.medium import Medium as Medium
 from farspan.runtime.media.medium import Work as Work
+from farspan.runtime.media.nccl import NcclMedium as NcclMedium
+from farspan.runtime.media.roads import Roads as Roads
 
-__all__ = ["GlooMedium", "LocalMedium", "Medium", "Work"]
+__all__ = ["GlooMedium", "LocalMedium", "Medium", "NcclMedium", "Roads", "Work"]

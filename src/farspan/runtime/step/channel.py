@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
 from farspan.errors import DeadlineError
 from farspan.graph import Meta
-from farspan.runtime.media import Medium, Work
+from farspan.runtime.media import Medium, Roads, Work
 from farspan.runtime.step.program import Bundle
 
 __all__ = ["Channels"]
 
 _ALONE_BYTES = 64 * 1024
 _ALIGNMENT = 16
+_HOST = torch.device("cpu")
 
 
 class Channels:
@@ -34,10 +35,16 @@ class Channels:
         self.allocate: Callable[..., torch.Tensor] = torch.empty
         """Makes receive buffers; tests count them here."""
 
+    def prepare(self, gpu_channels: Collection[tuple[int, int, int]]) -> None:
+        """Make what the GPU channels of a step need; all ranks call it with the same channels."""
+        if isinstance(self.medium, Roads):
+            self.medium.prepare(gpu_channels)
+
     def post(self, bundle: Bundle, metas: Sequence[Meta], device: torch.device) -> None:
         """Begin to receive `bundle`."""
         assert self.medium is not None
         packed, alone = _split(metas)
+        device = device if bundle.is_between_gpus else _HOST
         bundle.tensors = [None] * len(metas)
         if packed:
             buffer = self.allocate(_packed_size(metas, packed), dtype=torch.uint8, device=device)
@@ -71,6 +78,8 @@ class Channels:
         """Begin to send; `tensors` must not be written to any more."""
         assert self.medium is not None
         channel = int(bundle.is_gradient)
+        if not bundle.is_between_gpus:
+            tensors = [tensor.to(_HOST) for tensor in tensors]
         packed, alone = _split(metas)
         if packed:
             buffer = torch.empty(_packed_size(metas, packed), dtype=torch.uint8, device=tensors[packed[0]].device)

@@ -56,6 +56,8 @@ class Executor:
         """Run all steps of `program`."""
         self.traces = []
         self.gradients = {}
+        if program.gpu_channels:
+            self.channels.prepare(program.gpu_channels)
         for bundle in program.prologue_receives:
             self._post(bundle)
         for bundle in program.prologue_sends:
@@ -83,6 +85,8 @@ class Executor:
                 self._send(bundle)
             if step.kind is Kind.FORWARD:
                 self._drop_received(step.work)
+        if program.prologue_sends:
+            self.channels.drain()  # parameters and gradients, which the optimizer is about to write
         for bundle in [*borrowed, *program.prologue_receives]:
             for item in bundle.items:
                 if isinstance(item, Value):
@@ -112,8 +116,9 @@ class Executor:
 
     def _wait(self, bundle: Bundle, where: str) -> None:
         self.channels.wait(bundle, lambda: f"rank {self.channels.rank}, {where},")
-        for item, tensor in zip(bundle.items, bundle.tensors, strict=True):
-            assert isinstance(tensor, torch.Tensor)
+        device = self.device_of(bundle.stage)
+        for item, received in zip(bundle.items, bundle.tensors, strict=True):
+            tensor = received.to(device)
             if isinstance(item, Value):
                 item.data = tensor
             else:

@@ -22,7 +22,7 @@ _PROLOGUE = -1
 class Bundle:
     """The tensors that one task sends to one rank: one message (or a few, if they are large)."""
 
-    __slots__ = ("dst", "is_gradient", "items", "src", "stage", "task", "tensors", "works")
+    __slots__ = ("dst", "is_between_gpus", "is_gradient", "items", "src", "stage", "task", "tensors", "works")
 
     def __init__(self, task: int, src: int, dst: int, *, is_gradient: bool) -> None:
         self.task = task
@@ -32,6 +32,7 @@ class Bundle:
         self.stage = -1
         """The stage that receives, and so the device."""
         self.is_gradient = is_gradient
+        self.is_between_gpus = False
         self.items: dict[Value | Edge, None] = {}
         self.tensors: list[Any] = []
         self.works: list[Any] = []
@@ -66,12 +67,17 @@ class Program:
     prologue_receives: list[Bundle]
     parts: list[Part]
     """All backward work of the step, of every rank."""
+    gpu_channels: set[tuple[int, int, int]]
+    """(source, destination, channel) of everything that goes from one GPU to another, on all ranks."""
     num_micro_batches: int
 
 
 class _Builder:
-    def __init__(self, graphs: Sequence[Graph], rank_of: Sequence[int], num_ranks: int) -> None:
+    def __init__(
+        self, graphs: Sequence[Graph], rank_of: Sequence[int], num_ranks: int, is_on_gpu: Sequence[bool]
+    ) -> None:
         self.rank_of = rank_of
+        self.is_on_gpu = is_on_gpu
         self.num_ranks = num_ranks
         self.work: list[Segment | Part] = []
         self.tasks: list[Task] = []
@@ -143,6 +149,7 @@ class _Builder:
         if bundle is None:
             bundle = self.bundles[key] = Bundle(source, src, dst, is_gradient=is_gradient)
             bundle.stage = self.work[target].stage
+            bundle.is_between_gpus = self.is_on_gpu[source_stage] and self.is_on_gpu[bundle.stage]
             self.needed_by[bundle] = []
         bundle.items[item] = None
         if isinstance(item, Value):
@@ -180,23 +187,35 @@ class _Builder:
             step.posts.reverse()  # within a channel, back to the order of sending
             step.receives.reverse()
         parts = [work for work in self.work if isinstance(work, Part)]
-        return Program(steps, prologue_sends, prologue_receives, parts, num_graphs)
+        gpu_channels = {
+            (bundle.src, bundle.dst, int(bundle.is_gradient))
+            for bundle in self.bundles.values()
+            if bundle.is_between_gpus
+        }
+        return Program(steps, prologue_sends, prologue_receives, parts, gpu_channels, num_graphs)
 
 
 def build_program(
-    graphs: Sequence[Graph], *, rank_of: Sequence[int], rank: int, num_ranks: int, lookahead: int
+    graphs: Sequence[Graph],
+    *,
+    rank_of: Sequence[int],
+    rank: int,
+    num_ranks: int,
+    lookahead: int,
+    is_on_gpu: Sequence[bool] | None = None,
 ) -> Program:
     """Turn recorded graphs into the program of `rank`.
 
     Args:
         graphs: All that was recorded and has not run, in order.
         rank_of: The rank of each stage.
+        is_on_gpu: For each stage, whether it runs on a GPU.
         rank: Whose program.
         num_ranks: How many ranks there are.
         lookahead: How many boundary buffers a rank may hold beyond one for each stage, to hide transfers: one for a
             forward more than 1F1B has in flight, the others for receives that are posted so many tasks ahead.
     """
-    builder = _Builder(graphs, rank_of, num_ranks)
+    builder = _Builder(graphs, rank_of, num_ranks, is_on_gpu or [False] * len(rank_of))
     run_ahead = min(1, lookahead // 2)
     orders = list_schedule(builder.tasks, num_ranks, run_ahead=run_ahead)
     return builder.program_of(rank, orders, lookahead - run_ahead, len(graphs))

@@ -1,0 +1,66 @@
+"""CUDA tensors over NCCL: a group of two ranks for each channel, because NCCL has no tags.
+
+Not yet run on more than one GPU: NCCL refuses two ranks on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["NcclMedium"]
+
+
+class _NcclWork:
+    __slots__ = ("flat", "work")
+
+    def __init__(self, work: dist.Work, flat: torch.Tensor) -> None:
+        self.work = work
+        self.flat = flat  # NCCL reads or writes its memory until the transfer has ended
+
+    def is_done(self) -> bool:
+        return self.work.is_completed()
+
+    def wait(self, deadline_s: float) -> None:
+        """Let the current stream wait; a transfer past the group's time-out is ended by NCCL's own watchdog."""
+        self.work.wait()
+
+
+class NcclMedium:
+    """Point-to-point transfers, each channel on a communicator and stream of its own."""
+
+    def __init__(self, rank: int, deadline_s: float) -> None:
+        self.rank = rank
+        self.deadline_s = deadline_s
+        self.groups: dict[tuple[int, int, int], dist.ProcessGroup] = {}
+
+    def prepare(self, channels: Iterable[tuple[int, int, int]]) -> None:
+        """Make the communicators of (source, destination, channel) that are new; all ranks go through them in order."""
+        for key in sorted(channels):
+            src, dst, _ = key
+            if key in self.groups or self.rank not in (src, dst):
+                continue
+            group = dist.new_group(
+                [src, dst],
+                backend="nccl",
+                timeout=timedelta(seconds=self.deadline_s),
+                use_local_synchronization=True,
+            )
+            assert isinstance(group, dist.ProcessGroup)
+            self.groups[key] = group
+
+    def send(self, flat: torch.Tensor, dst: int, channel: int) -> _NcclWork:
+        group = self.groups[self.rank, dst, channel]
+        return _NcclWork(group.send([flat], dist.get_group_rank(group, dst), 0), flat)
+
+    def receive(self, flat: torch.Tensor, src: int, channel: int) -> _NcclWork:
+        group = self.groups[src, self.rank, channel]
+        return _NcclWork(group.recv([flat], dist.get_group_rank(group, src), 0), flat)
+
+    def abort(self) -> None:
+        """End all transfers, from any thread."""
+        for group in self.groups.values():
+            group.abort()
