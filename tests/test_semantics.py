@@ -370,3 +370,14 @@ def test_a_slow_reader_sees_the_parameters_of_its_own_point_of_the_program() -> 
 
 def test_refusals_are_record_errors() -> None:
     assert issubclass(RecordError, FarspanError)
+
+
+def test_a_distributed_model_cannot_be_copied_without_a_word() -> None:
+    models = [Plain() for _ in range(2)]
+
+    def program(rank: int) -> None:
+        model = farspan.distribute(models[rank])
+        with pytest.raises(RecordError):
+            copy.deepcopy(model)
+
+    run_threads(2, program)

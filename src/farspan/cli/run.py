@@ -33,7 +33,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("-n", "--num-processes", type=int, metavar="N", help="number of processes (ranks)")
     parser.add_argument("--log-dir", metavar="DIR", help="folder for rank1.log, ... (default: a fresh one)")
-    parser.add_argument("--report", metavar="FILE.html", help="write a report of the training steps")
+    parser.add_argument(
+        "--report", metavar="FILE", help="write a report of a training step (.html), or its picture alone (.svg)"
+    )
     parser.add_argument("--verbose", action="store_true", help="say more, here and in the script")
     parser.add_argument("--port", type=int, metavar="P", help="port of rank 0 (default: a free one)")
     parser.set_defaults(execute=_execute)

@@ -227,6 +227,13 @@ class StubParameter(torch.Tensor):
     def __hash__(self) -> int:
         return id(self)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self._recorder.refuse(
+            "a distributed model cannot be copied",
+            why=f"{self._name} is a parameter that another rank owns.",
+            hint="copy the model before farspan.distribute, or load model.state_dict() into a new one",
+        )
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.read().__reduce_ex__(protocol)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from farspan.plan import Plan
-from farspan.report import Span, Timeline, html, summary
+from farspan.report import Span, Timeline, html, summary, svg
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.observe import StepRecord
 
@@ -59,16 +59,20 @@ class Console:
 
     def _write(self, timeline: Timeline) -> None:
         path = Path(self.report_path)
-        page = html(
-            timeline,
-            title=f"farspan: {Path(sys.argv[0]).name}",
-            plan=str(self.plan or ""),
-            environment=[
-                f"training step {self.num_training_steps} of {' '.join(sys.argv)}",
-                summary(timeline),
-                f"torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}",
-                f"{self.side.world_size} ranks of {torch.get_num_threads()} threads on {os.cpu_count()} cores",
-            ],
+        page = (
+            svg(timeline)
+            if path.suffix == ".svg"
+            else html(
+                timeline,
+                title=f"farspan: {Path(sys.argv[0]).name}",
+                plan=str(self.plan or ""),
+                environment=[
+                    f"training step {self.num_training_steps} of {' '.join(sys.argv)}",
+                    summary(timeline),
+                    f"torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}",
+                    f"{self.side.world_size} ranks of {torch.get_num_threads()} threads on {os.cpu_count()} cores",
+                ],
+            )
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(path.name + ".part")
