@@ -1,3 +1,3 @@
 """What pytest must know of this folder."""
 
-collect_ignore = ["programs"]  # run as programs of their own, with a rank
+collect_ignore_glob = ["programs/*"]  # run as programs of their own, with a rank

@@ -274,8 +274,18 @@ class World:
         activate(recorder)
         torch.manual_seed(0)
         model = GPT(width=16, num_heads=2, num_blocks=self.num_blocks, context=CONTEXT)  # recording sees no sizes
-        self.model = farspan.distribute(model)
+        self.model = farspan.distribute(model, plan=self._whole_blocks())
         self.x = torch.zeros(BATCH, CONTEXT, dtype=torch.long)
+
+    def _whole_blocks(self) -> dict[str, str]:
+        """The same calls over any number of ranks: no block is cut (the automatic plan of 64 stages would)."""
+        last = self.num_ranks - 1
+        ends = {"embedding": "rank:0", "position": "rank:0", "norm": f"rank:{last}", "head": f"rank:{last}"}
+        blocks = {
+            f"blocks.{number}": f"rank:{number * self.num_ranks // self.num_blocks}"
+            for number in range(self.num_blocks)
+        }
+        return ends | blocks
 
     def record(self, num_micro_batches: int) -> list[float]:
         """Seconds for each of a step's micro-batches; what was recorded is thrown away."""
