@@ -197,6 +197,19 @@ def test_only_one_rank_need_print_the_loss() -> None:
     assert said[0] == said[2] == "" and len(said[1].split()) == 3
 
 
+def test_a_second_model_may_be_distributed_after_the_first_has_trained() -> None:
+    def program(model: nn.Module, distribute: Callable[[nn.Module], nn.Module]) -> Any:
+        other = copy.deepcopy(model)
+        distribute(model)
+        first = steps(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        distribute(other)
+        optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
+        optimizer.zero_grad()
+        return first, steps(other, optimizer), weights(model), weights(other)
+
+    same_everywhere(program)
+
+
 def test_two_models_in_one_program() -> None:
     def program(model: nn.Module, distribute: Callable[[nn.Module], nn.Module]) -> Any:
         teacher = copy.deepcopy(model)

@@ -93,7 +93,7 @@ def distribute(
         prefix=f"model{number}." if number else "",
     )
     engine.lookahead = chosen.lookahead
-    engine.parameters.update({item.name: item for item in placed})
+    engine.add_parameters(placed)
     watch_optimizers()
     object.__setattr__(model, _PLAN, chosen)
     engine.agreement.share_generators()

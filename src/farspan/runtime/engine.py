@@ -274,19 +274,27 @@ class Engine:
             if placed.is_parameter and self.stages[placed.stage].rank == wanted
         ]
 
+    def add_parameters(self, placed: Sequence[Placed]) -> None:
+        """Another model is distributed."""
+        self._resolve_masks()  # which are about the parameters known so far
+        self.parameters.update({item.name: item for item in placed})
+
     def has_gradient(self, placed: Placed) -> bool:
         if self.num_ranks == 1:
             return raw_grad(placed.tensor) is not None
+        self._resolve_masks()
+        return self._has_gradient.get(placed.name, False)
+
+    def _resolve_masks(self) -> None:
+        """Learn which parameters of the other ranks have a gradient since the last backward."""
         for exchange in self._masks:
             for rank, mask in enumerate(exchange.masks()):
                 for item, flag in zip(self._own_parameters(rank), mask, strict=True):
                     self._has_gradient[item.name] = bool(flag)
         self._masks = []
-        return self._has_gradient.get(placed.name, False)
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
-        if self._masks:
-            self.has_gradient(placed)
+        self._resolve_masks()
         self._has_gradient[placed.name] = gradient is not None
         if not placed.is_owned:
             return
