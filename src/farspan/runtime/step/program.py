@@ -6,6 +6,7 @@ message without exchanging a word.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,7 @@ class Step:
 
     work: Segment | Part
     micro_batch: int
+    """Its number, from 0; -1 for what belongs to none."""
     receives: list[Bundle] = field(default_factory=list)
     """Must have arrived before the task runs."""
     posts: list[Bundle] = field(default_factory=list)
@@ -159,7 +161,8 @@ class _Builder:
     def program_of(self, rank: int, orders: Sequence[Sequence[int]], lookahead: int, num_graphs: int) -> Program:
         place = {task: position for order in orders for position, task in enumerate(order)}
         place[_PROLOGUE] = -1
-        steps = [Step(self.work[index], self.tasks[index].micro_batch) for index in orders[rank]]
+        numbers = self._micro_batch_numbers(num_graphs)
+        steps = [Step(self.work[index], numbers[self.tasks[index].micro_batch]) for index in orders[rank]]
         prologue_sends: list[Bundle] = []
         prologue_receives: list[Bundle] = []
         channels: dict[tuple[int, bool], list[Bundle]] = {}
@@ -192,7 +195,27 @@ class _Builder:
             for bundle in self.bundles.values()
             if bundle.is_between_gpus
         }
-        return Program(steps, prologue_sends, prologue_receives, parts, gpu_channels, num_graphs)
+        num_micro_batches = sum(number >= 0 for number in numbers)
+        return Program(steps, prologue_sends, prologue_receives, parts, gpu_channels, num_micro_batches)
+
+    def _micro_batch_numbers(self, num_graphs: int) -> list[int]:
+        """For each graph the number people know it by; -1 for what a loop computes beside its micro-batches."""
+        trained = {
+            self.tasks[self.index_of[part.segment]].micro_batch
+            for part in self.index_of
+            if isinstance(part, Part) and part.segment in self.index_of
+        }
+        numbered = sorted(trained) if trained else range(num_graphs)
+        numbers = [-1] * num_graphs
+        for number, position in enumerate(numbered):
+            numbers[position] = number
+        return numbers
+
+
+@functools.lru_cache(maxsize=16)
+def _order(tasks: tuple[Task, ...], num_ranks: int, run_ahead: int) -> list[list[int]]:
+    """The order of every rank's tasks. Steps that look alike share it: finding it costs ranks x micro-batches."""
+    return list_schedule(tasks, num_ranks, run_ahead=run_ahead)
 
 
 def build_program(
@@ -217,5 +240,5 @@ def build_program(
     """
     builder = _Builder(graphs, rank_of, num_ranks, is_on_gpu or [False] * len(rank_of))
     run_ahead = min(1, lookahead // 2)
-    orders = list_schedule(builder.tasks, num_ranks, run_ahead=run_ahead)
+    orders = _order(tuple(builder.tasks), num_ranks, run_ahead)
     return builder.program_of(rank, orders, lookahead - run_ahead, len(graphs))

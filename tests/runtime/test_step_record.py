@@ -1,0 +1,28 @@
+"""What is known of a step that has run."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from tests.support.loop import X, Y, on_ranks
+from torch import nn
+
+import farspan
+
+
+def test_what_the_loop_computes_beside_its_micro_batches_is_none() -> None:
+    def program(model: nn.Module) -> tuple[int, set[int]]:
+        farspan.distribute(model)
+        losses = []
+        for number in range(3):
+            loss = F.cross_entropy(model(X + number), Y)
+            loss.backward()
+            losses.append(loss.detach() * 2)
+        farspan.flush()
+        step = farspan.last_step()
+        assert step is not None
+        return step.num_micro_batches, {trace.micro_batch for trace in step.traces if trace.kind != "wait"}
+
+    found = on_ranks(2, program)
+    assert [num for num, _ in found] == [3, 3]
+    assert found[0][1] == {0, 1, 2}
+    assert found[1][1] == {-1, 0, 1, 2}  # where the losses are
