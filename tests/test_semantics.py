@@ -267,26 +267,6 @@ def test_same_as_plainly(build: Callable[[], nn.Module], program: Callable[[Any]
 # What is refused, by name, instead of being wrong.
 
 
-class Appends(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, seen: list[Tensor]) -> Tensor:
-        seen.append(x)
-        return self.linear(x)
-
-
-class Listing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = Appends(), Appends()
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen: list[Tensor] = []
-        return self.b(self.a(x, seen), seen) + len(seen)
-
-
 def reuses_a_buffer(model: Any) -> None:
     buffer = torch.empty(6, 8)
     for shift in range(3):
@@ -298,7 +278,6 @@ def reuses_a_buffer(model: Any) -> None:
 @pytest.mark.parametrize(
     ("build", "program", "words"),
     [
-        (Listing, lambda model: model(X), "changes an argument"),
         (Plain, reuses_a_buffer, "written to since"),
         (Plain, lambda model: torch.optim.SGD(model.parameters(), lr=0.1).state_dict(), "not whole on any one"),
         (Plain, lambda model: torch.optim.LBFGS(model.parameters()).step(lambda: model(X).sum()), "LBFGS"),

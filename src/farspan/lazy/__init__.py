@@ -7,7 +7,10 @@ from farspan.lazy.intercept import watch_parameter as watch_parameter
 from farspan.lazy.leaf import Leaf as Leaf
 from farspan.lazy.leaf import Placed as Placed
 from farspan.lazy.leaf import swapped as swapped
+from farspan.lazy.metadata import MutableArguments as MutableArguments
+from farspan.lazy.metadata import Rebuilder as Rebuilder
 from farspan.lazy.metadata import apply_modes as apply_modes
+from farspan.lazy.metadata import describe_result as describe_result
 from farspan.lazy.metadata import flatten as flatten
 from farspan.lazy.metadata import meta_of as meta_of
 from farspan.lazy.metadata import rebuild as rebuild
@@ -22,11 +25,14 @@ from farspan.lazy.tensor import StubParameter as StubParameter
 __all__ = [
     "LazyTensor",
     "Leaf",
+    "MutableArguments",
     "Placed",
+    "Rebuilder",
     "Recorder",
     "StubParameter",
     "activate",
     "apply_modes",
+    "describe_result",
     "find_where",
     "flatten",
     "format_where",

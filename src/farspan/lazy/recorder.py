@@ -21,6 +21,8 @@ from farspan.lazy.leaf import Leaf, Placed
 from farspan.lazy.metadata import (
     Entry,
     MetadataCache,
+    apply_result,
+    argument_objects,
     current_modes,
     flatten_arguments,
     intern,
@@ -98,7 +100,8 @@ class Recorder:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
         if leaf.foreign:
             template, tensors = flatten_arguments(args, kwargs)
-            return self.record(leaf, template, [*tensors, *(item.tensor for item in leaf.foreign)], leaf.stage)
+            tensors += [item.tensor for item in leaf.foreign]
+            return self.record(leaf, template, tensors, leaf.stage, given=(args, kwargs))
         return self._record_call(leaf, args, kwargs, leaf.stage)
 
     def _record_call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int | None) -> Any:
@@ -107,7 +110,7 @@ class Recorder:
         shape = shape_of_call(args, kwargs, tensors)
         if shape is None:
             template, tensors = flatten_arguments(args, kwargs)
-            return self.record(target, template, tensors, stage)
+            return self.record(target, template, tensors, stage, given=(args, kwargs))
         arguments = [self.argument(tensor) for tensor in tensors]
         metas = tuple([id(item.meta if isinstance(item, Value) else meta_of(item)) for item in arguments])
         modes = current_modes()
@@ -133,9 +136,25 @@ class Recorder:
         return self._record_call(function, args, kwargs, None)
 
     def record(
-        self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None, *, key: Any = None
+        self,
+        target: Any,
+        template: Any,
+        tensors: list[torch.Tensor],
+        stage: int | None,
+        *,
+        key: Any = None,
+        given: tuple[Any, Any] = ((), {}),
     ) -> Any:
-        """Append a call; `stage` None lets the inputs decide where it runs, `key` remembers it for its like."""
+        """Append a call.
+
+        Args:
+            target: A leaf or a torch function.
+            template: Of its arguments.
+            tensors: Those among the arguments.
+            stage: Where it runs; None lets the inputs decide.
+            key: Remembers it for its like.
+            given: The arguments themselves, for what the call does to them.
+        """
         arguments = [self.argument(tensor) for tensor in tensors]
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         modes = current_modes()
@@ -150,7 +169,7 @@ class Recorder:
                 return self._write_parameters(target, template, tensors, stage)
         if key is not None and not self._is_writing:
             self._known[key] = (template, entry)
-        return self._append(target, template, arguments, entry, stage, modes, tensors)
+        return self._append(target, template, arguments, entry, stage, modes, tensors, given)
 
     def _append(
         self,
@@ -161,8 +180,11 @@ class Recorder:
         stage: int | None,
         modes: Any,
         tensors: list[torch.Tensor],
+        given: tuple[Any, Any] = ((), {}),
     ) -> Any:
         values = [item for item in arguments if isinstance(item, Value)]
+        if entry.unused:
+            values = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
         if stage is None:
             stage = stage_written(self, entry, tensors) if entry.mutated else self._stage_of(values)
         call = Call(
@@ -180,7 +202,7 @@ class Recorder:
         self.current.add(call, values, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
         self.current.digest = hash((self.current.digest, entry.digest, stage, self.positions(values)))
-        return self._answer(call, entry, tensors)
+        return self._answer(call, entry, tensors, given)
 
     def _write_parameters(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
         """A parameter is written outside the optimizer: all before it sees the old value, all after it the new."""
@@ -194,8 +216,8 @@ class Recorder:
         self.engine.parameters_changed()
         return result
 
-    def _answer(self, call: Call, entry: Entry, tensors: list[torch.Tensor]) -> Any:
-        """What the user's code gets: lazy tensors in the result's structure; arguments written in place move on."""
+    def _answer(self, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, Any]) -> Any:
+        """What the user's code gets: lazy tensors in the result's structure; arguments the call changes are changed."""
         if entry.is_one_new_tensor:
             return LazyTensor.make(call.outputs[0], self)
         for number, argument in enumerate(entry.mutated):
@@ -207,7 +229,7 @@ class Recorder:
         results: list[torch.Tensor] = []
         for i in range(entry.num_results):
             same = entry.same_as[i]
-            if same >= 0 and same in entry.mutated:
+            if same >= 0:
                 results.append(tensors[same])
                 continue
             lazy = LazyTensor.make(call.outputs[i], self)
@@ -215,7 +237,8 @@ class Recorder:
             if shared >= 0 and type(tensors[shared]) is LazyTensor:
                 join_family(lazy, tensors[shared])
             results.append(lazy)
-        return rebuild(entry.template, results)
+        objects = argument_objects(*given) if entry.changes or entry.names_arguments else {}
+        return apply_result(entry.template, entry.changes, results, objects)
 
     def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry:
         self.is_recording = False

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "FAKE_LIMITS",
@@ -39,6 +40,7 @@ __all__ = [
     "store_of_default_group",
     "put_modes",
     "take_modes_of",
+    "tree_leaves",
     "without_modes_of",
 ]
 

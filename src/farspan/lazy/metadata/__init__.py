@@ -1,5 +1,8 @@
 """What a call gives, without running it: found once for each kind of call with fake tensors, then cached."""
 
+from farspan.lazy.metadata.changes import MutableArguments as MutableArguments
+from farspan.lazy.metadata.changes import apply_result as apply_result
+from farspan.lazy.metadata.changes import describe_result as describe_result
 from farspan.lazy.metadata.entry import Entry as Entry
 from farspan.lazy.metadata.entry import MetadataCache as MetadataCache
 from farspan.lazy.metadata.entry import intern as intern
@@ -8,6 +11,8 @@ from farspan.lazy.metadata.modes import Modes as Modes
 from farspan.lazy.metadata.modes import apply_modes as apply_modes
 from farspan.lazy.metadata.modes import current_modes as current_modes
 from farspan.lazy.metadata.predict import predict as predict
+from farspan.lazy.metadata.template import Rebuilder as Rebuilder
+from farspan.lazy.metadata.template import argument_objects as argument_objects
 from farspan.lazy.metadata.template import flatten as flatten
 from farspan.lazy.metadata.template import flatten_arguments as flatten_arguments
 from farspan.lazy.metadata.template import map_tensors as map_tensors
@@ -18,8 +23,13 @@ __all__ = [
     "Entry",
     "MetadataCache",
     "Modes",
+    "MutableArguments",
+    "Rebuilder",
     "apply_modes",
+    "apply_result",
+    "argument_objects",
     "current_modes",
+    "describe_result",
     "flatten",
     "flatten_arguments",
     "intern",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from farspan.graph import Meta
+from farspan.lazy.metadata.changes import Changes
 from farspan.lazy.metadata.modes import Modes
 
 __all__ = ["Entry", "MetadataCache", "intern", "meta_of"]
@@ -22,8 +23,14 @@ class Entry:
     """Of what is called, for people."""
     template: Any
     """Structure of the result; slot numbers index `metas`."""
+    changes: Changes
+    """What the call does to the lists, dictionaries and objects it is given."""
+    names_arguments: bool
+    """Whether the result or a change refers to an argument object."""
+    unused: frozenset[int]
+    """Arguments that the call only passes by: their data is not needed."""
     metas: tuple[Meta, ...]
-    """Of the result's tensors, then of the arguments written in place (their new versions)."""
+    """Of the tensors of the result and of the changes, then of the arguments written in place (their new versions)."""
     num_results: int
     depends_on: tuple[tuple[int, ...], ...]
     """For each output, the arguments its gradient flows to."""
@@ -36,7 +43,7 @@ class Entry:
     has_tensors_only: bool
     """False where the result holds a number or bool computed from data."""
     is_one_new_tensor: bool
-    """Whether the result is one tensor that shares nothing with the arguments, and none of these is written."""
+    """Whether the result is one tensor that shares nothing with the arguments, and none of these is changed."""
     is_random: bool
     digest: int
     """Equal on all ranks for equal calls."""

@@ -13,14 +13,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from farspan.errors import RecordError
 from farspan.graph import Meta
 from farspan.lazy.leaf import Leaf, swapped
+from farspan.lazy.metadata.changes import MutableArguments, describe_result
 from farspan.lazy.metadata.entry import Entry, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
-from farspan.lazy.metadata.template import flatten, rebuild
+from farspan.lazy.metadata.template import Rebuilder, rebuild
 from farspan.lazy.ops.functions import name_of
-from farspan.lazy.torch_private import FakeTensor, TorchDispatchMode, call_without_compiling, fake_mode
+from farspan.lazy.torch_private import (
+    FakeTensor,
+    TorchDispatchMode,
+    call_without_compiling,
+    fake_mode,
+    tree_leaves,
+)
 
 __all__ = ["predict"]
 
@@ -42,8 +48,10 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
                 for meta, leaf in zip(metas, leaves, strict=True)
             ]
         versions = [tensor._version for tensor in tensors]
-        result = _run(target, template, tensors)
-        result_template, results = flatten(result)
+        watch.used.clear()
+        result, arguments = _run(target, template, tensors)
+        described = describe_result(result, arguments.objects, arguments.changed())
+        results = described.tensors
         mutated = tuple(
             i
             for i, tensor in enumerate(tensors)
@@ -57,11 +65,17 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
         leaf_numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
         depends_on = tuple(_reached(output, leaf_numbers) for output in outputs)
         output_metas = tuple(meta_of(output) for output in outputs)
+        is_leaf = type(target) is Leaf
+        passed_by = [i for i, tensor in enumerate(tensors) if is_leaf and _storage_id(tensor) not in watch.used]
     name = name_of(target)
-    description = repr((name, template, list(map(repr, metas)), modes, result_template, list(map(repr, output_metas))))
+    parts = (name, template, list(map(repr, metas)), modes, described.template, list(map(repr, output_metas)))
+    description = repr((*parts, described.changes))
     return Entry(
         name=name,
-        template=result_template,
+        template=described.template,
+        changes=described.changes,
+        names_arguments=described.names_arguments,
+        unused=frozenset(passed_by),
         metas=output_metas,
         num_results=len(results),
         depends_on=depends_on,
@@ -69,7 +83,9 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
         same_as=same_as,
         shares=shares,
         has_tensors_only=_has_tensors_only(result),
-        is_one_new_tensor=type(result) is FakeTensor and not mutated and same_as[0] < 0 and shares[0] < 0,
+        is_one_new_tensor=(
+            type(result) is FakeTensor and not mutated and not described.changes and same_as[0] < 0 and shares[0] < 0
+        ),
         is_random=watch.has_drawn or generators.have_drawn,
         digest=int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest(), "big"),
     )
@@ -84,12 +100,15 @@ def _storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
-def _run(target: Any, template: Any, tensors: list[torch.Tensor]) -> Any:
+def _run(target: Any, template: Any, tensors: list[torch.Tensor]) -> tuple[Any, MutableArguments]:
+    """Call `target`; its result, and what it did to the objects it was given."""
     if type(target) is not Leaf:
         args, kwargs = rebuild(template, tensors)
-        return target(*args, **kwargs)
+        return target(*args, **kwargs), MutableArguments({})
     num_arguments = len(tensors) - len(target.foreign)
-    args, kwargs = rebuild(template, tensors[:num_arguments])
+    rebuilder = Rebuilder(tensors[:num_arguments])
+    args, kwargs = rebuilder.build(template)
+    arguments = MutableArguments(rebuilder.made)
     fakes: dict[int, torch.Tensor] = {}
     for item in target.placed:
         fake = torch.empty_strided(item.meta.shape, item.meta.stride, dtype=item.meta.dtype, device=item.meta.device)
@@ -97,21 +116,7 @@ def _run(target: Any, template: Any, tensors: list[torch.Tensor]) -> Any:
     for item, value in zip(target.foreign, tensors[num_arguments:], strict=True):
         fakes[id(item.tensor)] = value
     with _unchanged_state(target.modules), swapped(target.modules, fakes):
-        result = call_without_compiling(target.module, *args, **kwargs)
-    _refuse_changed_arguments(target, template, tensors[:num_arguments], (args, kwargs))
-    return result
-
-
-def _refuse_changed_arguments(target: Leaf, template: Any, tensors: list[torch.Tensor], arguments: Any) -> None:
-    """The caller's own list or dictionary is on every rank; the module that would fill it runs on one."""
-    after, tensors_after = flatten(arguments)
-    if after == template and all(now is then for now, then in zip(tensors_after, tensors, strict=True)):
-        return
-    raise RecordError(
-        f"{name_of(target)} changes an argument it was given (a list, a dictionary, an object).",
-        why="the change would be seen on one rank only.",
-        hint="return what it adds, and let the caller put it into the list or dictionary",
-    )
+        return call_without_compiling(target.module, *args, **kwargs), arguments
 
 
 @contextmanager
@@ -154,8 +159,11 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.has_drawn = False
         self.written: set[int] = set()
+        self.used: set[int] = set()
+        """The memory that any operation reads or writes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.used.update([_storage_id(item) for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)])
         schema = func._schema.arguments
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})

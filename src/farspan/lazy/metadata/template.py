@@ -14,15 +14,25 @@ from __future__ import annotations
 import enum
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["ById", "flatten", "flatten_arguments", "map_tensors", "rebuild", "shape_of_call"]
+__all__ = [
+    "ById",
+    "Flattener",
+    "Rebuilder",
+    "argument_objects",
+    "flatten",
+    "flatten_arguments",
+    "map_tensors",
+    "rebuild",
+    "shape_of_call",
+]
 
-_TENSOR, _ATOM, _LIST, _TUPLE, _NAMED, _DICT, _SET, _OBJECT, _AGAIN, _SLICE = range(10)
+_TENSOR, _ATOM, _LIST, _TUPLE, _NAMED, _DICT, _SET, _OBJECT, _AGAIN, _SLICE, _GIVEN = range(11)
 
 _ATOMS: frozenset[type] = frozenset(
     {
@@ -56,10 +66,15 @@ class ById:
         return f"<{kind.__module__}.{kind.__qualname__}>"
 
 
-class _Flattener:
-    __slots__ = ("slots", "seen", "tensors")
+class Flattener:
+    """One walk, over one object graph or over several that share tensors and objects."""
 
-    def __init__(self) -> None:
+    __slots__ = ("given", "names_given", "seen", "slots", "tensors")
+
+    def __init__(self, given: Mapping[int, int] | None = None) -> None:
+        self.given = given or {}
+        """By id, the numbers of objects that are named instead of described: a call's own mutable arguments."""
+        self.names_given = False
         self.tensors: list[torch.Tensor] = []
         self.slots: dict[int, int] = {}
         self.seen: dict[int, tuple[int, Any]] = {}
@@ -76,6 +91,9 @@ class _Flattener:
             return (_TENSOR, slot)
         if kind is tuple:
             return (_TUPLE, tuple([self.walk(part) for part in item]))
+        if isinstance(item, tuple) and not isinstance(item, _BY_IDENTITY):
+            parts = tuple([self.walk(part) for part in item])
+            return (_NAMED, kind, parts) if hasattr(kind, "_fields") else (_NAMED, ById(kind), parts)
         if isinstance(item, _BY_IDENTITY):
             return (_ATOM, kind, ById(item))
         if isinstance(item, enum.Enum):
@@ -85,25 +103,27 @@ class _Flattener:
         known = self.seen.get(id(item))
         if known is not None:
             return (_AGAIN, known[0])
+        if id(item) in self.given:
+            self.names_given = True
+            return (_GIVEN, self.given[id(item)])
         number = len(self.seen)
         self.seen[id(item)] = (number, item)  # holds the item: its id stays its own
+        return self.contents(item, number)
+
+    def contents(self, item: Any, number: int) -> Any:
+        """Describe what is in a list, dictionary, set or object."""
+        kind = type(item)
         if kind is list:
             return (_LIST, number, tuple([self.walk(part) for part in item]))
         if kind is dict:
             return (_DICT, number, dict, tuple([(self._key(key), self.walk(part)) for key, part in item.items()]), ())
-        if isinstance(item, tuple):
-            parts = tuple([self.walk(part) for part in item])
-            return (_NAMED, kind, parts) if hasattr(kind, "_fields") else (_NAMED, ById(kind), parts)
         if isinstance(item, dict):
-            pairs = tuple([(self._key(key), self.walk(part)) for key, part in dict.items(item)])
+            items = OrderedDict.items(item) if isinstance(item, OrderedDict) else dict.items(item)
+            pairs = tuple([(self._key(key), self.walk(part)) for key, part in items])
             return (_DICT, number, kind, pairs, self._attributes(item))
         if isinstance(item, list):
-            return (
-                _OBJECT,
-                number,
-                kind,
-                (("", (_LIST, -1, tuple([self.walk(part) for part in list.__iter__(item)]))),),
-            )
+            held = (_LIST, -1, tuple([self.walk(part) for part in list.__iter__(item)]))
+            return (_OBJECT, number, kind, (("", held), *self._attributes(item)))
         if kind in (set, frozenset):
             if any(isinstance(part, torch.Tensor) for part in item):
                 return (_ATOM, kind, ById(item))
@@ -138,7 +158,7 @@ def _is_plain_object(item: Any) -> bool:
 
 def flatten(item: Any) -> tuple[Any, list[torch.Tensor]]:
     """Return `item`'s template and its tensors in order of first appearance."""
-    flattener = _Flattener()
+    flattener = Flattener()
     template = flattener.walk(item)
     return template, flattener.tensors
 
@@ -170,6 +190,13 @@ def shape_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[A
     return (len(args), tuple(kwargs), tuple(parts))
 
 
+def argument_objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
+    """The lists, dictionaries and objects among a call's arguments, by the number their template gives them."""
+    flattener = Flattener()
+    flattener.walk((args, kwargs))
+    return dict(flattener.seen.values())
+
+
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
     """`flatten((args, kwargs))`, in a short way where all arguments are tensors and plain values."""
     tensors: list[torch.Tensor] = []
@@ -196,69 +223,103 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
 
 def rebuild(template: Any, tensors: Sequence[Any]) -> Any:
     """Make a new object graph from `template` with `tensors` in its slots (anything can stand in for a tensor)."""
-    return _rebuild(template, tensors, {})
+    return Rebuilder(tensors).build(template)
 
 
-def _rebuild(template: Any, tensors: Sequence[Any], made: dict[int, Any]) -> Any:
-    kind = template[0]
-    if kind == _TENSOR:
-        return tensors[template[1]]
-    if kind == _ATOM:
-        value = template[2]
-        return value.value if type(value) is ById else value
-    if kind == _TUPLE:
-        return tuple([_rebuild(part, tensors, made) for part in template[1]])
-    if kind == _LIST:
-        result: Any = []
-        made[template[1]] = result
-        result.extend([_rebuild(part, tensors, made) for part in template[2]])
+class Rebuilder:
+    """Makes object graphs that share tensors and objects."""
+
+    __slots__ = ("given", "made", "tensors")
+
+    def __init__(self, tensors: Sequence[Any], given: Mapping[int, Any] | None = None) -> None:
+        self.tensors = tensors
+        self.given = given or {}
+        """The objects that templates name instead of describing."""
+        self.made: dict[int, Any] = {}
+        """All new objects, by number."""
+
+    def build(self, template: Any) -> Any:
+        kind = template[0]
+        if kind == _TENSOR:
+            return self.tensors[template[1]]
+        if kind == _ATOM:
+            value = template[2]
+            return value.value if type(value) is ById else value
+        if kind == _TUPLE:
+            return tuple([self.build(part) for part in template[1]])
+        if kind == _NAMED:
+            _, cls, parts = template
+            values = [self.build(part) for part in parts]
+            return cls(*values) if not isinstance(cls, ById) else _other_tuple(cls.value, values)
+        if kind == _AGAIN:
+            return self.made[template[1]]
+        if kind == _GIVEN:
+            return self.given[template[1]]
+        if kind == _SLICE:
+            return slice(*self.build(template[1]))
+        result: Any
+        if kind == _SET:
+            result = self.made[template[1]] = template[2](map(_plain, template[3]))
+            return result
+        result = self.made[template[1]] = [] if kind == _LIST else template[2].__new__(template[2])
+        self.fill(result, template)
         return result
-    if kind == _DICT:
-        _, number, cls, pairs, attributes = template
-        result = {} if cls is dict else cls.__new__(cls)
-        made[number] = result
-        for key, part in pairs:
-            dict.__setitem__(result, key.value if type(key) is ById else key, _rebuild(part, tensors, made))
-            if cls is not dict and hasattr(cls, "move_to_end"):
-                _restore_order(result, key, cls)
-        _set_attributes(result, attributes, tensors, made)
-        return result
-    if kind == _NAMED:
-        _, cls, parts = template
-        values = [_rebuild(part, tensors, made) for part in parts]
-        return cls(*values) if not isinstance(cls, ById) else _other_tuple(cls.value, values)
-    if kind == _OBJECT:
-        _, number, cls, attributes = template
-        result = cls.__new__(cls)
-        made[number] = result
-        _set_attributes(result, attributes, tensors, made)
-        return result
-    if kind == _AGAIN:
-        return made[template[1]]
-    if kind == _SLICE:
-        return slice(*_rebuild(template[1], tensors, made))
-    assert kind == _SET
-    return template[2](key.value if type(key) is ById else key for key in template[3])
+
+    def fill(self, result: Any, template: Any) -> None:
+        """Put into the empty `result` what `template` says is in it."""
+        kind = template[0]
+        if kind == _LIST:
+            result.extend([self.build(part) for part in template[2]])
+        elif kind == _SET:
+            result.update(map(_plain, template[3]))
+        elif kind == _DICT:
+            _, _, cls, pairs, attributes = template
+            for key, part in pairs:
+                dict.__setitem__(result, _plain(key), self.build(part))
+                if cls is not dict and hasattr(cls, "move_to_end"):
+                    _restore_order(result, _plain(key))
+            self._set_attributes(result, attributes)
+        else:
+            assert kind == _OBJECT
+            self._set_attributes(result, template[3])
+
+    def refill(self, item: Any, template: Any) -> None:
+        """Let the list, dictionary, set or object `item` hold what `template` says, and nothing else."""
+        kind = template[0]
+        if kind == _DICT and hasattr(type(item), "move_to_end"):
+            OrderedDict.clear(item)
+        elif kind == _DICT:
+            dict.clear(item)
+        elif isinstance(item, list):
+            list.clear(item)
+        elif kind == _SET:
+            item.clear()
+        attributes = {name for name, _ in template[4 if kind == _DICT else 3]} if kind in (_DICT, _OBJECT) else ()
+        for name in [name for name in getattr(item, "__dict__", {}) if name not in attributes]:
+            object.__delattr__(item, name)
+        self.fill(item, template)
+
+    def _set_attributes(self, result: Any, attributes: Any) -> None:
+        for name, part in attributes:
+            value = self.build(part)
+            if name == "":
+                list.extend(result, value)
+            else:
+                object.__setattr__(result, name, value)
 
 
-def _restore_order(result: Any, key: Any, cls: Any) -> None:
+def _plain(key: Any) -> Any:
+    return key.value if type(key) is ById else key
+
+
+def _restore_order(result: Any, key: Any) -> None:
     """An OrderedDict keeps its own list of keys, which dict.__setitem__ does not extend."""
-    plain = key.value if type(key) is ById else key
-    OrderedDict.__setitem__(result, plain, dict.__getitem__(result, plain))
+    OrderedDict.__setitem__(result, key, dict.__getitem__(result, key))
 
 
 def _other_tuple(cls: Any, values: list[Any]) -> Any:
     """A tuple subclass without fields: torch.return_types take one sequence."""
     return cls(values) if cls.__module__.startswith("torch") else tuple.__new__(cls, values)
-
-
-def _set_attributes(result: Any, attributes: Any, tensors: Sequence[Any], made: dict[int, Any]) -> None:
-    for name, part in attributes:
-        value = _rebuild(part, tensors, made)
-        if name == "":
-            list.extend(result, value)
-        else:
-            object.__setattr__(result, name, value)
 
 
 def map_tensors(item: Any, function: Any) -> Any:

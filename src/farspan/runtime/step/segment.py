@@ -15,7 +15,19 @@ import torch
 
 from farspan.errors import RecordError
 from farspan.graph import Call, Edge, Part, Segment, Value
-from farspan.lazy import Leaf, Placed, apply_modes, flatten, format_where, plain_versions, rebuild, swapped
+from farspan.lazy import (
+    Leaf,
+    MutableArguments,
+    Placed,
+    Rebuilder,
+    apply_modes,
+    describe_result,
+    flatten,
+    format_where,
+    plain_versions,
+    rebuild,
+    swapped,
+)
 from farspan.lazy.torch_private import raw_grad, set_raw_grad
 
 __all__ = ["run_backward", "run_forward"]
@@ -53,15 +65,16 @@ def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
             hint="give each micro-batch a tensor of its own (batch.clone()), or call farspan.flush() before the write",
         )
     tensors = [_tensor_of(item, segment) for item in call.arguments]
+    for number in entry.unused:
+        tensors[number] = _placeholder(call.arguments[number], tensors[number])
     for number in entry.mutated:
         tensors[number] = _writable(call.arguments[number], tensors[number], segment)
     with apply_modes(call.modes), seeding(call):
         try:
-            result = _call_target(call, tensors)
+            results = _results_of(call, tensors)
         except Exception as error:
             error.add_note(f"farspan: raised in {call.describe()}, {segment.describe()}")
             raise
-    results = [result] if type(result) is torch.Tensor else flatten(result)[1]
     results += [tensors[number] for number in entry.mutated]
     if len(results) != len(call.outputs):
         raise RecordError(
@@ -74,19 +87,39 @@ def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
         value.data = tensor
 
 
-def _call_target(call: Call, tensors: list[torch.Tensor]) -> Any:
+def _results_of(call: Call, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Run the call; the tensors of what it returns, and of what it puts into the objects it was given."""
+    result, arguments = _call_target(call, tensors)
+    if not arguments.objects:
+        return [result] if type(result) is torch.Tensor else flatten(result)[1]
+    described = describe_result(result, arguments.objects, arguments.changed())
+    if (described.template, described.changes) != (call.entry.template, call.entry.changes):
+        raise RecordError(
+            f"{call.entry.name} did something else to its arguments than predicted.",
+            why=f"at {format_where(call.where)}: it depends on the data, or on state that another rank has.",
+            hint="let the module return what it computes, and let its caller keep it",
+        )
+    return described.tensors
+
+
+def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableArguments]:
+    """Call it on copies of the objects among its arguments; its result, and what became of these copies."""
     target = call.target
     if type(target) is not Leaf:
         args, kwargs = rebuild(call.template, tensors)
-        return target(*args, **kwargs)
-    if not target.foreign:
-        args, kwargs = rebuild(call.template, tensors)
-        return target.module(*args, **kwargs)
+        return target(*args, **kwargs), _NO_OBJECTS
     num_arguments = len(tensors) - len(target.foreign)
-    args, kwargs = rebuild(call.template, tensors[:num_arguments])
+    rebuilder = Rebuilder(tensors[:num_arguments])
+    args, kwargs = rebuilder.build(call.template)
+    arguments = MutableArguments(rebuilder.made) if len(rebuilder.made) > 1 else _NO_OBJECTS  # 1: kwargs itself
+    if not target.foreign:
+        return target.module(*args, **kwargs), arguments
     values = {id(item.tensor): value for item, value in zip(target.foreign, tensors[num_arguments:], strict=True)}
     with swapped(target.modules, values):
-        return target.module(*args, **kwargs)
+        return target.module(*args, **kwargs), arguments
+
+
+_NO_OBJECTS = MutableArguments({})
 
 
 def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
@@ -94,6 +127,15 @@ def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
         return item
     leaf = segment.leaves.get(item)
     return item.data if leaf is None else leaf
+
+
+def _placeholder(item: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """Stands for a tensor that the call only passes by, and that is not sent here: an operation on it raises."""
+    if type(item) is not Value:
+        return tensor
+    meta = item.meta
+    empty = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
+    return empty.requires_grad_(meta.requires_grad)
 
 
 def _writable(item: Any, tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
