@@ -284,7 +284,6 @@ def reuses_a_buffer(model: Any) -> None:
         (Plain, lambda model: model(X).sum().backward(create_graph=True), "create_graph"),
         (Plain, lambda model: model(X.clone().requires_grad_()), "not part of the model"),
         (Plain, lambda model: model(X).register_hook(print), "gradient hook"),
-        (Plain, lambda model: torch.nonzero(model(X) > 0), "cannot be recorded"),
     ],
 )
 def test_what_cannot_be_right_is_a_named_error(build: Callable[[], nn.Module], program: Any, words: str) -> None:

@@ -7,8 +7,12 @@ from farspan.lazy.intercept import watch_parameter as watch_parameter
 from farspan.lazy.leaf import Leaf as Leaf
 from farspan.lazy.leaf import Placed as Placed
 from farspan.lazy.leaf import swapped as swapped
+from farspan.lazy.learning import learned_from_run as learned_from_run
+from farspan.lazy.learning import learned_from_text as learned_from_text
+from farspan.lazy.learning import text_for_others as text_for_others
 from farspan.lazy.metadata import MutableArguments as MutableArguments
 from farspan.lazy.metadata import Rebuilder as Rebuilder
+from farspan.lazy.metadata import Unknown as Unknown
 from farspan.lazy.metadata import apply_modes as apply_modes
 from farspan.lazy.metadata import describe_result as describe_result
 from farspan.lazy.metadata import flatten as flatten
@@ -17,7 +21,7 @@ from farspan.lazy.metadata import rebuild as rebuild
 from farspan.lazy.ops.functions import find_where as find_where
 from farspan.lazy.ops.functions import format_where as format_where
 from farspan.lazy.ops.mutation import plain_versions as plain_versions
-from farspan.lazy.place import place as place
+from farspan.lazy.parameters.place import place as place
 from farspan.lazy.recorder import Recorder as Recorder
 from farspan.lazy.tensor import LazyTensor as LazyTensor
 from farspan.lazy.tensor import StubParameter as StubParameter
@@ -30,6 +34,7 @@ __all__ = [
     "Rebuilder",
     "Recorder",
     "StubParameter",
+    "Unknown",
     "activate",
     "apply_modes",
     "describe_result",
@@ -37,11 +42,14 @@ __all__ = [
     "flatten",
     "format_where",
     "install",
+    "learned_from_run",
+    "learned_from_text",
     "meta_of",
     "place",
     "plain_versions",
     "rebuild",
     "swapped",
+    "text_for_others",
     "watch_module",
     "watch_parameter",
 ]

@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
+from farspan.lazy.parameters.transfer import transferring
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import DisableTorchFunctionSubclass, is_mode_active, raw_grad, set_raw_grad
-from farspan.lazy.transfer import transferring
 
 __all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
 

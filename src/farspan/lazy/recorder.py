@@ -16,23 +16,24 @@ import torch
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
-from farspan.lazy.gradients import Gradients
 from farspan.lazy.leaf import Leaf, Placed
+from farspan.lazy.learning import learn
 from farspan.lazy.metadata import (
     Entry,
     MetadataCache,
+    Unknown,
     apply_result,
     argument_objects,
     current_modes,
+    find_out,
     flatten_arguments,
     intern,
     meta_of,
-    predict,
     rebuild,
     shape_of_call,
 )
 from farspan.lazy.ops.foreach import record_foreach
-from farspan.lazy.ops.functions import find_where, format_where, is_fake_limit, name_of
+from farspan.lazy.ops.functions import find_where, format_where, name_of
 from farspan.lazy.ops.mutation import (
     join_family,
     plain_versions,
@@ -41,6 +42,7 @@ from farspan.lazy.ops.mutation import (
     written_parameters,
 )
 from farspan.lazy.ops.special import HANDLERS, read_data
+from farspan.lazy.parameters.gradients import Gradients
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import put_modes, take_modes_of, without_modes_of
 
@@ -53,7 +55,7 @@ _MAX_FORWARD_ONLY = 64
 class Engine(Protocol):
     """What runs recorded graphs; the runtime's half of the recorder."""
 
-    def flush(self, reason: str) -> None: ...
+    def flush(self, reason: str, *, learning: tuple[Call, Callable[[], None]] | None = None) -> None: ...
     def read(self, value: Value) -> torch.Tensor: ...
     def has_gradient(self, placed: Placed) -> bool: ...
     def read_parameter(self, placed: Placed) -> torch.Tensor: ...
@@ -159,6 +161,8 @@ class Recorder:
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         modes = current_modes()
         entry = self._predict(target, template, metas, modes)
+        if isinstance(entry, Unknown):
+            return learn(self, target, template, tensors, stage, entry, given)
         if type(target) is not Leaf:
             if not entry.has_tensors_only:
                 args, kwargs = rebuild(template, [read_data(tensor) for tensor in tensors])
@@ -186,7 +190,7 @@ class Recorder:
         if entry.unused:
             values = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
         if stage is None:
-            stage = stage_written(self, entry, tensors) if entry.mutated else self._stage_of(values)
+            stage = stage_written(self, entry, tensors) if entry.mutated else self.stage_of(values)
         call = Call(
             target=target,
             template=template,
@@ -202,7 +206,7 @@ class Recorder:
         self.current.add(call, values, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
         self.current.digest = hash((self.current.digest, entry.digest, stage, self.positions(values)))
-        return self._answer(call, entry, tensors, given)
+        return self.answer(call, entry, tensors, given)
 
     def _write_parameters(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
         """A parameter is written outside the optimizer: all before it sees the old value, all after it the new."""
@@ -216,7 +220,7 @@ class Recorder:
         self.engine.parameters_changed()
         return result
 
-    def _answer(self, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, Any]) -> Any:
+    def answer(self, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, Any]) -> Any:
         """What the user's code gets: lazy tensors in the result's structure; arguments the call changes are changed."""
         if entry.is_one_new_tensor:
             return LazyTensor.make(call.outputs[0], self)
@@ -240,27 +244,16 @@ class Recorder:
         objects = argument_objects(*given) if entry.changes or entry.names_arguments else {}
         return apply_result(entry.template, entry.changes, results, objects)
 
-    def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry:
+    def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
         self.is_recording = False
         try:
             return self.cache.lookup(target, template, metas, modes)
-        except RecordError:
-            raise
-        except (NotImplementedError, RuntimeError) as error:
-            if not is_fake_limit(error):
-                raise
-            raise RecordError(
-                f"{name_of(target)} cannot be recorded.",
-                why=f"its output cannot be known without its data: {str(error).splitlines()[0]}\n"
-                f"at {format_where(find_where())}",
-                hint="put the operation into the forward of a module that the plan places as a whole",
-            ) from error
         finally:
             self.is_recording = True
 
-    def _predict_anew(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry:
+    def _predict_anew(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
         with without_modes_of(self):
-            return predict(target, template, metas, modes)
+            return find_out(target, template, metas, modes)
 
     # Arguments.
 
@@ -292,7 +285,7 @@ class Recorder:
             self._parameter_values[id(placed)] = value
         return value
 
-    def _stage_of(self, values: Sequence[Value]) -> int:
+    def stage_of(self, values: Sequence[Value]) -> int:
         """An op runs where its largest lazy input is; among equals, where the latest was produced."""
         best = values[0]
         best_rank = _production_order(best)

@@ -16,7 +16,6 @@ from torch._C import (
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
@@ -25,14 +24,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
-    "FAKE_LIMITS",
+    "DynamicOutputShapeException",
     "DisableTorchFunctionSubclass",
-    "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
     "call_without_compiling",
     "disabled_torch_function",
     "fake_mode",
+    "is_fake_limit",
     "is_mode_active",
     "make_wrapper",
     "raw_grad",
@@ -65,8 +64,13 @@ def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:
     )
 
 
-def fake_mode() -> FakeTensorMode:
-    return FakeTensorMode(allow_non_fake_inputs=True)
+def fake_mode(*, is_symbolic: bool = False) -> FakeTensorMode:
+    """A mode in which tensors have no data; sizes that depend on data raise, or are symbols."""
+    if not is_symbolic:
+        return FakeTensorMode(allow_non_fake_inputs=True)
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # half a second
+
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
 
 
 def take_modes_of(recorder: Any) -> list[Any]:
@@ -110,10 +114,26 @@ def store_of_default_group() -> Any:
     return _get_default_store()
 
 
-FAKE_LIMITS: tuple[type[BaseException], ...] = (
+_FAKE_LIMITS = (
     DynamicOutputShapeException,
     DataDependentOutputException,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-"""What a FakeTensor run raises where data would be needed."""
+_FAKE_WORDS = (
+    "not supported for tensor subclasses",
+    "data is not allocated yet",
+    "FakeTensor",
+    "fake tensor",
+    "Meta tensor",
+    "meta tensor",
+)
+"""torch's words where a function without a rule for fakes asks for the data."""
+
+
+def is_fake_limit(error: BaseException) -> bool:
+    """Whether a run on fake tensors failed because there were no data, and not because the user's call is wrong."""
+    return isinstance(error, _FAKE_LIMITS) or (
+        isinstance(error, (RuntimeError, NotImplementedError, TypeError))
+        and any(words in str(error) for words in _FAKE_WORDS)
+    )

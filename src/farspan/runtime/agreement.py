@@ -1,4 +1,4 @@
-"""What all ranks must have alike before they train: the same plan, the same model, the same random generators."""
+"""What all ranks must have alike: the same plan, the same model, the same random generators, what one of them found."""
 
 from __future__ import annotations
 
@@ -40,6 +40,10 @@ class Agreement:
         """Give all ranks rank 0's random generators, so that shuffling and random choices agree."""
         if self.side.world_size > 1:
             load_generators(self._gather("generators", save_generators() if self.side.rank == 0 else b"")[0])
+
+    def tell(self, what: str, blob: bytes, teller: int) -> bytes:
+        """What rank `teller` gives as `blob`, on every rank."""
+        return self._gather(what, blob)[teller] if self.side.world_size > 1 else blob
 
     def _gather(self, what: str, blob: bytes) -> list[bytes]:
         key = f"{what} {self._number}"

@@ -7,18 +7,18 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import torch
 
 from farspan.errors import FarspanError, RecordError, RemoteError
 from farspan.graph import Call, Graph, Part, Value
-from farspan.lazy import Placed, Recorder, find_where, format_where
+from farspan.lazy import Placed, Recorder, find_where, format_where, learned_from_text, text_for_others
 from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.console import Console
-from farspan.runtime.exchange import Exchange
+from farspan.runtime.exchange import Exchange, scalars_of
 from farspan.runtime.media import Medium
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.channel import Channels
@@ -102,8 +102,13 @@ class Engine:
 
     # Running what was recorded.
 
-    def flush(self, reason: str) -> None:
-        """Run all that has been recorded."""
+    def flush(self, reason: str, *, learning: tuple[Call, Callable[[], None]] | None = None) -> None:
+        """Run all that has been recorded.
+
+        Args:
+            reason: Why now, for people.
+            learning: A call whose result nobody could foresee, and what is to happen when it is known.
+        """
         self.check()
         graphs = self.recorder.take_pending()
         if not graphs:
@@ -116,7 +121,7 @@ class Engine:
         began_ns = time.perf_counter_ns()
         digest = hash(tuple([graph.digest for graph in graphs]))
         self.side.start(step, digest)
-        if _changes_state(graphs):
+        if learning is not None or _changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
         with self._executing():
             program = build_program(
@@ -128,9 +133,12 @@ class Engine:
                 is_on_gpu=[site.device.type == "cuda" for site in self.stages],
             )
             built_ns = time.perf_counter_ns()
-            scalars = _scalars(graphs)
+            scalars = scalars_of(graphs)
             exchange = self._new_exchange(step, graphs, scalars)
             self.executor.run(program)
+            if learning is not None:
+                self._tell_what_it_gives(learning[0])
+                learning[1]()
         self._share(exchange, graphs, scalars)
         self.side.wait_agreed(step, self.deadline_s)
         has_backward = any(graph.backwards for graph in graphs)
@@ -149,6 +157,13 @@ class Engine:
             self.last_training_step = self.last_step
         self.values.advance()
         self.console.step_ended(self.last_step)
+
+    def _tell_what_it_gives(self, call: Call) -> None:
+        """The rank that has run `call` lets the others know its result, but for the data."""
+        owner = self.stages[call.stage].rank
+        text = self.agreement.tell("what a call gives", text_for_others(call) if owner == self.rank else b"", owner)
+        if owner != self.rank:
+            learned_from_text(call, text)
 
     @contextlib.contextmanager
     def _executing(self) -> Iterator[None]:
@@ -361,23 +376,6 @@ def _changes_state(graphs: Sequence[Graph]) -> bool:
 
 def _call_digest(call: Call) -> int:
     return hash((call.entry.digest, call.stage))
-
-
-def _scalars(graphs: Sequence[Graph]) -> list[Value]:
-    """Results of one element that are not merely a step towards something larger: losses, norms, counts."""
-    found: dict[Value, None] = {}
-    inner: set[Value] = set()
-    for graph in graphs:
-        for segment in graph.segments:
-            for call in segment.calls:
-                outputs = call.outputs
-                if len(outputs) == 1 and outputs[0].meta.numel == 1:
-                    found[outputs[0]] = None
-                elif all(value.meta.numel == 1 for value in outputs):
-                    found.update(dict.fromkeys(outputs))
-                elif call.arguments is not None:
-                    inner.update([item for item in call.arguments if type(item) is Value and item.meta.numel == 1])
-    return [value for value in found if value not in inner]
 
 
 def _is_transport_error(error: Exception) -> bool:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from farspan.graph import Value
+from farspan.graph import Graph, Value
 from farspan.runtime.side import SideChannel
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "scalars_of"]
 
 _HEADER = struct.Struct("<dI")
 
@@ -79,3 +79,20 @@ class Exchange:
 
     def __del__(self) -> None:
         self.side.forget(self.key)
+
+
+def scalars_of(graphs: Sequence[Graph]) -> list[Value]:
+    """Results of one element that are not merely a step towards something larger: losses, norms, counts."""
+    found: dict[Value, None] = {}
+    inner: set[Value] = set()
+    for graph in graphs:
+        for segment in graph.segments:
+            for call in segment.calls:
+                outputs = call.outputs
+                if len(outputs) == 1 and outputs[0].meta.numel == 1:
+                    found[outputs[0]] = None
+                elif all(value.meta.numel == 1 for value in outputs):
+                    found.update(dict.fromkeys(outputs))
+                elif call.arguments is not None:
+                    inner.update([item for item in call.arguments if type(item) is Value and item.meta.numel == 1])
+    return [value for value in found if value not in inner]

@@ -5,12 +5,15 @@ from farspan.lazy.metadata.changes import apply_result as apply_result
 from farspan.lazy.metadata.changes import describe_result as describe_result
 from farspan.lazy.metadata.entry import Entry as Entry
 from farspan.lazy.metadata.entry import MetadataCache as MetadataCache
+from farspan.lazy.metadata.entry import Unknown as Unknown
+from farspan.lazy.metadata.entry import digest_of as digest_of
 from farspan.lazy.metadata.entry import intern as intern
 from farspan.lazy.metadata.entry import meta_of as meta_of
+from farspan.lazy.metadata.ladder import find_out as find_out
 from farspan.lazy.metadata.modes import Modes as Modes
 from farspan.lazy.metadata.modes import apply_modes as apply_modes
 from farspan.lazy.metadata.modes import current_modes as current_modes
-from farspan.lazy.metadata.predict import predict as predict
+from farspan.lazy.metadata.predict import observe as observe
 from farspan.lazy.metadata.template import Rebuilder as Rebuilder
 from farspan.lazy.metadata.template import argument_objects as argument_objects
 from farspan.lazy.metadata.template import flatten as flatten
@@ -18,6 +21,8 @@ from farspan.lazy.metadata.template import flatten_arguments as flatten_argument
 from farspan.lazy.metadata.template import map_tensors as map_tensors
 from farspan.lazy.metadata.template import rebuild as rebuild
 from farspan.lazy.metadata.template import shape_of_call as shape_of_call
+from farspan.lazy.metadata.wire import entry_from_json as entry_from_json
+from farspan.lazy.metadata.wire import entry_to_json as entry_to_json
 
 __all__ = [
     "Entry",
@@ -25,17 +30,22 @@ __all__ = [
     "Modes",
     "MutableArguments",
     "Rebuilder",
+    "Unknown",
     "apply_modes",
     "apply_result",
     "argument_objects",
     "current_modes",
     "describe_result",
+    "digest_of",
+    "entry_from_json",
+    "entry_to_json",
+    "find_out",
     "flatten",
     "flatten_arguments",
     "intern",
     "map_tensors",
     "meta_of",
-    "predict",
+    "observe",
     "rebuild",
     "shape_of_call",
 ]

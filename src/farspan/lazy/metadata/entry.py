@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from farspan.graph import Meta
 from farspan.lazy.metadata.changes import Changes
 from farspan.lazy.metadata.modes import Modes
 
-__all__ = ["Entry", "MetadataCache", "intern", "meta_of"]
+__all__ = ["Entry", "MetadataCache", "Unknown", "digest_of", "intern", "meta_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,15 +67,43 @@ def intern(meta: Meta) -> Meta:
     return _interned.setdefault(meta, meta)
 
 
+def digest_of(parts: Any) -> int:
+    """A number that is equal on all ranks for what reads equal."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")
+
+
+class Unknown:
+    """What is known of a call before it has run, where a run on fakes does not tell: nothing, or what it gave last."""
+
+    __slots__ = ("digest", "is_dynamic", "last", "name", "reason")
+
+    is_random = True
+    unused: frozenset[int] = frozenset()
+    mutated: tuple[int, ...] = ()
+
+    def __init__(self, name: str, reason: str, *, is_dynamic: bool) -> None:
+        self.name = name
+        self.digest = digest_of(name)
+        self.reason = reason
+        self.is_dynamic = is_dynamic
+        """Whether it is certain that the next run may give other shapes."""
+        self.last: Entry | None = None
+
+    def confirms(self, entry: Entry) -> bool:
+        """Whether the call gave the same a second time, so that it may be expected to go on so."""
+        last, self.last = self.last, entry
+        return not self.is_dynamic and entry.has_tensors_only and last is not None and last.digest == entry.digest
+
+
 class MetadataCache:
     """Entries by call, argument template, argument metadata and modes."""
 
-    def __init__(self, predict: Callable[[Any, Any, Sequence[Meta], Modes], Entry]) -> None:
+    def __init__(self, predict: Callable[[Any, Any, Sequence[Meta], Modes], Entry | Unknown]) -> None:
         self.predict = predict
-        self.entries: dict[Any, Entry] = {}
+        self.entries: dict[Any, Entry | Unknown] = {}
         self.num_misses = 0
 
-    def lookup(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry:
+    def lookup(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
         """Return the entry for calling `target` with arguments of this structure; run it on fakes if it is new.
 
         Args:
@@ -86,10 +115,21 @@ class MetadataCache:
         Raises:
             Whatever the call itself raises on such arguments (a shape error, say).
         """
-        state = target.state_key() if hasattr(target, "state_key") else None
-        key = (target, template, tuple(map(id, metas)), modes, state)
+        key = _key(target, template, metas, modes)
         entry = self.entries.get(key)
         if entry is None:
             self.num_misses += 1
             entry = self.entries[key] = self.predict(target, template, metas, modes)
         return entry
+
+    def learned(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes, entry: Entry) -> None:
+        """The call has run and given `entry`."""
+        key = _key(target, template, metas, modes)
+        known = self.entries[key]
+        if type(known) is Unknown and known.confirms(entry):
+            self.entries[key] = entry
+
+
+def _key(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Any:
+    state = target.state_key() if hasattr(target, "state_key") else None
+    return (target, template, tuple(map(id, metas)), modes, state)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,31 +15,61 @@ from torch import nn
 from farspan.graph import Meta
 from farspan.lazy.leaf import Leaf, swapped
 from farspan.lazy.metadata.changes import MutableArguments, describe_result
-from farspan.lazy.metadata.entry import Entry, meta_of
+from farspan.lazy.metadata.entry import Entry, digest_of, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import Rebuilder, rebuild
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.torch_private import (
-    FakeTensor,
     TorchDispatchMode,
     call_without_compiling,
     fake_mode,
     tree_leaves,
 )
 
-__all__ = ["predict"]
+__all__ = ["DynamicShapeError", "observe", "predict"]
 
 
-def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry:
-    """Run `target` once on fake tensors."""
-    with (
-        torch.inference_mode(False),
-        _untouched_generators() as generators,
-        fake_mode(),
-        _Watch() as watch,
-        apply_modes(modes),
-    ):
+class DynamicShapeError(Exception):
+    """The shape of an output depends on data."""
+
+
+def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes, *, is_symbolic: bool = False) -> Entry:
+    """Run `target` once on fake tensors.
+
+    Args:
+        is_symbolic: Let sizes that depend on data be symbols, as long as none comes out.
+
+    Raises:
+        DynamicShapeError: The shape of an output depends on data.
+        Whatever the call raises on such arguments, or torch because there are no data.
+    """
+    with torch.inference_mode(False), fake_mode(is_symbolic=is_symbolic), apply_modes(modes):
         leaves = [_fake(meta) for meta in metas]
+        return observe(target, template, metas, modes, leaves, lambda tensors: _run(target, template, tensors))
+
+
+def observe(
+    target: Any,
+    template: Any,
+    metas: Sequence[Meta],
+    modes: Modes,
+    leaves: Sequence[torch.Tensor],
+    run: Callable[[list[torch.Tensor]], tuple[Any, MutableArguments]],
+    *,
+    keep: Callable[[list[torch.Tensor]], None] = lambda results: None,
+) -> Entry:
+    """Watch one run of a call.
+
+    Args:
+        target: What is called.
+        template: Of its arguments.
+        metas: Of the tensors among them.
+        modes: Under which it runs; already applied.
+        leaves: The tensors themselves, with nothing behind them in autograd.
+        run: Calls it with tensors to use in their place; gives the result, and what became of the argument objects.
+        keep: Is given the output tensors.
+    """
+    with _untouched_generators() as generators, _Watch() as watch:
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
         with torch.enable_grad():
             tensors = [
@@ -49,7 +78,7 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
             ]
         versions = [tensor._version for tensor in tensors]
         watch.used.clear()
-        result, arguments = _run(target, template, tensors)
+        result, arguments = run(tensors)
         described = describe_result(result, arguments.objects, arguments.changed())
         results = described.tensors
         mutated = tuple(
@@ -58,6 +87,8 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
             if tensor._version != versions[i] or _storage_id(tensor) in watch.written
         )
         outputs = [*results, *(tensors[i] for i in mutated)]
+        if any(isinstance(size, torch.SymInt) for output in outputs for size in output.shape):
+            raise DynamicShapeError
         positions = {id(tensor): i for i, tensor in enumerate(tensors)}
         storages = {_storage_id(tensor): i for i, tensor in enumerate(tensors)}
         same_as = tuple(positions.get(id(tensor), -1) for tensor in results)
@@ -67,9 +98,9 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
         output_metas = tuple(meta_of(output) for output in outputs)
         is_leaf = type(target) is Leaf
         passed_by = [i for i, tensor in enumerate(tensors) if is_leaf and _storage_id(tensor) not in watch.used]
+    keep(outputs)
     name = name_of(target)
     parts = (name, template, list(map(repr, metas)), modes, described.template, list(map(repr, output_metas)))
-    description = repr((*parts, described.changes))
     return Entry(
         name=name,
         template=described.template,
@@ -84,10 +115,14 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
         shares=shares,
         has_tensors_only=_has_tensors_only(result),
         is_one_new_tensor=(
-            type(result) is FakeTensor and not mutated and not described.changes and same_as[0] < 0 and shares[0] < 0
+            isinstance(result, torch.Tensor)
+            and not mutated
+            and not described.changes
+            and same_as[0] < 0
+            and shares[0] < 0
         ),
         is_random=watch.has_drawn or generators.have_drawn,
-        digest=int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest(), "big"),
+        digest=digest_of((*parts, described.changes)),
     )
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from farspan.lazy.torch_private import FAKE_LIMITS
-
 __all__ = [
     "CHANGES_GRADIENT_FLOW",
     "FACTORIES",
@@ -19,7 +17,6 @@ __all__ = [
     "RUNNING_STATISTICS",
     "find_where",
     "format_where",
-    "is_fake_limit",
     "name_of",
 ]
 
@@ -113,8 +110,3 @@ def format_where(where: Any) -> str:
         return "an unknown line"
     code, line = where
     return f"{code.co_filename}:{line}, in {code.co_name}"
-
-
-def is_fake_limit(error: BaseException) -> bool:
-    """Whether a metadata run failed because data would be needed, not because the user's call is wrong."""
-    return isinstance(error, FAKE_LIMITS)

@@ -20,10 +20,12 @@ from farspan.lazy import (
     MutableArguments,
     Placed,
     Rebuilder,
+    Unknown,
     apply_modes,
     describe_result,
     flatten,
     format_where,
+    learned_from_run,
     plain_versions,
     rebuild,
     swapped,
@@ -71,6 +73,9 @@ def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
         tensors[number] = _writable(call.arguments[number], tensors[number], segment)
     with apply_modes(call.modes), seeding(call):
         try:
+            if type(entry) is Unknown:
+                learned_from_run(call, tensors, lambda given: _call_target(call, given))
+                return
             results = _results_of(call, tensors)
         except Exception as error:
             error.add_note(f"farspan: raised in {call.describe()}, {segment.describe()}")

@@ -1,0 +1,88 @@
+"""Calls that only a run can tell about: what was recorded is run, then the owner runs the call and tells the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.graph import Call, Value
+from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, entry_from_json, entry_to_json, meta_of
+from farspan.lazy.metadata import observe as observe_run
+from farspan.lazy.ops.functions import find_where
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["learn", "learned_from_run", "learned_from_text", "text_for_others"]
+
+
+def learn(
+    recorder: Recorder,
+    target: Any,
+    template: Any,
+    tensors: list[torch.Tensor],
+    stage: int | None,
+    unknown: Unknown,
+    given: tuple[Any, Any],
+) -> Any:
+    """Run the call now, as a graph of its own, and return what the user's code gets."""
+    recorder.engine.flush(f"what {unknown.name} gives depends on data")
+    arguments = [recorder.argument(tensor) for tensor in tensors]
+    values = [item for item in arguments if isinstance(item, Value)]
+    modes = current_modes()
+    call = Call(
+        target=target,
+        template=template,
+        arguments=arguments,
+        entry=unknown,
+        stage=recorder.stage_of(values) if stage is None else stage,
+        modes=modes,
+        where=find_where(),
+    )
+    graph = recorder.current
+    graph.add(call, values)
+    digest = digest_of((unknown.name, template, modes))
+    graph.digest = hash((graph.digest, digest, call.stage, recorder.positions(values)))
+    answers: list[Any] = []
+
+    def answer() -> None:
+        entry: Entry = call.entry
+        metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
+        recorder.cache.learned(target, template, metas, modes, entry)
+        answers.append(recorder.answer(call, entry, tensors, given))
+
+    recorder.engine.flush(f"what {unknown.name} gives depends on data", learning=(call, answer))
+    return answers[0]
+
+
+# At the owner, and then at the others.
+
+
+def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list[torch.Tensor]], Any]) -> None:
+    """Run `call` with `leaves` as its tensors, and let it know what it gives."""
+    assert call.arguments is not None
+    metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in call.arguments]
+    outputs: list[torch.Tensor] = []
+    entry = observe_run(call.target, call.template, metas, call.modes, leaves, run, keep=outputs.extend)
+    _know(call, entry)
+    for value, tensor in zip(call.outputs, outputs, strict=True):
+        value.data = tensor
+        call.segment.outputs[value] = None  # wanted, by whoever asked for the call
+
+
+def text_for_others(call: Call) -> bytes:
+    """What the owner tells of a call it has learned."""
+    return entry_to_json(call.entry, call.template)
+
+
+def learned_from_text(call: Call, text: bytes) -> None:
+    """Let `call` know what its owner has told."""
+    _know(call, entry_from_json(text, call.template))
+
+
+def _know(call: Call, entry: Entry) -> None:
+    call.entry = entry
+    call.outputs = tuple([Value(meta, call.stage, call=call, index=i) for i, meta in enumerate(entry.metas)])

@@ -1,0 +1,44 @@
+"""How metadata are found out: on fakes; on fakes with symbolic sizes; by running the call for real, once or each time.
+
+most calls                              fakes
+x[x > 0].sum()                          fakes with symbols: none comes out
+no rule for fakes, `.item()` inside     learned: the owner runs the call and tells; expected to stay so after
+                                        it gave the same twice
+nonzero, a mask as index                learned each time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from farspan.graph import Meta
+from farspan.lazy.metadata.entry import Entry, Unknown
+from farspan.lazy.metadata.modes import Modes
+from farspan.lazy.metadata.predict import DynamicShapeError, predict
+from farspan.lazy.ops.functions import name_of
+from farspan.lazy.torch_private import DynamicOutputShapeException, is_fake_limit
+
+__all__ = ["find_out"]
+
+
+def find_out(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
+    """Return what a call will give, or that it must be run to know.
+
+    Raises:
+        Whatever the call itself raises on such arguments (a shape error, say).
+    """
+    try:
+        return predict(target, template, metas, modes)
+    except Exception as error:
+        if not is_fake_limit(error):
+            raise
+        limit = error
+    if isinstance(limit, DynamicOutputShapeException):
+        try:
+            return predict(target, template, metas, modes, is_symbolic=True)
+        except DynamicShapeError:
+            return Unknown(name_of(target), str(limit), is_dynamic=True)
+        except Exception as error:  # symbols do not help here: what fakes cannot tell, a real run will
+            limit.add_note(f"with symbolic sizes: {type(error).__name__}: {error}")
+    return Unknown(name_of(target), str(limit), is_dynamic=False)

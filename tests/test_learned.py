@@ -1,0 +1,224 @@
+"""Calls whose output no run on fakes can tell: they are run, and all ranks are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.plainly import SEQUENCES, X, assert_same_as_plainly, train
+from tests.support.ranks import run_threads
+from torch import Tensor, nn
+
+import farspan
+from farspan.errors import FarspanError
+from farspan.runtime.world import current_engine
+
+
+class Routed(nn.Module):
+    """Experts that see the tokens routed to them, as mixtures of experts do; all inside one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 3)
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        choice = self.gate(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for number in choice.unique().tolist():
+            rows = torch.nonzero(choice == number).squeeze(1)
+            out = out.index_add(0, rows, self.experts[number](x[rows]))
+        return x + out
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Routed() for _ in range(3)])
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+class Selects(nn.Module):
+    """Rows chosen by value: another number in every micro-batch."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        rows = (x[:, 0] > x[:, 1]).nonzero().squeeze(1)
+        return x[rows], rows, len(rows)
+
+
+class Selected(nn.Module):
+    """A changing shape over a border, and a number beside it that Python uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.first, self.selects = nn.Sequential(self.a, Selects()), Selects()
+
+    def forward(self, x: Tensor) -> Tensor:
+        some, rows, number = self.first(x)
+        others, _, _ = self.selects(torch.tanh(self.b(some)))
+        assert some.shape[0] == number and isinstance(number, int)
+        y = self.c(x).index_add(0, rows, self.c(torch.tanh(self.b(some))) / max(number, 1))
+        return y + others.sum()
+
+
+class MaskedGlue(nn.Module):
+    """Data-dependent shapes in a container's own code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        rows, columns = torch.nonzero(y > 0, as_tuple=True)
+        extra = y[y > 0].mean() + y.masked_select(y < 0).sum() + columns.sum() / (rows.numel() + 1)
+        return self.b(y) * extra
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = torch.tensor([4, 3, 3, 2, 2, 1])
+        packed = nn.utils.rnn.pack_padded_sequence(self.first(x), lengths, batch_first=True)
+        out, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
+        return self.head(out[:, 0] + out.sum(1))
+
+
+class Notes:
+    def __init__(self, values: np.ndarray[Any, Any], kind: type) -> None:
+        self.values, self.kind = values, kind
+
+
+class Reports(nn.Module):
+    """Returns what only its data tell: numbers, an array, an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.linear(x)
+        values = y.detach().numpy()
+        return {"y": y, "notes": Notes(values.max(0), Notes), "mean": float(values.mean()), "big": (values > 1).any()}
+
+
+class Reported(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Reports() for _ in range(3)])
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            found = part(x)
+            assert found["notes"].kind is Notes and isinstance(found["mean"], float)
+            x = found["y"] * found["mean"] + torch.from_numpy(found["notes"].values)
+            if found["big"]:
+                x = torch.tanh(x)
+        return self.head(x)
+
+
+class WithCtc(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.log_softmax(self.b(torch.tanh(self.a(x))), -1)
+
+
+def ctc(out: Tensor) -> Tensor:
+    targets, lengths = torch.tensor([[1, 2], [3, 4], [1, 3], [2, 2], [4, 1], [1, 2]]), torch.full((6,), 2)
+    return F.ctc_loss(out.transpose(0, 1), targets, torch.full((6,), 4), lengths.clamp(max=1))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("build", "program"),
+    [
+        (Experts, train),
+        (Selected, train),
+        (MaskedGlue, train),
+        (Packed, lambda model: train(model, SEQUENCES)),
+        (Reported, train),
+        (WithCtc, lambda model: train(model, SEQUENCES, ctc)),
+    ],
+)
+def test_same_as_plainly(build: Callable[[], nn.Module], program: Callable[[Any], Any], num_ranks: int) -> None:
+    if num_ranks == 3 and build in (MaskedGlue, WithCtc):
+        pytest.skip("two modules have no three stages")
+    assert_same_as_plainly(build, program, num_ranks)
+
+
+def test_what_gave_the_same_twice_is_not_run_ahead_a_third_time() -> None:
+    models = [Experts() for _ in range(2)]
+
+    def program(rank: int) -> list[int]:
+        plan = {"layers.0": "rank:0", "layers.1": "rank:0", "layers.2": "rank:1", "head": "rank:1"}
+        model = farspan.distribute(models[rank], plan=plan)
+        engine = current_engine()
+        assert engine is not None
+        flushes = []
+        for _ in range(5):
+            before = engine.num_flushes
+            model(X).sum().backward()
+            flushes.append(engine.num_flushes - before)
+            farspan.flush()
+        return flushes
+
+    first, second, *others = run_threads(2, program)[0]
+    assert first > 0 and second > 0 and others == [0, 0, 0]
+
+
+class Cut(nn.Module):
+    """Gives twice the same shape, and then another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)[: int(x[0, 0].item())]
+
+
+def test_what_comes_otherwise_than_it_came_twice_is_a_named_error() -> None:
+    models = [nn.Sequential(nn.Identity(), Cut(), nn.Linear(5, 5)) for _ in range(2)]
+
+    def program(rank: int) -> None:
+        model = farspan.distribute(models[rank])
+        for size in (3, 3, 2):
+            model(torch.full((6, 8), float(size))).sum().backward()
+            farspan.flush()
+
+    with pytest.raises(FarspanError, match=r"\[2, 5\].*predicted was float32\[3, 5\]"):
+        run_threads(2, program)
+
+
+def test_an_object_without_a_name_is_a_named_error() -> None:
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Any:
+            number = x.sum().item()
+            return self.linear(x), lambda: number
+
+    models = [nn.Sequential(nn.Linear(8, 8), Hidden()) for _ in range(2)]
+    with pytest.raises(FarspanError, match="cannot be told to the other ranks"):
+        run_threads(2, lambda rank: farspan.distribute(models[rank])(X))
