@@ -210,3 +210,70 @@ def test_a_change_that_was_not_foreseen_is_a_named_error() -> None:
 
     with pytest.raises(FarspanError, match="something else to its arguments"):
         run_threads(2, program)
+
+
+class Balanced(nn.Module):
+    """Keeps what it has computed beside its result, as routers keep their balance losses; and a running state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.loss: Any = None
+        self.seen: list[Tensor] = []
+        self.num_calls = 0
+        self.kind = "none"
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.linear(x))
+        self.loss = y.square().mean()
+        if self.num_calls:
+            y = y + self.state * 0.1  # what the call before has left
+        self.state = y.detach().mean(0)
+        self.seen.append(y)
+        self.num_calls += 1
+        self.kind = f"call {self.num_calls}"
+        self.mean = 0.9 * self.mean + 0.1 * self.state
+        return y
+
+
+class Router(nn.Module):
+    """A module whose sub-module keeps the attributes; its caller reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(Balanced(), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.routers = nn.ModuleList([Router() for _ in range(3)])
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for router in self.routers:
+            x = router(router(x))
+        routers: Any = self.routers
+        kept: Any = [router.inner[0] for router in routers]
+        assert [item.kind for item in kept] == [f"call {item.num_calls}" for item in kept]
+        assert all(len(item.seen) % 2 == 0 for item in kept)
+        total = sum(item.loss + item.seen[-2].mean() for item in kept) * kept[0].num_calls
+        for item in kept:
+            item.seen.clear()
+        return self.head(x) + total
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_what_a_module_writes_on_itself_is_seen_everywhere(num_ranks: int) -> None:
+    plan = {f"routers.{i}": f"rank:{i * num_ranks // 3}" for i in range(3)} | {"head": f"rank:{num_ranks - 1}"}
+
+    def program(model: Any) -> Any:
+        result = train(model)
+        kept = [router.inner[0] for router in model.routers]
+        return result, [(item.num_calls, item.kind, item.loss.item(), item.state.tolist()) for item in kept]
+
+    assert_same_as_plainly(Mixture, program, num_ranks, plan=plan)

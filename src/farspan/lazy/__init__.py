@@ -11,13 +11,15 @@ from farspan.lazy.learning import learned_from_run as learned_from_run
 from farspan.lazy.learning import learned_from_text as learned_from_text
 from farspan.lazy.learning import text_for_others as text_for_others
 from farspan.lazy.metadata import MutableArguments as MutableArguments
-from farspan.lazy.metadata import Rebuilder as Rebuilder
 from farspan.lazy.metadata import Unknown as Unknown
 from farspan.lazy.metadata import apply_modes as apply_modes
 from farspan.lazy.metadata import describe_result as describe_result
 from farspan.lazy.metadata import flatten as flatten
 from farspan.lazy.metadata import meta_of as meta_of
+from farspan.lazy.metadata import real_attributes as real_attributes
 from farspan.lazy.metadata import rebuild as rebuild
+from farspan.lazy.metadata import rebuild_arguments as rebuild_arguments
+from farspan.lazy.metadata import watched_attributes as watched_attributes
 from farspan.lazy.ops.functions import find_where as find_where
 from farspan.lazy.ops.functions import format_where as format_where
 from farspan.lazy.ops.mutation import plain_versions as plain_versions
@@ -31,7 +33,6 @@ __all__ = [
     "Leaf",
     "MutableArguments",
     "Placed",
-    "Rebuilder",
     "Recorder",
     "StubParameter",
     "Unknown",
@@ -47,9 +48,12 @@ __all__ = [
     "meta_of",
     "place",
     "plain_versions",
+    "real_attributes",
     "rebuild",
+    "rebuild_arguments",
     "swapped",
     "text_for_others",
     "watch_module",
+    "watched_attributes",
     "watch_parameter",
 ]

@@ -138,6 +138,10 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
             recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
         if name == "training":
             recorder.forget_states()
+        old = module._buffers.get(name)
+        if old is not None and id(old) in recorder.placed and not recorder.is_recording and torch.is_tensor(value):
+            old.data = value.detach()  # the buffer that all ranks know of
+            return
     _original_setattr(module, name, value)
 
 

@@ -10,6 +10,7 @@ from farspan.graph import Call, Value
 from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, entry_from_json, entry_to_json, meta_of
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.functions import find_where
+from farspan.lazy.ops.stages import stage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ def learn(
     tensors: list[torch.Tensor],
     stage: int | None,
     unknown: Unknown,
-    given: tuple[Any, Any],
+    given: tuple[Any, ...],
 ) -> Any:
     """Run the call now, as a graph of its own, and return what the user's code gets."""
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
@@ -38,7 +39,7 @@ def learn(
         template=template,
         arguments=arguments,
         entry=unknown,
-        stage=recorder.stage_of(values) if stage is None else stage,
+        stage=stage_of(values) if stage is None else stage,
         modes=modes,
         where=find_where(),
     )

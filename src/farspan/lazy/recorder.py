@@ -19,16 +19,20 @@ from farspan.lazy.backward import record_backward
 from farspan.lazy.leaf import Leaf, Placed
 from farspan.lazy.learning import learn
 from farspan.lazy.metadata import (
+    ATTRIBUTES,
     Entry,
     MetadataCache,
     Unknown,
     apply_result,
-    argument_objects,
+    attributes_of,
     current_modes,
     find_out,
+    flatten,
     flatten_arguments,
     intern,
     meta_of,
+    objects_given,
+    put_attributes,
     rebuild,
     shape_of_call,
 )
@@ -38,10 +42,10 @@ from farspan.lazy.ops.mutation import (
     join_family,
     plain_versions,
     prepare_mutation,
-    stage_written,
     written_parameters,
 )
 from farspan.lazy.ops.special import HANDLERS, read_data
+from farspan.lazy.ops.stages import stage_of, stage_written
 from farspan.lazy.parameters.gradients import Gradients
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import put_modes, take_modes_of, without_modes_of
@@ -100,10 +104,13 @@ class Recorder:
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
-        if leaf.foreign:
-            template, tensors = flatten_arguments(args, kwargs)
+        if leaf.foreign or leaf.attributes:
+            given: Any = (args, kwargs)
+            if leaf.attributes:
+                given = (args, kwargs, attributes_of(leaf.modules, leaf.attributes))
+            template, tensors = flatten(given)
             tensors += [item.tensor for item in leaf.foreign]
-            return self.record(leaf, template, tensors, leaf.stage, given=(args, kwargs))
+            return self.record(leaf, template, tensors, leaf.stage, given=given)
         return self._record_call(leaf, args, kwargs, leaf.stage)
 
     def _record_call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int | None) -> Any:
@@ -120,7 +127,7 @@ class Recorder:
         known = self._known.get(key)
         if known is None or (known[1].mutated and written_parameters(self, known[1], tensors)):
             template, _ = flatten_arguments(args, kwargs)
-            return self.record(target, template, tensors, stage, key=key)
+            return self.record(target, template, tensors, stage, key=key, given=(args, kwargs))
         template, entry = known
         return self._append(target, template, arguments, entry, stage, modes, tensors)
 
@@ -145,7 +152,7 @@ class Recorder:
         stage: int | None,
         *,
         key: Any = None,
-        given: tuple[Any, Any] = ((), {}),
+        given: tuple[Any, ...] = ((), {}),
     ) -> Any:
         """Append a call.
 
@@ -163,7 +170,11 @@ class Recorder:
         entry = self._predict(target, template, metas, modes)
         if isinstance(entry, Unknown):
             return learn(self, target, template, tensors, stage, entry, given)
-        if type(target) is not Leaf:
+        if type(target) is Leaf:
+            if not target.attributes.keys() >= set(entry.attributes):
+                target.attributes.update(dict.fromkeys(entry.attributes))
+                return self.call_leaf(target, given[0], given[1])  # with what these hold as arguments
+        else:
             if not entry.has_tensors_only:
                 args, kwargs = rebuild(template, [read_data(tensor) for tensor in tensors])
                 return target(*args, **kwargs)
@@ -184,13 +195,13 @@ class Recorder:
         stage: int | None,
         modes: Any,
         tensors: list[torch.Tensor],
-        given: tuple[Any, Any] = ((), {}),
+        given: tuple[Any, ...] = ((), {}),
     ) -> Any:
         values = [item for item in arguments if isinstance(item, Value)]
         if entry.unused:
             values = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
         if stage is None:
-            stage = stage_written(self, entry, tensors) if entry.mutated else self.stage_of(values)
+            stage = stage_written(self, entry, tensors) if entry.mutated else stage_of(values)
         call = Call(
             target=target,
             template=template,
@@ -220,7 +231,7 @@ class Recorder:
         self.engine.parameters_changed()
         return result
 
-    def answer(self, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, Any]) -> Any:
+    def answer(self, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, ...]) -> Any:
         """What the user's code gets: lazy tensors in the result's structure; arguments the call changes are changed."""
         if entry.is_one_new_tensor:
             return LazyTensor.make(call.outputs[0], self)
@@ -241,8 +252,14 @@ class Recorder:
             if shared >= 0 and type(tensors[shared]) is LazyTensor:
                 join_family(lazy, tensors[shared])
             results.append(lazy)
-        objects = argument_objects(*given) if entry.changes or entry.names_arguments else {}
-        return apply_result(entry.template, entry.changes, results, objects)
+        if not entry.changes and not entry.names_arguments:
+            return rebuild(entry.template, results)
+        objects = objects_given(given)
+        result = apply_result(entry.template, entry.changes, results, objects)
+        if type(call.target) is Leaf:
+            call.target.attributes.update(dict.fromkeys(entry.attributes))
+            put_attributes(call.target.modules, call.target.attributes, objects[ATTRIBUTES])
+        return result
 
     def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
         self.is_recording = False
@@ -284,16 +301,6 @@ class Recorder:
                 value.data = placed.tensor
             self._parameter_values[id(placed)] = value
         return value
-
-    def stage_of(self, values: Sequence[Value]) -> int:
-        """An op runs where its largest lazy input is; among equals, where the latest was produced."""
-        best = values[0]
-        best_rank = _production_order(best)
-        for value in values[1:]:
-            rank = _production_order(value)
-            if rank > best_rank:
-                best, best_rank = value, rank
-        return best.stage
 
     def positions(self, values: Sequence[Value]) -> tuple[int, ...]:
         """Where the inputs come from, the same number on every rank."""
@@ -382,9 +389,3 @@ class Recorder:
 
     def refuse(self, what: str, *, why: str = "", hint: str = "") -> NoReturn:
         raise RecordError(what + ".", why=why or f"at {format_where(find_where())}", hint=hint)
-
-
-def _production_order(value: Value) -> tuple[int, int, int, int]:
-    if value.call is None:
-        return (value.meta.numel, -1, -1, 0)
-    return (value.meta.numel, value.call.graph.index, value.call.index, value.index)

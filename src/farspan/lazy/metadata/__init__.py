@@ -1,8 +1,15 @@
 """What a call gives, without running it: found once for each kind of call with fake tensors, then cached."""
 
+from farspan.lazy.metadata.attributes import attributes_of as attributes_of
+from farspan.lazy.metadata.attributes import put_attributes as put_attributes
+from farspan.lazy.metadata.attributes import real_attributes as real_attributes
+from farspan.lazy.metadata.attributes import watched_attributes as watched_attributes
+from farspan.lazy.metadata.changes import ATTRIBUTES as ATTRIBUTES
 from farspan.lazy.metadata.changes import MutableArguments as MutableArguments
 from farspan.lazy.metadata.changes import apply_result as apply_result
 from farspan.lazy.metadata.changes import describe_result as describe_result
+from farspan.lazy.metadata.changes import objects_given as objects_given
+from farspan.lazy.metadata.changes import rebuild_arguments as rebuild_arguments
 from farspan.lazy.metadata.entry import Entry as Entry
 from farspan.lazy.metadata.entry import MetadataCache as MetadataCache
 from farspan.lazy.metadata.entry import Unknown as Unknown
@@ -14,8 +21,6 @@ from farspan.lazy.metadata.modes import Modes as Modes
 from farspan.lazy.metadata.modes import apply_modes as apply_modes
 from farspan.lazy.metadata.modes import current_modes as current_modes
 from farspan.lazy.metadata.predict import observe as observe
-from farspan.lazy.metadata.template import Rebuilder as Rebuilder
-from farspan.lazy.metadata.template import argument_objects as argument_objects
 from farspan.lazy.metadata.template import flatten as flatten
 from farspan.lazy.metadata.template import flatten_arguments as flatten_arguments
 from farspan.lazy.metadata.template import map_tensors as map_tensors
@@ -25,15 +30,15 @@ from farspan.lazy.metadata.wire import entry_from_json as entry_from_json
 from farspan.lazy.metadata.wire import entry_to_json as entry_to_json
 
 __all__ = [
+    "ATTRIBUTES",
     "Entry",
     "MetadataCache",
     "Modes",
     "MutableArguments",
-    "Rebuilder",
     "Unknown",
     "apply_modes",
     "apply_result",
-    "argument_objects",
+    "attributes_of",
     "current_modes",
     "describe_result",
     "digest_of",
@@ -45,7 +50,12 @@ __all__ = [
     "intern",
     "map_tensors",
     "meta_of",
+    "objects_given",
     "observe",
+    "put_attributes",
+    "real_attributes",
     "rebuild",
+    "rebuild_arguments",
     "shape_of_call",
+    "watched_attributes",
 ]

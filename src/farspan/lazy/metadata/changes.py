@@ -17,8 +17,19 @@ import torch
 
 from farspan.lazy.metadata.template import Flattener, Rebuilder
 
-__all__ = ["Changes", "Described", "MutableArguments", "apply_result", "describe_result"]
+__all__ = [
+    "ATTRIBUTES",
+    "Changes",
+    "Described",
+    "MutableArguments",
+    "apply_result",
+    "describe_result",
+    "objects_given",
+    "rebuild_arguments",
+]
 
+ATTRIBUTES = -1
+"""The number of the dictionary of attributes of the leaf's modules."""
 Changes = tuple[tuple[int, Any], ...]
 """(number of an argument object, template of its new contents)"""
 
@@ -67,6 +78,30 @@ def apply_result(template: Any, changes: Changes, tensors: Sequence[Any], object
     for number, contents in changes:
         rebuilder.refill(objects[number], contents)
     return result
+
+
+def rebuild_arguments(
+    template: Any, tensors: Sequence[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any], MutableArguments]:
+    """Copies of a leaf's arguments: positional ones, those by keyword, its modules' attributes; and what to watch."""
+    rebuilder = Rebuilder(tensors)
+    args, kwargs, *rest = rebuilder.build(template)
+    attributes = rest[0] if rest else {}
+    objects = {number: item for number, item in rebuilder.made.items() if item is not attributes and item is not kwargs}
+    return args, kwargs, attributes, MutableArguments({**objects, ATTRIBUTES: attributes})
+
+
+def objects_given(given: Sequence[Any]) -> dict[int, Any]:
+    """The caller's own objects, by the numbers the call's copies have.
+
+    Args:
+        given: Positional arguments, those by keyword, and perhaps the attributes of the leaf's modules.
+    """
+    flattener = Flattener()
+    flattener.walk(tuple(given))
+    objects = dict(flattener.seen.values())
+    objects[ATTRIBUTES] = given[2] if len(given) > 2 else {}
+    return objects
 
 
 def _numbers(objects: Mapping[int, Any]) -> dict[int, int]:

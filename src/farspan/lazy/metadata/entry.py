@@ -30,6 +30,8 @@ class Entry:
     """Whether the result or a change refers to an argument object."""
     unused: frozenset[int]
     """Arguments that the call only passes by: their data is not needed."""
+    attributes: tuple[str, ...]
+    """What the call writes on its leaf's modules, by their numbers and names."""
     metas: tuple[Meta, ...]
     """Of the tensors of the result and of the changes, then of the arguments written in place (their new versions)."""
     num_results: int

@@ -14,10 +14,11 @@ from torch import nn
 
 from farspan.graph import Meta
 from farspan.lazy.leaf import Leaf, swapped
-from farspan.lazy.metadata.changes import MutableArguments, describe_result
+from farspan.lazy.metadata.attributes import watched_attributes
+from farspan.lazy.metadata.changes import ATTRIBUTES, MutableArguments, describe_result, rebuild_arguments
 from farspan.lazy.metadata.entry import Entry, digest_of, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
-from farspan.lazy.metadata.template import Rebuilder, rebuild
+from farspan.lazy.metadata.template import rebuild
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.torch_private import (
     TorchDispatchMode,
@@ -27,6 +28,14 @@ from farspan.lazy.torch_private import (
 )
 
 __all__ = ["DynamicShapeError", "observe", "predict"]
+
+
+_TABLES = frozenset(
+    [
+        "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called", "_backward_hooks", "_backward_pre_hooks",
+    ]
+)  # fmt: skip
 
 
 class DynamicShapeError(Exception):
@@ -107,6 +116,7 @@ def observe(
         changes=described.changes,
         names_arguments=described.names_arguments,
         unused=frozenset(passed_by),
+        attributes=tuple(arguments.objects.get(ATTRIBUTES, ())),
         metas=output_metas,
         num_results=len(results),
         depends_on=depends_on,
@@ -141,43 +151,40 @@ def _run(target: Any, template: Any, tensors: list[torch.Tensor]) -> tuple[Any, 
         args, kwargs = rebuild(template, tensors)
         return target(*args, **kwargs), MutableArguments({})
     num_arguments = len(tensors) - len(target.foreign)
-    rebuilder = Rebuilder(tensors[:num_arguments])
-    args, kwargs = rebuilder.build(template)
-    arguments = MutableArguments(rebuilder.made)
+    args, kwargs, attributes, arguments = rebuild_arguments(template, tensors[:num_arguments])
     fakes: dict[int, torch.Tensor] = {}
     for item in target.placed:
         fake = torch.empty_strided(item.meta.shape, item.meta.stride, dtype=item.meta.dtype, device=item.meta.device)
         fakes[id(item.tensor)] = nn.Parameter(fake, item.tensor.requires_grad) if item.is_parameter else fake
     for item, value in zip(target.foreign, tensors[num_arguments:], strict=True):
         fakes[id(item.tensor)] = value
-    with _unchanged_state(target.modules), swapped(target.modules, fakes):
+    with (
+        _torch_tables_kept(target.modules),
+        watched_attributes(target.modules, attributes),
+        swapped(target.modules, fakes),
+    ):
         return call_without_compiling(target.module, *args, **kwargs), arguments
 
 
 @contextmanager
-def _unchanged_state(modules: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Put back all that a run leaves on the modules: attributes, and the contents of their lists and dictionaries."""
+def _torch_tables_kept(modules: tuple[nn.Module, ...]) -> Iterator[None]:
+    """Put back what a run leaves in the modules' own tables (buffers set anew, hooks), and run without users' hooks."""
     before = [
-        (
-            module,
-            dict(module.__dict__),
-            [(item, type(item)(item)) for item in module.__dict__.values() if type(item) in (list, dict, set)],
-        )
+        (module, {name: (table, dict(table)) for name, table in module.__dict__.items() if name in _TABLES})
         for module in modules
     ]
     for module in modules:
-        for table in ("_forward_hooks", "_forward_pre_hooks"):
-            kept = {key: hook for key, hook in module.__dict__[table].items() if _is_of_torch(hook)}
-            module.__dict__[table] = OrderedDict(kept)
+        for name in ("_forward_hooks", "_forward_pre_hooks"):
+            kept = {key: hook for key, hook in module.__dict__[name].items() if _is_of_torch(hook)}
+            module.__dict__[name] = OrderedDict(kept)
     try:
         yield
     finally:
-        for module, attributes, contents in before:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            for item, content in contents:
-                item.clear()
-                item.extend(content) if isinstance(item, list) else item.update(content)
+        for module, tables in before:
+            for name, (table, content) in tables.items():
+                module.__dict__[name] = table
+                table.clear()
+                table.update(content)
 
 
 def _is_of_torch(hook: Any) -> bool:

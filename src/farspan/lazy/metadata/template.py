@@ -24,7 +24,6 @@ __all__ = [
     "ById",
     "Flattener",
     "Rebuilder",
-    "argument_objects",
     "flatten",
     "flatten_arguments",
     "map_tensors",
@@ -188,13 +187,6 @@ def shape_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[A
             tensors.clear()
             return None
     return (len(args), tuple(kwargs), tuple(parts))
-
-
-def argument_objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
-    """The lists, dictionaries and objects among a call's arguments, by the number their template gives them."""
-    flattener = Flattener()
-    flattener.walk((args, kwargs))
-    return dict(flattener.seen.values())
 
 
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:

@@ -17,20 +17,7 @@ if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["join_family", "plain_versions", "prepare_mutation", "stage_written", "written_parameters"]
-
-
-def stage_written(recorder: Recorder, entry: Entry, tensors: list[torch.Tensor]) -> int:
-    """A call that writes runs where the tensor it writes into lives."""
-    written = [tensors[i] for i in entry.mutated]
-    stages = {tensor._value.stage for tensor in written if type(tensor) is LazyTensor}
-    stages |= {recorder.placed[id(tensor)].stage for tensor in written if id(tensor) in recorder.placed}
-    if len(stages) > 1:
-        recorder.refuse(
-            f"{entry.name} writes into tensors of several stages",
-            hint="write into them one by one, with separate calls",
-        )
-    return stages.pop() if stages else 0
+__all__ = ["join_family", "plain_versions", "prepare_mutation", "written_parameters"]
 
 
 def prepare_mutation(recorder: Recorder, call: Call, tensors: list[torch.Tensor]) -> int:

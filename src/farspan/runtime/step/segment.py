@@ -8,6 +8,7 @@ Autograd never crosses a border: each segment is its own small autograd graph, s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,6 @@ from farspan.lazy import (
     Leaf,
     MutableArguments,
     Placed,
-    Rebuilder,
     Unknown,
     apply_modes,
     describe_result,
@@ -27,8 +27,11 @@ from farspan.lazy import (
     format_where,
     learned_from_run,
     plain_versions,
+    real_attributes,
     rebuild,
+    rebuild_arguments,
     swapped,
+    watched_attributes,
 )
 from farspan.lazy.torch_private import raw_grad, set_raw_grad
 
@@ -114,13 +117,19 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
         args, kwargs = rebuild(call.template, tensors)
         return target(*args, **kwargs), _NO_OBJECTS
     num_arguments = len(tensors) - len(target.foreign)
-    rebuilder = Rebuilder(tensors[:num_arguments])
-    args, kwargs = rebuilder.build(call.template)
-    arguments = MutableArguments(rebuilder.made) if len(rebuilder.made) > 1 else _NO_OBJECTS  # 1: kwargs itself
-    if not target.foreign:
-        return target.module(*args, **kwargs), arguments
-    values = {id(item.tensor): value for item, value in zip(target.foreign, tensors[num_arguments:], strict=True)}
-    with swapped(target.modules, values):
+    args, kwargs, attributes, arguments = rebuild_arguments(call.template, tensors[:num_arguments])
+    with contextlib.ExitStack() as stack:
+        if type(call.entry) is Unknown:
+            stack.enter_context(watched_attributes(target.modules, attributes))
+        elif attributes or call.entry.attributes:
+            stack.enter_context(real_attributes(target.modules, call.entry.attributes, attributes))
+        elif len(arguments.objects) == 1:  # the attributes, of which there are none
+            arguments = _NO_OBJECTS
+        if target.foreign:
+            values = {
+                id(item.tensor): value for item, value in zip(target.foreign, tensors[num_arguments:], strict=True)
+            }
+            stack.enter_context(swapped(target.modules, values))
         return target.module(*args, **kwargs), arguments
 
 

@@ -1,0 +1,47 @@
+"""Where the ops between modules run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from farspan.graph import Value
+from farspan.lazy.metadata import Entry
+from farspan.lazy.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["stage_of", "stage_written"]
+
+
+def stage_of(values: Sequence[Value]) -> int:
+    """An op runs where its largest lazy input is; among equals, where the latest was produced."""
+    best = values[0]
+    best_rank = _production_order(best)
+    for value in values[1:]:
+        rank = _production_order(value)
+        if rank > best_rank:
+            best, best_rank = value, rank
+    return best.stage
+
+
+def _production_order(value: Value) -> tuple[int, int, int, int]:
+    if value.call is None:
+        return (value.meta.numel, -1, -1, 0)
+    return (value.meta.numel, value.call.graph.index, value.call.index, value.index)
+
+
+def stage_written(recorder: Recorder, entry: Entry, tensors: list[torch.Tensor]) -> int:
+    """A call that writes runs where the tensor it writes into lives."""
+    written = [tensors[i] for i in entry.mutated]
+    stages = {tensor._value.stage for tensor in written if type(tensor) is LazyTensor}
+    stages |= {recorder.placed[id(tensor)].stage for tensor in written if id(tensor) in recorder.placed}
+    if len(stages) > 1:
+        recorder.refuse(
+            f"{entry.name} writes into tensors of several stages",
+            hint="write into them one by one, with separate calls",
+        )
+    return stages.pop() if stages else 0
