@@ -277,3 +277,75 @@ def test_what_a_module_writes_on_itself_is_seen_everywhere(num_ranks: int) -> No
         return result, [(item.num_calls, item.kind, item.loss.item(), item.state.tolist()) for item in kept]
 
     assert_same_as_plainly(Mixture, program, num_ranks, plan=plan)
+
+
+class Board:
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
+
+
+class Tells(nn.Module):
+    """Puts what it computes where its caller did not ask for it."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.board = board
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.a(x))
+        self.board.notes.append(hidden)
+        return self.b(hidden)
+
+
+class Gossip(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.board = Board()
+        self.parts = nn.ModuleList([Tells(self.board) for _ in range(4)])
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        assert len(self.board.notes) == 4
+        extra = sum(hidden.square().mean() for hidden in self.board.notes)
+        self.board.notes.clear()
+        return self.head(x) * extra
+
+
+def hooked(model: Any) -> Any:
+    """Hooks on whole modules and inside them, that look, keep and change; registered before, removed between."""
+    seen: list[Any] = []
+
+    def keep(module: nn.Module, args: Any, output: Tensor) -> None:
+        seen.append(output.detach().mean())
+
+    def change(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        seen.append(output)
+        return output * 1.5
+
+    def before(module: nn.Module, args: tuple[Tensor, ...], kwargs: Any) -> Any:
+        return (args[0] + 0.25,), kwargs
+
+    inner: Any = model.routers[0].inner
+    handles = [
+        model.routers[1].register_forward_hook(change),
+        inner[1].register_forward_hook(keep),
+        model.routers[2].inner.register_forward_pre_hook(before, with_kwargs=True),
+    ]
+    first = train(model)
+    numbers = [float(item.detach().mean()) for item in seen]
+    for handle in handles:
+        handle.remove()
+    return first, numbers, train(model), len(seen)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_what_a_module_tells_others_is_seen_everywhere(num_ranks: int) -> None:
+    assert_same_as_plainly(Gossip, train, num_ranks)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_forward_hooks_see_and_change_on_every_rank(num_ranks: int) -> None:
+    assert_same_as_plainly(Mixture, hooked, num_ranks)

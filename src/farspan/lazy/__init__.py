@@ -1,5 +1,6 @@
 """Running Python becomes graphs: lazy tensors, the recorder, and where calls are caught."""
 
+from farspan.lazy.hooks import without_user_hooks as without_user_hooks
 from farspan.lazy.intercept import activate as activate
 from farspan.lazy.intercept import install as install
 from farspan.lazy.intercept import watch_module as watch_module
@@ -55,5 +56,6 @@ __all__ = [
     "text_for_others",
     "watch_module",
     "watched_attributes",
+    "without_user_hooks",
     "watch_parameter",
 ]

@@ -16,12 +16,18 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from farspan.lazy.hooks import call_with_user_hooks, has_user_hooks, open_leaves
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.parameters.transfer import transferring
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.tensor import LazyTensor, StubParameter
-from farspan.lazy.torch_private import DisableTorchFunctionSubclass, is_mode_active, raw_grad, set_raw_grad
+from farspan.lazy.torch_private import (
+    DisableTorchFunctionSubclass,
+    is_mode_active,
+    raw_grad,
+    set_raw_grad,
+)
 
 __all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
 
@@ -77,7 +83,9 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if recorder.depth == 0:
         recorder.begin_module(id(module))
     leaf = recorder.leaves.get(id(module))
-    if leaf is not None:
+    if leaf is not None and not leaf.is_open:
+        if has_user_hooks(module):
+            return call_with_user_hooks(module, lambda *a, **k: recorder.call_leaf(leaf, a, k), args, kwargs)
         return recorder.call_leaf(leaf, args, kwargs)
     recorder.depth += 1
     try:
@@ -145,6 +153,22 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
     _original_setattr(module, name, value)
 
 
+def _opening_leaves(register: Any) -> Any:
+    """A forward hook is registered: what was recorded before it runs without it."""
+
+    @functools.wraps(register)
+    def register_and_open(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder_of_module.get(id(module))
+        if recorder is None or not recorder.is_recording or id(module) not in recorder.leaf_parts:
+            return register(module, *args, **kwargs)
+        recorder.flush_before_change("a forward hook is registered")
+        handle = register(module, *args, **kwargs)
+        open_leaves(recorder.leaves)
+        return handle
+
+    return register_and_open
+
+
 def install() -> None:
     """Put the hooks in place, once in a process."""
     if nn.Module.__call__ is _call_module:
@@ -152,6 +176,8 @@ def install() -> None:
     install_apply()
     nn.Module.__call__ = _call_module  # type: ignore[method-assign]
     nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
+    nn.Module.register_forward_hook = _opening_leaves(nn.Module.register_forward_hook)
+    nn.Module.register_forward_pre_hook = _opening_leaves(nn.Module.register_forward_pre_hook)
     nn.Module.state_dict = _state_dict  # type: ignore[method-assign]
     nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]
     grad = property(_get_grad, _set_grad, _delete_grad)

@@ -34,7 +34,18 @@ class Placed:
 class Leaf:
     """A module placed wholly on one stage."""
 
-    __slots__ = ("attributes", "foreign", "has_buffers", "module", "modules", "name", "placed", "stage", "state")
+    __slots__ = (
+        "attributes",
+        "foreign",
+        "has_buffers",
+        "is_open",
+        "module",
+        "modules",
+        "name",
+        "placed",
+        "stage",
+        "state",
+    )
 
     def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
         self.name = name
@@ -45,6 +56,8 @@ class Leaf:
         """All parameters and buffers below."""
         self.state: tuple[Any, ...] | None = None
         """Kept until a flag of one of the modules or parameters is set."""
+        self.is_open = False
+        """Whether its parts are called one by one instead, since it reaches outside itself."""
         self.attributes: dict[str, None] = {}
         """What its calls have been seen to write on its modules."""
         self.has_buffers = any(not item.is_parameter for item in placed)

@@ -21,6 +21,7 @@ from farspan.lazy.learning import learn
 from farspan.lazy.metadata import (
     ATTRIBUTES,
     Entry,
+    LeakError,
     MetadataCache,
     Unknown,
     apply_result,
@@ -167,7 +168,11 @@ class Recorder:
         arguments = [self.argument(tensor) for tensor in tensors]
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         modes = current_modes()
-        entry = self._predict(target, template, metas, modes)
+        try:
+            entry = self._predict(target, template, metas, modes)
+        except LeakError:
+            target.is_open = True
+            return target.module(*given[0], **given[1])
         if isinstance(entry, Unknown):
             return learn(self, target, template, tensors, stage, entry, given)
         if type(target) is Leaf:

@@ -19,7 +19,7 @@ class Agreement:
 
     def meet(self, what: str) -> None:
         """Wait until all ranks have come here."""
-        self._gather(what, b"")
+        self.gather(what, b"")
 
     def agree_on(self, what: str, text: str) -> None:
         """Raise on every rank if the ranks' `text` differs.
@@ -27,7 +27,7 @@ class Agreement:
         Raises:
             DivergenceError: With the first line that differs.
         """
-        texts = self._gather(what, text.encode())
+        texts = self.gather(what, text.encode())
         for rank, other in enumerate(texts):
             if other != texts[0]:
                 raise DivergenceError(
@@ -39,13 +39,14 @@ class Agreement:
     def share_generators(self) -> None:
         """Give all ranks rank 0's random generators, so that shuffling and random choices agree."""
         if self.side.world_size > 1:
-            load_generators(self._gather("generators", save_generators() if self.side.rank == 0 else b"")[0])
+            load_generators(self.gather("generators", save_generators() if self.side.rank == 0 else b"")[0])
 
     def tell(self, what: str, blob: bytes, teller: int) -> bytes:
         """What rank `teller` gives as `blob`, on every rank."""
-        return self._gather(what, blob)[teller] if self.side.world_size > 1 else blob
+        return self.gather(what, blob)[teller] if self.side.world_size > 1 else blob
 
-    def _gather(self, what: str, blob: bytes) -> list[bytes]:
+    def gather(self, what: str, blob: bytes) -> list[bytes]:
+        """What all ranks give as `blob`, by rank."""
         key = f"{what} {self._number}"
         self._number += 1
         self.side.contribute(key, blob)

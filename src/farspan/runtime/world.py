@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import secrets
 import sys
@@ -18,12 +19,14 @@ from farspan.errors import DivergenceError, FarspanError, LaunchError, PlanError
 from farspan.launch.environment import Environment, read_environment
 from farspan.lazy import Recorder, activate, install
 from farspan.lazy.torch_private import store_of_default_group
+from farspan.runtime.agreement import Agreement
 from farspan.runtime.engine import Engine
-from farspan.runtime.media import GlooMedium, NcclMedium, Roads
+from farspan.runtime.media import GlooMedium, NcclMedium, Roads, SameHostMedium
 from farspan.runtime.side import SideChannel
 
 __all__ = ["current_engine", "engine_of_this_thread", "forget_engine"]
 
+_log = logging.getLogger(__name__)
 _DEADLINE_S = 300.0
 _thread = threading.local()
 
@@ -71,7 +74,7 @@ def _set_up(seed: int) -> Engine:
     else:
         _join_group(environment, limit_s)
         side = _join_side_channel(limit_s)
-        medium = _open_roads(limit_s) if dist.get_world_size() > 1 else None
+        medium = _open_roads(side, limit_s) if dist.get_world_size() > 1 else None
         engine = Engine(recorder, side, medium, seed=seed, deadline_s=limit_s)
         _watch_exit(engine)
     activate(recorder)
@@ -96,10 +99,17 @@ def _join_group(environment: Environment, limit_s: float) -> None:
         ) from error
 
 
-def _open_roads(limit_s: float) -> Roads:
-    rank = dist.get_rank()
+def _open_roads(side: SideChannel, limit_s: float) -> Roads:
+    rank = side.rank
     device = NcclMedium(rank, limit_s) if torch.cuda.is_available() and dist.is_nccl_available() else None
-    return Roads(GlooMedium(rank, dist.get_world_size(), limit_s), device)
+    near = None
+    # All ranks have the variable or none; a rank that had it alone would wait for the others' half of the introduction.
+    if os.environ.get("FARSPAN_SAME_HOST", "1") != "0":
+        agreement = Agreement(side, limit_s)
+        near = SameHostMedium.join(rank, lambda card: agreement.gather("neighbours", card), limit_s)
+    roads = Roads(GlooMedium(rank, side.world_size, limit_s), device, near)
+    _log.info("rank %d sends to %s", rank, roads.describe(rank, side.world_size))
+    return roads
 
 
 def _join_side_channel(limit_s: float) -> SideChannel:

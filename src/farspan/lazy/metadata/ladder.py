@@ -9,8 +9,13 @@ nonzero, a mask as index                learned each time
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from farspan.graph import Meta
 from farspan.lazy.metadata.entry import Entry, Unknown
@@ -19,21 +24,30 @@ from farspan.lazy.metadata.predict import DynamicShapeError, predict
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.torch_private import DynamicOutputShapeException, is_fake_limit
 
-__all__ = ["find_out"]
+__all__ = ["LeakError", "find_out"]
+
+
+class LeakError(Exception):
+    """A call has put a tensor somewhere outside: into a closure, a global list."""
 
 
 def find_out(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
     """Return what a call will give, or that it must be run to know.
 
     Raises:
+        LeakError: The call has kept something of the run outside itself; it has been taken away there.
         Whatever the call itself raises on such arguments (a shape error, say).
     """
+    made: list[weakref.ref[torch.Tensor]] = []
     try:
-        return predict(target, template, metas, modes)
+        entry = predict(target, template, metas, modes, made=made)
     except Exception as error:
         if not is_fake_limit(error):
             raise
         limit = error
+    else:
+        _raise_if_leaked(made)
+        return entry
     if isinstance(limit, DynamicOutputShapeException):
         try:
             return predict(target, template, metas, modes, is_symbolic=True)
@@ -42,3 +56,23 @@ def find_out(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) ->
         except Exception as error:  # symbols do not help here: what fakes cannot tell, a real run will
             limit.add_note(f"with symbolic sizes: {type(error).__name__}: {error}")
     return Unknown(name_of(target), str(limit), is_dynamic=False)
+
+
+def _raise_if_leaked(made: list[weakref.ref[torch.Tensor]]) -> None:
+    if all(reference() is None for reference in made):
+        return
+    gc.collect()  # what is alive only in circles
+    leaked = [tensor for tensor in [reference() for reference in made] if tensor is not None]
+    if not leaked:
+        return
+    for tensor in leaked:
+        for holder in gc.get_referrers(tensor):
+            if holder is leaked:
+                continue
+            if isinstance(holder, (list, deque)):
+                for number in reversed([number for number, item in enumerate(holder) if item is tensor]):
+                    del holder[number]
+            elif isinstance(holder, dict):
+                for key in [key for key, item in holder.items() if item is tensor]:
+                    del holder[key]
+    raise LeakError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from farspan.graph import Meta
+from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, swapped
 from farspan.lazy.metadata.attributes import watched_attributes
 from farspan.lazy.metadata.changes import ATTRIBUTES, MutableArguments, describe_result, rebuild_arguments
@@ -38,15 +39,27 @@ _TABLES = frozenset(
 )  # fmt: skip
 
 
+Made = list["weakref.ref[torch.Tensor]"]
+
+
 class DynamicShapeError(Exception):
     """The shape of an output depends on data."""
 
 
-def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes, *, is_symbolic: bool = False) -> Entry:
+def predict(
+    target: Any,
+    template: Any,
+    metas: Sequence[Meta],
+    modes: Modes,
+    *,
+    is_symbolic: bool = False,
+    made: Made | None = None,
+) -> Entry:
     """Run `target` once on fake tensors.
 
     Args:
         is_symbolic: Let sizes that depend on data be symbols, as long as none comes out.
+        made: Takes a weak reference to every tensor that the run makes.
 
     Raises:
         DynamicShapeError: The shape of an output depends on data.
@@ -54,7 +67,9 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes, *, 
     """
     with torch.inference_mode(False), fake_mode(is_symbolic=is_symbolic), apply_modes(modes):
         leaves = [_fake(meta) for meta in metas]
-        return observe(target, template, metas, modes, leaves, lambda tensors: _run(target, template, tensors))
+        return observe(
+            target, template, metas, modes, leaves, lambda tensors: _run(target, template, tensors), made=made
+        )
 
 
 def observe(
@@ -66,6 +81,7 @@ def observe(
     run: Callable[[list[torch.Tensor]], tuple[Any, MutableArguments]],
     *,
     keep: Callable[[list[torch.Tensor]], None] = lambda results: None,
+    made: Made | None = None,
 ) -> Entry:
     """Watch one run of a call.
 
@@ -77,8 +93,9 @@ def observe(
         leaves: The tensors themselves, with nothing behind them in autograd.
         run: Calls it with tensors to use in their place; gives the result, and what became of the argument objects.
         keep: Is given the output tensors.
+        made: Takes a weak reference to every tensor that the run makes.
     """
-    with _untouched_generators() as generators, _Watch() as watch:
+    with _untouched_generators() as generators, _Watch([] if made is None else made) as watch:
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
         with torch.enable_grad():
             tensors = [
@@ -162,21 +179,18 @@ def _run(target: Any, template: Any, tensors: list[torch.Tensor]) -> tuple[Any, 
         _torch_tables_kept(target.modules),
         watched_attributes(target.modules, attributes),
         swapped(target.modules, fakes),
+        without_user_hooks(target.module),
     ):
         return call_without_compiling(target.module, *args, **kwargs), arguments
 
 
 @contextmanager
 def _torch_tables_kept(modules: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Put back what a run leaves in the modules' own tables (buffers set anew, hooks), and run without users' hooks."""
+    """Put back what a run leaves in the modules' own tables: buffers set anew, hooks."""
     before = [
         (module, {name: (table, dict(table)) for name, table in module.__dict__.items() if name in _TABLES})
         for module in modules
     ]
-    for module in modules:
-        for name in ("_forward_hooks", "_forward_pre_hooks"):
-            kept = {key: hook for key, hook in module.__dict__[name].items() if _is_of_torch(hook)}
-            module.__dict__[name] = OrderedDict(kept)
     try:
         yield
     finally:
@@ -187,22 +201,18 @@ def _torch_tables_kept(modules: tuple[nn.Module, ...]) -> Iterator[None]:
                 table.update(content)
 
 
-def _is_of_torch(hook: Any) -> bool:
-    """torch's own hooks (weight norm, spectral norm) belong to the computation; a user's are for real tensors."""
-    return (getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch.")
-
-
 class _Watch(TorchDispatchMode):
     """Note whether an operation draws random numbers, and which memory is written (by schema: fakes do not count
     the versions of `_foreach_*` arguments).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, made: Made) -> None:
         super().__init__()
         self.has_drawn = False
         self.written: set[int] = set()
         self.used: set[int] = set()
         """The memory that any operation reads or writes."""
+        self.made = made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.used.update([_storage_id(item) for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)])
@@ -215,7 +225,9 @@ class _Watch(TorchDispatchMode):
                 if item.alias_info is not None and item.alias_info.is_write and given.get(item.name) is not None:
                     value = given[item.name]
                     self.written.update(map(_storage_id, value if isinstance(value, (list, tuple)) else (value,)))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        self.made += [weakref.ref(item) for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
+        return result
 
 
 class _Generators:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from farspan.errors import PlanError
+from farspan.lazy.hooks import open_leaves
 from farspan.lazy.intercept import watch_module, watch_parameter
 from farspan.lazy.leaf import Leaf, Placed
 from farspan.lazy.metadata import meta_of
@@ -79,6 +80,7 @@ def place(
             recorder.leaves[id(module)] = leaf
             recorder.leaf_parts.update(map(id, leaf.modules))
             leaves.append(leaf)
+    open_leaves(recorder.leaves)
     recorder.placed.update(placed)
     recorder.roots.add(id(model))
     recorder.keep_alive.append((model, leaves))

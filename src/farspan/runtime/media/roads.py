@@ -1,4 +1,4 @@
-"""Which road a tensor takes: NCCL between GPUs of different ranks, else through the hosts' memory over gloo."""
+"""Which road a tensor takes: NCCL between GPUs of different ranks, from memory to memory on one host, else gloo."""
 
 from __future__ import annotations
 
@@ -8,31 +8,45 @@ import torch
 
 from farspan.runtime.media.medium import Medium, Work
 from farspan.runtime.media.nccl import NcclMedium
+from farspan.runtime.media.same_host import SameHostMedium
 
 __all__ = ["Roads"]
 
 
 class Roads:
-    """A medium made of two: which one is decided by the devices at both ends, so both ends decide alike."""
+    """A medium made of several: which one is decided by the two ends and their devices, so both decide alike."""
 
-    def __init__(self, host: Medium, device: NcclMedium | None) -> None:
+    def __init__(self, host: Medium, device: NcclMedium | None, near: SameHostMedium | None = None) -> None:
         self.host = host
         self.device = device
+        self.near = near
 
     def prepare(self, channels: Iterable[tuple[int, int, int]]) -> None:
         if self.device is not None:
             self.device.prepare(channels)
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> Work:
-        return self._road(flat).send(flat, dst, channel)
+        return self._road(flat, dst).send(flat, dst, channel)
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work:
-        return self._road(flat).receive(flat, src, channel)
+        return self._road(flat, src).receive(flat, src, channel)
 
     def abort(self) -> None:
-        self.host.abort()
-        if self.device is not None:
-            self.device.abort()
+        for road in (self.host, self.device, self.near):
+            if road is not None:
+                road.abort()
 
-    def _road(self, flat: torch.Tensor) -> Medium:
-        return self.device if flat.is_cuda and self.device is not None else self.host
+    def describe(self, rank: int, num_ranks: int) -> str:
+        """For each other rank, how tensors in memory go there."""
+        others = [other for other in range(num_ranks) if other != rank]
+        return ", ".join(f"rank {other}: {self._name(other)}" for other in others)
+
+    def _name(self, peer: int) -> str:
+        return "memory to memory" if self.near is not None and self.near.reaches(peer) else "gloo"
+
+    def _road(self, flat: torch.Tensor, peer: int) -> Medium:
+        if flat.is_cuda and self.device is not None:
+            return self.device
+        if self.near is not None and self.near.reaches(peer):
+            return self.near
+        return self.host

@@ -32,6 +32,7 @@ from farspan.lazy import (
     rebuild_arguments,
     swapped,
     watched_attributes,
+    without_user_hooks,
 )
 from farspan.lazy.torch_private import raw_grad, set_raw_grad
 
@@ -130,6 +131,7 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
                 id(item.tensor): value for item, value in zip(target.foreign, tensors[num_arguments:], strict=True)
             }
             stack.enter_context(swapped(target.modules, values))
+        stack.enter_context(without_user_hooks(target.module))
         return target.module(*args, **kwargs), arguments
 
 
