@@ -1,0 +1,304 @@
+"""Which other ranks run on this host and let this process read their memory, and two connections to each of them.
+
+    exchange        who I am: host, process, name of my listener, token, where my probe lies and what it says
+    connect         the higher rank of a pair to the lower one's listener; both ends check user and process
+    probe           read the other's probe out of its memory; a container or a security module may forbid it
+    exchange        whose probe I could read: a pair is one of neighbours if both ends could
+
+Listeners are sockets in Linux' abstract namespace: no file, so nothing is left behind by a crash.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import logging
+import os
+import secrets
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["Exchange", "MemoryReader", "Neighbour", "Neighbourhood", "find_neighbours"]
+
+Exchange = Callable[[bytes], list[bytes]]
+"""Gathers a few bytes of every rank: called with this rank's, returns those of all, by rank."""
+
+_LANES = ("messages", "acks")
+_HELLO_BYTES = 1024
+_MAX_WAITING = 4096
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = -1
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+_log = logging.getLogger(__name__)
+
+
+class _Span(ctypes.Structure):
+    """The C struct iovec."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+def _system_call(name: str, *argument_types: type) -> Callable[..., int] | None:
+    """A function of the C library that sets errno, or None where there is none of that name."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), name, None) if sys.platform == "linux" else None
+    if function is not None:
+        function.restype = ctypes.c_ssize_t
+        function.argtypes = argument_types
+    return function
+
+
+_SPANS = (ctypes.POINTER(_Span), ctypes.c_ulong)
+_process_vm_readv = _system_call("process_vm_readv", ctypes.c_int, *_SPANS, *_SPANS, ctypes.c_ulong)
+_prctl = _system_call("prctl", ctypes.c_int, *[ctypes.c_ulong] * 4)
+
+
+class MemoryReader:
+    """Copies out of another process' memory, in one copy and without the interpreter lock."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._here = _Span()
+        self._there = _Span()
+        self._here_pointer = ctypes.pointer(self._here)
+        self._there_pointer = ctypes.pointer(self._there)
+
+    def read(self, destination: int, source: int, size: int) -> None:
+        """Copy `size` bytes from the address `source` there to the address `destination` here.
+
+        Raises:
+            OSError: Some of it cannot be read, or that process has ended.
+        """
+        assert _process_vm_readv is not None
+        here, there = self._here, self._there
+        while size > 0:
+            here.address, there.address = destination, source
+            here.size = there.size = size
+            count = _process_vm_readv(self.pid, self._here_pointer, 1, self._there_pointer, 1, 0)
+            if count <= 0:
+                code = ctypes.get_errno() if count < 0 else errno.EFAULT
+                if code == errno.EINTR:
+                    continue
+                raise OSError(code, os.strerror(code))
+            destination, source, size = destination + count, source + count, size - count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """A rank whose memory this one may read, and the other way round."""
+
+    rank: int
+    pid: int
+    messages: socket.socket
+    acks: socket.socket
+    pidfd: int
+    """Readable when that process has ended, also where a fork of it keeps the sockets open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbourhood:
+    """All of them, and whether each rank of this host, this one included, can have a core to itself."""
+
+    neighbours: list[Neighbour]
+    has_core_for_each: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Card:
+    """What a rank tells the others about itself."""
+
+    host: list[str]
+    pid: int
+    cores: list[int]
+    listener: str
+    token: str
+    probe_address: int
+    probe: str
+
+
+class _Setup:
+    """One rank's part, up to the verdict."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.pairs: dict[int, dict[str, socket.socket]] = {}
+        self.pidfds: dict[int, int] = {}
+        self._allow_reading()
+        probe = secrets.token_bytes(32)
+        self._probe = ctypes.create_string_buffer(probe, len(probe))
+        name = f"farspan-{secrets.token_hex(16)}"
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.listener.bind(f"\0{name}")
+            self.listener.listen(_MAX_WAITING)
+            self.card = _Card(
+                host=_host_identity(),
+                pid=os.getpid(),
+                cores=sorted(os.sched_getaffinity(0)),
+                listener=name,
+                token=secrets.token_hex(32),
+                probe_address=ctypes.addressof(self._probe),
+                probe=probe.hex(),
+            )
+        except BaseException:
+            self.listener.close()
+            raise
+
+    @staticmethod
+    def _allow_reading() -> None:
+        """Where Yama lets only ancestors read, let every process of this user read this one."""
+        if _YAMA.exists() and _YAMA.read_text().strip() == "1" and _prctl is not None:
+            _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+    def connect(self, others: dict[int, _Card], end: float) -> None:
+        """Two connections to each of `others`, by `end`; whom that fails with is left out."""
+        for rank in sorted(rank for rank in others if rank < self.rank):
+            lanes = self.pairs.setdefault(rank, {})
+            try:
+                for lane in _LANES:
+                    lanes[lane] = self._call(others[rank], lane, end)
+            except OSError as error:
+                _log.debug("rank %d cannot connect to rank %d of its host: %s", self.rank, rank, error)
+        higher = {rank: card for rank, card in others.items() if rank > self.rank}
+        num_missing = len(higher) * len(_LANES)
+        while num_missing:
+            try:
+                num_missing -= self._answer(higher, end)
+            except OSError as error:
+                _log.debug("rank %d misses %d connections of its host: %s", self.rank, num_missing, error)
+                return
+
+    def _call(self, card: _Card, lane: str, end: float) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.settimeout(_left_s(end))
+            connection.connect(f"\0{card.listener}")
+            if _peer_of(connection) != (card.pid, os.geteuid()):
+                raise PermissionError("the listener is another process'")
+            connection.send(json.dumps({"rank": self.rank, "lane": lane, "token": card.token}).encode())
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _answer(self, higher: dict[int, _Card], end: float) -> bool:
+        """Take one connection; whether it is one of the wanted."""
+        self.listener.settimeout(_left_s(end))
+        connection, _ = self.listener.accept()
+        is_wanted = False
+        try:
+            is_wanted = self._admit(connection, higher, end)
+        finally:
+            if not is_wanted:
+                connection.close()
+        return is_wanted
+
+    def _admit(self, connection: socket.socket, higher: dict[int, _Card], end: float) -> bool:
+        pid, uid = _peer_of(connection)
+        if uid != os.geteuid() or pid not in {card.pid for card in higher.values()}:
+            return False
+        connection.settimeout(_left_s(end))
+        try:
+            hello = json.loads(connection.recv(_HELLO_BYTES))
+            rank, lane, token = hello["rank"], hello["lane"], hello["token"]
+            is_meant = higher[rank].pid == pid and lane in _LANES and lane not in self.pairs.get(rank, {})
+            if not is_meant or not secrets.compare_digest(token, self.card.token):
+                return False
+        except (ValueError, KeyError, TypeError, ConnectionError) as error:
+            _log.debug("rank %d was greeted wrongly by process %d: %s", self.rank, pid, error)
+            return False
+        self.pairs.setdefault(rank, {})[lane] = connection
+        return True
+
+    def readable(self, others: dict[int, _Card]) -> list[int]:
+        """The connected ranks whose probes can be read."""
+        complete = [rank for rank, lanes in self.pairs.items() if len(lanes) == len(_LANES)]
+        return [rank for rank in complete if self._can_read(rank, others[rank])]
+
+    def _can_read(self, rank: int, card: _Card) -> bool:
+        expected = bytes.fromhex(card.probe)
+        found = ctypes.create_string_buffer(len(expected))
+        try:
+            MemoryReader(card.pid).read(ctypes.addressof(found), card.probe_address, len(expected))
+            self.pidfds[rank] = os.pidfd_open(card.pid)
+        except OSError as error:
+            _log.debug("rank %d cannot read the memory of process %d: %s", self.rank, card.pid, error)
+            return False
+        return found.raw == expected
+
+    def close(self, *, keep: set[int]) -> None:
+        self.listener.close()
+        for rank, lanes in self.pairs.items():
+            for lane in lanes.values():
+                if rank not in keep:
+                    lane.close()
+        for rank, pidfd in self.pidfds.items():
+            if rank not in keep:
+                os.close(pidfd)
+
+
+def find_neighbours(rank: int, exchange: Exchange, deadline_s: float) -> Neighbourhood:
+    """All ranks call it together; it calls `exchange` twice on every rank.
+
+    Args:
+        deadline_s: The longest wait for a connection. The waits of `exchange` are its own.
+    """
+    setup = _begin(rank)
+    cards = [_read_card(blob) for blob in exchange(json.dumps(asdict(setup.card) if setup else None).encode())]
+    host = setup.card.host if setup else None
+    here = {other: card for other, card in enumerate(cards) if card is not None and card.host == host}
+    others = {other: card for other, card in here.items() if card.pid != os.getpid()}
+    readable: list[int] = []
+    if setup is not None:
+        setup.connect(others, time.monotonic() + deadline_s)
+        readable = setup.readable(others)
+    verdicts = [json.loads(blob) for blob in exchange(json.dumps(readable).encode())]
+    if setup is None:
+        return Neighbourhood(neighbours=[], has_core_for_each=False)
+    agreed = [other for other in sorted(readable) if rank in verdicts[other]]
+    setup.close(keep=set(agreed))
+    neighbours = [
+        Neighbour(rank=other, pid=others[other].pid, pidfd=setup.pidfds[other], **setup.pairs[other])
+        for other in agreed
+    ]
+    cores = {core for card in here.values() for core in card.cores}
+    return Neighbourhood(neighbours=neighbours, has_core_for_each=len(here) <= len(cores))
+
+
+def _begin(rank: int) -> _Setup | None:
+    if _process_vm_readv is None:
+        return None
+    try:
+        return _Setup(rank)
+    except OSError as error:
+        _log.debug("rank %d looks for no neighbours: %s", rank, error)
+        return None
+
+
+def _read_card(blob: bytes) -> _Card | None:
+    fields = json.loads(blob)
+    return None if fields is None else _Card(**fields)
+
+
+def _host_identity() -> list[str]:
+    """What two ranks must have in common: the running kernel, the two namespaces, the user."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    spaces = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "pid")]
+    return [boot, *spaces, str(os.geteuid())]
+
+
+def _peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end, as the kernel knows them."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def _left_s(end: float) -> float:
+    """Never 0: that would mean a socket that does not wait."""
+    return max(0.001, end - time.monotonic())
