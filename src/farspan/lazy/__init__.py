@@ -15,11 +15,15 @@ from farspan.lazy.ops.functions import find_where as find_where
 from farspan.lazy.ops.functions import format_where as format_where
 from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.place import place as place
+from farspan.lazy.randomness import Frame as Frame
+from farspan.lazy.randomness import key_of as key_of
+from farspan.lazy.randomness import seeded as seeded
 from farspan.lazy.recorder import Recorder as Recorder
 from farspan.lazy.tensor import LazyTensor as LazyTensor
 from farspan.lazy.tensor import StubParameter as StubParameter
 
 __all__ = [
+    "Frame",
     "LazyTensor",
     "Leaf",
     "Placed",
@@ -31,10 +35,12 @@ __all__ = [
     "flatten",
     "format_where",
     "install",
+    "key_of",
     "meta_of",
     "place",
     "plain_versions",
     "rebuild",
+    "seeded",
     "swapped",
     "watch_module",
     "watch_parameter",

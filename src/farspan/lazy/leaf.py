@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from farspan.lazy.randomness.frame import key_of
+
 if TYPE_CHECKING:
     from farspan.graph import Meta
 
@@ -34,10 +36,12 @@ class Placed:
 class Leaf:
     """A module placed wholly on one stage."""
 
-    __slots__ = ("foreign", "has_buffers", "module", "modules", "name", "placed", "stage", "state")
+    __slots__ = ("foreign", "has_buffers", "key", "module", "modules", "name", "placed", "stage", "state")
 
     def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
         self.name = name
+        self.key = key_of(name)
+        """In the paths of what is drawn inside."""
         self.module = module
         self.stage = stage
         self.modules = tuple(module.modules())

@@ -29,6 +29,7 @@ from farspan.lazy.metadata import (
     rebuild,
     shape_of_call,
 )
+from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.foreach import record_foreach
 from farspan.lazy.ops.functions import find_where, format_where, is_fake_limit, name_of
 from farspan.lazy.ops.mutation import (
@@ -39,6 +40,7 @@ from farspan.lazy.ops.mutation import (
     written_parameters,
 )
 from farspan.lazy.ops.special import HANDLERS, read_data
+from farspan.lazy.randomness import DRAWS, Frame, has_own_generator, host_seed, key_of_function
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import put_modes, take_modes_of, without_modes_of
 
@@ -88,7 +90,12 @@ class Recorder:
         self._known: dict[Any, tuple[Any, Entry]] = {}
         """Template and entry of ordinary calls whose arguments are tensors and plain values."""
         self._is_writing = False
-        self.depth = 0
+        self.root = self.frame = Frame(0)
+        """Of the program's own code, and of the container that is running: paths of random numbers begin here."""
+        self.host_seed = 0
+        """What torch was seeded with when the outermost module was called."""
+        self._number = 0
+        """Of the call that is being recorded, among those of the same name in its frame."""
         self.transfer: Any = None
         """Stands in for the recorder while a state dictionary is made or loaded."""
 
@@ -96,6 +103,7 @@ class Recorder:
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
+        self._number = self.frame.count(leaf.key)
         if leaf.foreign:
             template, tensors = flatten_arguments(args, kwargs)
             return self.record(leaf, template, [*tensors, *(item.tensor for item in leaf.foreign)], leaf.stage)
@@ -130,6 +138,10 @@ class Recorder:
             return record_foreach(self, function, args, kwargs)
         elif getattr(function, "__module__", "").startswith("torch.distributed"):
             self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
+        if function in DRAWS or type(function) is FunctionCall:
+            self._number = 0 if has_own_generator(kwargs) else self.frame.count(key_of_function(function))
+        else:
+            self._number = -1
         return self._record_call(function, args, kwargs, None)
 
     def record(
@@ -180,6 +192,11 @@ class Recorder:
         self.current.add(call, values, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
         self.current.digest = hash((self.current.digest, entry.digest, stage, self.positions(values)))
+        if entry.is_random:
+            key = target.key if type(target) is Leaf else key_of_function(target)
+            number = self._number if self._number >= 0 else self.frame.count(key)  # only now known to draw
+            call.path = (self.frame.key, key, number)
+            self.current.digest = hash((self.current.digest, call.path))
         return self._answer(call, entry, tensors)
 
     def _write_parameters(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
@@ -333,6 +350,7 @@ class Recorder:
 
     def begin_module(self, module_id: int) -> None:
         """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""
+        self.host_seed = host_seed()
         if module_id in self.roots and not torch.is_grad_enabled():
             self.next_graph()
             if len(self.pending) >= _MAX_FORWARD_ONLY and self.num_pending_backwards == 0:

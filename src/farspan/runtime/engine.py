@@ -14,7 +14,7 @@ import torch
 
 from farspan.errors import FarspanError, RecordError, RemoteError
 from farspan.graph import Call, Graph, Part, Value
-from farspan.lazy import Placed, Recorder, find_where, format_where
+from farspan.lazy import Frame, Placed, Recorder, find_where, format_where, key_of
 from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.console import Console
@@ -25,7 +25,6 @@ from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.program import build_program
-from farspan.runtime.step.rng import Seeding
 from farspan.runtime.values import SharedValues
 
 __all__ = ["Engine", "StageSite"]
@@ -66,7 +65,6 @@ class Engine:
             self.channels,
             parameters=self.parameters,
             device_of=lambda stage: self.stages[stage].device,
-            seeding=Seeding(seed),
             check=self.check,
         )
         self.console = Console(side, deadline_s)
@@ -85,6 +83,7 @@ class Engine:
         side.history = self._history
         side.on_failure = self._on_failure
         recorder.engine = self
+        recorder.root = recorder.frame = Frame(key_of(f"seed {seed}"))
 
     def stage_number(self, site: StageSite, occurrence: int) -> int:
         """The number of the `occurrence`-th stage at `site`; models that share a site share its stages."""
@@ -360,7 +359,7 @@ def _changes_state(graphs: Sequence[Graph]) -> bool:
 
 
 def _call_digest(call: Call) -> int:
-    return hash((call.entry.digest, call.stage))
+    return hash((call.entry.digest, call.stage, call.path or ()))
 
 
 def _scalars(graphs: Sequence[Graph]) -> list[Value]:

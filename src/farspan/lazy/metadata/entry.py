@@ -38,6 +38,9 @@ class Entry:
     is_one_new_tensor: bool
     """Whether the result is one tensor that shares nothing with the arguments, and none of these is written."""
     is_random: bool
+    """Whether it draws random numbers."""
+    is_random_in_python: bool
+    """Whether some of them come from Python's or numpy's generator."""
     digest: int
     """Equal on all ranks for equal calls."""
 

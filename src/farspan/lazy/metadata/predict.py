@@ -6,12 +6,13 @@ import hashlib
 import random
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from farspan.errors import RecordError
 from farspan.graph import Meta
@@ -19,7 +20,9 @@ from farspan.lazy.leaf import Leaf, swapped
 from farspan.lazy.metadata.entry import Entry, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import flatten, rebuild
+from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import name_of
+from farspan.lazy.randomness import DRAWS, GENERATORS
 from farspan.lazy.torch_private import FakeTensor, TorchDispatchMode, call_without_compiling, fake_mode
 
 __all__ = ["predict"]
@@ -57,6 +60,8 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
         leaf_numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
         depends_on = tuple(_reached(output, leaf_numbers) for output in outputs)
         output_metas = tuple(meta_of(output) for output in outputs)
+        if watch.has_drawn:
+            _learn(target, template, metas, watch)
     name = name_of(target)
     description = repr((name, template, list(map(repr, metas)), modes, result_template, list(map(repr, output_metas))))
     return Entry(
@@ -71,6 +76,7 @@ def predict(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> 
         has_tensors_only=_has_tensors_only(result),
         is_one_new_tensor=type(result) is FakeTensor and not mutated and same_as[0] < 0 and shares[0] < 0,
         is_random=watch.has_drawn or generators.have_drawn,
+        is_random_in_python=generators.have_drawn,
         digest=int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest(), "big"),
     )
 
@@ -145,6 +151,32 @@ def _is_of_torch(hook: Any) -> bool:
     return (getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch.")
 
 
+def _learn(target: Any, template: Any, metas: Sequence[Meta], watch: _Watch) -> None:
+    """Run `target` once more, to learn which torch functions it draws with."""
+    if type(target) is not Leaf and type(target) is not FunctionCall:
+        DRAWS.add(target)
+        return
+    with torch.enable_grad():
+        tensors = [_fake(meta) if meta.is_parameter else _fake(meta).clone() for meta in metas]
+    with _Learn(watch), suppress(Exception):  # what the mode breaks here teaches nothing; the call itself has run
+        _run(target, template, tensors)
+
+
+class _Learn(TorchFunctionMode):
+    """Tells `watch` which torch function is running; a mode changes what some functions do, so it has its own run."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.watch.function = func
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.watch.function = None
+
+
 class _Watch(TorchDispatchMode):
     """Note whether an operation draws random numbers, and which memory is written (by schema: fakes do not count
     the versions of `_foreach_*` arguments).
@@ -153,6 +185,8 @@ class _Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.has_drawn = False
+        self.function: Any = None
+        """The torch function that is running, where this is known."""
         self.written: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -161,6 +195,8 @@ class _Watch(TorchDispatchMode):
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
             if torch.Tag.nondeterministic_seeded in func.tags and not _is_switched_off(schema, given):
                 self.has_drawn = True
+                if self.function is not None:
+                    DRAWS.add(self.function)
             for item in schema:
                 if item.alias_info is not None and item.alias_info.is_write and given.get(item.name) is not None:
                     value = given[item.name]
@@ -182,8 +218,8 @@ def _is_switched_off(schema: Any, given: dict[str, Any]) -> bool:
 def _untouched_generators() -> Iterator[_Generators]:
     """Leave Python's, numpy's and torch's generators as they were, and note whether the first two were used."""
     noted = _Generators()
-    python, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with GENERATORS, torch.random.fork_rng(devices=[]):
+        python, numpy_state = random.getstate(), np.random.get_state()
         try:
             yield noted
         finally:

@@ -8,22 +8,20 @@ Autograd never crosses a border: each segment is its own small autograd graph, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from farspan.errors import RecordError
 from farspan.graph import Call, Edge, Part, Segment, Value
-from farspan.lazy import Leaf, Placed, apply_modes, flatten, format_where, plain_versions, rebuild, swapped
+from farspan.lazy import Leaf, Placed, apply_modes, flatten, format_where, plain_versions, rebuild, seeded, swapped
 from farspan.lazy.torch_private import raw_grad, set_raw_grad
 
 __all__ = ["run_backward", "run_forward"]
 
-Seeding = Callable[[Call], Any]
 
-
-def run_forward(segment: Segment, seeding: Seeding) -> None:
+def run_forward(segment: Segment) -> None:
     """Run the calls of `segment`; its inputs' data is there, its outputs' data will be."""
     for value in segment.inputs:
         if value.name and value.stage == segment.stage:
@@ -34,7 +32,7 @@ def run_forward(segment: Segment, seeding: Seeding) -> None:
             leaf.requires_grad_()
         segment.leaves[value] = leaf
     for call in segment.calls:
-        _run_call(call, segment, seeding)
+        _run_call(call, segment)
     for call in segment.calls:
         for value in call.outputs:
             if value not in segment.outputs and not value.is_held:
@@ -43,7 +41,7 @@ def run_forward(segment: Segment, seeding: Seeding) -> None:
         del segment.leaves[value]
 
 
-def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
+def _run_call(call: Call, segment: Segment) -> None:
     entry = call.entry
     assert call.arguments is not None
     if call.versions and plain_versions(call.arguments) != call.versions:
@@ -55,7 +53,7 @@ def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
     tensors = [_tensor_of(item, segment) for item in call.arguments]
     for number in entry.mutated:
         tensors[number] = _writable(call.arguments[number], tensors[number], segment)
-    with apply_modes(call.modes), seeding(call):
+    with apply_modes(call.modes), seeded(call, tensors):
         try:
             result = _call_target(call, tensors)
         except Exception as error:
