@@ -27,7 +27,13 @@ ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def run_threads(
-    num_ranks: int, program: Callable[[int], Any], *, deadline_s: float = 30.0, lookahead: int = 2, medium: Any = None
+    num_ranks: int,
+    program: Callable[[int], Any],
+    *,
+    deadline_s: float = 30.0,
+    lookahead: int = 2,
+    medium: Any = None,
+    seed: int = 0,
 ) -> list[Any]:
     """Run `program(rank)` on `num_ranks` threads that are each a rank; return what they returned, by rank.
 
@@ -50,7 +56,7 @@ def run_threads(
         )
         recorder = Recorder()
         road = (medium or LocalMedium)(rank, network)
-        engine = Engine(recorder, side, road, seed=0, deadline_s=deadline_s)
+        engine = Engine(recorder, side, road, seed=seed, deadline_s=deadline_s)
         engine.lookahead = lookahead
         use_engine(engine)
         activate(recorder)

@@ -34,6 +34,7 @@ class Call:
         "level",
         "modes",
         "outputs",
+        "path",
         "segment",
         "stage",
         "target",
@@ -49,6 +50,8 @@ class Call:
         """What is called: a leaf (module) or a torch function; opaque here."""
         self.template = template
         """How the arguments are rebuilt from `arguments`."""
+        self.path: tuple[int, int, int] | None = None
+        """Where in the program a call that draws random numbers stands; the same for every plan."""
         self.versions: tuple[int, ...] = ()
         """Of the plain tensor arguments, when the call was recorded."""
         self.arguments: Sequence[Any] | None = arguments

@@ -25,11 +25,15 @@ from farspan.lazy.ops.functions import find_where as find_where
 from farspan.lazy.ops.functions import format_where as format_where
 from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.parameters.place import place as place
+from farspan.lazy.randomness import Frame as Frame
+from farspan.lazy.randomness import key_of as key_of
+from farspan.lazy.randomness import seeded as seeded
 from farspan.lazy.recorder import Recorder as Recorder
 from farspan.lazy.tensor import LazyTensor as LazyTensor
 from farspan.lazy.tensor import StubParameter as StubParameter
 
 __all__ = [
+    "Frame",
     "LazyTensor",
     "Leaf",
     "MutableArguments",
@@ -44,6 +48,7 @@ __all__ = [
     "flatten",
     "format_where",
     "install",
+    "key_of",
     "learned_from_run",
     "learned_from_text",
     "meta_of",
@@ -52,6 +57,7 @@ __all__ = [
     "real_attributes",
     "rebuild",
     "rebuild_arguments",
+    "seeded",
     "swapped",
     "text_for_others",
     "watch_module",

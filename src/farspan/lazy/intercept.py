@@ -8,7 +8,6 @@ property on `torch.nn.Parameter`. All three do nothing for what was not distribu
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from typing import Any
 
@@ -20,12 +19,23 @@ from farspan.lazy.hooks import call_with_user_hooks, has_user_hooks, open_leaves
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.parameters.transfer import transferring
+from farspan.lazy.randomness import (
+    DRAWS,
+    active,
+    draw_at_once,
+    forget_module,
+    has_own_generator,
+    key_of_module,
+    name_module,
+    replayed,
+)
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
     is_mode_active,
     raw_grad,
+    recompute_through,
     set_raw_grad,
 )
 
@@ -33,7 +43,6 @@ __all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
 
 _recorder_of_module: dict[int, Recorder] = {}
 _recorder_of_parameter: dict[int, Recorder] = {}
-_thread = threading.local()
 
 
 class Intercept(TorchFunctionMode):
@@ -46,8 +55,10 @@ class Intercept(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder
-        if not recorder.is_recording or not (types or _concerns(args, kwargs, recorder.placed)):
+        if not recorder.is_recording:
             return func(*args, **kwargs)
+        if not (types or _concerns(args, kwargs, recorder.placed)):
+            return _run(func, args, kwargs, recorder)
         if func in CHANGES_GRADIENT_FLOW:
             recorder.flush_before_change("requires_grad is changed")
             recorder.forget_states()
@@ -55,8 +66,15 @@ class Intercept(TorchFunctionMode):
             with DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if types and not _concerns(args, kwargs, recorder.placed):
-            return func(*args, **kwargs)  # another library's tensor subclass
+            return _run(func, args, kwargs, recorder)  # plain tensors, or another library's tensor subclass
         return (recorder.transfer or recorder).dispatch(func, args, kwargs)
+
+
+def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
+    """Run a function on tensors that are not recorded."""
+    if func in DRAWS and recorder.frame is not recorder.root and not has_own_generator(kwargs):
+        return draw_at_once(recorder.frame, recorder.host_seed, func, args, kwargs)
+    return func(*args, **kwargs)
 
 
 def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
@@ -78,20 +96,24 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if recorder is not None and recorder.is_in_optimizer:
         recorder.leave_optimizer()  # a step that raised has not said that it is over
     if recorder is None or not recorder.is_recording:
-        return _original_call(module, *args, **kwargs)
+        scope = active.scope
+        if scope is None or recorder is None:
+            return _original_call(module, *args, **kwargs)
+        return scope.call_module(module, _original_call, args, kwargs)
     _ensure_mode(recorder)
-    if recorder.depth == 0:
+    outer = recorder.frame
+    if outer is recorder.root:
         recorder.begin_module(id(module))
     leaf = recorder.leaves.get(id(module))
     if leaf is not None and not leaf.is_open:
         if has_user_hooks(module):
             return call_with_user_hooks(module, lambda *a, **k: recorder.call_leaf(leaf, a, k), args, kwargs)
         return recorder.call_leaf(leaf, args, kwargs)
-    recorder.depth += 1
+    recorder.frame = outer.inside(key_of_module(module))
     try:
         return _original_call(module, *args, **kwargs)
     finally:
-        recorder.depth -= 1
+        recorder.frame = outer
 
 
 def _get_grad(parameter: Any) -> Any:
@@ -174,6 +196,7 @@ def install() -> None:
     if nn.Module.__call__ is _call_module:
         return
     install_apply()
+    recompute_through(functools.partial(replayed, is_first=False))
     nn.Module.__call__ = _call_module  # type: ignore[method-assign]
     nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
     nn.Module.register_forward_hook = _opening_leaves(nn.Module.register_forward_hook)
@@ -185,10 +208,16 @@ def install() -> None:
     StubParameter.grad = grad  # type: ignore[assignment]
 
 
-def watch_module(module: nn.Module, recorder: Recorder) -> None:
-    """Let calls of `module` go to `recorder`, for as long as the module lives."""
+def watch_module(module: nn.Module, recorder: Recorder, name: str) -> None:
+    """Let calls of `module`, known as `name`, go to `recorder`, for as long as the module lives."""
+    name_module(module, name)
     _recorder_of_module[id(module)] = recorder
-    weakref.finalize(module, _recorder_of_module.pop, id(module), None)
+    weakref.finalize(module, _forget_module, id(module))
+
+
+def _forget_module(module_id: int) -> None:
+    _recorder_of_module.pop(module_id, None)
+    forget_module(module_id)
 
 
 def watch_parameter(parameter: torch.Tensor, recorder: Recorder) -> None:
@@ -198,10 +227,10 @@ def watch_parameter(parameter: torch.Tensor, recorder: Recorder) -> None:
 
 def _ensure_mode(recorder: Recorder) -> None:
     """The function mode belongs to a thread; push it where it is missing."""
-    if getattr(_thread, "recorder", None) is not recorder:
+    if active.recorder is not recorder:
         if not is_mode_active(Intercept):
             Intercept(recorder).__enter__()
-        _thread.recorder = recorder
+        active.recorder = recorder
 
 
 def activate(recorder: Recorder) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from farspan.lazy.randomness.frame import key_of
+
 if TYPE_CHECKING:
     from farspan.graph import Meta
 
@@ -39,6 +41,7 @@ class Leaf:
         "foreign",
         "has_buffers",
         "is_open",
+        "key",
         "module",
         "modules",
         "name",
@@ -49,6 +52,8 @@ class Leaf:
 
     def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
         self.name = name
+        self.key = key_of(name)
+        """In the paths of what is drawn inside."""
         self.module = module
         self.stage = stage
         self.modules = tuple(module.modules())

@@ -9,6 +9,7 @@ import torch
 from farspan.graph import Call, Value
 from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, entry_from_json, entry_to_json, meta_of
 from farspan.lazy.metadata import observe as observe_run
+from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.functions import find_where
 from farspan.lazy.ops.stages import stage_of
 
@@ -30,6 +31,7 @@ def learn(
     given: tuple[Any, ...],
 ) -> Any:
     """Run the call now, as a graph of its own, and return what the user's code gets."""
+    path = recorder.path_of(target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
     arguments = [recorder.argument(tensor) for tensor in tensors]
     values = [item for item in arguments if isinstance(item, Value)]
@@ -43,19 +45,20 @@ def learn(
         modes=modes,
         where=find_where(),
     )
+    call.path = path
     graph = recorder.current
     graph.add(call, values)
     digest = digest_of((unknown.name, template, modes))
-    graph.digest = hash((graph.digest, digest, call.stage, recorder.positions(values)))
+    graph.digest = hash((graph.digest, digest, call.stage, path, recorder.positions(values)))
     answers: list[Any] = []
 
-    def answer() -> None:
+    def give_answer() -> None:
         entry: Entry = call.entry
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         recorder.cache.learned(target, template, metas, modes, entry)
-        answers.append(recorder.answer(call, entry, tensors, given))
+        answers.append(answer(recorder, call, entry, tensors, given))
 
-    recorder.engine.flush(f"what {unknown.name} gives depends on data", learning=(call, answer))
+    recorder.engine.flush(f"what {unknown.name} gives depends on data", learning=(call, give_answer))
     return answers[0]
 
 

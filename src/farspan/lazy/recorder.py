@@ -7,7 +7,6 @@ value; then the runtime behind `engine` executes it.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -19,12 +18,10 @@ from farspan.lazy.backward import record_backward
 from farspan.lazy.leaf import Leaf, Placed
 from farspan.lazy.learning import learn
 from farspan.lazy.metadata import (
-    ATTRIBUTES,
     Entry,
     LeakError,
     MetadataCache,
     Unknown,
-    apply_result,
     attributes_of,
     current_modes,
     find_out,
@@ -32,15 +29,14 @@ from farspan.lazy.metadata import (
     flatten_arguments,
     intern,
     meta_of,
-    objects_given,
-    put_attributes,
     rebuild,
     shape_of_call,
 )
+from farspan.lazy.ops.answers import answer
+from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.foreach import record_foreach
 from farspan.lazy.ops.functions import find_where, format_where, name_of
 from farspan.lazy.ops.mutation import (
-    join_family,
     plain_versions,
     prepare_mutation,
     written_parameters,
@@ -48,6 +44,7 @@ from farspan.lazy.ops.mutation import (
 from farspan.lazy.ops.special import HANDLERS, read_data
 from farspan.lazy.ops.stages import stage_of, stage_written
 from farspan.lazy.parameters.gradients import Gradients
+from farspan.lazy.randomness import DRAWS, Frame, has_own_generator, host_seed, key_of_function
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import put_modes, take_modes_of, without_modes_of
 
@@ -97,7 +94,12 @@ class Recorder:
         self._known: dict[Any, tuple[Any, Entry]] = {}
         """Template and entry of ordinary calls whose arguments are tensors and plain values."""
         self._is_writing = False
-        self.depth = 0
+        self.root = self.frame = Frame(0)
+        """Of the program's own code, and of the container that is running: paths of random numbers begin here."""
+        self.host_seed = 0
+        """What torch was seeded with when the outermost module was called."""
+        self._number = 0
+        """Of the call that is being recorded, among those of the same name in its frame."""
         self.transfer: Any = None
         """Stands in for the recorder while a state dictionary is made or loaded."""
 
@@ -105,6 +107,10 @@ class Recorder:
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
+        self._number = self.frame.count(leaf.key)
+        return self._call_leaf(leaf, args, kwargs)
+
+    def _call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if leaf.foreign or leaf.attributes:
             given: Any = (args, kwargs)
             if leaf.attributes:
@@ -143,6 +149,10 @@ class Recorder:
             return record_foreach(self, function, args, kwargs)
         elif getattr(function, "__module__", "").startswith("torch.distributed"):
             self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
+        if function in DRAWS or type(function) is FunctionCall:
+            self._number = 0 if has_own_generator(kwargs) else self.frame.count(key_of_function(function))
+        else:
+            self._number = -1
         return self._record_call(function, args, kwargs, None)
 
     def record(
@@ -172,13 +182,14 @@ class Recorder:
             entry = self._predict(target, template, metas, modes)
         except LeakError:
             target.is_open = True
+            self.frame.counts[target.key] -= 1  # it is called anew
             return target.module(*given[0], **given[1])
         if isinstance(entry, Unknown):
             return learn(self, target, template, tensors, stage, entry, given)
         if type(target) is Leaf:
             if not target.attributes.keys() >= set(entry.attributes):
                 target.attributes.update(dict.fromkeys(entry.attributes))
-                return self.call_leaf(target, given[0], given[1])  # with what these hold as arguments
+                return self._call_leaf(target, given[0], given[1])  # with what these hold as arguments
         else:
             if not entry.has_tensors_only:
                 args, kwargs = rebuild(template, [read_data(tensor) for tensor in tensors])
@@ -222,7 +233,16 @@ class Recorder:
         self.current.add(call, values, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
         self.current.digest = hash((self.current.digest, entry.digest, stage, self.positions(values)))
-        return self.answer(call, entry, tensors, given)
+        if entry.is_random:
+            call.path = self.path_of(target)
+            self.current.digest = hash((self.current.digest, call.path))
+        return answer(self, call, entry, tensors, given)
+
+    def path_of(self, target: Any) -> tuple[int, int, int]:
+        """What the draws of the call that is being recorded depend on."""
+        key = target.key if type(target) is Leaf else key_of_function(target)
+        number = self._number if self._number >= 0 else self.frame.count(key)  # only now known to draw
+        return (self.frame.key, key, number)
 
     def _write_parameters(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
         """A parameter is written outside the optimizer: all before it sees the old value, all after it the new."""
@@ -234,36 +254,6 @@ class Recorder:
         finally:
             self._is_writing = False
         self.engine.parameters_changed()
-        return result
-
-    def answer(self, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, ...]) -> Any:
-        """What the user's code gets: lazy tensors in the result's structure; arguments the call changes are changed."""
-        if entry.is_one_new_tensor:
-            return LazyTensor.make(call.outputs[0], self)
-        for number, argument in enumerate(entry.mutated):
-            tensor = tensors[argument]
-            if type(tensor) is not LazyTensor:
-                continue  # a parameter, which stays what it is
-            tensor._value = call.outputs[entry.num_results + number]
-            tensor._value.lazy = weakref.ref(tensor)
-        results: list[torch.Tensor] = []
-        for i in range(entry.num_results):
-            same = entry.same_as[i]
-            if same >= 0:
-                results.append(tensors[same])
-                continue
-            lazy = LazyTensor.make(call.outputs[i], self)
-            shared = entry.shares[i]
-            if shared >= 0 and type(tensors[shared]) is LazyTensor:
-                join_family(lazy, tensors[shared])
-            results.append(lazy)
-        if not entry.changes and not entry.names_arguments:
-            return rebuild(entry.template, results)
-        objects = objects_given(given)
-        result = apply_result(entry.template, entry.changes, results, objects)
-        if type(call.target) is Leaf:
-            call.target.attributes.update(dict.fromkeys(entry.attributes))
-            put_attributes(call.target.modules, call.target.attributes, objects[ATTRIBUTES])
         return result
 
     def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
@@ -361,6 +351,7 @@ class Recorder:
 
     def begin_module(self, module_id: int) -> None:
         """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""
+        self.host_seed = host_seed()
         if module_id in self.roots and not torch.is_grad_enabled():
             self.next_graph()
             if len(self.pending) >= _MAX_FORWARD_ONLY and self.num_pending_backwards == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,10 +31,12 @@ __all__ = [
     "call_without_compiling",
     "disabled_torch_function",
     "fake_mode",
+    "is_compiled",
     "is_fake_limit",
     "is_mode_active",
     "make_wrapper",
     "raw_grad",
+    "recompute_through",
     "set_raw_grad",
     "store_of_default_group",
     "put_modes",
@@ -55,6 +57,23 @@ disabled_torch_function = torch._C._disabled_torch_function_impl
 def call_without_compiling(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module, hooks and all, but for what `module.compile()` put in front."""
     return module._call_impl(*args, **kwargs)
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether calling `module` runs what torch.compile has made of it."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+
+
+def recompute_through(wrapper: Callable[[Any], Any]) -> None:
+    """From now on a non-reentrant checkpoint recomputes with `wrapper(function)`, made when it runs `function`."""
+    import torch.utils.checkpoint as checkpoint
+
+    original: Any = checkpoint._checkpoint_without_reentrant_generator
+
+    def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(wrapper(function), *args, **kwargs)
+
+    checkpoint._checkpoint_without_reentrant_generator = generator
 
 
 def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:

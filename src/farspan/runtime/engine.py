@@ -14,7 +14,16 @@ import torch
 
 from farspan.errors import FarspanError, RecordError, RemoteError
 from farspan.graph import Call, Graph, Part, Value
-from farspan.lazy import Placed, Recorder, find_where, format_where, learned_from_text, text_for_others
+from farspan.lazy import (
+    Frame,
+    Placed,
+    Recorder,
+    find_where,
+    format_where,
+    key_of,
+    learned_from_text,
+    text_for_others,
+)
 from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.console import Console
@@ -25,7 +34,6 @@ from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.program import build_program
-from farspan.runtime.step.rng import Seeding
 from farspan.runtime.values import SharedValues
 
 __all__ = ["Engine", "StageSite"]
@@ -66,7 +74,6 @@ class Engine:
             self.channels,
             parameters=self.parameters,
             device_of=lambda stage: self.stages[stage].device,
-            seeding=Seeding(seed),
             check=self.check,
         )
         self.console = Console(side, deadline_s)
@@ -85,6 +92,7 @@ class Engine:
         side.history = self._history
         side.on_failure = self._on_failure
         recorder.engine = self
+        recorder.root = recorder.frame = Frame(key_of(f"seed {seed}"))
 
     def stage_number(self, site: StageSite, occurrence: int) -> int:
         """The number of the `occurrence`-th stage at `site`; models that share a site share its stages."""
@@ -116,8 +124,7 @@ class Engine:
         step = self.num_flushes
         self.num_flushes += 1
         self._flushing = graphs
-        where = find_where()
-        self._flush_reason = f"{reason}, at {format_where(where)}"
+        self._flush_reason = f"{reason}, at {format_where(find_where())}"
         began_ns = time.perf_counter_ns()
         digest = hash(tuple([graph.digest for graph in graphs]))
         self.side.start(step, digest)
@@ -375,7 +382,7 @@ def _changes_state(graphs: Sequence[Graph]) -> bool:
 
 
 def _call_digest(call: Call) -> int:
-    return hash((call.entry.digest, call.stage))
+    return hash((call.entry.digest, call.stage, call.path or ()))
 
 
 def _is_transport_error(error: Exception) -> bool:

@@ -48,6 +48,9 @@ class Entry:
     is_one_new_tensor: bool
     """Whether the result is one tensor that shares nothing with the arguments, and none of these is changed."""
     is_random: bool
+    """Whether it draws random numbers."""
+    is_random_in_python: bool
+    """Whether some of them come from Python's or numpy's generator."""
     digest: int
     """Equal on all ranks for equal calls."""
 
@@ -80,6 +83,7 @@ class Unknown:
     __slots__ = ("digest", "is_dynamic", "last", "name", "reason")
 
     is_random = True
+    is_random_in_python = True
     unused: frozenset[int] = frozenset()
     mutated: tuple[int, ...] = ()
 

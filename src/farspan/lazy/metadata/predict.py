@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
@@ -20,7 +21,9 @@ from farspan.lazy.metadata.changes import ATTRIBUTES, MutableArguments, describe
 from farspan.lazy.metadata.entry import Entry, digest_of, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import rebuild
+from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import name_of
+from farspan.lazy.randomness import DRAWS, GENERATORS
 from farspan.lazy.torch_private import (
     TorchDispatchMode,
     call_without_compiling,
@@ -67,9 +70,12 @@ def predict(
     """
     with torch.inference_mode(False), fake_mode(is_symbolic=is_symbolic), apply_modes(modes):
         leaves = [_fake(meta) for meta in metas]
-        return observe(
+        entry = observe(
             target, template, metas, modes, leaves, lambda tensors: _run(target, template, tensors), made=made
         )
+        if entry.is_random:
+            _learn_draws(target, template, metas)
+    return entry
 
 
 def observe(
@@ -149,6 +155,7 @@ def observe(
             and shares[0] < 0
         ),
         is_random=watch.has_drawn or generators.have_drawn,
+        is_random_in_python=generators.have_drawn,
         digest=digest_of((*parts, described.changes)),
     )
 
@@ -201,6 +208,33 @@ def _torch_tables_kept(modules: tuple[nn.Module, ...]) -> Iterator[None]:
                 table.update(content)
 
 
+def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
+    """Run `target` once more, to learn which torch functions it draws with."""
+    if type(target) is not Leaf and type(target) is not FunctionCall:
+        DRAWS.add(target)
+        return
+    with torch.enable_grad():
+        tensors = [_fake(meta) if meta.is_parameter else _fake(meta).clone() for meta in metas]
+    # What the function mode breaks here teaches nothing; the call itself has run.
+    with _untouched_generators(), _Watch([]) as watch, _Learn(watch), suppress(Exception):
+        _run(target, template, tensors)
+
+
+class _Learn(TorchFunctionMode):
+    """Tells `watch` which torch function is running; a mode changes what some functions do, so it has its own run."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.watch.function = func
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.watch.function = None
+
+
 class _Watch(TorchDispatchMode):
     """Note whether an operation draws random numbers, and which memory is written (by schema: fakes do not count
     the versions of `_foreach_*` arguments).
@@ -209,6 +243,8 @@ class _Watch(TorchDispatchMode):
     def __init__(self, made: Made) -> None:
         super().__init__()
         self.has_drawn = False
+        self.function: Any = None
+        """The torch function that is running, where this is known."""
         self.written: set[int] = set()
         self.used: set[int] = set()
         """The memory that any operation reads or writes."""
@@ -221,6 +257,8 @@ class _Watch(TorchDispatchMode):
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
             if torch.Tag.nondeterministic_seeded in func.tags and not _is_switched_off(schema, given):
                 self.has_drawn = True
+                if self.function is not None:
+                    DRAWS.add(self.function)
             for item in schema:
                 if item.alias_info is not None and item.alias_info.is_write and given.get(item.name) is not None:
                     value = given[item.name]
@@ -244,8 +282,8 @@ def _is_switched_off(schema: Any, given: dict[str, Any]) -> bool:
 def _untouched_generators() -> Iterator[_Generators]:
     """Leave Python's, numpy's and torch's generators as they were, and note whether the first two were used."""
     noted = _Generators()
-    python, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with GENERATORS, torch.random.fork_rng(devices=[]):
+        python, numpy_state = random.getstate(), np.random.get_state()
         try:
             yield noted
         finally:

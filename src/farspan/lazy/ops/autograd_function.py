@@ -10,7 +10,9 @@ import types
 from typing import Any
 
 from torch.autograd import Function
+from torch.utils.checkpoint import CheckpointFunction
 
+from farspan.lazy.randomness import active, called_inside, key_of_function, replayed
 from farspan.lazy.tensor import LazyTensor
 
 __all__ = ["FunctionCall", "install_apply"]
@@ -45,7 +47,11 @@ def apply(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any
     for item in args:
         if type(item) is LazyTensor:
             return item._recorder.dispatch(FunctionCall(function), args, kwargs)
-    return _original(function, *args, **kwargs)
+    if active.scope is None and active.recorder is None:
+        return _original(function, *args, **kwargs)
+    if function is CheckpointFunction:  # the reentrant checkpoint: runs its first argument now, and in the backward
+        return _original(function, replayed(args[0], is_first=True), *args[1:], **kwargs)
+    return called_inside(key_of_function(FunctionCall(function)), _original, function, *args, **kwargs)
 
 
 def install_apply() -> None:

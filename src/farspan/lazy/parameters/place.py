@@ -61,7 +61,7 @@ def place(
         seen.add(id(parameter))
     leaves: list[Leaf] = []
     for name, module in model.named_modules():
-        watch_module(module, recorder)
+        watch_module(module, recorder, prefix + name)
         stage = leaf_stage[name]
         if stage is None:
             continue

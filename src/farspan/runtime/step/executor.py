@@ -13,7 +13,6 @@ from farspan.graph import Edge, Meta, Part, Segment, Value
 from farspan.lazy import Placed
 from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.program import Bundle, Program, Step
-from farspan.runtime.step.rng import Seeding
 from farspan.runtime.step.segment import run_backward, run_forward
 from farspan.schedule import Kind
 
@@ -40,13 +39,11 @@ class Executor:
         *,
         parameters: Mapping[str, Placed],
         device_of: Callable[[int], torch.device],
-        seeding: Seeding,
         check: Callable[[], None],
     ) -> None:
         self.channels = channels
         self.parameters = parameters
         self.device_of = device_of
-        self.seeding = seeding
         self.check = check
         """Raises if another rank has failed."""
         self.gradients: dict[Edge, torch.Tensor] = {}
@@ -93,7 +90,7 @@ class Executor:
                     item.data = None
 
     def _forward(self, segment: Segment) -> None:
-        run_forward(segment, self.seeding)
+        run_forward(segment)
         segment.executed = True
 
     def _backward(self, part: Part) -> None:

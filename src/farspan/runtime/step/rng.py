@@ -1,56 +1,14 @@
-"""Seeds for calls that draw random numbers: a function of (seed, micro-batch, call), never of the rank.
-
-The generators the user's program sees are left as they were, so that they stay in step on all ranks.
-"""
+"""The generators the user's program sees, as bytes: all ranks begin with the same."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from farspan.graph import Call
-
-__all__ = ["Seeding", "load_generators", "save_generators"]
-
-
-class Seeding:
-    """Gives every random call its own seed."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def __call__(self, call: Call) -> contextlib.AbstractContextManager[None]:
-        return self._seeded(call) if call.entry.is_random else _NOTHING
-
-    @contextlib.contextmanager
-    def _seeded(self, call: Call) -> Iterator[None]:
-        text = f"{self.seed}/{call.graph.index}/{call.index}/{call.entry.name}"
-        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-        python, numpy_state = random.getstate(), np.random.get_state()
-        generators = [torch.default_generator]
-        if torch.cuda.is_initialized():
-            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
-        states = [generator.get_state() for generator in generators]
-        for generator in generators:
-            generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
-        try:
-            yield
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
-            random.setstate(python)
-            np.random.set_state(numpy_state)
-
-
-_NOTHING = contextlib.nullcontext()
+__all__ = ["load_generators", "save_generators"]
 
 
 def save_generators() -> bytes:

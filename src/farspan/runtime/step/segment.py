@@ -9,7 +9,7 @@ Autograd never crosses a border: each segment is its own small autograd graph, s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from farspan.lazy import (
     real_attributes,
     rebuild,
     rebuild_arguments,
+    seeded,
     swapped,
     watched_attributes,
     without_user_hooks,
@@ -38,10 +39,8 @@ from farspan.lazy.torch_private import raw_grad, set_raw_grad
 
 __all__ = ["run_backward", "run_forward"]
 
-Seeding = Callable[[Call], Any]
 
-
-def run_forward(segment: Segment, seeding: Seeding) -> None:
+def run_forward(segment: Segment) -> None:
     """Run the calls of `segment`; its inputs' data is there, its outputs' data will be."""
     for value in segment.inputs:
         if value.name and value.stage == segment.stage:
@@ -52,7 +51,7 @@ def run_forward(segment: Segment, seeding: Seeding) -> None:
             leaf.requires_grad_()
         segment.leaves[value] = leaf
     for call in segment.calls:
-        _run_call(call, segment, seeding)
+        _run_call(call, segment)
     for call in segment.calls:
         for value in call.outputs:
             if value not in segment.outputs and not value.is_held:
@@ -61,7 +60,7 @@ def run_forward(segment: Segment, seeding: Seeding) -> None:
         del segment.leaves[value]
 
 
-def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
+def _run_call(call: Call, segment: Segment) -> None:
     entry = call.entry
     assert call.arguments is not None
     if call.versions and plain_versions(call.arguments) != call.versions:
@@ -75,7 +74,7 @@ def _run_call(call: Call, segment: Segment, seeding: Seeding) -> None:
         tensors[number] = _placeholder(call.arguments[number], tensors[number])
     for number in entry.mutated:
         tensors[number] = _writable(call.arguments[number], tensors[number], segment)
-    with apply_modes(call.modes), seeding(call):
+    with apply_modes(call.modes), seeded(call, tensors):
         try:
             if type(entry) is Unknown:
                 learned_from_run(call, tensors, lambda given: _call_target(call, given))

@@ -10,7 +10,7 @@ from tests.support.cases import CASES
 from tests.support.parity import all_plans, build, train_distributed, train_plainly
 from tests.support.ranks import run_processes, run_threads
 
-PROGRAM = Path(__file__).parent / "programs" / "parity.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "parity.py"
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])

@@ -1,0 +1,50 @@
+"""What the user's code gets back from a call that has been recorded."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.graph import Call
+from farspan.lazy.leaf import Leaf
+from farspan.lazy.metadata import ATTRIBUTES, Entry, apply_result, objects_given, put_attributes, rebuild
+from farspan.lazy.ops.mutation import join_family
+from farspan.lazy.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["answer"]
+
+
+def answer(recorder: Recorder, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, ...]) -> Any:
+    """What the user's code gets: lazy tensors in the result's structure; arguments the call changes are changed."""
+    if entry.is_one_new_tensor:
+        return LazyTensor.make(call.outputs[0], recorder)
+    for number, argument in enumerate(entry.mutated):
+        tensor = tensors[argument]
+        if type(tensor) is not LazyTensor:
+            continue  # a parameter, which stays what it is
+        tensor._value = call.outputs[entry.num_results + number]
+        tensor._value.lazy = weakref.ref(tensor)
+    results: list[torch.Tensor] = []
+    for i in range(entry.num_results):
+        same = entry.same_as[i]
+        if same >= 0:
+            results.append(tensors[same])
+            continue
+        lazy = LazyTensor.make(call.outputs[i], recorder)
+        shared = entry.shares[i]
+        if shared >= 0 and type(tensors[shared]) is LazyTensor:
+            join_family(lazy, tensors[shared])
+        results.append(lazy)
+    if not entry.changes and not entry.names_arguments:
+        return rebuild(entry.template, results)
+    objects = objects_given(given)
+    result = apply_result(entry.template, entry.changes, results, objects)
+    if type(call.target) is Leaf:
+        call.target.attributes.update(dict.fromkeys(entry.attributes))
+        put_attributes(call.target.modules, call.target.attributes, objects[ATTRIBUTES])
+    return result

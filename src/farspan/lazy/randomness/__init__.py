@@ -1,0 +1,35 @@
+"""Random numbers that depend on where in the user's model they are drawn, never on how a plan has cut it."""
+
+from farspan.lazy.randomness.draws import DRAWS as DRAWS
+from farspan.lazy.randomness.draws import has_own_generator as has_own_generator
+from farspan.lazy.randomness.frame import Frame as Frame
+from farspan.lazy.randomness.frame import forget_module as forget_module
+from farspan.lazy.randomness.frame import key_of as key_of
+from farspan.lazy.randomness.frame import key_of_function as key_of_function
+from farspan.lazy.randomness.frame import key_of_module as key_of_module
+from farspan.lazy.randomness.frame import name_module as name_module
+from farspan.lazy.randomness.generators import GENERATORS as GENERATORS
+from farspan.lazy.randomness.generators import host_seed as host_seed
+from farspan.lazy.randomness.scope import active as active
+from farspan.lazy.randomness.scope import called_inside as called_inside
+from farspan.lazy.randomness.scope import draw_at_once as draw_at_once
+from farspan.lazy.randomness.scope import replayed as replayed
+from farspan.lazy.randomness.scope import seeded as seeded
+
+__all__ = [
+    "DRAWS",
+    "GENERATORS",
+    "Frame",
+    "active",
+    "called_inside",
+    "draw_at_once",
+    "forget_module",
+    "has_own_generator",
+    "host_seed",
+    "key_of",
+    "key_of_function",
+    "key_of_module",
+    "name_module",
+    "replayed",
+    "seeded",
+]

@@ -1,0 +1,49 @@
+"""Which torch functions draw random numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+__all__ = ["DRAWS", "has_own_generator"]
+
+_TORCH = (
+    "alpha_dropout", "alpha_dropout_", "bernoulli", "binomial", "dropout", "dropout_", "feature_alpha_dropout",
+    "feature_alpha_dropout_", "feature_dropout", "feature_dropout_", "gru", "lstm", "multinomial", "native_dropout",
+    "normal", "pca_lowrank", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like",
+    "randperm", "rnn_relu", "rnn_tanh", "rrelu", "rrelu_",
+)  # fmt: skip
+_TENSOR = (
+    "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal_",
+    "random_", "uniform_",
+)  # fmt: skip
+_FUNCTIONAL = (
+    "alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout",
+    "fractional_max_pool2d", "fractional_max_pool2d_with_indices", "fractional_max_pool3d",
+    "fractional_max_pool3d_with_indices", "gumbel_softmax", "multi_head_attention_forward", "rrelu", "rrelu_",
+    "scaled_dot_product_attention",
+)  # fmt: skip
+_INIT = (
+    "kaiming_normal_", "kaiming_uniform_", "normal_", "orthogonal_", "sparse_", "trunc_normal_", "uniform_",
+    "xavier_normal_", "xavier_uniform_",
+)  # fmt: skip
+
+DRAWS: set[Any] = {
+    getattr(room, name)
+    for room, names in ((torch, _TORCH), (torch.Tensor, _TENSOR), (F, _FUNCTIONAL), (nn.init, _INIT))
+    for name in names
+    if hasattr(room, name)
+}
+"""Functions that may draw; every call of one has a number of its own, whether it draws or not (dropout in eval mode).
+
+Those named here are known before anything runs, so that the numbers do not depend on what has run before. Others (of
+other libraries) are added when a metadata run sees them draw.
+"""
+
+
+def has_own_generator(kwargs: Any) -> bool:
+    """Whether a call draws from a generator that the user made: it is left alone."""
+    return bool(kwargs) and kwargs.get("generator") is not None

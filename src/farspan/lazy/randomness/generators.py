@@ -1,0 +1,64 @@
+"""The generators of this process: torch's, Python's, numpy's. They are shared by all its threads."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+__all__ = ["GENERATORS", "all_generators", "generators_of", "host_seed", "kept", "kept_in_python"]
+
+GENERATORS = threading.RLock()
+"""Held by whoever has changed a generator until it is as it was (ranks may be threads of one process)."""
+
+
+def host_seed() -> int:
+    """What torch was last seeded with."""
+    with GENERATORS:
+        return torch.default_generator.initial_seed()
+
+
+def generators_of(tensors: Iterable[torch.Tensor]) -> Sequence[torch.Generator]:
+    """Those that a call with these tensors may draw from: the CPU's, their devices', the current device's."""
+    if not torch.cuda.is_initialized():
+        return (torch.default_generator,)
+    indices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
+    indices.add(torch.cuda.current_device())
+    return (torch.default_generator, *(torch.cuda.default_generators[index] for index in sorted(indices)))
+
+
+def all_generators() -> Sequence[torch.Generator]:
+    """Those of all devices in use."""
+    if not torch.cuda.is_initialized():
+        return (torch.default_generator,)
+    return (torch.default_generator, *torch.cuda.default_generators)
+
+
+@contextlib.contextmanager
+def kept(generators: Sequence[torch.Generator]) -> Iterator[None]:
+    """Whatever the body does to `generators`, afterwards they are as before."""
+    with GENERATORS:
+        states = [generator.get_state() for generator in generators]
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+
+
+@contextlib.contextmanager
+def kept_in_python(seed: int) -> Iterator[None]:
+    """Python's and numpy's generators are seeded for the body, and afterwards are as before."""
+    with GENERATORS:
+        python, numpy_state = random.getstate(), np.random.get_state()
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy_state)

@@ -1,0 +1,200 @@
+"""Seeding what draws: each call of a drawing torch function runs under a seed that its path gives.
+
+recorded world                                executed world
+---------------------------------------------------------------------------------------------
+container's frame: Recorder.frame             leaf's frame, continued from its call: Scope.frame
+dropout(lazy)      -> Call.path, run later    dropout(plain) -> seeded when the mode sees it
+torch.rand(plain)  -> seeded at once          torch.rand     -> seeded when the mode sees it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from farspan.graph import Call
+from farspan.lazy.randomness.draws import DRAWS, has_own_generator
+from farspan.lazy.randomness.frame import Frame, Path, key_of_function, key_of_module, seed_of
+from farspan.lazy.randomness.generators import all_generators, generators_of, host_seed, kept, kept_in_python
+from farspan.lazy.torch_private import is_compiled, without_modes_of
+
+__all__ = ["Scope", "active", "called_inside", "draw_at_once", "replayed", "seeded"]
+
+_NOTHING = contextlib.nullcontext()
+
+
+class Scope(TorchFunctionMode):
+    """On while a leaf that draws is running: follows the module calls inside, and seeds each drawing function."""
+
+    def __init__(self, frame: Frame, generators: Sequence[torch.Generator]) -> None:
+        super().__init__()
+        self.frame = frame
+        self.generators = generators
+        self.seed = host_seed()
+        """What was sown last. Where torch has another seed by now, the user's code has sown its own."""
+
+    @property
+    def recorder(self) -> Any:
+        """By which `without_modes_of` finds it."""
+        return self
+
+    @property
+    def is_in_charge(self) -> bool:
+        return torch.default_generator.initial_seed() == self.seed
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (
+            func in DRAWS
+            and not torch.compiler.is_compiling()
+            and not has_own_generator(kwargs)
+            and active.scope is self
+        ):
+            key = key_of_function(func)
+            path = (self.frame.key, key, self.frame.count(key))
+            if self.is_in_charge:
+                self.sow(path)
+        return func(*args, **(kwargs or {}))
+
+    def sow(self, path: Path) -> None:
+        self.seed = seed_of(path)
+        for generator in self.generators:
+            generator.manual_seed(self.seed)
+
+    def call_module(self, module: torch.nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run `call(module, ...)`, a module call of the model."""
+        outer = self.frame
+        self.frame = outer.inside(key_of_module(module))
+        try:
+            if is_compiled(module):
+                with self._aside():
+                    return call(module, *args, **kwargs)
+            return call(module, *args, **kwargs)
+        finally:
+            self.frame = outer
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Function modes and compiled code do not mix: one seed for all that the body draws."""
+        if self.is_in_charge:
+            self.sow((self.frame.key, 0, 0))
+        active.scope = None
+        try:
+            with without_modes_of(self):
+                yield
+        finally:
+            active.scope = self
+
+
+class _Active(threading.local):
+    scope: Scope | None = None
+    """While a leaf that draws is running."""
+    recorder: Any = None
+    """Records this thread's program."""
+
+
+active = _Active()
+"""What follows this thread's module calls."""
+
+
+def called_inside(child: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `function`, whose draws are those of a call of `child`; functions are followed where modules are."""
+    follower: Any = active.scope
+    if follower is None:
+        follower = active.recorder
+        if follower is None or not follower.is_recording or follower.frame is follower.root:
+            return function(*args, **kwargs)
+    outer = follower.frame
+    follower.frame = outer.inside(child)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        follower.frame = outer
+
+
+def seeded(call: Call, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
+    """What `call` draws while the body runs it on `tensors` depends on its path alone."""
+    return _seeded(call, tensors) if call.entry.is_random else _NOTHING
+
+
+@contextlib.contextmanager
+def _seeded(call: Call, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    path = call.path
+    assert path is not None
+    seed = seed_of(path)
+    generators = generators_of([*tensors, *(item.tensor for item in getattr(call.target, "placed", ()))])
+    with kept(generators), kept_in_python(seed) if call.entry.is_random_in_python else _NOTHING:
+        for generator in generators:
+            generator.manual_seed(seed)
+        if call.target in DRAWS:
+            yield
+            return
+        key, child, number = path
+        frame = Frame(key)
+        frame.counts[child] = number  # the target's own call comes next, and finds its frame
+        if getattr(call.target, "function", None) is CheckpointFunction:
+            frame = Frame(hash(path))  # has no frame of its own, so that checkpointing a module changes nothing
+        with _running(Scope(frame, generators)):
+            yield
+
+
+@contextlib.contextmanager
+def _running(scope: Scope) -> Iterator[None]:
+    outer = active.scope
+    active.scope = scope
+    try:
+        with scope:
+            yield
+    finally:
+        active.scope = outer
+
+
+def draw_at_once(frame: Frame, first_seed: int, function: Any, args: Any, kwargs: Any) -> Any:
+    """Run a drawing function on plain tensors in a container's forward.
+
+    Args:
+        frame: Of the container.
+        first_seed: What torch was seeded with when the model was called; another seed by now is the user's own.
+        function: Draws.
+        args: Of the call.
+        kwargs: Of the call.
+    """
+    key = key_of_function(function)
+    path = (frame.key, key, frame.count(key))
+    if host_seed() != first_seed:
+        return function(*args, **kwargs)
+    generators = all_generators()
+    with kept(generators):
+        seed = seed_of(path)
+        for generator in generators:
+            generator.manual_seed(seed)
+        return function(*args, **kwargs)
+
+
+def replayed(function: Callable[..., Any], *, is_first: bool) -> Callable[..., Any]:
+    """`function`, which a checkpoint runs again in the backward: it will draw the same numbers as now.
+
+    Args:
+        function: Is run by the checkpoint.
+        is_first: Whether the returned function is also what runs now, as its first call.
+    """
+    scope = active.scope
+    if scope is None or not scope.is_in_charge:
+        return function
+    frame, generators = scope.frame.copy(), scope.generators
+    is_now = is_first
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_now
+        if is_now:
+            is_now = False
+            return function(*args, **kwargs)
+        with kept(generators), _running(Scope(frame.copy(), generators)):
+            return function(*args, **kwargs)
+
+    return again
