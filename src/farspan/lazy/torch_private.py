@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -151,8 +153,15 @@ _FAKE_WORDS = (
 
 
 def is_fake_limit(error: BaseException) -> bool:
-    """Whether a run on fake tensors failed because there were no data, and not because the user's call is wrong."""
-    return isinstance(error, _FAKE_LIMITS) or (
-        isinstance(error, (RuntimeError, NotImplementedError, TypeError))
-        and any(words in str(error) for words in _FAKE_WORDS)
+    """Whether a run on fake tensors failed because there were no data, or by torch's rules for fakes, which may be
+    stricter than the real thing: only a real run can tell whether the user's call is wrong.
+    """
+    return (
+        isinstance(error, _FAKE_LIMITS)
+        or (isinstance(error, _FAKE_ERRORS) and any(words in str(error) for words in _FAKE_WORDS))
+        or any(frame.f_code.co_filename == _FAKE_FILE for frame, _ in traceback.walk_tb(error.__traceback__))
     )
+
+
+_FAKE_ERRORS = (RuntimeError, NotImplementedError, TypeError)
+_FAKE_FILE = sys.modules[FakeTensorMode.__module__].__file__

@@ -1,11 +1,15 @@
 """Bundles of tensors over media: one channel per (source, destination, direction), first in first out.
 
-Sender and receiver agree on every byte beforehand: sizes from the metadata, order from the program, strides from the
-metadata where they are dense (else contiguous). Small tensors of a bundle travel in one message, large ones alone.
+Sender and receiver agree on every byte beforehand: sizes from the metadata, order from the program. Small tensors of a
+bundle travel in one message, large ones alone. That message begins with the strides of them all: what a kernel adds up
+in which order depends on strides, and those a run on fakes foretells are not always those of the real run.
+Between GPUs the foretold strides are used, since the receiver's program does not wait for the data there.
 """
 
 from __future__ import annotations
 
+import itertools
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -43,21 +47,22 @@ class Channels:
     def post(self, bundle: Bundle, metas: Sequence[Meta], device: torch.device) -> None:
         """Begin to receive `bundle`."""
         assert self.medium is not None
-        packed, alone = _split(metas)
+        parts = _Parts(metas, has_strides=not bundle.is_between_gpus)
         device = device if bundle.is_between_gpus else _HOST
         bundle.tensors = [None] * len(metas)
-        if packed:
-            buffer = self.allocate(_packed_size(metas, packed), dtype=torch.uint8, device=device)
+        if parts.packed_size:
+            allocate = self.allocate if parts.packed else torch.empty
+            buffer = allocate(parts.packed_size, dtype=torch.uint8, device=device)
             bundle.works.append(self.medium.receive(buffer, bundle.src, int(bundle.is_gradient)))
-            for number, offset in zip(packed, _offsets(metas, packed), strict=True):
-                flat = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
-                bundle.tensors[number] = _shaped(flat, metas[number])
-        for number in alone:
+            bundle.strides = buffer[: parts.strides_size]
+            for number, offset in parts.packed.items():
+                bundle.tensors[number] = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
+        for number in parts.alone:
             flat = self.allocate(metas[number].numel, dtype=metas[number].dtype, device=device)
             bundle.works.append(self.medium.receive(flat, bundle.src, int(bundle.is_gradient)))
-            bundle.tensors[number] = _shaped(flat, metas[number])
+            bundle.tensors[number] = flat
 
-    def wait(self, bundle: Bundle, waiting: Callable[[], str]) -> None:
+    def wait(self, bundle: Bundle, metas: Sequence[Meta], waiting: Callable[[], str]) -> None:
         """Return when `bundle` has arrived.
 
         Raises:
@@ -73,6 +78,11 @@ class Channels:
                     hint="look at that rank's log; FARSPAN_DEADLINE=seconds allows longer waits",
                 ) from error
         bundle.works.clear()
+        layouts = list(map(_layout, metas)) if bundle.is_between_gpus else _read_strides(bundle.strides, metas)
+        bundle.tensors = [
+            flat.as_strided(meta.shape, layout)
+            for flat, meta, layout in zip(bundle.tensors, metas, layouts, strict=True)
+        ]
 
     def send(self, bundle: Bundle, tensors: Sequence[torch.Tensor], metas: Sequence[Meta]) -> None:
         """Begin to send; `tensors` must not be written to any more."""
@@ -80,15 +90,25 @@ class Channels:
         channel = int(bundle.is_gradient)
         if not bundle.is_between_gpus:
             tensors = [tensor.to(_HOST) for tensor in tensors]
-        packed, alone = _split(metas)
-        if packed:
-            buffer = torch.empty(_packed_size(metas, packed), dtype=torch.uint8, device=tensors[packed[0]].device)
-            for number, offset in zip(packed, _offsets(metas, packed), strict=True):
+        parts = _Parts(metas, has_strides=not bundle.is_between_gpus)
+        if bundle.is_between_gpus:
+            layouts = list(map(_layout, metas))
+        else:
+            layouts = [_dense(meta.shape, tensor.stride()) for meta, tensor in zip(metas, tensors, strict=True)]
+        if parts.packed_size:
+            device = _HOST if not parts.packed else tensors[next(iter(parts.packed))].device
+            buffer = torch.empty(parts.packed_size, dtype=torch.uint8, device=device)
+            if parts.strides_size:
+                strides = struct.pack(
+                    f"{parts.strides_size // 8}q", *[stride for layout in layouts for stride in layout]
+                )
+                buffer[: parts.strides_size].copy_(torch.frombuffer(bytearray(strides), dtype=torch.uint8))
+            for number, offset in parts.packed.items():
                 flat = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
-                _shaped(flat, metas[number]).copy_(tensors[number])
+                flat.as_strided(metas[number].shape, layouts[number]).copy_(tensors[number])
             self.sending.append(self.medium.send(buffer, bundle.dst, channel))
-        for number in alone:
-            self.sending.append(self.medium.send(_flattened(tensors[number], metas[number]), bundle.dst, channel))
+        for number in parts.alone:
+            self.sending.append(self.medium.send(_flattened(tensors[number], layouts[number]), bundle.dst, channel))
         self.reap()
 
     def reap(self) -> None:
@@ -103,50 +123,57 @@ class Channels:
             self.sending.popleft().wait(max(0.001, end - time.monotonic()))
 
 
+class _Parts:
+    """How the tensors of a bundle travel; empty ones take no bytes."""
+
+    __slots__ = ("alone", "packed", "packed_size", "strides_size")
+
+    def __init__(self, metas: Sequence[Meta], *, has_strides: bool) -> None:
+        sizes = [_size(meta) for meta in metas]
+        self.strides_size = 8 * sum(len(meta.shape) for meta in metas) if has_strides else 0
+        small = [number for number, size in enumerate(sizes) if size <= _ALONE_BYTES]
+        if len(small) == 1 and sizes[small[0]] and not self.strides_size:
+            small = []
+        self.packed: dict[int, int] = {}
+        """By number, where in the common message it begins."""
+        end = self.strides_size
+        for number in small:
+            begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+            self.packed[number] = begin
+            end = begin + sizes[number]
+        self.packed_size = end
+        self.alone = [number for number in range(len(metas)) if number not in self.packed]
+
+
 def _size(meta: Meta) -> int:
     return meta.numel * meta.dtype.itemsize
 
 
-def _split(metas: Sequence[Meta]) -> tuple[list[int], list[int]]:
-    """Which tensors travel together, and which alone. Empty ones do not travel."""
-    sizes = [_size(meta) for meta in metas]
-    small = [number for number, size in enumerate(sizes) if size <= _ALONE_BYTES]
-    if len(small) == 1 and sizes[small[0]]:
-        small = []
-    return small, [number for number in range(len(metas)) if number not in set(small)]
-
-
-def _offsets(metas: Sequence[Meta], packed: Sequence[int]) -> list[int]:
-    offsets: list[int] = []
-    end = 0
-    for number in packed:
-        offsets.append(end)
-        end += -(-_size(metas[number]) // _ALIGNMENT) * _ALIGNMENT
-    return offsets
-
-
-def _packed_size(metas: Sequence[Meta], packed: Sequence[int]) -> int:
-    return _offsets(metas, packed)[-1] + _size(metas[packed[-1]])
-
-
-def _layout(meta: Meta) -> tuple[int, ...]:
+def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """The strides a tensor has on the wire: its own if it is dense, else contiguous."""
     expected = 1
-    for stride, size in sorted(zip(meta.stride, meta.shape, strict=False)):
+    for stride, size in sorted(zip(strides, shape, strict=False)):
         if size == 1:
             continue
         if stride != expected:
-            return torch.empty(meta.shape, device="meta").stride()
+            return torch.empty(shape, device="meta").stride()
         expected *= size
-    return meta.stride
+    return strides if len(strides) == len(shape) else torch.empty(shape, device="meta").stride()
 
 
-def _shaped(flat: torch.Tensor, meta: Meta) -> torch.Tensor:
-    return flat.as_strided(meta.shape, _layout(meta))
+def _layout(meta: Meta) -> tuple[int, ...]:
+    return _dense(meta.shape, meta.stride)
 
 
-def _flattened(tensor: torch.Tensor, meta: Meta) -> torch.Tensor:
-    layout = _layout(meta)
+def _read_strides(message: torch.Tensor | None, metas: Sequence[Meta]) -> list[tuple[int, ...]]:
+    """The strides of each tensor, out of the bytes that came before them."""
+    if message is None or not message.numel():
+        return [()] * len(metas)
+    strides = iter(struct.unpack(f"{message.numel() // 8}q", message.numpy().tobytes()))
+    return [tuple(itertools.islice(strides, len(meta.shape))) for meta in metas]
+
+
+def _flattened(tensor: torch.Tensor, layout: tuple[int, ...]) -> torch.Tensor:
     if tensor.stride() != layout or tensor.is_conj() or tensor.is_neg():
-        tensor = torch.empty_strided(meta.shape, layout, dtype=meta.dtype, device=tensor.device).copy_(tensor)
-    return tensor.as_strided((meta.numel,), (1,))
+        tensor = torch.empty_strided(tensor.shape, layout, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor.as_strided((tensor.numel(),), (1,))

@@ -112,7 +112,8 @@ class Executor:
         self.channels.post(bundle, metas, self.device_of(stage))
 
     def _wait(self, bundle: Bundle, where: str) -> None:
-        self.channels.wait(bundle, lambda: f"rank {self.channels.rank}, {where},")
+        metas, _ = self._metas(bundle)
+        self.channels.wait(bundle, metas, lambda: f"rank {self.channels.rank}, {where},")
         device = self.device_of(bundle.stage)
         for item, received in zip(bundle.items, bundle.tensors, strict=True):
             tensor = received.to(device)

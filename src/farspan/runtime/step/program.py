@@ -23,7 +23,18 @@ _PROLOGUE = -1
 class Bundle:
     """The tensors that one task sends to one rank: one message (or a few, if they are large)."""
 
-    __slots__ = ("dst", "is_between_gpus", "is_gradient", "items", "src", "stage", "task", "tensors", "works")
+    __slots__ = (
+        "dst",
+        "is_between_gpus",
+        "is_gradient",
+        "items",
+        "src",
+        "stage",
+        "strides",
+        "task",
+        "tensors",
+        "works",
+    )
 
     def __init__(self, task: int, src: int, dst: int, *, is_gradient: bool) -> None:
         self.task = task
@@ -36,6 +47,8 @@ class Bundle:
         self.is_between_gpus = False
         self.items: dict[Value | Edge, None] = {}
         self.tensors: list[Any] = []
+        self.strides: Any = None
+        """Of the tensors, as they come with them."""
         self.works: list[Any] = []
 
     def describe(self) -> str:

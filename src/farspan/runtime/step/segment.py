@@ -9,10 +9,11 @@ Autograd never crosses a border: each segment is its own small autograd graph, s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from farspan.errors import RecordError
 from farspan.graph import Call, Edge, Part, Segment, Value
@@ -211,14 +212,15 @@ def run_backward(
     aside = [(source, raw_grad(source)) for source, is_native in sources if is_native]
     for source, _ in aside:
         set_raw_grad(source, None)
-    try:
-        torch.autograd.backward(roots, seeds, retain_graph=part.backward.retain_graph)
-    except Exception as error:
-        error.add_note(f"farspan: raised in the {part.describe()}")
-        raise
+    with _caught([source for source, is_native in sources if not is_native]) as caught:
+        try:
+            torch.autograd.backward(roots, seeds, retain_graph=part.backward.retain_graph)
+        except Exception as error:
+            error.add_note(f"farspan: raised in the {part.describe()}")
+            raise
     outgoing: dict[Edge, torch.Tensor] = {}
     for edge, (source, is_native) in zip(part.outgoing, sources, strict=True):
-        gradient = raw_grad(source)
+        gradient = raw_grad(source) if is_native else caught.get(id(source))
         if gradient is None:
             raise RecordError(
                 f"no gradient came back for {edge.key if isinstance(edge.key, str) else edge.key.describe()}.",
@@ -226,13 +228,33 @@ def run_backward(
                 hint="let the function return zeros, or place its module together with the one before it",
             )
         outgoing[edge] = gradient
-        if not is_native:
-            set_raw_grad(source, None)
     for source, gradient in aside:
         set_raw_grad(source, gradient)
     if not part.backward.retain_graph:
         _release(part)
     return outgoing
+
+
+@contextlib.contextmanager
+def _caught(leaves: Sequence[torch.Tensor]) -> Iterator[dict[int, torch.Tensor]]:
+    """Catch what arrives at `leaves`, by id, before autograd puts it into `.grad` in the leaf's own strides: in one
+    process it would go on as it is.
+    """
+    caught: dict[int, torch.Tensor] = {}
+
+    def catch(leaf_id: int) -> Callable[[Any], tuple[None]]:
+        def hook(gradients: Any) -> tuple[None]:
+            caught[leaf_id] = gradients[0]
+            return (None,)
+
+        return hook
+
+    handles = [get_gradient_edge(leaf).node.register_prehook(catch(id(leaf))) for leaf in leaves]
+    try:
+        yield caught
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _leaf(part: Part, value: Value) -> torch.Tensor:
