@@ -24,6 +24,8 @@ from typing import Any
 __all__ = ["Ended", "die_with_parent", "run_forked", "warm_up"]
 
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+STOPPED_S = 2.0
+"""More time than this between two looks: somebody has stopped this process, or the machine. It does not count."""
 GRACE_S = 20.0
 """How long the others may take to end after one process has failed."""
 
@@ -87,14 +89,18 @@ def run_forked(entries: Sequence[Callable[[], Any]], *, timeout_s: float, as_ran
             if pid == 0:
                 _child(entry, folder / str(number), ranks, timeout_s)  # does not return
             running[pid] = number
-        end = time.monotonic() + timeout_s
+        now = time.monotonic()
+        end = now + timeout_s
         while running:
+            before, now = now, time.monotonic()
+            if now - before > STOPPED_S:
+                end += now - before
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid in running:
                 codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
                 if status:
-                    end = min(end, time.monotonic() + GRACE_S)
-            elif time.monotonic() > end:
+                    end = min(end, now + GRACE_S)
+            elif now > end:
                 late.update(running.values())
                 break
             else:
@@ -122,6 +128,7 @@ def _child(entry: Callable[[], Any], path: Path, ranks: tuple[int, int, int] | N
     try:
         os.setpgid(0, 0)
         die_with_parent()
+        sys.modules["torch"].set_num_threads(1)  # its pool does not outlive a fork: make it before there are threads
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         output = os.open(f"{path}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -169,6 +176,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         "is_named": isinstance(error, FarspanError),
         "is_remote": isinstance(error, RemoteError),
         "lines": str(error).strip().splitlines()[:4],
+        "remote_traceback": getattr(error, "remote_traceback", "")[-3000:],
         "cause": f"{type(cause).__name__}: {str(cause).strip()[:200]}" if cause is not None else "",
         "frames": last,
         "traceback": "".join(traceback.format_exception(error))[-6000:],

@@ -55,7 +55,8 @@ def _work_on(name: str, columns: list[str], results: Results, args: Any) -> None
         prepared: dict[str, Any] = ended.result or {
             "reason": f"{'late' if ended.is_late else 'died'}: {_reason(ended)}"
         }
-        results.write(name, "local", {**prepared, "time_s": time.monotonic() - began})
+        if known is None or "recipe" in prepared:  # what has trained once and does not now is not taken off the count
+            results.write(name, "local", {**prepared, "time_s": time.monotonic() - began})
         if "reason" in prepared:
             _say(name, "local", f"does not train: {prepared['reason']}")
             return
@@ -90,9 +91,9 @@ def _reason(ended: Ended) -> str:
 def verdict_of(ranks: list[Ended]) -> dict[str, Any]:
     """One row of how the ranks of a case ended."""
     row: dict[str, Any] = {"num_late": sum(rank.is_late for rank in ranks), "codes": [rank.code for rank in ranks]}
-    own = [rank.failure for rank in ranks if rank.failure and not rank.failure["is_remote"]]
-    failures = own or [rank.failure for rank in ranks if rank.failure]
-    unnamed = [failure for failure in failures if not failure["is_named"]]
+    every = sorted((rank.failure for rank in ranks if rank.failure), key=lambda found: not found["remote_traceback"])
+    failures = [failure for failure in every if not failure["is_remote"]] or every
+    unnamed = [failure for failure in failures if failure["is_remote"] or not failure["is_named"]]
     died = [rank for rank in ranks if not rank.is_late and rank.code != 0 and rank.failure is None]
     if failures:
         first = (unnamed or failures)[0]
@@ -139,7 +140,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print a line for each family")
     args = parser.parse_args()
     if args.quick:
-        args.sample, args.stages, args.no_torch = max(args.sample, 60), args.stages[:1], True
+        args.sample, args.stages, args.no_torch = max(args.sample, 90), args.stages[:1], True
     args.columns = [] if args.list else [*args.stages, *([] if args.no_torch else ["torch"])]
     args.columns = ["local", *args.columns] if args.list or args.again else args.columns
     warm_up(with_farspan=not (args.list or args.report))

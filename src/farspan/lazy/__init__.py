@@ -8,9 +8,6 @@ from farspan.lazy.intercept import watch_parameter as watch_parameter
 from farspan.lazy.leaf import Leaf as Leaf
 from farspan.lazy.leaf import Placed as Placed
 from farspan.lazy.leaf import swapped as swapped
-from farspan.lazy.learning import learned_from_run as learned_from_run
-from farspan.lazy.learning import learned_from_text as learned_from_text
-from farspan.lazy.learning import text_for_others as text_for_others
 from farspan.lazy.metadata import MutableArguments as MutableArguments
 from farspan.lazy.metadata import Unknown as Unknown
 from farspan.lazy.metadata import apply_modes as apply_modes
@@ -29,6 +26,9 @@ from farspan.lazy.randomness import Frame as Frame
 from farspan.lazy.randomness import key_of as key_of
 from farspan.lazy.randomness import seeded as seeded
 from farspan.lazy.recorder import Recorder as Recorder
+from farspan.lazy.shared.learning import learned_from_run as learned_from_run
+from farspan.lazy.shared.learning import learned_from_text as learned_from_text
+from farspan.lazy.shared.learning import text_for_others as text_for_others
 from farspan.lazy.tensor import LazyTensor as LazyTensor
 from farspan.lazy.tensor import StubParameter as StubParameter
 

@@ -16,7 +16,6 @@ from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
 from farspan.lazy.leaf import Leaf, Placed
-from farspan.lazy.learning import learn
 from farspan.lazy.metadata import (
     Entry,
     LeakError,
@@ -45,6 +44,7 @@ from farspan.lazy.ops.special import HANDLERS, read_data
 from farspan.lazy.ops.stages import stage_of, stage_written
 from farspan.lazy.parameters.gradients import Gradients
 from farspan.lazy.randomness import DRAWS, Frame, has_own_generator, host_seed, key_of_function
+from farspan.lazy.shared.learning import learn
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import put_modes, take_modes_of, without_modes_of
 

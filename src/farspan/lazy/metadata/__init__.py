@@ -27,8 +27,6 @@ from farspan.lazy.metadata.template import flatten_arguments as flatten_argument
 from farspan.lazy.metadata.template import map_tensors as map_tensors
 from farspan.lazy.metadata.template import rebuild as rebuild
 from farspan.lazy.metadata.template import shape_of_call as shape_of_call
-from farspan.lazy.metadata.wire import entry_from_json as entry_from_json
-from farspan.lazy.metadata.wire import entry_to_json as entry_to_json
 
 __all__ = [
     "ATTRIBUTES",
@@ -44,8 +42,6 @@ __all__ = [
     "current_modes",
     "describe_result",
     "digest_of",
-    "entry_from_json",
-    "entry_to_json",
     "find_out",
     "flatten",
     "flatten_arguments",

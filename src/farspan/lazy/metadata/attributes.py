@@ -3,7 +3,8 @@
     self.loss = balance(gates)         each call has one more result, and every rank's module gets it as `loss`
     self.state = f(self.state, x)      and one more argument: what `state` was before
 
-Which attributes these are shows when a call changes them for the first time. A rank's modules hold what the program
+Which attributes these are shows when a call changes them for the first time (those that hold functions, say, each rank
+has for itself). A rank's modules hold what the program
 may read, recorded values; the real ones take their place only while the call runs.
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from torch import nn
+
+from farspan.lazy.metadata.template import can_describe
 
 __all__ = ["Attributes", "attributes_of", "put_attributes", "real_attributes", "watched_attributes"]
 
@@ -61,8 +64,14 @@ def real_attributes(modules: Sequence[nn.Module], keys: Collection[str], values:
 
 
 @contextlib.contextmanager
-def watched_attributes(modules: Sequence[nn.Module], values: Attributes) -> Iterator[None]:
-    """As `real_attributes`, and find out which other attributes the call changes: `values` has them too, then."""
+def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_real: bool) -> Iterator[None]:
+    """As `real_attributes`, and find out which other attributes the call changes: `values` has them too, then.
+
+    Args:
+        modules: The leaf's.
+        values: The attributes known so far.
+        is_real: Whether what no template describes may stay on the modules: it is the owner's, not a fake.
+    """
     before = [dict(module.__dict__) for module in modules]
     contents = [
         {name: _copy(item) for name, item in attributes.items() if type(item) in _CONTENTS and name not in _OF_TORCH}
@@ -73,27 +82,27 @@ def watched_attributes(modules: Sequence[nn.Module], values: Attributes) -> Iter
     try:
         yield
     finally:
-        after: Attributes = {}
-        for number, module in enumerate(modules):
-            for name, item in module.__dict__.items():
-                key = f"{number}.{name}"
-                if key in given:
-                    after[key] = item
-                elif _is_changed(name, item, before[number], contents[number]):
-                    after[key] = _copy(item)  # its old contents are about to be put back
-            for name, content in contents[number].items():
-                item = before[number][name]
-                item.clear()
-                item.extend(content) if isinstance(item, list) else item.update(content)
-        for key in [*given, *after]:
-            module, name = _find(modules, key)
-            number = int(key.partition(".")[0])
-            if name in before[number]:
-                module.__dict__[name] = before[number][name]
-            else:
-                module.__dict__.pop(name, None)
         values.clear()
-        values.update(sorted(after.items()))
+        for number, (module, old, old_contents) in enumerate(zip(modules, before, contents, strict=True)):
+            changed = [name for name, item in module.__dict__.items() if _is_changed(name, item, old, old_contents)]
+            for name in dict.fromkeys([*(name for name in module.__dict__ if f"{number}.{name}" in given), *changed]):
+                key, item = f"{number}.{name}", module.__dict__[name]
+                if key in given:
+                    values[key] = item
+                elif can_describe(item):
+                    values[key] = _copy(item)  # its old contents are about to be put back
+                elif is_real:
+                    old[name] = item
+            for name in [name for name in module.__dict__ if name not in _OF_TORCH and name not in old]:
+                del module.__dict__[name]
+            module.__dict__.update((name, item) for name, item in old.items() if name not in _OF_TORCH)
+            for name, content in old_contents.items():
+                item = old[name]
+                if type(item) is type(content):
+                    item.clear()
+                    item.extend(content) if isinstance(item, list) else item.update(content)
+        for key in sorted(values):
+            values[key] = values.pop(key)
 
 
 def _copy(item: Any) -> Any:

@@ -9,16 +9,17 @@ nonzero, a mask as index                learned each time
 
 from __future__ import annotations
 
-import gc
+import traceback
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from farspan.graph import Meta
+from farspan.lazy.leaf import Leaf
 from farspan.lazy.metadata.entry import Entry, Unknown
+from farspan.lazy.metadata.leaks import remove_leaked
 from farspan.lazy.metadata.modes import Modes
 from farspan.lazy.metadata.predict import DynamicShapeError, predict
 from farspan.lazy.ops.functions import name_of
@@ -46,8 +47,13 @@ def find_out(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) ->
             raise
         limit = error
     else:
-        _raise_if_leaked(made)
+        if remove_leaked(made) and type(target) is Leaf:
+            raise LeakError
         return entry
+    # The error holds the frames of the run, and they what it has made.
+    traceback.clear_frames(limit.__traceback__)
+    limit.__traceback__ = None
+    remove_leaked(made)
     if isinstance(limit, DynamicOutputShapeException):
         try:
             return predict(target, template, metas, modes, is_symbolic=True)
@@ -56,23 +62,3 @@ def find_out(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) ->
         except Exception as error:  # symbols do not help here: what fakes cannot tell, a real run will
             limit.add_note(f"with symbolic sizes: {type(error).__name__}: {error}")
     return Unknown(name_of(target), str(limit), is_dynamic=False)
-
-
-def _raise_if_leaked(made: list[weakref.ref[torch.Tensor]]) -> None:
-    if all(reference() is None for reference in made):
-        return
-    gc.collect()  # what is alive only in circles
-    leaked = [tensor for tensor in [reference() for reference in made] if tensor is not None]
-    if not leaked:
-        return
-    for tensor in leaked:
-        for holder in gc.get_referrers(tensor):
-            if holder is leaked:
-                continue
-            if isinstance(holder, (list, deque)):
-                for number in reversed([number for number, item in enumerate(holder) if item is tensor]):
-                    del holder[number]
-            elif isinstance(holder, dict):
-                for key in [key for key, item in holder.items() if item is tensor]:
-                    del holder[key]
-    raise LeakError

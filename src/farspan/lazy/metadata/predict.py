@@ -105,7 +105,7 @@ def observe(
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
         with torch.enable_grad():
             tensors = [
-                leaf.clone() if meta.requires_grad and not meta.is_parameter else leaf
+                _activation(leaf) if meta.requires_grad and not meta.is_parameter else leaf
                 for meta, leaf in zip(metas, leaves, strict=True)
             ]
         versions = [tensor._version for tensor in tensors]
@@ -160,6 +160,22 @@ def observe(
     )
 
 
+def _activation(leaf: torch.Tensor) -> torch.Tensor:
+    """A tensor like `leaf`, strides and all, that is no leaf of autograd."""
+    copy = leaf.clone()
+    return copy if copy.stride() == leaf.stride() else _Alias.apply(leaf)  # a copy of a slice is no slice
+
+
+class _Alias(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
 def _fake(meta: Meta) -> torch.Tensor:
     tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
     return tensor.requires_grad_(meta.requires_grad) if meta.requires_grad else tensor
@@ -184,7 +200,7 @@ def _run(target: Any, template: Any, tensors: list[torch.Tensor]) -> tuple[Any, 
         fakes[id(item.tensor)] = value
     with (
         _torch_tables_kept(target.modules),
-        watched_attributes(target.modules, attributes),
+        watched_attributes(target.modules, attributes, is_real=False),
         swapped(target.modules, fakes),
         without_user_hooks(target.module),
     ):
@@ -214,7 +230,7 @@ def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
         DRAWS.add(target)
         return
     with torch.enable_grad():
-        tensors = [_fake(meta) if meta.is_parameter else _fake(meta).clone() for meta in metas]
+        tensors = [_fake(meta) if meta.is_parameter else _activation(_fake(meta)) for meta in metas]
     # What the function mode breaks here teaches nothing; the call itself has run.
     with _untouched_generators(), _Watch([]) as watch, _Learn(watch), suppress(Exception):
         _run(target, template, tensors)

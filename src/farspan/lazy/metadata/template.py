@@ -24,6 +24,7 @@ __all__ = [
     "ById",
     "Flattener",
     "Rebuilder",
+    "can_describe",
     "flatten",
     "flatten_arguments",
     "map_tensors",
@@ -68,12 +69,14 @@ class ById:
 class Flattener:
     """One walk, over one object graph or over several that share tensors and objects."""
 
-    __slots__ = ("given", "names_given", "seen", "slots", "tensors")
+    __slots__ = ("given", "has_opaque", "names_given", "seen", "slots", "tensors")
 
     def __init__(self, given: Mapping[int, int] | None = None) -> None:
         self.given = given or {}
         """By id, the numbers of objects that are named instead of described: a call's own mutable arguments."""
         self.names_given = False
+        self.has_opaque = False
+        """Whether something other than a class is held by identity."""
         self.tensors: list[torch.Tensor] = []
         self.slots: dict[int, int] = {}
         self.seen: dict[int, tuple[int, Any]] = {}
@@ -94,6 +97,7 @@ class Flattener:
             parts = tuple([self.walk(part) for part in item])
             return (_NAMED, kind, parts) if hasattr(kind, "_fields") else (_NAMED, ById(kind), parts)
         if isinstance(item, _BY_IDENTITY):
+            self.has_opaque |= not isinstance(item, type)
             return (_ATOM, kind, ById(item))
         if isinstance(item, enum.Enum):
             return (_ATOM, kind, item)
@@ -125,11 +129,13 @@ class Flattener:
             return (_OBJECT, number, kind, (("", held), *self._attributes(item)))
         if kind in (set, frozenset):
             if any(isinstance(part, torch.Tensor) for part in item):
+                self.has_opaque = True
                 return (_ATOM, kind, ById(item))
             return (_SET, number, kind, frozenset(self._key(part) for part in item))
         attributes = self._attributes(item)
         if attributes or _is_plain_object(item):
             return (_OBJECT, number, kind, attributes)
+        self.has_opaque = True
         return (_ATOM, kind, ById(item))
 
     def _attributes(self, item: Any) -> tuple[Any, ...]:
@@ -160,6 +166,13 @@ def flatten(item: Any) -> tuple[Any, list[torch.Tensor]]:
     flattener = Flattener()
     template = flattener.walk(item)
     return template, flattener.tensors
+
+
+def can_describe(item: Any) -> bool:
+    """Whether a template says all about `item`, and holds nothing by identity but classes."""
+    flattener = Flattener()
+    flattener.walk(item)
+    return not flattener.has_opaque
 
 
 def shape_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:

@@ -35,10 +35,10 @@ __all__ = ["INLINE_BYTES", "MAX_ANNOUNCED", "SameHostMedium"]
 INLINE_BYTES = 32 * 1024
 """The largest message that travels in its packet; at 64 KiB that is no faster than announcing it."""
 MAX_ANNOUNCED = 128
-"""Large messages of a channel that may be without ack. Of two channels, their acks fit into a socket of Linux' default size."""
+"""Large messages of a channel that may be without ack: the acks of two channels fit into a socket of default size."""
 
 _SPIN_S = 50e-6  # about what waking up from a wait in the kernel costs
-_SPIN_TRIALS, _SPIN_PERIOD = 2, 64  # after so many long waits in a row none spins, until so many have passed
+_SPIN_TRIALS, _SPIN_PERIOD = 2, 64  # of so many waits in a row that took longer, so many spin
 _LONGEST_POLL_S = 3600.0
 _PACKETS_PER_CALL = 64
 _SEND_BUFFER_BYTES = 4 << 20  # the system grants what it allows

@@ -121,7 +121,7 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
     args, kwargs, attributes, arguments = rebuild_arguments(call.template, tensors[:num_arguments])
     with contextlib.ExitStack() as stack:
         if type(call.entry) is Unknown:
-            stack.enter_context(watched_attributes(target.modules, attributes))
+            stack.enter_context(watched_attributes(target.modules, attributes, is_real=True))
         elif attributes or call.entry.attributes:
             stack.enter_context(real_attributes(target.modules, call.entry.attributes, attributes))
         elif len(arguments.objects) == 1:  # the attributes, of which there are none

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Call, Value
-from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, entry_from_json, entry_to_json, meta_of
+from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, meta_of
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.functions import find_where
 from farspan.lazy.ops.stages import stage_of
+from farspan.lazy.shared.wire import entry_from_json, entry_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,3 @@
+"""What one rank alone knows, and tells the others."""
+
+__all__: list[str] = []
