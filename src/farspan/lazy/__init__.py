@@ -1,6 +1,8 @@
 """Running Python becomes graphs: lazy tensors, the recorder, and where calls are caught."""
 
 from farspan.lazy.hooks import without_user_hooks as without_user_hooks
+from farspan.lazy.inputs import announce as announce
+from farspan.lazy.inputs import take_in as take_in
 from farspan.lazy.intercept import activate as activate
 from farspan.lazy.intercept import install as install
 from farspan.lazy.intercept import watch_module as watch_module
@@ -24,6 +26,7 @@ from farspan.lazy.metadata import watched_attributes as watched_attributes
 from farspan.lazy.ops.functions import find_where as find_where
 from farspan.lazy.ops.functions import format_where as format_where
 from farspan.lazy.ops.mutation import plain_versions as plain_versions
+from farspan.lazy.ops.places import glue_at as glue_at
 from farspan.lazy.parameters.place import place as place
 from farspan.lazy.recorder import Recorder as Recorder
 from farspan.lazy.tensor import LazyTensor as LazyTensor
@@ -38,11 +41,13 @@ __all__ = [
     "StubParameter",
     "Unknown",
     "activate",
+    "announce",
     "apply_modes",
     "describe_result",
     "find_where",
     "flatten",
     "format_where",
+    "glue_at",
     "install",
     "learned_from_run",
     "learned_from_text",
@@ -53,6 +58,7 @@ __all__ = [
     "rebuild",
     "rebuild_arguments",
     "swapped",
+    "take_in",
     "text_for_others",
     "watch_module",
     "watched_attributes",

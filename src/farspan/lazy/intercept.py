@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from farspan.lazy.hooks import call_with_user_hooks, has_user_hooks, open_leaves
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
+from farspan.lazy.ops.places import calls_for_a_place
 from farspan.lazy.parameters.transfer import transferring
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.tensor import LazyTensor, StubParameter
@@ -46,7 +47,9 @@ class Intercept(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder
-        if not recorder.is_recording or not (types or _concerns(args, kwargs, recorder.placed)):
+        if not recorder.is_recording or not (
+            types or _concerns(args, kwargs, recorder.placed) or calls_for_a_place(func, args, kwargs)
+        ):
             return func(*args, **kwargs)
         if func in CHANGES_GRADIENT_FLOW:
             recorder.flush_before_change("requires_grad is changed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,7 @@ __all__ = [
     "fake_mode",
     "is_fake_limit",
     "is_mode_active",
+    "is_not_torchs_device",
     "make_wrapper",
     "raw_grad",
     "set_raw_grad",
@@ -129,6 +131,11 @@ _FAKE_WORDS = (
     "meta tensor",
 )
 """torch's words where a function without a rule for fakes asks for the data."""
+
+
+def is_not_torchs_device(error: BaseException) -> bool:
+    """Whether torch was given one of our places ("rank:1", "rank:1/cuda:0") for a device."""
+    return isinstance(error, RuntimeError) and re.search(r"device string: '?rank", str(error)) is not None
 
 
 def is_fake_limit(error: BaseException) -> bool:

@@ -29,6 +29,8 @@ from farspan.lazy.metadata.template import rebuild as rebuild
 from farspan.lazy.metadata.template import shape_of_call as shape_of_call
 from farspan.lazy.metadata.wire import entry_from_json as entry_from_json
 from farspan.lazy.metadata.wire import entry_to_json as entry_to_json
+from farspan.lazy.metadata.wire import structure_from_json as structure_from_json
+from farspan.lazy.metadata.wire import structure_to_json as structure_to_json
 
 __all__ = [
     "ATTRIBUTES",
@@ -59,5 +61,7 @@ __all__ = [
     "rebuild",
     "rebuild_arguments",
     "shape_of_call",
+    "structure_from_json",
+    "structure_to_json",
     "watched_attributes",
 ]
