@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from farspan.api import distribute as distribute
     from farspan.api import flush as flush
+    from farspan.api import from_rank as from_rank
     from farspan.api import last_step as last_step
+    from farspan.api import on as on
     from farspan.api import plan_of as plan_of
     from farspan.errors import FarspanError as FarspanError
     from farspan.plan import Plan as Plan
 
-__all__ = ["FarspanError", "Plan", "distribute", "flush", "last_step", "plan_of"]
+__all__ = ["FarspanError", "Plan", "distribute", "flush", "from_rank", "last_step", "on", "plan_of"]
 
 _HOMES = {
     "distribute": "farspan.api",
     "flush": "farspan.api",
+    "from_rank": "farspan.api",
     "last_step": "farspan.api",
+    "on": "farspan.api",
     "plan_of": "farspan.api",
     "FarspanError": "farspan.errors",
     "Plan": "farspan.plan",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ import torch
 from torch import nn
 
 from farspan.errors import PlanError
-from farspan.lazy import place
+from farspan.lazy import glue_at, place
 from farspan.plan import Plan, parse_place, resolve
 from farspan.planner import auto_plan
 from farspan.profile import atoms, tied
-from farspan.runtime.engine import StageSite
 from farspan.runtime.optimizers import watch_optimizers
 from farspan.runtime.step.observe import StepRecord
-from farspan.runtime.world import current_engine, engine_of_this_thread
+from farspan.runtime.step.sites import StageSite, site_of, stages_at
+from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be
 
-__all__ = ["distribute", "flush", "last_step", "plan_of"]
+__all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of"]
 
 _PLAN = "_farspan_plan"
 
@@ -66,6 +67,8 @@ def distribute(
     if hasattr(model, _PLAN):
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
     engine = engine_of_this_thread(seed)
+    if not engine.recorder.roots:
+        engine.sow(seed)  # from_rank may have made the engine
     chosen = _choose_plan(model, plan, stages, engine.num_ranks)
     parameters, aliases = tied(model)
     resolved = resolve(
@@ -79,7 +82,7 @@ def distribute(
     engine.agreement.agree_on(
         "model", "\n".join(f"{name} {tuple(item.shape)}" for name, item in model.named_parameters())
     )
-    sites = [_site(text) for text in chosen.stages]
+    sites = [site_of(parse_place(text)) for text in chosen.stages]
     numbers = [engine.stage_number(site, occurrence) for site, occurrence in _occurrences(sites)]
     number = len(engine.recorder.roots)
     placed = place(
@@ -107,6 +110,76 @@ def plan_of(model: nn.Module) -> Plan:
     if plan is None:
         raise PlanError("this model has not been distributed.", hint="model = farspan.distribute(model)")
     return plan
+
+
+def from_rank(rank: int, batch: Any) -> Any:
+    """Give all ranks a batch that one of them alone has read.
+
+    Without it every rank reads the same batches by itself. Every rank calls it alike, once for each batch. The others
+    get the structure and its plain values at once; its tensors are recorded ones on every rank, and their data go only
+    where a call needs them, or where they are read (`item`, `tolist`). It runs nothing of what has been recorded. With
+    one rank `batch` is returned as it is.
+
+    The random generators of all ranks become those of `rank` wherever they differ, for loaders draw from them.
+
+    Args:
+        rank: The one that has read.
+        batch: On that rank: lists, tuples, dictionaries, dataclasses, with tensors, numbers and strings. What the
+            others pass does not count. Its tensors must not be written to before what uses them has run.
+
+    Returns:
+        The batch, with recorded tensors in the place of its tensors.
+
+    Raises:
+        PlanError: There is no such rank.
+        RecordError: The batch holds what cannot be sent, such as a tensor that requires grad; on every rank.
+        DivergenceError: The ranks name different ranks.
+
+    Example:
+        >>> import torch, farspan
+        >>> reader = iter([{"x": torch.ones(2, 3), "name": "first"}])  # on rank 0; the others need none
+        >>> batch = farspan.from_rank(0, next(reader))
+        >>> batch["name"], batch["x"].shape, batch["x"].sum().item()
+        ('first', torch.Size([2, 3]), 6.0)
+    """
+    return engine_of_this_thread(0).inputs.from_rank(rank, batch)
+
+
+@contextlib.contextmanager
+def on(place: str) -> Iterator[None]:
+    """Let the operations in the body run at a place: those outside modules that the plan places as a whole.
+
+    In a model's forward or in the loop. An operation otherwise runs where its largest input is. Module calls stay where
+    the plan puts them, an operation that writes in place stays with what it writes, and operations on plain tensors
+    alone (masks, positions) run on every rank as ever. The innermost `on` counts.
+
+    `x.to("rank:1/cuda:0")` moves one tensor: the result is a copy that lives there (or `x` itself, if it does), its
+    gradient flows back, and operations on it run there by their usual rule. A plain tensor, which every rank has, gives
+    a recorded one that lives there; nothing is sent for it.
+
+    A module in whose forward a place is named is not called as one unit: its parts are.
+
+    Args:
+        place: "rank:1", "rank:1/cuda:0", "rank:1/cpu". A rank alone means whichever of its devices an input is on,
+            else the one where the plan has put something.
+
+    Raises:
+        PlanError: There is no such rank, or it is no place.
+        RecordError: A module that runs as one unit reaches it in one run and did not in another.
+
+    Example:
+        >>> import torch, farspan
+        >>> model = farspan.distribute(torch.nn.Linear(4, 2))
+        >>> with farspan.on("rank:0"):
+        ...     loss = model(torch.zeros(3, 4).to("rank:0")).square().mean()
+    """
+    engine = current_engine()
+    if engine is None:
+        stages_at([], place, num_ranks_to_be())  # nothing is recorded yet: only its form counts
+        yield
+        return
+    with glue_at(engine.recorder, place):
+        yield
 
 
 def flush() -> None:
@@ -147,15 +220,6 @@ def _choose_plan(model: nn.Module, plan: Any, stages: int | str, num_ranks: int)
             hint="leave out one of plan= and stages=",
         )
     return chosen
-
-
-def _site(text: str) -> StageSite:
-    spot = parse_place(text)
-    if spot.device is not None:
-        return StageSite(spot.rank, torch.device(spot.device))
-    if torch.cuda.is_available():
-        return StageSite(spot.rank, torch.device("cuda", torch.cuda.current_device()))
-    return StageSite(spot.rank, torch.device("cpu"))
 
 
 def _occurrences(sites: list[StageSite]) -> list[tuple[StageSite, int]]:

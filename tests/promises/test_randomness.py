@@ -252,14 +252,14 @@ def outputs(make: Callable[[], nn.Module], seed: int = 0) -> Any:
     model = build(make)
 
     def program(rank: int) -> list[Any]:
-        farspan.distribute(model)
+        farspan.distribute(model, seed=seed)
         found: list[Any] = []
         for mode in (True, True, True, True, False, False, True, True):
             model.train(mode)
             found.append(model(X).tolist())
         return found
 
-    return run_threads(1, program, seed=seed)[0]
+    return run_threads(1, program)[0]
 
 
 def test_every_call_has_its_own_masks_and_eval_has_none() -> None:

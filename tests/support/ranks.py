@@ -33,7 +33,6 @@ def run_threads(
     deadline_s: float = 30.0,
     lookahead: int = 2,
     medium: Any = None,
-    seed: int = 0,
 ) -> list[Any]:
     """Run `program(rank)` on `num_ranks` threads that are each a rank; return what they returned, by rank.
 
@@ -56,7 +55,7 @@ def run_threads(
         )
         recorder = Recorder()
         road = (medium or LocalMedium)(rank, network)
-        engine = Engine(recorder, side, road, seed=seed, deadline_s=deadline_s)
+        engine = Engine(recorder, side, road, seed=0, deadline_s=deadline_s)
         engine.lookahead = lookahead
         use_engine(engine)
         activate(recorder)

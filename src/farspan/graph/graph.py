@@ -170,3 +170,15 @@ class Graph:
         call.index = len(self.calls)
         segment.calls.append(call)
         self.calls.append(call)
+
+    def positions(self, values: Sequence[Value]) -> tuple[int, ...]:
+        """Where the inputs of a call come from, the same numbers on every rank."""
+        positions: list[int] = []
+        for value in values:
+            source = self.sources.get(value)
+            if source is None:
+                assert value.call is not None
+                positions.append(value.call.index << 8 | value.index)
+            else:
+                positions.append(-1 - (value.index << 40 | source << 8 | value.stage))
+        return tuple(positions)

@@ -39,7 +39,7 @@ class Value:
     """One tensor of the recorded program.
 
     A value is produced by a call, or it is a *source*: something its stage holds before the step begins (a
-    parameter used outside its own module, a gradient, a value of an earlier step).
+    parameter used outside its own module, a gradient, an input that one rank has read, a value of an earlier step).
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class Value:
         self.call = call
         """The producer; None for a source."""
         self.index = index
-        """Which of the producer's outputs."""
+        """Which of the producer's outputs; for a source that is an input, its number among all inputs, from 1."""
         self.segment: Segment | None = None if call is None else call.segment
         self.name = name
         """The parameter's name, for a source that is a parameter; "" otherwise."""
@@ -86,7 +86,7 @@ class Value:
     @property
     def key(self) -> tuple[int, int, int]:
         """The value's name between ranks."""
-        return (-1, -1, -1) if self.call is None else (self.call.graph.index, self.call.index, self.index)
+        return (-1, -1, self.index) if self.call is None else (self.call.graph.index, self.call.index, self.index)
 
     @property
     def is_held(self) -> bool:
@@ -98,5 +98,5 @@ class Value:
             return f"parameter {self.name}"
         if self.gradient_of:
             return f"gradient of {self.gradient_of}"
-        producer = "an earlier step" if self.call is None else self.call.describe()
+        producer = "a batch that one rank has read" if self.call is None else self.call.describe()
         return f"{self.meta} from {producer}"

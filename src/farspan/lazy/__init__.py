@@ -21,11 +21,14 @@ from farspan.lazy.metadata import watched_attributes as watched_attributes
 from farspan.lazy.ops.functions import find_where as find_where
 from farspan.lazy.ops.functions import format_where as format_where
 from farspan.lazy.ops.mutation import plain_versions as plain_versions
+from farspan.lazy.ops.places import glue_at as glue_at
 from farspan.lazy.parameters.place import place as place
 from farspan.lazy.randomness import Frame as Frame
 from farspan.lazy.randomness import key_of as key_of
 from farspan.lazy.randomness import seeded as seeded
 from farspan.lazy.recorder import Recorder as Recorder
+from farspan.lazy.shared.inputs import announce as announce
+from farspan.lazy.shared.inputs import take_in as take_in
 from farspan.lazy.shared.learning import learned_from_run as learned_from_run
 from farspan.lazy.shared.learning import learned_from_text as learned_from_text
 from farspan.lazy.shared.learning import text_for_others as text_for_others
@@ -42,11 +45,13 @@ __all__ = [
     "StubParameter",
     "Unknown",
     "activate",
+    "announce",
     "apply_modes",
     "describe_result",
     "find_where",
     "flatten",
     "format_where",
+    "glue_at",
     "install",
     "key_of",
     "learned_from_run",
@@ -59,6 +64,7 @@ __all__ = [
     "rebuild_arguments",
     "seeded",
     "swapped",
+    "take_in",
     "text_for_others",
     "watch_module",
     "watched_attributes",

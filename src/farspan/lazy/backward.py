@@ -63,4 +63,4 @@ def record_backward(
             value.segment.outputs[value] = None
             if value.segment.graph is not graph and value not in graph.sources:
                 graph.sources[value] = len(graph.sources)
-    graph.digest = hash((graph.digest, _MARK, recorder.positions(values), bool(retain_graph)))
+    graph.digest = hash((graph.digest, _MARK, graph.positions(values), bool(retain_graph)))

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from farspan.lazy.hooks import call_with_user_hooks, has_user_hooks, open_leaves
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
+from farspan.lazy.ops.places import calls_for_a_place
 from farspan.lazy.parameters.transfer import transferring
 from farspan.lazy.randomness import (
     DRAWS,
@@ -57,7 +58,8 @@ class Intercept(TorchFunctionMode):
         recorder = self.recorder
         if not recorder.is_recording:
             return func(*args, **kwargs)
-        if not (types or _concerns(args, kwargs, recorder.placed)):
+        is_for_us = types or _concerns(args, kwargs, recorder.placed) or calls_for_a_place(func, args, kwargs)
+        if not is_for_us:
             return _run(func, args, kwargs, recorder)
         if func in CHANGES_GRADIENT_FLOW:
             recorder.flush_before_change("requires_grad is changed")

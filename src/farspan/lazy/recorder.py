@@ -15,6 +15,7 @@ import torch
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
+from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, Placed
 from farspan.lazy.metadata import (
     Entry,
@@ -26,7 +27,6 @@ from farspan.lazy.metadata import (
     find_out,
     flatten,
     flatten_arguments,
-    intern,
     meta_of,
     rebuild,
     shape_of_call,
@@ -41,8 +41,9 @@ from farspan.lazy.ops.mutation import (
     written_parameters,
 )
 from farspan.lazy.ops.special import HANDLERS, read_data
-from farspan.lazy.ops.stages import stage_of, stage_written
+from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
+from farspan.lazy.parameters.values import ParameterValues
 from farspan.lazy.randomness import DRAWS, Frame, has_own_generator, host_seed, key_of_function
 from farspan.lazy.shared.learning import learn
 from farspan.lazy.tensor import LazyTensor, StubParameter
@@ -63,6 +64,7 @@ class Engine(Protocol):
     def read_parameter(self, placed: Placed) -> torch.Tensor: ...
     def parameters_changed(self) -> None: ...
     def meet(self, what: str) -> None: ...
+    def stages_at(self, place: str) -> tuple[int, ...]: ...
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None: ...
 
 
@@ -88,12 +90,14 @@ class Recorder:
         self.num_graphs = 0
         self.num_pending_backwards = 0
         self.current = self._new_graph()
-        self._parameter_values: dict[int, Value] = {}
+        self.parameter_values = ParameterValues()
         self.gradients = Gradients(self)
         self._modes: list[Any] = []
         self._known: dict[Any, tuple[Any, Entry]] = {}
         """Template and entry of ordinary calls whose arguments are tensors and plain values."""
         self._is_writing = False
+        self.here: tuple[int, ...] = ()
+        """The stages where ops run by the program's own word (`farspan.on`); empty where it says nothing."""
         self.root = self.frame = Frame(0)
         """Of the program's own code, and of the container that is running: paths of random numbers begin here."""
         self.host_seed = 0
@@ -178,14 +182,15 @@ class Recorder:
         arguments = [self.argument(tensor) for tensor in tensors]
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         modes = current_modes()
+        reason = ""
         try:
             entry = self._predict(target, template, metas, modes)
-        except LeakError:
-            target.is_open = True
-            self.frame.counts[target.key] -= 1  # it is called anew
-            return target.module(*given[0], **given[1])
-        if isinstance(entry, Unknown):
-            return learn(self, target, template, tensors, stage, entry, given)
+            if isinstance(entry, Unknown):
+                return learn(self, target, template, tensors, stage, entry, given)
+        except LeakError as error:
+            entry, reason = None, error.what
+        if entry is None:
+            return self._call_parts(target, given, reason)
         if type(target) is Leaf:
             if not target.attributes.keys() >= set(entry.attributes):
                 target.attributes.update(dict.fromkeys(entry.attributes))
@@ -202,6 +207,15 @@ class Recorder:
             self._known[key] = (template, entry)
         return self._append(target, template, arguments, entry, stage, modes, tensors, given)
 
+    def _call_parts(self, target: Any, given: tuple[Any, ...], reason: str) -> Any:
+        """What was to be one call reaches outside itself: from now on its parts are called one by one."""
+        if type(target) is not Leaf:
+            self.refuse(f"{name_of(target)} cannot run as one call: {reason}", hint="name the place around the call")
+        target.is_open = True
+        self.frame.counts[target.key] -= 1  # it is called anew
+        with without_user_hooks(target.module):  # which run around this call, if there are any
+            return target.module(*given[0], **given[1])
+
     def _append(
         self,
         target: Any,
@@ -217,7 +231,7 @@ class Recorder:
         if entry.unused:
             values = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
         if stage is None:
-            stage = stage_written(self, entry, tensors) if entry.mutated else stage_of(values)
+            stage = stage_for(self, entry, tensors, values)
         call = Call(
             target=target,
             template=template,
@@ -232,7 +246,7 @@ class Recorder:
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         self.current.add(call, values, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
-        self.current.digest = hash((self.current.digest, entry.digest, stage, self.positions(values)))
+        self.current.digest = hash((self.current.digest, entry.digest, stage, self.current.positions(values)))
         if entry.is_random:
             call.path = self.path_of(target)
             self.current.digest = hash((self.current.digest, call.path))
@@ -274,7 +288,7 @@ class Recorder:
             return tensor._value
         placed = self.placed.get(id(tensor))
         if placed is not None:
-            return self.parameter_value(placed)
+            return self.parameter_values.of(placed)
         if tensor.requires_grad:
             self.refuse(
                 "a tensor that requires grad but is not part of the model enters a recorded call",
@@ -283,31 +297,6 @@ class Recorder:
                 "torch.nn.ModuleDict and distribute that",
             )
         return tensor
-
-    def parameter_value(self, placed: Placed) -> Value:
-        """The parameter as a source of the current step."""
-        value = self._parameter_values.get(id(placed))
-        if value is None or value.meta.requires_grad != placed.tensor.requires_grad:
-            meta = placed.meta
-            requires_grad = placed.tensor.requires_grad
-            meta = Meta(meta.shape, meta.stride, meta.dtype, meta.device, requires_grad, is_parameter=requires_grad)
-            value = Value(intern(meta), placed.stage, name=placed.name)
-            if placed.is_owned:
-                value.data = placed.tensor
-            self._parameter_values[id(placed)] = value
-        return value
-
-    def positions(self, values: Sequence[Value]) -> tuple[int, ...]:
-        """Where the inputs come from, the same number on every rank."""
-        positions: list[int] = []
-        for value in values:
-            source = self.current.sources.get(value)
-            if source is None:
-                assert value.call is not None
-                positions.append(value.call.index << 8 | value.index)
-            else:
-                positions.append(-1 - (source << 8 | value.stage))
-        return tuple(positions)
 
     # Backward.
 
@@ -381,7 +370,7 @@ class Recorder:
 
     def forget_parameter_values(self) -> None:
         """A step has ended: parameters may change, so their values are sources anew."""
-        self._parameter_values.clear()
+        self.parameter_values.forget()
 
     def refuse(self, what: str, *, why: str = "", hint: str = "") -> NoReturn:
         raise RecordError(what + ".", why=why or f"at {format_where(find_where())}", hint=hint)

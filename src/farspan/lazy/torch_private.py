@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ __all__ = [
     "is_compiled",
     "is_fake_limit",
     "is_mode_active",
+    "is_not_torchs_device",
     "make_wrapper",
     "raw_grad",
     "recompute_through",
@@ -150,6 +152,11 @@ _FAKE_WORDS = (
     "meta tensor",
 )
 """torch's words where a function without a rule for fakes asks for the data."""
+
+
+def is_not_torchs_device(error: BaseException) -> bool:
+    """Whether torch was given one of our places ("rank:1", "rank:1/cuda:0") for a device."""
+    return isinstance(error, RuntimeError) and re.search(r"device string: '?rank", str(error)) is not None
 
 
 def is_fake_limit(error: BaseException) -> bool:

@@ -32,27 +32,19 @@ from farspan.runtime.media import Medium
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.executor import Executor
+from farspan.runtime.step.inputs import Inputs
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.program import build_program
+from farspan.runtime.step.sites import StageSite, stage_number, stages_at
 from farspan.runtime.values import SharedValues
 
-__all__ = ["Engine", "StageSite"]
+__all__ = ["Engine"]
 
 _log = logging.getLogger(__name__)
 _CAUSE_S = 5.0
 """How long a broken transfer waits for the news of why it broke."""
 LOOKAHEAD = 2
 _BACKWARD, _END = 1, 2
-
-
-class StageSite:
-    """Where a stage runs."""
-
-    __slots__ = ("device", "rank")
-
-    def __init__(self, rank: int, device: torch.device) -> None:
-        self.rank = rank
-        self.device = device
 
 
 class Engine:
@@ -89,20 +81,23 @@ class Engine:
         self._flush_reason = ""
         self.agreement = Agreement(side, deadline_s)
         self.values = SharedValues(side, self.parameters, deadline_s)
+        self.inputs = Inputs(recorder, self.agreement, self.values, self.stages)
         side.history = self._history
         side.on_failure = self._on_failure
         recorder.engine = self
-        recorder.root = recorder.frame = Frame(key_of(f"seed {seed}"))
+        self.sow(seed)
 
     def stage_number(self, site: StageSite, occurrence: int) -> int:
         """The number of the `occurrence`-th stage at `site`; models that share a site share its stages."""
-        for number, known in enumerate(self.stages):
-            if (known.rank, known.device) == (site.rank, site.device):
-                if occurrence == 0:
-                    return number
-                occurrence -= 1
-        self.stages.append(site)
-        return len(self.stages) - 1
+        return stage_number(self.stages, site, occurrence)
+
+    def stages_at(self, place: str) -> tuple[int, ...]:
+        """The stages at a place that the program names ("rank:1", "rank:1/cuda:0"), the best first; at least one."""
+        return stages_at(self.stages, place, self.num_ranks)
+
+    def sow(self, seed: int) -> None:
+        """Let all that the model draws follow from `seed`."""
+        self.recorder.root = self.recorder.frame = Frame(key_of(f"seed {seed}"))
 
     @property
     def is_healthy(self) -> bool:
@@ -131,6 +126,7 @@ class Engine:
         if learning is not None or _changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
         with self._executing():
+            self.inputs.check(graphs)
             program = build_program(
                 graphs,
                 rank_of=[site.rank for site in self.stages],

@@ -49,6 +49,19 @@ class SharedValues:
         self._kept.update((value.key, value) for value in values if value.is_held)
         self._old_gradients.clear()
 
+    def keep_inputs(self, values: Iterable[Value]) -> None:
+        """This rank has read a batch."""
+        self._kept.update((value.key, value) for value in values)
+
+    def dropped_inputs(self) -> list[Value]:
+        """The inputs that the program no longer holds; other ranks may still be at a point where it does."""
+        return [value for value in self._kept.values() if value.call is None and not value.is_held]
+
+    def let_go(self, values: Iterable[Value]) -> None:
+        """All ranks have come to a point where none of `values` can be read."""
+        for value in values:
+            self._kept.pop(value.key, None)
+
     def keep_gradient(self, placed: Placed) -> None:
         """The program replaces a gradient that slower ranks may still read."""
         gradient = raw_grad(placed.tensor)

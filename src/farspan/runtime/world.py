@@ -24,7 +24,7 @@ from farspan.runtime.engine import Engine
 from farspan.runtime.media import GlooMedium, NcclMedium, Roads, SameHostMedium
 from farspan.runtime.side import SideChannel
 
-__all__ = ["current_engine", "engine_of_this_thread", "forget_engine"]
+__all__ = ["current_engine", "engine_of_this_thread", "forget_engine", "num_ranks_to_be"]
 
 _log = logging.getLogger(__name__)
 _DEADLINE_S = 300.0
@@ -42,6 +42,11 @@ def engine_of_this_thread(seed: int) -> Engine:
 def current_engine() -> Engine | None:
     """The engine of this thread, if there is one."""
     return getattr(_thread, "engine", None)
+
+
+def num_ranks_to_be() -> int:
+    """How many ranks there are, or will be once the engine is set up."""
+    return dist.get_world_size() if dist.is_initialized() else read_environment().world_size
 
 
 def use_engine(engine: Engine) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from farspan.errors import RecordError
 from farspan.graph import Meta
 from farspan.lazy.leaf import Leaf
 from farspan.lazy.metadata.entry import Entry, Unknown
@@ -23,32 +24,38 @@ from farspan.lazy.metadata.leaks import remove_leaked
 from farspan.lazy.metadata.modes import Modes
 from farspan.lazy.metadata.predict import DynamicShapeError, predict
 from farspan.lazy.ops.functions import name_of
-from farspan.lazy.torch_private import DynamicOutputShapeException, is_fake_limit
+from farspan.lazy.torch_private import DynamicOutputShapeException, is_fake_limit, is_not_torchs_device
 
 __all__ = ["LeakError", "find_out"]
 
 
-class LeakError(Exception):
-    """A call has put a tensor somewhere outside: into a closure, a global list."""
+class LeakError(RecordError):
+    """A call reaches outside: puts a tensor into a closure or a global list, or names a place to run at.
+
+    A module that does is not called as one unit. The user sees the error only where that comes too late.
+    """
 
 
 def find_out(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
     """Return what a call will give, or that it must be run to know.
 
     Raises:
-        LeakError: The call has kept something of the run outside itself; it has been taken away there.
+        LeakError: The call has kept something of the run outside itself; it has been taken away there. Or it names a
+            place: only its parts can be called.
         Whatever the call itself raises on such arguments (a shape error, say).
     """
     made: list[weakref.ref[torch.Tensor]] = []
     try:
         entry = predict(target, template, metas, modes, made=made)
     except Exception as error:
+        if is_not_torchs_device(error):
+            raise LeakError(f"{name_of(target)} moves a tensor to a place") from error
         if not is_fake_limit(error):
             raise
         limit = error
     else:
         if remove_leaked(made) and type(target) is Leaf:
-            raise LeakError
+            raise LeakError(f"{name_of(target)} keeps a tensor outside itself")
         return entry
     # The error holds the frames of the run, and they what it has made.
     traceback.clear_frames(limit.__traceback__)

@@ -15,6 +15,9 @@ __all__ = ["record_foreach"]
 
 def record_foreach(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record `function` stage by stage, and put its results together in the order of its arguments."""
+    if recorder.here and not function.__name__.endswith("_"):  # the program says where; what writes stays
+        template, tensors = flatten((args, kwargs))
+        return recorder.record(function, template, tensors, None, given=(args, kwargs))
     number = len(args[0])
     by_stage: dict[int | None, list[int]] = {}
     for index, item in enumerate(args[0]):

@@ -13,6 +13,7 @@ import torch
 from farspan.graph import Meta, Value
 from farspan.lazy.metadata import intern, map_tensors
 from farspan.lazy.ops.functions import FACTORIES, READERS, REFUSED, RUNNING_STATISTICS, name_of
+from farspan.lazy.ops.places import to
 from farspan.lazy.tensor import LazyTensor, StubParameter
 
 if TYPE_CHECKING:
@@ -100,13 +101,6 @@ def _make_like(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any
         recorder.is_recording = True
 
 
-def _to(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
-    """`tensor.to(where it is)` is the tensor itself."""
-    if len(args) == 2 and not kwargs and isinstance(args[1], torch.device) and args[0].device == args[1]:
-        return args[0]
-    return NotImplemented
-
-
 HANDLERS: dict[Any, Handler] = {
     torch.Tensor.backward: _backward,
     torch.autograd.backward: _backward,
@@ -114,7 +108,7 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(REFUSED, _refuse),
     **dict.fromkeys(RUNNING_STATISTICS, _normalise),
     **dict.fromkeys(FACTORIES, _make_like),
-    _T.to: _to,
+    _T.to: to,
     _T.detach: _data,
     _T.data.__get__: _data,
     _T.data.__set__: _set_data,

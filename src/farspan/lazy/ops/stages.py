@@ -8,16 +8,34 @@ from typing import TYPE_CHECKING
 import torch
 
 from farspan.graph import Value
-from farspan.lazy.metadata import Entry
+from farspan.lazy.metadata import Entry, Unknown
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["stage_of", "stage_written"]
+__all__ = ["stage_for"]
 
 
-def stage_of(values: Sequence[Value]) -> int:
+def stage_for(recorder: Recorder, entry: Entry | Unknown, tensors: list[torch.Tensor], values: Sequence[Value]) -> int:
+    """Where an op runs: with what it writes into, else where the program says (`farspan.on`), else with its input.
+
+    Args:
+        recorder: Knows what the program says.
+        entry: Of the op.
+        tensors: All tensors among its arguments.
+        values: The recorded ones.
+    """
+    if entry.mutated:
+        return _stage_written(recorder, entry, tensors)
+    here = recorder.here
+    if not here:
+        return _stage_of(values)
+    natural = _stage_of(values) if values else -1
+    return natural if natural in here else here[0]
+
+
+def _stage_of(values: Sequence[Value]) -> int:
     """An op runs where its largest lazy input is; among equals, where the latest was produced."""
     best = values[0]
     best_rank = _production_order(best)
@@ -34,7 +52,7 @@ def _production_order(value: Value) -> tuple[int, int, int, int]:
     return (value.meta.numel, value.call.graph.index, value.call.index, value.index)
 
 
-def stage_written(recorder: Recorder, entry: Entry, tensors: list[torch.Tensor]) -> int:
+def _stage_written(recorder: Recorder, entry: Entry | Unknown, tensors: list[torch.Tensor]) -> int:
     """A call that writes runs where the tensor it writes into lives."""
     written = [tensors[i] for i in entry.mutated]
     stages = {tensor._value.stage for tensor in written if type(tensor) is LazyTensor}

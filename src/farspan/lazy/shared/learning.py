@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Call, Value
-from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, meta_of
+from farspan.lazy.metadata import Entry, LeakError, Unknown, current_modes, digest_of, meta_of
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.functions import find_where
-from farspan.lazy.ops.stages import stage_of
+from farspan.lazy.ops.mutation import plain_versions
+from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.shared.wire import entry_from_json, entry_to_json
+from farspan.lazy.torch_private import is_not_torchs_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +33,11 @@ def learn(
     unknown: Unknown,
     given: tuple[Any, ...],
 ) -> Any:
-    """Run the call now, as a graph of its own, and return what the user's code gets."""
+    """Run the call now, as a graph of its own, and return what the user's code gets.
+
+    Raises:
+        LeakError: It reaches outside itself, as its run has shown.
+    """
     path = recorder.path_of(target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
     arguments = [recorder.argument(tensor) for tensor in tensors]
@@ -42,7 +48,7 @@ def learn(
         template=template,
         arguments=arguments,
         entry=unknown,
-        stage=stage_of(values) if stage is None else stage,
+        stage=stage_for(recorder, unknown, tensors, values) if stage is None else stage,
         modes=modes,
         where=find_where(),
     )
@@ -50,16 +56,20 @@ def learn(
     graph = recorder.current
     graph.add(call, values)
     digest = digest_of((unknown.name, template, modes))
-    graph.digest = hash((graph.digest, digest, call.stage, path, recorder.positions(values)))
+    graph.digest = hash((graph.digest, digest, call.stage, path, graph.positions(values)))
     answers: list[Any] = []
 
     def give_answer() -> None:
-        entry: Entry = call.entry
+        entry: Entry | Unknown = call.entry
+        if isinstance(entry, Unknown):
+            return  # it can only be called part by part
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         recorder.cache.learned(target, template, metas, modes, entry)
         answers.append(answer(recorder, call, entry, tensors, given))
 
     recorder.engine.flush(f"what {unknown.name} gives depends on data", learning=(call, give_answer))
+    if not answers:
+        raise LeakError(f"{unknown.name} names a place inside")
     return answers[0]
 
 
@@ -67,25 +77,39 @@ def learn(
 
 
 def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list[torch.Tensor]], Any]) -> None:
-    """Run `call` with `leaves` as its tensors, and let it know what it gives."""
+    """Run `call` with `leaves` as its tensors, and let it know what it gives; nothing if it must be opened."""
     assert call.arguments is not None
     metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in call.arguments]
     outputs: list[torch.Tensor] = []
-    entry = observe_run(call.target, call.template, metas, call.modes, leaves, run, keep=outputs.extend)
+    before = _written(call, leaves)
+    try:
+        entry = observe_run(call.target, call.template, metas, call.modes, leaves, run, keep=outputs.extend)
+    except Exception as error:
+        has_named_a_place = isinstance(error, LeakError) or is_not_torchs_device(error)
+        if has_named_a_place and hasattr(call.target, "is_open") and _written(call, leaves) == before:
+            return  # nothing has come of it
+        raise
     _know(call, entry)
     for value, tensor in zip(call.outputs, outputs, strict=True):
         value.data = tensor
         call.segment.outputs[value] = None  # wanted, by whoever asked for the call
 
 
+def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:
+    """Changes when a run writes into what it is given, or into its module's parameters and buffers."""
+    owned = [item.tensor for item in getattr(call.target, "placed", ()) if item.is_owned]
+    return [plain_versions([*leaves, *owned]), [tensor.data_ptr() for tensor in owned]]
+
+
 def text_for_others(call: Call) -> bytes:
     """What the owner tells of a call it has learned."""
-    return entry_to_json(call.entry, call.template)
+    return b"" if type(call.entry) is Unknown else entry_to_json(call.entry, call.template)
 
 
 def learned_from_text(call: Call, text: bytes) -> None:
     """Let `call` know what its owner has told."""
-    _know(call, entry_from_json(text, call.template))
+    if text:
+        _know(call, entry_from_json(text, call.template))
 
 
 def _know(call: Call, entry: Entry) -> None:

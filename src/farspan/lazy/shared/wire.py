@@ -1,4 +1,4 @@
-"""Entries as JSON: what the rank that has run a call tells the others about it.
+"""Entries as JSON: what the rank that has run a call, or has read a batch, tells the others about it.
 
 Nothing is unpickled or imported: classes and functions are named, and must be loaded under that name already; what the
 call was given is named by its place among the arguments.
@@ -10,7 +10,8 @@ import base64
 import enum
 import json
 import sys
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,18 @@ from farspan.graph import Meta
 from farspan.lazy.metadata.entry import Entry, intern
 from farspan.lazy.metadata.template import ById
 
-__all__ = ["entry_from_json", "entry_to_json"]
+__all__ = ["entry_from_json", "entry_to_json", "structure_from_json", "structure_to_json"]
 
 _PLAIN = (bool, int, str, type(None))
 _TORCH_NAMES = (torch.dtype, torch.layout, torch.memory_format)
-_UNNAMED = {kind.__name__: kind for kind in (type(None), type(Ellipsis), type(NotImplemented))}
+_UNNAMED = {
+    kind.__name__: kind
+    for kind in (
+        type(None), type(Ellipsis), type(NotImplemented), types.FunctionType, types.BuiltinFunctionType,
+        types.MethodType, types.ModuleType,
+    )
+}  # fmt: skip
+"""Classes that are not found under their own names."""
 _AS_LISTS: dict[str, type] = {"tuple": tuple, "frozenset": frozenset, "size": torch.Size}
 
 
@@ -41,10 +49,7 @@ def entry_to_json(entry: Entry, arguments: Any) -> bytes:
     """
     given = {id(item): number for number, item in enumerate(_identities(arguments))}
     document = {name: _encode(getattr(entry, name), given) for name in Entry.__slots__ if name != "metas"}
-    document["metas"] = [
-        [list(meta.shape), list(meta.stride), str(meta.dtype)[6:], str(meta.device), meta.requires_grad]
-        for meta in entry.metas
-    ]
+    document["metas"] = _encode_metas(entry.metas)
     return json.dumps(document).encode()
 
 
@@ -53,11 +58,37 @@ def entry_from_json(text: bytes, arguments: Any) -> Entry:
     given = list(_identities(arguments))
     document = json.loads(text)
     fields = {name: _decode(document[name], given) for name in Entry.__slots__ if name != "metas"}
-    fields["metas"] = tuple(
-        intern(Meta(tuple(shape), tuple(stride), getattr(torch, dtype), torch.device(device), requires_grad))
-        for shape, stride, dtype, device, requires_grad in document["metas"]
-    )
+    fields["metas"] = _decode_metas(document["metas"])
     return Entry(**fields)
+
+
+def structure_to_json(template: Any, metas: Sequence[Meta]) -> bytes:
+    """Write an object graph without its tensors' data.
+
+    Raises:
+        RecordError: It holds an object that has no name.
+    """
+    return json.dumps([_encode(template, {}), _encode_metas(metas)]).encode()
+
+
+def structure_from_json(text: bytes) -> tuple[Any, tuple[Meta, ...]]:
+    """Read what `structure_to_json` wrote: the template and its tensors' metadata."""
+    template, metas = json.loads(text)
+    return _decode(template, []), _decode_metas(metas)
+
+
+def _encode_metas(metas: Sequence[Meta]) -> list[Any]:
+    return [
+        [list(meta.shape), list(meta.stride), str(meta.dtype)[6:], str(meta.device), meta.requires_grad]
+        for meta in metas
+    ]
+
+
+def _decode_metas(metas: list[Any]) -> tuple[Meta, ...]:
+    return tuple(
+        intern(Meta(tuple(shape), tuple(stride), getattr(torch, dtype), torch.device(device), requires_grad))
+        for shape, stride, dtype, device, requires_grad in metas
+    )
 
 
 def _identities(template: Any) -> Iterator[Any]:
@@ -150,7 +181,7 @@ def _find(name: str) -> Any:
     if found is None:
         raise RecordError(
             f"{name} is not loaded on this rank.",
-            why="another rank ran a module that returned it.",
+            why="another rank has an object of it, in a batch or from a module that it ran.",
             hint="import it at the top of the program, so that every rank has it",
         )
     return found

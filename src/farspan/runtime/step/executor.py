@@ -90,11 +90,12 @@ class Executor:
                     item.data = None
 
     def _forward(self, segment: Segment) -> None:
-        run_forward(segment)
+        run_forward(segment, self.device_of(segment.stage))
         segment.executed = True
 
     def _backward(self, part: Part) -> None:
-        incoming = {edge: self.gradients.pop(edge) for edge in part.incoming}
+        device = self.device_of(part.stage)
+        incoming = {edge: self.gradients.pop(edge).to(device) for edge in part.incoming}
         self.gradients.update(run_backward(part, incoming, self.parameters))
 
     def _drop_received(self, work: object) -> None:

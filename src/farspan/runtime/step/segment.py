@@ -41,13 +41,15 @@ from farspan.lazy.torch_private import raw_grad, set_raw_grad
 __all__ = ["run_backward", "run_forward"]
 
 
-def run_forward(segment: Segment) -> None:
-    """Run the calls of `segment`; its inputs' data is there, its outputs' data will be."""
+def run_forward(segment: Segment, device: torch.device) -> None:
+    """Run the calls of `segment` on `device`; its inputs' data is on this rank, its outputs' data will be."""
     for value in segment.inputs:
         if value.name and value.stage == segment.stage:
             continue  # a parameter at home: used as it is
         assert value.data is not None, f"{value.describe()} is not here"
         leaf = value.data.detach()
+        if value.stage != segment.stage:
+            leaf = leaf.to(device)  # a stage of this rank may lie on another of its devices
         if value.meta.requires_grad:
             leaf.requires_grad_()
         segment.leaves[value] = leaf

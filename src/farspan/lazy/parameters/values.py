@@ -1,0 +1,37 @@
+"""Parameters that calls outside their own module use: sources of the current step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farspan.graph import Meta, Value
+from farspan.lazy.metadata import intern
+
+if TYPE_CHECKING:
+    from farspan.lazy.leaf import Placed
+
+__all__ = ["ParameterValues"]
+
+
+class ParameterValues:
+    """The values that stand for parameters, until these may have changed."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Value] = {}
+
+    def of(self, placed: Placed) -> Value:
+        """The parameter as a source of the current step."""
+        value = self._values.get(id(placed))
+        if value is None or value.meta.requires_grad != placed.tensor.requires_grad:
+            meta = placed.meta
+            requires_grad = placed.tensor.requires_grad
+            meta = Meta(meta.shape, meta.stride, meta.dtype, meta.device, requires_grad, is_parameter=requires_grad)
+            value = Value(intern(meta), placed.stage, name=placed.name)
+            if placed.is_owned:
+                value.data = placed.tensor
+            self._values[id(placed)] = value
+        return value
+
+    def forget(self) -> None:
+        """A step has ended, or parameters were written: from now on they are sources anew."""
+        self._values.clear()

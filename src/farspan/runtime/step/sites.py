@@ -1,0 +1,111 @@
+"""Where stages run: a rank and one of its devices; and which stages a place named by the program means."""
+
+from __future__ import annotations
+
+import torch
+
+from farspan.errors import PlanError
+from farspan.plan import Place, format_place, parse_place
+
+__all__ = ["StageSite", "check_rank", "host_stage", "site_of", "stage_number", "stages_at"]
+
+
+class StageSite:
+    """Where a stage runs."""
+
+    __slots__ = ("device", "rank")
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self.rank = rank
+        self.device = device
+
+
+def site_of(place: Place) -> StageSite:
+    """The site a place stands for; a rank alone stands for its GPU, if it has one.
+
+    Raises:
+        PlanError: torch knows no such device.
+    """
+    if place.device is None:
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        return StageSite(place.rank, device)
+    try:
+        return StageSite(place.rank, torch.device(place.device))
+    except RuntimeError as error:
+        raise PlanError(
+            f"'{format_place(place)}' names a device that torch does not know.",
+            why=str(error).splitlines()[0],
+            hint=f'"rank:{place.rank}"  or  "rank:{place.rank}/cuda:0"',
+        ) from error
+
+
+def check_rank(rank: int, num_ranks: int, where: str) -> None:
+    """Raise if there is no such rank.
+
+    Args:
+        rank: As the program gave it.
+        num_ranks: How many there are.
+        where: What it was given to, for people.
+
+    Raises:
+        PlanError: It names the ranks there are.
+    """
+    if isinstance(rank, bool) or not isinstance(rank, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PlanError(
+            f"{where}: a rank is a number from 0.", why=f"{rank!r} is a {type(rank).__name__}.", hint=_some(num_ranks)
+        )
+    if not 0 <= rank < num_ranks:
+        processes = "1 process, rank:0" if num_ranks == 1 else f"{num_ranks} processes, rank:0 to rank:{num_ranks - 1}"
+        raise PlanError(
+            f"{where}: there is no rank {rank}.",
+            why=f"this program runs on {processes}.",
+            hint=f"{_some(num_ranks)}, or start it with: farspan run -n {max(rank, 0) + 1} train.py",
+        )
+
+
+def _some(num_ranks: int) -> str:
+    return "rank 0" if num_ranks == 1 else f"a rank from 0 to {num_ranks - 1}"
+
+
+def stage_number(stages: list[StageSite], site: StageSite, occurrence: int) -> int:
+    """The number of the `occurrence`-th stage at `site`; it is made if there is none."""
+    for number, known in enumerate(stages):
+        if (known.rank, known.device) == (site.rank, site.device):
+            if occurrence == 0:
+                return number
+            occurrence -= 1
+    stages.append(site)
+    return len(stages) - 1
+
+
+def stages_at(stages: list[StageSite], text: str, num_ranks: int) -> tuple[int, ...]:
+    """The stages that lie at a place, the best first; one is made if there is none. The same on every rank.
+
+    Args:
+        stages: All that are known; may grow.
+        text: "rank:1" for whichever device of that rank, "rank:1/cuda:0", "rank:1/cpu".
+        num_ranks: How many ranks there are.
+
+    Raises:
+        PlanError: There is no such rank, or no such device; or it is no place at all.
+    """
+    place = parse_place(text)
+    check_rank(place.rank, num_ranks, f'"{text}"')
+    site = site_of(place)
+    found = [number for number, known in enumerate(stages) if known.rank == site.rank]
+    if place.device is not None:
+        found = [number for number in found if _is_on(stages[number].device, site.device)]
+    found.sort(key=lambda number: stages[number].device != site.device)
+    return tuple(found) or (stage_number(stages, site, 0),)
+
+
+def host_stage(stages: list[StageSite], rank: int, device: torch.device) -> int:
+    """The stage of `rank` where tensors of `device` lie that it has read; it is made if there is none."""
+    for number, known in enumerate(stages):
+        if known.rank == rank and known.device.type == device.type:
+            return number
+    return stage_number(stages, StageSite(rank, device), 0)
+
+
+def _is_on(device: torch.device, wanted: torch.device) -> bool:
+    return device == wanted or (wanted.index is None and device.type == wanted.type)
