@@ -55,9 +55,9 @@ def warm_up(*, with_farspan: bool = True) -> None:
     torch.set_num_threads(1)
     import torch._dynamo
     import torch.distributed.pipelining
-    import transformers
-    import transformers.modeling_utils
-    import transformers.models.auto.modeling_auto
+    import transformers  # pyright: ignore[reportMissingImports]
+    import transformers.modeling_utils  # pyright: ignore[reportMissingImports]
+    import transformers.models.auto.modeling_auto  # pyright: ignore[reportMissingImports]
 
     if with_farspan:
         import farspan.api  # noqa: F401
