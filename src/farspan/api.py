@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -96,6 +97,8 @@ def distribute(
         prefix=f"model{number}." if number else "",
     )
     engine.lookahead = chosen.lookahead
+    if chosen.schedule == "1f1b":
+        engine.least_weight_work_s = math.inf
     engine.add_parameters(placed)
     watch_optimizers()
     object.__setattr__(model, _PLAN, chosen)
