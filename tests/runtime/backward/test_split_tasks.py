@@ -51,8 +51,8 @@ def kinds_of_a_step(num_ranks: int, *, schedule: str, least_s: float | None = No
 def test_a_rank_that_another_waits_for_puts_weight_gradients_off() -> None:
     assert kinds_of_a_step(3, schedule="zero-bubble", least_s=-math.inf) == [
         "F0 F1 F2 F3 B0 B1 B2 B3",
-        "F0 F1 F2 B0 W0 B1 F3 W1 B2 W2 B3 W3",
-        "F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3",
+        "F0 F1 F2 B0 F3 B1 W0 B2 W1 B3 W2 W3",
+        "F0 B0 F1 B1 F2 B2 F3 B3 W0 W1 W2 W3",
     ]
 
 
