@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from farspan.runtime.backward import backward_of_inputs
+from farspan.runtime.backward import split_backward
 
 WIDTH = 12
 
@@ -175,13 +175,13 @@ def test_two_halves_give_what_a_whole_backward_gives(name: str) -> None:
         outputs = [plain(inputs[0]), split(inputs[1])]
         seed = torch.randn_like(outputs[0])
         outputs[0].backward(seed)
-        at_once: list[Any] = []
-        later = backward_of_inputs([outputs[1]], [seed], [inputs[1]], [], before=at_once.extend)
+        cut = split_backward([outputs[1]], [inputs[1]], [])
+        later = cut.run_first_half([outputs[1]], [seed])
         del outputs
         assert torch.equal(inputs[0].grad, inputs[1].grad)  # type: ignore[arg-type]
         waiting = [] if later is None else [node.variable for node in later.accumulators]
         assert len(waiting) >= num_waiting
-        assert not {id(node.variable) for node in at_once} & set(map(id, waiting))
+        assert not {id(node.variable) for node in cut.now} & set(map(id, waiting))
         if micro_batch == 0:
             assert all(parameter.grad is None for parameter in waiting)
         if later is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -84,7 +85,22 @@ class Alternating(nn.Module):
         return self.last(self.first(x), scale)
 
 
-def test_micro_batches_add_up_in_order_where_only_some_can_wait() -> None:
+class Wandering(nn.Module):
+    """A module called twice in a row in some micro-batches, before and after another rank's in the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, is_apart: bool) -> torch.Tensor:
+        for part in (self.last, self.first, self.last) if is_apart else (self.first, self.last, self.last):
+            x = torch.tanh(part(x))
+        return x
+
+
+@pytest.mark.parametrize("make", [Alternating, Wandering])
+def test_micro_batches_add_up_in_order_where_only_some_can_wait(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     batches = [torch.randn(7, WIDTH) for _ in range(5)]
 
@@ -95,7 +111,7 @@ def test_micro_batches_add_up_in_order_where_only_some_can_wait() -> None:
         gradients: list[Any] = [parameter.grad for parameter in model.parameters()]
         return [gradient.read() if hasattr(gradient, "read") else gradient for gradient in gradients]
 
-    models = [Alternating() for _ in range(3)]
+    models = [make() for _ in range(3)]
     for model in models[1:]:
         model.load_state_dict(models[0].state_dict())
     wanted = train(models[2])

@@ -28,7 +28,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from farspan.lazy.torch_private import shape_at
 from farspan.runtime.backward.rules import RULES, WeightWork, can_wait
 
-__all__ = ["Deferred", "backward_of_inputs"]
+__all__ = ["Deferred", "Split", "split_backward"]
 
 _REENTRANT_CHECKPOINT = "CheckpointFunctionBackward"
 """Refuses to run for a part of its gradients."""
@@ -72,25 +72,42 @@ class _Border:
     """For each of these the accumulators behind it."""
 
 
-def backward_of_inputs(
-    roots: Sequence[torch.Tensor],
-    seeds: Sequence[torch.Tensor | None],
-    leaves: Sequence[torch.Tensor],
-    whole: Sequence[torch.Tensor],
-    *,
-    before: Callable[[Collection[Any]], None],
-) -> Deferred | None:
-    """Run the half of a backward that others wait for; the graph is freed.
+@dataclass(slots=True)
+class Split:
+    """Where a backward is cut in two."""
+
+    wanted: set[Any]
+    """The accumulators of the inputs whose gradients others wait for."""
+    now: set[Any]
+    """Those of the parameters that get their gradient in the first half."""
+    borders: list[_Border]
+
+    def run_first_half(self, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None]) -> Deferred | None:
+        """Compute the gradients of the inputs, and let the graph go; return the other half, if there is one."""
+        if not self.borders:
+            torch.autograd.backward(roots, seeds)
+            return None
+        uses = Counter(item for border in self.borders for target in border.targets.values() for item in target)
+        deferred = Deferred(frozenset(uses), frozenset(item for item, count in uses.items() if count > 1))
+        handles = [border.node.register_prehook(_keep(border, deferred)) for border in self.borders]
+        try:
+            inputs = [GradientEdge(node, 0) for node in (*self.wanted, *self.now)]
+            torch.autograd.backward(roots, seeds, inputs=inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return deferred if deferred.work else None
+
+
+def split_backward(
+    roots: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], whole: Sequence[torch.Tensor]
+) -> Split:
+    """Find what of a backward can wait.
 
     Args:
         roots: What is differentiated.
-        seeds: Their gradients; None stands for ones.
-        leaves: The inputs whose gradients are wanted.
-        whole: Parameters that must get theirs now too.
-        before: Called with the accumulators (autograd's nodes) of all parameters that get their gradient now.
-
-    Returns:
-        The other half; None if all has been done.
+        leaves: The inputs whose gradients others wait for.
+        whole: Parameters that must get theirs with them.
     """
     starts = [get_gradient_edge(root).node for root in roots]
     nodes = _postorder(starts)
@@ -101,20 +118,7 @@ def backward_of_inputs(
     now.update(*(behind[start] for start in starts if start not in inner))
     if any(node.name() == _REENTRANT_CHECKPOINT for node in nodes):
         now.update(*behind.values())
-    borders = _borders(nodes, inner, behind, now)
-    before(now)
-    if not borders:
-        torch.autograd.backward(roots, seeds)
-        return None
-    uses = Counter(item for border in borders for target in border.targets.values() for item in target)
-    deferred = Deferred(frozenset(uses), frozenset(item for item, count in uses.items() if count > 1))
-    handles = [border.node.register_prehook(_keep(border, deferred)) for border in borders]
-    try:
-        torch.autograd.backward(roots, seeds, inputs=[GradientEdge(node, 0) for node in (*wanted, *now)])
-    finally:
-        for handle in handles:
-            handle.remove()
-    return deferred if deferred.work else None
+    return Split(wanted, now, _borders(nodes, inner, behind, now))
 
 
 def _keep(border: _Border, deferred: Deferred) -> Callable[[Any], None]:

@@ -37,7 +37,7 @@ from farspan.lazy import (
     without_user_hooks,
 )
 from farspan.lazy.torch_private import raw_grad, set_raw_grad
-from farspan.runtime.backward import Deferred, backward_of_inputs
+from farspan.runtime.backward import Deferred, split_backward
 
 __all__ = ["run_backward", "run_forward"]
 
@@ -218,17 +218,21 @@ def run_backward(
             roots.append(root.data)
             seeds.append(seed)
     sources = [_source_of(edge, part, parameters) for edge in part.outgoing]
+    leaves = [source for source, is_native in sources if not is_native]
+    split = None
+    if leaves_weights:
+        whole = [source for source, is_native in sources if is_native]  # adding up goes on elsewhere
+        split = split_backward(roots, leaves, whole)
+        before(split.now)
     # A parameter whose sum goes on to another segment must not be added to what earlier micro-batches left in .grad.
     aside = [(source, raw_grad(source)) for source, is_native in sources if is_native]
     for source, _ in aside:
         set_raw_grad(source, None)
-    leaves = [source for source, is_native in sources if not is_native]
     deferred = None
     with _caught(leaves) as caught:
         try:
-            if leaves_weights:
-                whole = [source for source, is_native in sources if is_native]  # adding up goes on elsewhere
-                deferred = backward_of_inputs(roots, seeds, leaves, whole, before=before)
+            if split is not None:
+                deferred = split.run_first_half(roots, seeds)
             else:
                 torch.autograd.backward(roots, seeds, retain_graph=part.backward.retain_graph)
         except Exception as error:
