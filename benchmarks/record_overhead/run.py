@@ -310,7 +310,7 @@ class World:
         began = time.perf_counter()
         build_program(
             graphs,
-            rank_of=[site.rank for site in self.engine.stages],
+            sites=self.engine.stages,
             rank=self.rank,
             num_ranks=self.num_ranks,
             lookahead=self.engine.lookahead,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -105,6 +106,8 @@ def distribute(
         prefix=f"model{number}." if number else "",
     )
     engine.lookahead = chosen.lookahead
+    if chosen.schedule == "1f1b":
+        engine.least_weight_work_s = math.inf
     engine.add_parameters(placed)
     engine.executor.remat.add(model, again)
     watch_optimizers()

@@ -40,8 +40,9 @@ def test_file_round_trip(tmp_path: Path) -> None:
 def test_json_is_readable_with_one_placement_per_line() -> None:
     text = Plan.from_mapping({"embed": "rank:0", "blocks.*": "rank:1"}).to_json()
     assert text == (
-        '{\n  "format": "farspan-plan/1",\n  "stages": [\n    "rank:0",\n    "rank:1"\n  ],\n  "schedule": "1f1b",\n'
-        '  "lookahead": 2,\n  "placement": {\n    "embed": 0,\n    "blocks.*": 1\n  }\n}\n'
+        '{\n  "format": "farspan-plan/1",\n  "stages": [\n    "rank:0",\n    "rank:1"\n  ],\n'
+        '  "schedule": "zero-bubble",\n  "lookahead": 2,\n'
+        '  "placement": {\n    "embed": 0,\n    "blocks.*": 1\n  }\n}\n'
     )
 
 
@@ -157,7 +158,7 @@ def test_the_table_compresses_runs_and_leaves_out_what_is_not_known() -> None:
     names = ["blocks.9", "blocks.10", "blocks.11", "norm", "blocks.13", "0", "1"]
     plan = Plan(stages=("rank:0", "rank:1"), placement={**dict.fromkeys(names, 0), "": 1})
     assert str(plan).splitlines() == [
-        "2 stages on 2 ranks, 1f1b",
+        "2 stages on 2 ranks, zero-bubble",
         "stage  where   what",
         "    0  rank:0  blocks.9-blocks.11, norm, blocks.13, 0-1",
         "    1  rank:1  (the whole model)",

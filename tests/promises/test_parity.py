@@ -25,6 +25,21 @@ def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
             assert history.differences(wanted) == [], f"plan {plan_name}, rank {rank}"
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_same_numbers_where_every_backward_is_split(name: str, num_ranks: int) -> None:
+    case = CASES[name]
+    wanted = train_plainly(case)
+    for plan_name, plan in all_plans(case, num_ranks).items():
+        models = [build(case) for _ in range(num_ranks)]
+        histories = run_threads(
+            num_ranks,
+            lambda rank: train_distributed(models[rank], case, plan, with_every_backward_split=True),  # noqa: B023
+        )
+        for rank, history in enumerate(histories):
+            assert history.differences(wanted) == [], f"plan {plan_name}, rank {rank}"
+
+
 @pytest.mark.parametrize("num_processes", [1, 2, 3, 4])
 def test_same_numbers_as_one_process_over_real_processes(num_processes: int) -> None:
     for rank, process in enumerate(run_processes(num_processes, PROGRAM, timeout_s=240.0)):

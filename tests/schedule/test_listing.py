@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farspan.schedule import Kind, Task, list_schedule
+from farspan.schedule import Kind, Limits, Task, list_schedule
 
 
-def chain(num_stages: int, num_micro_batches: int) -> list[Task]:
-    """A plain pipeline: F down the stages, B back up, backward twice as long."""
+def chain(num_stages: int, num_micro_batches: int, *, is_split: bool = False) -> list[Task]:
+    """A plain pipeline: F down the stages, B back up, twice as long; or as long, with W as a task of its own."""
     tasks: list[Task] = []
     for micro_batch in range(num_micro_batches):
         for stage in range(num_stages):
@@ -35,11 +39,14 @@ def chain(num_stages: int, num_micro_batches: int) -> list[Task]:
                     rank=stage,
                     micro_batch=micro_batch,
                     level=0,
-                    duration=2,
+                    duration=1 if is_split else 2,
                     needs=needs,
                     holds=False,
                 )
             )
+    for index, task in enumerate(list(tasks)):
+        if is_split and task.kind is Kind.BACKWARD:
+            tasks.append(replace(task, kind=Kind.WEIGHT, duration=1, needs=(index,)))
     return tasks
 
 
@@ -67,9 +74,75 @@ def test_running_ahead_gives_all_but_the_last_rank_one_more_forward() -> None:
 
 def test_fewer_in_flight_than_the_depth_still_ends() -> None:
     tasks = chain(3, 4)
-    assert [names(tasks, order) for order in list_schedule(tasks, 3, in_flight=[1, 1, 1])] == [
+    assert [names(tasks, order) for order in list_schedule(tasks, 3, limits=[Limits(in_flight=1, held=1)] * 3)] == [
         "F0 B0 F1 B1 F2 B2 F3 B3"
     ] * 3
+
+
+def test_weight_gradients_go_where_nothing_else_could_run() -> None:
+    tasks = chain(3, 4, is_split=True)
+    assert [names(tasks, order) for order in list_schedule(tasks, 3)] == [
+        "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3",
+        "F0 F1 B0 F2 B1 W0 B2 F3 W1 W2 B3 W3",
+        "F0 B0 F1 B1 F2 B2 W0 W1 F3 B3 W2 W3",
+    ]
+
+
+@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(2, 8), (4, 8), (4, 16), (8, 8)])
+def test_split_backwards_leave_the_bubble_of_zb_h1(num_stages: int, num_micro_batches: int) -> None:
+    """(p - 1) (F + B - W) instead of 1F1B's (p - 1) (F + B + W); arXiv 2401.10241, table 2."""
+    for is_split, bubble in ((False, 3 * (num_stages - 1)), (True, num_stages - 1)):
+        tasks = chain(num_stages, num_micro_batches, is_split=is_split)
+        orders = list_schedule(tasks, num_stages, run_ahead=1)
+        assert duration(tasks, orders) == 3 * num_micro_batches + bubble
+
+
+def test_the_published_bubble_rate_of_1f1b_and_zb_h1() -> None:
+    """The 1.5B model on 8 GPUs, 24 micro-batches; table 5 there: times in ms, and the time a transfer takes."""
+    forward, backward, weight, latency = 18.522, 18.086, 9.337, 0.601
+    for is_split, rate in ((False, 0.2431), (True, 0.1585)):
+        tasks = [
+            replace(
+                task,
+                duration={
+                    Kind.FORWARD: forward, Kind.BACKWARD: backward if is_split else backward + weight,
+                    Kind.WEIGHT: weight,
+                }[task.kind],
+            )
+            for task in chain(8, 24, is_split=is_split)
+        ]  # fmt: skip
+        orders = list_schedule(tasks, 8, latency=latency)
+        spent = duration(tasks, orders, latency)
+        assert abs(1 - 24 * (forward + backward + weight) / spent - rate) < 1e-4
+
+
+def duration(tasks: list[Task], orders: list[list[int]], latency: float = 0.0) -> float:
+    """How long the orders take, when every task runs as early as it can."""
+    end: dict[int, float] = {}
+    clocks, places = [0.0] * len(orders), [0] * len(orders)
+    while len(end) < len(tasks):
+        for rank, order in enumerate(orders):
+            while places[rank] < len(order) and set(tasks[order[places[rank]]].needs) <= end.keys():
+                task = tasks[order[places[rank]]]
+                there = [end[need] + (latency if tasks[need].rank != rank else 0) for need in task.needs]
+                clocks[rank] = end[order[places[rank]]] = max([clocks[rank], *there]) + task.duration
+                places[rank] += 1
+    return max(clocks)
+
+
+@given(st.integers(1, 5), st.integers(1, 10), st.integers(1, 3), st.floats(1, 6), st.sampled_from([0.3, 0.5, 1.0]))
+def test_what_a_rank_holds_stays_within_its_limits(
+    num_stages: int, num_micro_batches: int, in_flight: int, held: float, share: float
+) -> None:
+    tasks = chain(num_stages, num_micro_batches, is_split=True)
+    limit = Limits(in_flight=in_flight, held=held, weight_share=share)
+    for order in list_schedule(tasks, num_stages, limits=[limit] * num_stages):
+        count: Counter[Kind] = Counter()
+        for index in order:
+            count[tasks[index].kind] += 1
+            flying = count[Kind.FORWARD] - count[Kind.BACKWARD]
+            assert flying <= in_flight
+            assert flying + share * (count[Kind.BACKWARD] - count[Kind.WEIGHT]) <= held + 1e-9
 
 
 def test_forward_only_micro_batches_stream() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 __all__ = [
     "DynamicOutputShapeException",
@@ -34,6 +35,8 @@ __all__ = [
     "call_without_compiling",
     "disabled_torch_function",
     "fake_mode",
+    "flops_of",
+    "has_hooks_on_saved",
     "is_compiled",
     "is_fake_limit",
     "is_mode_active",
@@ -42,6 +45,7 @@ __all__ = [
     "raw_grad",
     "recompute_through",
     "set_raw_grad",
+    "shape_at",
     "store_of_default_group",
     "put_modes",
     "take_modes_of",
@@ -172,3 +176,26 @@ def is_fake_limit(error: BaseException) -> bool:
 
 _FAKE_ERRORS = (RuntimeError, NotImplementedError, TypeError)
 _FAKE_FILE = sys.modules[FakeTensorMode.__module__].__file__
+
+
+def has_hooks_on_saved(node: Any, names: Sequence[str]) -> bool:
+    """Whether one of the tensors that a node of autograd keeps from its forward goes through hooks, or may do so."""
+    for name in names:
+        saved = getattr(node, f"_raw_saved_{name}", None)
+        if saved is None or getattr(saved, "unpack_hook", saved) is not None:
+            return True
+    return False
+
+
+def shape_at(node: Any, number: int) -> Sequence[int]:
+    """The shape of the gradient that a node of autograd takes as its input `number`."""
+    return node._input_metadata[number].shape
+
+
+def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
+    """The floating-point operations of an aten operation with products in it; 0 for all others, and where a size is
+    not a number.
+    """
+    count = flop_registry.get(operation._overloadpacket)
+    found = 0 if count is None else count(*args, **kwargs, out_val=result)
+    return found if isinstance(found, int) else 0

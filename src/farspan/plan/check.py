@@ -11,7 +11,7 @@ from farspan.plan.device import format_place, parse_place
 
 __all__ = ["SCHEDULES", "estimates", "lookahead", "placement", "remat", "schedule", "stages"]
 
-SCHEDULES = ("1f1b",)
+SCHEDULES = ("zero-bubble", "1f1b")
 """Names of the schedules a plan may ask for."""
 
 

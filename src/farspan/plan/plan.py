@@ -29,7 +29,8 @@ class Plan:
         stages: Device string of each pipeline stage ("rank:1", "rank:1/cuda:0"); the index is the stage.
         placement: Name of a module or parameter, or glob pattern of names, to stage; "" is the whole model. Among
             patterns that match the same name the later wins, so the order counts.
-        schedule: One of `farspan.plan.SCHEDULES`.
+        schedule: "zero-bubble": the backward of a stage that another one waits for is split where that pays, and its
+            weight gradients fill the gaps; "1f1b": every backward is one task. Both run one forward, one backward.
         lookahead: How many micro-batches may be in flight beyond what the schedule needs.
         remat: What is computed again in the backward instead of being kept from the forward: True for all that each
             stage runs, or names of modules (or globs) for each call of these.
@@ -49,7 +50,7 @@ class Plan:
 
     stages: tuple[str, ...]
     placement: Mapping[str, int]
-    schedule: str = "1f1b"
+    schedule: str = "zero-bubble"
     lookahead: int = 2
     remat: bool | tuple[str, ...] = False
     estimates: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])

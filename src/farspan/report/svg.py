@@ -7,7 +7,7 @@
     rank 1  ///[0][ 0  ][1][ 1  ]                     90 %
             |        |        |        |                      axis
         ms  0       100      200      300
-            # forward  # backward  / waiting                  legend: only the kinds there are
+            # forward  # backward  # weights  / waiting       legend: only the kinds there are
 
 Colours are Okabe and Ito's ("Color Universal Design", 2008), which all common kinds of colour vision
 tell apart. The picture brings its own background, for a page's theme and the reader's can differ.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from farspan.report.markup import escape
 from farspan.report.text import format_duration, format_share
-from farspan.report.timeline import Kind, Span, Timeline
+from farspan.report.timeline import TASKS, Kind, Span, Timeline
 
 __all__ = ["svg"]
 
@@ -37,10 +37,11 @@ _WORDS: dict[Kind, str] = {
     "glue": "glue",
     "F": "forward",
     "B": "backward",
+    "W": "weight gradients",
     "send": "sending",
     "recv": "receiving",
 }
-_LEGEND: tuple[Kind, ...] = ("F", "B", "glue", "wait", "send", "recv")
+_LEGEND: tuple[Kind, ...] = (*TASKS, "glue", "wait", "send", "recv")
 
 # Every rule names the root class: inside an HTML page these rules are global.
 _STYLE = """
@@ -56,12 +57,14 @@ _STYLE = """
 .farspan .tick{stroke:#59636e;stroke-opacity:.22}
 .farspan .F{fill:#0072b2}
 .farspan .B{fill:#e69f00}
+.farspan .W{fill:#009e73}
 .farspan .glue{fill:#7d8794}
 .farspan .send{fill:#cc79a7}
 .farspan .recv{fill:#009e73}
 .farspan .hatch{stroke:#bcc5cf}
 .farspan .onF{fill:#ffffff}
 .farspan .onB{fill:#241800}
+.farspan .onW{fill:#00150f}
 .farspan g:hover>.cell{opacity:.8}
 @media (prefers-color-scheme:dark){
 .farspan text{fill:#e6edf3}
@@ -71,12 +74,14 @@ _STYLE = """
 .farspan .tick{stroke:#9198a1}
 .farspan .F{fill:#3d9ae0}
 .farspan .B{fill:#f0b232}
+.farspan .W{fill:#2fbf94}
 .farspan .glue{fill:#8b949e}
 .farspan .send{fill:#db8fba}
 .farspan .recv{fill:#2bb58c}
 .farspan .hatch{stroke:#465160}
 .farspan .onF{fill:#04121f}
 .farspan .onB{fill:#241800}
+.farspan .onW{fill:#00150f}
 }
 """
 
@@ -250,7 +255,7 @@ def _cell(span: Span, layout: _Layout, key: str) -> str:
     look = f'fill="url(#{key}-h)"' if span.kind == "wait" else f'class="cell {span.kind}"'
     cell = f'<rect {look} x="{x:.2f}" y="{y}" width="{width:.2f}" height="{height}" rx="{min(2.5, width / 4):.2g}"/>'
     number = str(span.micro_batch)
-    if span.kind in ("F", "B") and span.micro_batch >= 0 and len(number) * _CHAR_WIDTH + 3 <= width and height >= 14:
+    if span.kind in TASKS and span.micro_batch >= 0 and len(number) * _CHAR_WIDTH + 3 <= width and height >= 14:
         middle = y + height / 2 + 4
         cell += f'<text class="in on{span.kind}" x="{x + width / 2:.2f}" y="{middle:g}">{number}</text>'
     return f"<g><title>{escape(_tooltip(span, layout))}</title>{cell}</g>"

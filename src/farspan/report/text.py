@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from farspan.report.timeline import Kind, Timeline
+from farspan.report.timeline import TASKS, Kind, Timeline
 
 __all__ = ["format_duration", "format_share", "lanes", "summary"]
 
 _MOST_RANKS_IN_A_LINE = 8
 
 # Painted in this order, so that a task is never hidden behind what merely surrounds it.
-_FILL: dict[Kind, str] = {"wait": ".", "glue": "~", "F": "-", "B": "="}
+_FILL: dict[Kind, str] = {"wait": ".", "glue": "~", "F": "-", "B": "=", "W": "+"}
 
 
 def format_duration(duration_s: float) -> str:
@@ -58,7 +58,8 @@ def summary(timeline: Timeline) -> str:
 def lanes(timeline: Timeline, *, width: int = 100) -> str:
     """The timeline as ASCII, one line per rank, at most `width` columns.
 
-    `F0--` is the forward of micro-batch 0, `B0==` its backward, dots are waits, tildes glue, blanks idle.
+    `F0--` is the forward of micro-batch 0, `B0==` its backward, `W0++` its weight gradients, dots are waits, tildes
+    glue, blanks idle.
 
         rank 0  F0---F1---.....B0=====......B1=====   71 %
         rank 1  .....F0-B0=====F1---B1======          64 %
@@ -79,7 +80,7 @@ def lanes(timeline: Timeline, *, width: int = 100) -> str:
                 continue
             first = min(columns, max(0, round((span.start_ns - start_ns) * columns_per_ns)))
             last = min(columns, max(first, round((span.end_ns - start_ns) * columns_per_ns)))
-            label = f"{kind}{span.micro_batch}" if kind in ("F", "B") else ""
+            label = f"{kind}{span.micro_batch}" if kind in TASKS else ""
             if span.micro_batch < 0 or len(label) > last - first:
                 label = label[:1]
             rows[span.rank][first:last] = label.ljust(last - first, fill)[: last - first]

@@ -1,6 +1,6 @@
 """What every rank did, when: the value that all reports are made from.
 
-    rank 0   F0 F1 F2 F3 .. B0    B1    B2    B3       F, B    tasks: these are "busy"
+    rank 0   F0 F1 F2 F3 .. B0    B1    B2    B3       F, B, W tasks: these are "busy"
     rank 1      F0 B0    F1 B1    F2 B2    F3 B3       .       waiting for a message
              |<------------ duration_s ----------->|   bubble  the share of the area that is not busy
 
@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-__all__ = ["Kind", "Span", "Timeline"]
+__all__ = ["TASKS", "Kind", "Span", "Timeline"]
 
-Kind = Literal["F", "B", "wait", "send", "recv", "glue"]
+Kind = Literal["F", "B", "W", "wait", "send", "recv", "glue"]
 _KINDS: frozenset[str] = frozenset(get_args(Kind))
-_TASKS: tuple[Kind, Kind] = ("F", "B")
+TASKS: tuple[Kind, ...] = ("F", "B", "W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,8 @@ class Span:
 
     Attributes:
         rank: Who.
-        kind: F or B (a task: forward or backward of one segment), wait (for a message), send, recv, glue.
+        kind: F, B or W (a task: forward, backward or weight gradients of one segment), wait (for a message), send,
+            recv, glue.
         name: What, for people: "blocks.0-5", "activation of blocks.5 from rank 0".
         micro_batch: Number of the micro-batch, from 0; -1 where there is none.
         start_ns: Start, on a clock that all ranks of the timeline share.
@@ -93,7 +94,7 @@ class Timeline:
             if span.rank >= self.num_ranks:
                 raise ValueError(f"span {span.name!r} is of rank {span.rank}, but num_ranks={self.num_ranks}")
             of_rank[span.rank].append(span)
-        window = [s for s in self.spans if s.kind in _TASKS] or self.spans
+        window = [s for s in self.spans if s.kind in TASKS] or self.spans
         start_ns = min((s.start_ns for s in window), default=0)
         end_ns = max((s.end_ns for s in window), default=0)
         object.__setattr__(self, "_of_rank", tuple(map(tuple, of_rank)))
@@ -107,7 +108,7 @@ class Timeline:
     @property
     def duration_s(self) -> float:
         """Seconds from the start of the first task to the end of the last; 0.0 without tasks."""
-        if not any(span.kind in _TASKS for span in self.spans):
+        if not any(span.kind in TASKS for span in self.spans):
             return 0.0
         start_ns, end_ns = self._window_ns
         return (end_ns - start_ns) / 1e9
@@ -115,7 +116,7 @@ class Timeline:
     @property
     def num_micro_batches(self) -> int:
         """How many micro-batches the tasks belong to."""
-        return len({s.micro_batch for s in self.spans if s.kind in _TASKS and s.micro_batch >= 0})
+        return len({s.micro_batch for s in self.spans if s.kind in TASKS and s.micro_batch >= 0})
 
     @property
     def bubble(self) -> float:
@@ -142,7 +143,7 @@ class Timeline:
 
     def busy_s(self, rank: int) -> float:
         """Seconds in which `rank` ran tasks."""
-        return self.time_s(rank, *_TASKS)
+        return self.time_s(rank, *TASKS)
 
     def busy_share(self, rank: int) -> float:
         """Share of the duration in which `rank` ran tasks, 0 to 1; 0.0 without tasks."""

@@ -34,7 +34,7 @@ from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.inputs import Inputs
 from farspan.runtime.step.observe import StepRecord
-from farspan.runtime.step.program import build_program
+from farspan.runtime.step.program import LEAST_WEIGHT_WORK_S, build_program
 from farspan.runtime.step.sites import StageSite, stage_number, stages_at
 from farspan.runtime.values import SharedValues
 
@@ -59,6 +59,8 @@ class Engine:
         self.num_ranks = side.world_size
         self.deadline_s = deadline_s
         self.lookahead = LOOKAHEAD
+        self.least_weight_work_s = LEAST_WEIGHT_WORK_S
+        """A backward is split if its weight gradients are likely to take so long; never, if infinite."""
         self.stages: list[StageSite] = []
         self.parameters: dict[str, Placed] = {}
         self.channels = Channels(medium, self.rank, deadline_s)
@@ -129,11 +131,11 @@ class Engine:
             self.inputs.check(graphs)
             program = build_program(
                 graphs,
-                rank_of=[site.rank for site in self.stages],
+                sites=self.stages,
                 rank=self.rank,
                 num_ranks=self.num_ranks,
                 lookahead=self.lookahead,
-                is_on_gpu=[site.device.type == "cuda" for site in self.stages],
+                least_weight_work_s=self.least_weight_work_s,
             )
             built_ns = time.perf_counter_ns()
             scalars = scalars_of(graphs)

@@ -1,122 +1,225 @@
 """List scheduling: the order of every rank's tasks, found by playing the step once with the planned durations.
 
-Each rank, whenever it is free, takes a ready task: the oldest micro-batch's backward if there is one, else the oldest
-micro-batch's forward, unless that would leave more micro-batches in flight than its depth. On a plain chain of equal
-stages that is 1F1B:
+Each rank, whenever it is free, takes a task that is ready: the oldest micro-batch's backward if another rank waits for
+it, else the oldest micro-batch's forward, unless that would leave more micro-batches in flight than its depth, else
+what nobody waits for: weight gradients, and the backwards of a first stage. On a plain chain of equal stages that is
+1F1B:
 
     rank 0   F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3
     rank 1   .. F0 F1 .. B0 F2 B1 F3 B2 .. B3
     rank 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3
 
-and on any other graph of segments (skips, V shapes, encoder-decoder, micro-batches that differ) it is still a valid
-order, since it comes from a play in which every task ran after all it needs.
+or, where weight gradients are tasks of their own, ZB-H1 (P. Qi et al., Zero bubble pipeline parallelism, 2023, arXiv
+2401.10241), which holds no more memory than rank 0 of 1F1B does:
+
+    rank 0   F0 F1 F2 .. .. B0 W0 F3 B1 W1 B2 W2 .. B3 W3
+    rank 1   .. F0 F1 .. B0 F2 B1 W0 B2 F3 W1 W2 B3 W3
+    rank 2   .. .. F0 B0 F1 B1 F2 B2 W0 W1 F3 B3 W2 W3
+
+On any other graph of segments (skips, V shapes, encoder-decoder, micro-batches that differ) the order is still a valid
+one, since it comes from a play in which every task ran after all it needs.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from farspan.schedule.task import Kind, Task
 
-__all__ = ["list_schedule"]
+__all__ = ["Limits", "list_schedule"]
+
+_PATIENCE = 0.5
+"""What nobody waits for is not begun if something else will be ready within this share of its duration."""
+
+_AT_ONCE, _FORWARD, _LATER = range(3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a rank may hold at once, in micro-batches.
+
+    Attributes:
+        in_flight: Those between their forward and their backward.
+        held: Those between their forward and their weight gradients; one whose backward has run counts as
+            `weight_share`.
+        weight_share: What weight gradients still need, as a share of all that a forward has kept.
+    """
+
+    in_flight: int
+    held: float
+    weight_share: float = 1.0
 
 
 def list_schedule(
-    tasks: Sequence[Task], num_ranks: int, *, in_flight: Sequence[int] | None = None, run_ahead: int = 0
+    tasks: Sequence[Task],
+    num_ranks: int,
+    *,
+    limits: Sequence[Limits] | None = None,
+    run_ahead: int = 0,
+    latency: float = 0.0,
 ) -> list[list[int]]:
     """Order the tasks of every rank.
 
     Args:
         tasks: All tasks of the step; each needs only tasks before it.
         num_ranks: Ranks are 0 .. num_ranks - 1.
-        in_flight: For each rank how many micro-batches may hold activations there at once; by default its depth, the
-            number of levels from its first task to the last of the micro-batch (1F1B).
+        limits: Of each rank. By default as many micro-batches are in flight as the rank is deep: the number of levels
+            from its first task to the last of the micro-batch (1F1B); and as many held as the deepest rank may.
         run_ahead: How many more than that: memory for latency. With one more, a rank has a forward to run while the
-            gradient it waits for is on its way. It is of no use to a rank at the end, which waits for nobody.
+            gradient it waits for is on its way, and can put off weight gradients for longer.
+        latency: From the end of a task to when another rank has what it made, in the unit of the durations.
 
     Returns:
         For each rank the indices of its tasks, in the order they are to run.
     """
-    if in_flight is None:
-        in_flight = [depth + (run_ahead if depth > 1 else 0) for depth in _depths(tasks, num_ranks)]
-    waiting = [len(task.needs) for task in tasks]
-    followers: list[list[int]] = [[] for _ in tasks]
-    left_to_release: list[dict[int, int]] = [{} for _ in range(num_ranks)]  # backward tasks by micro-batch
-    for index, task in enumerate(tasks):
-        for need in task.needs:
-            followers[need].append(index)
-        if task.kind is Kind.BACKWARD:
-            counts = left_to_release[task.rank]
+    play = _Play(tasks, limits or _limits_of_1f1b(tasks, num_ranks, run_ahead), latency)
+    play.run()
+    return play.orders
+
+
+class _Play:
+    """One play of a step: who does what, when."""
+
+    def __init__(self, tasks: Sequence[Task], limits: Sequence[Limits], latency: float) -> None:
+        num_ranks = len(limits)
+        self.tasks = tasks
+        self.limits = limits
+        self.latency = latency
+        self.orders: list[list[int]] = [[] for _ in range(num_ranks)]
+        self.waiting = [len(task.needs) for task in tasks]
+        self.arrival = [0.0] * len(tasks)
+        """When the last of what a task needs is there, as far as it is known."""
+        self.followers: list[list[int]] = [[] for _ in tasks]
+        for index, task in enumerate(tasks):
+            for need in task.needs:
+                self.followers[need].append(index)
+        self.is_free = [True] * num_ranks
+        self.urgency = _urgency(tasks, self.followers)
+        self.ready: list[list[list[tuple[int, int]]]] = [[[] for _ in range(num_ranks)] for _ in range(3)]
+        """By urgency and rank a heap of (micro-batch, task)."""
+        self.coming: list[dict[int, float]] = [{} for _ in range(num_ranks)]
+        """Tasks of which it is known when they will be ready."""
+        self.events: list[tuple[float, int, bool]] = []
+        """(time, task, whether it ends or becomes ready)."""
+        self.left: dict[Kind, list[dict[int, int]]] = {kind: [{} for _ in range(num_ranks)] for kind in Kind}
+        """Per rank and micro-batch, how many tasks of a kind have not ended."""
+        for task in tasks:
+            counts = self.left[task.kind][task.rank]
             counts[task.micro_batch] = counts.get(task.micro_batch, 0) + 1
+        self.in_flight: list[set[int]] = [set() for _ in range(num_ranks)]
+        self.put_off: list[set[int]] = [set() for _ in range(num_ranks)]
+        """Micro-batches whose backward has run, and whose weight gradients have not."""
 
-    backwards: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
-    forwards: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
-    held: list[set[int]] = [set() for _ in range(num_ranks)]
-    orders: list[list[int]] = [[] for _ in range(num_ranks)]
-    is_free = [True] * num_ranks
-    running: list[tuple[float, int]] = []
-
-    def make_ready(index: int) -> None:
-        task = tasks[index]
-        heap = backwards if task.kind is Kind.BACKWARD else forwards
-        heapq.heappush(heap[task.rank], (task.micro_batch, index))
-
-    def start(rank: int, index: int, now: float) -> None:
-        task = tasks[index]
-        orders[rank].append(index)
-        is_free[rank] = False
-        if task.kind is Kind.FORWARD and task.holds and task.micro_batch in left_to_release[rank]:
-            held[rank].add(task.micro_batch)
-        heapq.heappush(running, (now + task.duration, index))
-
-    def choose(rank: int, now: float, *, force: bool = False) -> bool:
-        if backwards[rank]:
-            start(rank, heapq.heappop(backwards[rank])[1], now)
-            return True
-        if forwards[rank]:
-            micro_batch = forwards[rank][0][0]
-            if force or micro_batch in held[rank] or len(held[rank]) < in_flight[rank]:
-                start(rank, heapq.heappop(forwards[rank])[1], now)
-                return True
-        return False
-
-    for index, count in enumerate(waiting):
-        if count == 0:
-            make_ready(index)
-    now = 0.0
-    touched = range(num_ranks)
-    while True:
-        for rank in touched:
-            if is_free[rank]:
-                choose(rank, now)
-        if not running:
-            # Only the limits stand in the way: the oldest waiting forward goes ahead.
-            blocked = [(forwards[rank][0], rank) for rank in range(num_ranks) if forwards[rank]]
+    def run(self) -> None:
+        for index, count in enumerate(self.waiting):
+            if not count:
+                self._becomes_ready(index, 0.0)
+        now = 0.0
+        while True:
+            while self.events:
+                now = self.events[0][0]
+                touched: set[int] = set()
+                while self.events and self.events[0][0] == now:
+                    _, index, has_ended = heapq.heappop(self.events)
+                    touched.add(self.tasks[index].rank)
+                    (self._end if has_ended else self._arrive)(index)
+                for rank in sorted(touched):
+                    if self.is_free[rank]:
+                        self._choose(rank, now)
+            # Only the limits stand in the way, if anything: the oldest waiting forward goes ahead.
+            blocked = [(heap[0], rank) for rank, heap in enumerate(self.ready[_FORWARD]) if heap]
             if not blocked:
                 break
-            choose(min(blocked)[1], now, force=True)
-            continue
-        now = running[0][0]
-        changed: set[int] = set()
-        while running and running[0][0] == now:
-            index = heapq.heappop(running)[1]
-            task = tasks[index]
-            is_free[task.rank] = True
-            changed.add(task.rank)
-            if task.kind is Kind.BACKWARD:
-                counts = left_to_release[task.rank]
-                counts[task.micro_batch] -= 1
-                if not counts[task.micro_batch]:
-                    held[task.rank].discard(task.micro_batch)
-            for follower in followers[index]:
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    make_ready(follower)
-                    changed.add(tasks[follower].rank)
-        touched = sorted(changed)
-    assert sum(map(len, orders)) == len(tasks), "the tasks depend on each other in a circle"
-    return orders
+            self._start(_FORWARD, min(blocked)[1], now)
+        assert sum(map(len, self.orders)) == len(self.tasks), "the tasks depend on each other in a circle"
+
+    def _becomes_ready(self, index: int, time: float) -> None:
+        self.coming[self.tasks[index].rank][index] = time
+        heapq.heappush(self.events, (time, index, False))
+
+    def _arrive(self, index: int) -> None:
+        task = self.tasks[index]
+        del self.coming[task.rank][index]
+        heapq.heappush(self.ready[self.urgency[index]][task.rank], (task.micro_batch, index))
+
+    def _choose(self, rank: int, now: float) -> None:
+        forwards, rest = self.ready[_FORWARD][rank], self.ready[_LATER][rank]
+        if self.ready[_AT_ONCE][rank]:
+            self._start(_AT_ONCE, rank, now)
+        elif forwards and self._has_room(rank, forwards[0][0]):
+            self._start(_FORWARD, rank, now)
+        elif rest:
+            until = now + _PATIENCE * self.tasks[rest[0][1]].duration
+            if not any(time < until and self._is_welcome(index) for index, time in self.coming[rank].items()):
+                self._start(_LATER, rank, now)
+
+    def _is_welcome(self, index: int) -> bool:
+        """Whether a task would be begun at once when it is ready."""
+        task, urgency = self.tasks[index], self.urgency[index]
+        return urgency == _AT_ONCE or (urgency == _FORWARD and self._has_room(task.rank, task.micro_batch))
+
+    def _has_room(self, rank: int, micro_batch: int) -> bool:
+        if micro_batch in self.in_flight[rank]:
+            return True
+        limit, num_in_flight = self.limits[rank], len(self.in_flight[rank])
+        held = num_in_flight + limit.weight_share * len(self.put_off[rank])
+        return num_in_flight < limit.in_flight and held + 1 <= limit.held
+
+    def _start(self, urgency: int, rank: int, now: float) -> None:
+        _, index = heapq.heappop(self.ready[urgency][rank])
+        task = self.tasks[index]
+        self.orders[rank].append(index)
+        self.is_free[rank] = False
+        if task.kind is Kind.FORWARD and task.holds and self.left[Kind.BACKWARD][rank].get(task.micro_batch):
+            self.in_flight[rank].add(task.micro_batch)
+        end = now + task.duration
+        heapq.heappush(self.events, (end, index, True))
+        for follower in self.followers[index]:
+            there = end if self.tasks[follower].rank == rank else end + self.latency
+            self.arrival[follower] = max(self.arrival[follower], there)
+            self.waiting[follower] -= 1
+            if not self.waiting[follower]:
+                self._becomes_ready(follower, self.arrival[follower])
+
+    def _end(self, index: int) -> None:
+        task = self.tasks[index]
+        rank, micro_batch = task.rank, task.micro_batch
+        self.is_free[rank] = True
+        left = self.left[task.kind][rank]
+        left[micro_batch] -= 1
+        if left[micro_batch]:
+            return
+        if task.kind is Kind.BACKWARD:
+            self.in_flight[rank].discard(micro_batch)
+            if self.left[Kind.WEIGHT][rank].get(micro_batch):
+                self.put_off[rank].add(micro_batch)
+        elif task.kind is Kind.WEIGHT:
+            self.put_off[rank].discard(micro_batch)
+
+
+def _urgency(tasks: Sequence[Task], followers: Sequence[Sequence[int]]) -> list[int]:
+    urgency = [_LATER] * len(tasks)
+    for index in reversed(range(len(tasks))):
+        task = tasks[index]
+        if task.kind is Kind.FORWARD:
+            urgency[index] = _FORWARD
+        elif task.kind is Kind.BACKWARD and any(
+            tasks[item].rank != task.rank or urgency[item] == _AT_ONCE for item in followers[index]
+        ):
+            urgency[index] = _AT_ONCE
+    return urgency
+
+
+def _limits_of_1f1b(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> list[Limits]:
+    depths = _depths(tasks, num_ranks)
+    held = max(depths) + run_ahead
+    has_weights = {task.rank for task in tasks if task.kind is Kind.WEIGHT}
+    return [
+        Limits(in_flight=depth + (run_ahead if depth > 1 or rank in has_weights else 0), held=held)
+        for rank, depth in enumerate(depths)
+    ]
 
 
 def _depths(tasks: Sequence[Task], num_ranks: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A task: the forward or backward of one segment of one micro-batch."""
+"""A task: the forward of one segment of one micro-batch, its backward, or the part of that which nobody waits for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ __all__ = ["Kind", "Task"]
 class Kind(enum.Enum):
     FORWARD = "F"
     BACKWARD = "B"
+    WEIGHT = "W"
+    """The weight gradients of a backward task that left them for later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +20,14 @@ class Task:
     """One unit of a rank's work, as the schedule sees it.
 
     Attributes:
-        kind: Forward or backward.
+        kind: Forward, backward, or weight gradients.
         rank: Who runs it.
         micro_batch: Position of the micro-batch in the step; earlier ones go first.
         level: Depth of a forward task in its micro-batch: 0 for what needs nothing.
         duration: Relative cost; any unit.
         needs: Indices of the tasks that must have ended, all smaller than this task's own index.
-        holds: Whether the micro-batch's activations stay with the rank until its backward has run here.
+        holds: Whether the micro-batch's activations stay with the rank until its backward, weight gradients included,
+            has run here.
     """
 
     kind: Kind

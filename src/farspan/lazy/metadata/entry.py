@@ -51,6 +51,8 @@ class Entry:
     """Whether it draws random numbers."""
     is_random_in_python: bool
     """Whether some of them come from Python's or numpy's generator."""
+    flops: int
+    """Floating-point operations of its products, in the forward."""
     digest: int
     """Equal on all ranks for equal calls."""
 

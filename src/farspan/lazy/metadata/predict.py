@@ -28,6 +28,7 @@ from farspan.lazy.torch_private import (
     TorchDispatchMode,
     call_without_compiling,
     fake_mode,
+    flops_of,
     tree_leaves,
 )
 
@@ -170,6 +171,7 @@ def observe(
         ),
         is_random=watch.has_drawn or generators.have_drawn,
         is_random_in_python=generators.have_drawn,
+        flops=watch.flops,
         digest=digest_of((*parts, described.changes)),
     )
 
@@ -291,6 +293,7 @@ class _Watch(TorchDispatchMode):
         self.used: set[int] = set()
         """The memory that any operation reads or writes."""
         self.made = made
+        self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.used.update([_storage_id(item) for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)])
@@ -309,6 +312,7 @@ class _Watch(TorchDispatchMode):
                     value = given[item.name]
                     self.written.update(map(_storage_id, value if isinstance(value, (list, tuple)) else (value,)))
         result = func(*args, **(kwargs or {}))
+        self.flops += flops_of(func, args, kwargs or {}, result)
         self.made += [weakref.ref(item) for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         return result
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from farspan.graph import Edge, Meta, Part, Segment, Value
 from farspan.lazy import Placed
+from farspan.runtime.backward import Deferred
 from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.program import Bundle, Program, Step
 from farspan.runtime.step.remat import Remat
@@ -24,7 +25,7 @@ __all__ = ["Executor", "Trace"]
 class Trace:
     """One stretch of a rank's time."""
 
-    kind: Literal["F", "B", "wait"]
+    kind: Literal["F", "B", "W", "wait"]
     name: str
     micro_batch: int
     start_ns: int
@@ -49,6 +50,8 @@ class Executor:
         """Raises if another rank has failed."""
         self.remat = Remat()
         self.gradients: dict[Edge, torch.Tensor] = {}
+        self.deferred: dict[Part, Deferred] = {}
+        """What backwards have left for later, in their order."""
         self.traces: list[Trace] = []
 
     def run(self, program: Program) -> None:
@@ -59,6 +62,7 @@ class Executor:
     def _run(self, program: Program) -> None:
         self.traces = []
         self.gradients = {}
+        self.deferred = {}
         if program.gpu_channels:
             self.channels.prepare(program.gpu_channels)
         for bundle in program.prologue_receives:
@@ -81,12 +85,14 @@ class Executor:
             began = time.perf_counter_ns()
             if isinstance(step.work, Segment):
                 self._forward(step.work)
+            elif step.kind is Kind.WEIGHT:
+                self._run_weights(step.work)
             else:
-                self._backward(step.work)
-            self._trace("F" if step.kind is Kind.FORWARD else "B", step, began)
+                self._backward(step.work, leaves_weights=step.leaves_weights)
+            self._trace(step.kind.value, step, began)
             for bundle in step.sends:
                 self._send(bundle)
-            if step.kind is Kind.FORWARD:
+            if isinstance(step.work, Segment):
                 self._drop_received(step.work)
         if program.prologue_sends:
             self.channels.drain()  # parameters and gradients, which the optimizer is about to write
@@ -99,10 +105,30 @@ class Executor:
         run_forward(segment, self.device_of(segment.stage), self.remat.around)
         segment.executed = True
 
-    def _backward(self, part: Part) -> None:
+    def _backward(self, part: Part, *, leaves_weights: bool) -> None:
         device = self.device_of(part.stage)
         incoming = {edge: self.gradients.pop(edge).to(device) for edge in part.incoming}
-        self.gradients.update(run_backward(part, incoming, self.parameters))
+        outgoing, deferred = run_backward(
+            part, incoming, self.parameters, leaves_weights=leaves_weights, before=self._run_weights_before
+        )
+        self.gradients.update(outgoing)
+        if deferred is not None:
+            self.deferred[part] = deferred
+
+    def _run_weights(self, part: Part) -> None:
+        """Compute the weight gradients that `part` has left, if it has and they have not been computed since."""
+        deferred = self.deferred.pop(part, None)
+        if deferred is not None:
+            deferred.run()
+
+    def _run_weights_before(self, accumulators: Collection[Any]) -> None:
+        """These parameters get a gradient now: what earlier micro-batches left for them has to come first."""
+        parts = list(self.deferred)
+        late = [
+            number for number, part in enumerate(parts) if not self.deferred[part].accumulators.isdisjoint(accumulators)
+        ]
+        for part in parts[: late[-1] + 1] if late else []:
+            self._run_weights(part)
 
     def _drop_received(self, work: object) -> None:
         """The autograd graph holds what it needs; what no later segment of this rank wants can go."""
@@ -139,7 +165,7 @@ class Executor:
         metas = [item.meta for item in bundle.items]
         return metas, bundle.stage
 
-    def _trace(self, kind: Literal["F", "B", "wait"], step: Step, began_ns: int) -> None:
+    def _trace(self, kind: Literal["F", "B", "W", "wait"], step: Step, began_ns: int) -> None:
         self.traces.append(
             Trace(
                 kind=kind,

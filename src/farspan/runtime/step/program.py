@@ -7,17 +7,32 @@ message without exchanging a word.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from farspan.graph import Call, Edge, Graph, Part, Segment, Value, route
 from farspan.schedule import Kind, Task, list_schedule
 
-__all__ = ["Bundle", "Program", "Step", "build_program"]
+__all__ = ["LEAST_WEIGHT_WORK_S", "Bundle", "Program", "Site", "Step", "build_program"]
 
-_FORWARD_COST, _BACKWARD_COST = 1.0, 2.0
+_FORWARD_COST, _INPUT_COST, _WEIGHT_COST = 1.0, 1.0, 1.0
 _PROLOGUE = -1
+_FLOPS_PER_S = {"cpu": 2e10, "cuda": 2e13}
+"""Of one core, of one GPU, as models use them: an order of magnitude."""
+LEAST_WEIGHT_WORK_S = 2e-3
+"""Splitting a backward costs 0.3 ms for each block of a transformer: what is put off must take longer."""
+
+
+class Site(Protocol):
+    """Where a stage lies."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
 
 
 class Bundle:
@@ -60,17 +75,16 @@ class Step:
     """One task of this rank, with its messages."""
 
     work: Segment | Part
+    kind: Kind
     micro_batch: int
     """Its number, from 0; -1 for what belongs to none."""
+    leaves_weights: bool = False
+    """Whether this backward leaves weight gradients for a later step."""
     receives: list[Bundle] = field(default_factory=list)
     """Must have arrived before the task runs."""
     posts: list[Bundle] = field(default_factory=list)
     """Receives to post before the task runs: its own, those of the next `lookahead` tasks, and all before them."""
     sends: list[Bundle] = field(default_factory=list)
-
-    @property
-    def kind(self) -> Kind:
-        return Kind.FORWARD if isinstance(self.work, Segment) else Kind.BACKWARD
 
 
 @dataclass(slots=True)
@@ -89,10 +103,10 @@ class Program:
 
 class _Builder:
     def __init__(
-        self, graphs: Sequence[Graph], rank_of: Sequence[int], num_ranks: int, is_on_gpu: Sequence[bool]
+        self, graphs: Sequence[Graph], sites: Sequence[Site], num_ranks: int, least_weight_work_s: float
     ) -> None:
-        self.rank_of = rank_of
-        self.is_on_gpu = is_on_gpu
+        self.sites = sites
+        self.least_weight_work_s = least_weight_work_s
         self.num_ranks = num_ranks
         self.work: list[Segment | Part] = []
         self.tasks: list[Task] = []
@@ -101,6 +115,8 @@ class _Builder:
         self.last_use: dict[object, int] = {}
         """For leaves with buffers (running statistics): the task that used them last, in the loop's order."""
         self.num_users: dict[tuple[Value, int], int] = {}
+        self.trains: dict[object, bool] = {}
+        """Of the leaves met, whether they have a parameter that is trained."""
         self.needed_by: dict[Bundle, list[int]] = {}
         backwards = [backward for graph in graphs for backward in graph.backwards]
         positions = {graph.index: position for position, graph in enumerate(graphs)}
@@ -108,7 +124,7 @@ class _Builder:
         for graph in graphs:
             for segment in sorted(graph.segments, key=lambda segment: segment.order):
                 self.add_forward(segment, positions[graph.index], graph.index in with_backward)
-        last_touch: dict[object, int] = {}
+        last_touch: dict[object, tuple[int, ...]] = {}
         released: set[Call] = set()
         for backward in backwards:
             for part in route(backward, released):
@@ -116,17 +132,26 @@ class _Builder:
                 if not backward.retain_graph:
                     released.update(part.calls)
 
-    def add(self, work: Segment | Part, kind: Kind, micro_batch: int, level: int, needs: set[int], holds: bool) -> int:
+    def add(
+        self,
+        work: Segment | Part,
+        kind: Kind,
+        micro_batch: int,
+        needs: Iterable[int],
+        duration: float,
+        *,
+        level: int = 0,
+        holds: bool = False,
+    ) -> int:
         index = len(self.tasks)
-        self.index_of[work] = index
         self.work.append(work)
         self.tasks.append(
             Task(
                 kind=kind,
-                rank=self.rank_of[work.stage],
+                rank=self.sites[work.stage].rank,
                 micro_batch=micro_batch,
                 level=level,
-                duration=_FORWARD_COST if kind is Kind.FORWARD else _BACKWARD_COST,
+                duration=duration,
                 needs=tuple(sorted(needs)),
                 holds=holds,
             )
@@ -138,25 +163,56 @@ class _Builder:
         needs = {index for _, index in sources if index is not None}
         stateful = [call.target for call in segment.calls if getattr(call.target, "has_buffers", False)]
         needs.update(self.last_use[leaf] for leaf in stateful if leaf in self.last_use)
-        task = self.add(segment, Kind.FORWARD, micro_batch, segment.level, needs, holds)
+        task = self.add(segment, Kind.FORWARD, micro_batch, needs, _FORWARD_COST, level=segment.level, holds=holds)
+        self.index_of[segment] = task
         self.last_use.update(dict.fromkeys(stateful, task))
         for value, index in sources:
             self.connect(_PROLOGUE if index is None else index, value.stage, task, value, is_gradient=False)
 
-    def add_backward(self, part: Part, micro_batch: int, last_touch: dict[object, int]) -> None:
+    def add_backward(self, part: Part, micro_batch: int, last_touch: dict[object, tuple[int, ...]]) -> None:
         needs = {self.index_of[edge.src] for edge in part.incoming}
         if part.segment is not None and part.segment in self.index_of:
             needs.add(self.index_of[part.segment])
-        needs.update(last_touch[key] for key in part.touches if key in last_touch)
-        task = self.add(part, Kind.BACKWARD, micro_batch, 0, needs, False)
+        before = [last_touch[key] for key in part.touches if key in last_touch]
+        if self.is_split(part):
+            needs.update(tasks[0] for tasks in before)
+            task = self.add(part, Kind.BACKWARD, micro_batch, needs, _INPUT_COST)
+            self.index_of[part] = task
+            needs = {task, *(tasks[-1] for tasks in before)}
+            touched = (task, self.add(part, Kind.WEIGHT, micro_batch, needs, _WEIGHT_COST))
+        else:
+            needs.update(tasks[-1] for tasks in before)
+            task = self.add(part, Kind.BACKWARD, micro_batch, needs, _INPUT_COST + _WEIGHT_COST)
+            self.index_of[part] = task
+            touched = (task,)
         for key in part.touches:
-            last_touch[key] = task
+            last_touch[key] = touched
         for edge in part.incoming:
             self.connect(self.index_of[edge.src], edge.src.stage, task, edge, is_gradient=True)
 
+    def is_split(self, part: Part) -> bool:
+        """Whether another rank waits for this part, and its weight gradients are worth a task of their own."""
+        site = self.sites[part.stage]
+        if part.backward.retain_graph or all(self.sites[edge.dst.stage].rank == site.rank for edge in part.outgoing):
+            return False
+        # Those of the forward: a product takes as many for the gradient of either side.
+        flops = sum(call.entry.flops for call in part.calls if self.has_weights(call))
+        return flops / _FLOPS_PER_S.get(site.device.type, _FLOPS_PER_S["cuda"]) >= self.least_weight_work_s
+
+    def has_weights(self, call: Call) -> bool:
+        """Whether parameters get a gradient from `call`."""
+        placed = getattr(call.target, "placed", None)
+        if placed is None:
+            assert call.arguments is not None
+            return any(isinstance(item, Value) and bool(item.name) for item in call.arguments)
+        known = self.trains.get(call.target)
+        if known is None:
+            known = self.trains[call.target] = any(item.is_parameter and item.tensor.requires_grad for item in placed)
+        return known
+
     def connect(self, source: int, source_stage: int, target: int, item: Value | Edge, *, is_gradient: bool) -> None:
         """`item` goes from task `source` to task `target`; a message if they lie on different ranks."""
-        src, dst = self.rank_of[source_stage], self.tasks[target].rank
+        src, dst = self.sites[source_stage].rank, self.tasks[target].rank
         if src == dst:
             return
         key = (source, src, dst, is_gradient)
@@ -164,7 +220,9 @@ class _Builder:
         if bundle is None:
             bundle = self.bundles[key] = Bundle(source, src, dst, is_gradient=is_gradient)
             bundle.stage = self.work[target].stage
-            bundle.is_between_gpus = self.is_on_gpu[source_stage] and self.is_on_gpu[bundle.stage]
+            bundle.is_between_gpus = all(
+                self.sites[stage].device.type == "cuda" for stage in (source_stage, bundle.stage)
+            )
             self.needed_by[bundle] = []
         bundle.items[item] = None
         if isinstance(item, Value):
@@ -175,7 +233,7 @@ class _Builder:
         place = {task: position for order in orders for position, task in enumerate(order)}
         place[_PROLOGUE] = -1
         numbers = self._micro_batch_numbers(num_graphs)
-        steps = [Step(self.work[index], numbers[self.tasks[index].micro_batch]) for index in orders[rank]]
+        steps = [self.step(index, numbers) for index in orders[rank]]
         prologue_sends: list[Bundle] = []
         prologue_receives: list[Bundle] = []
         channels: dict[tuple[int, bool], list[Bundle]] = {}
@@ -202,7 +260,7 @@ class _Builder:
         for step in steps:
             step.posts.reverse()  # within a channel, back to the order of sending
             step.receives.reverse()
-        parts = [work for work in self.work if isinstance(work, Part)]
+        parts = [work for work in self.index_of if isinstance(work, Part)]
         gpu_channels = {
             (bundle.src, bundle.dst, int(bundle.is_gradient))
             for bundle in self.bundles.values()
@@ -210,6 +268,12 @@ class _Builder:
         }
         num_micro_batches = sum(number >= 0 for number in numbers)
         return Program(steps, prologue_sends, prologue_receives, parts, gpu_channels, num_micro_batches)
+
+    def step(self, index: int, numbers: Sequence[int]) -> Step:
+        task = self.tasks[index]
+        following = self.tasks[index + 1] if index + 1 < len(self.tasks) else task
+        is_split = task.kind is Kind.BACKWARD and following.kind is Kind.WEIGHT
+        return Step(self.work[index], task.kind, numbers[task.micro_batch], leaves_weights=is_split)
 
     def _micro_batch_numbers(self, num_graphs: int) -> list[int]:
         """For each graph the number people know it by; -1 for what a loop computes beside its micro-batches."""
@@ -234,24 +298,24 @@ def _order(tasks: tuple[Task, ...], num_ranks: int, run_ahead: int) -> list[list
 def build_program(
     graphs: Sequence[Graph],
     *,
-    rank_of: Sequence[int],
+    sites: Sequence[Site],
     rank: int,
     num_ranks: int,
     lookahead: int,
-    is_on_gpu: Sequence[bool] | None = None,
+    least_weight_work_s: float = LEAST_WEIGHT_WORK_S,
 ) -> Program:
     """Turn recorded graphs into the program of `rank`.
 
     Args:
         graphs: All that was recorded and has not run, in order.
-        rank_of: The rank of each stage.
-        is_on_gpu: For each stage, whether it runs on a GPU.
+        sites: Where each stage lies.
         rank: Whose program.
         num_ranks: How many ranks there are.
         lookahead: How many boundary buffers a rank may hold beyond one for each stage, to hide transfers: one for a
             forward more than 1F1B has in flight, the others for receives that are posted so many tasks ahead.
+        least_weight_work_s: A backward is split if its weight gradients are likely to take so long.
     """
-    builder = _Builder(graphs, rank_of, num_ranks, is_on_gpu or [False] * len(rank_of))
+    builder = _Builder(graphs, sites, num_ranks, least_weight_work_s)
     run_ahead = min(1, lookahead // 2)
     orders = _order(tuple(builder.tasks), num_ranks, run_ahead)
     return builder.program_of(rank, orders, lookahead - run_ahead, len(graphs))

@@ -9,7 +9,7 @@ Autograd never crosses a border: each segment is its own small autograd graph, s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from farspan.lazy import (
     without_user_hooks,
 )
 from farspan.lazy.torch_private import raw_grad, set_raw_grad
+from farspan.runtime.backward import Deferred, split_backward
 
 __all__ = ["run_backward", "run_call", "run_forward"]
 
@@ -192,17 +193,24 @@ def _verify(value: Value, tensor: torch.Tensor, call: Call) -> None:
 
 
 def run_backward(
-    part: Part, gradients: Mapping[Edge, torch.Tensor], parameters: Mapping[str, Placed]
-) -> dict[Edge, torch.Tensor]:
+    part: Part,
+    gradients: Mapping[Edge, torch.Tensor],
+    parameters: Mapping[str, Placed],
+    *,
+    leaves_weights: bool,
+    before: Callable[[Collection[Any]], None],
+) -> tuple[dict[Edge, torch.Tensor], Deferred | None]:
     """Run one segment's share of a backward.
 
     Args:
         part: What to differentiate.
         gradients: For every incoming edge its gradient.
         parameters: By name.
+        leaves_weights: Whether gradients of parameters may be left for later.
+        before: Called with the accumulators of the parameters that get their gradient now, if some may not.
 
     Returns:
-        The gradient of every outgoing edge.
+        The gradient of every outgoing edge, and what is left for later.
     """
     segment = part.segment
     roots: list[torch.Tensor] = []
@@ -222,13 +230,23 @@ def run_backward(
             roots.append(root.data)
             seeds.append(seed)
     sources = [_source_of(edge, part, parameters) for edge in part.outgoing]
+    leaves = [source for source, is_native in sources if not is_native]
+    split = None
+    if leaves_weights:
+        whole = [source for source, is_native in sources if is_native]  # adding up goes on elsewhere
+        split = split_backward(roots, leaves, whole)
+        before(split.now)
     # A parameter whose sum goes on to another segment must not be added to what earlier micro-batches left in .grad.
     aside = [(source, raw_grad(source)) for source, is_native in sources if is_native]
     for source, _ in aside:
         set_raw_grad(source, None)
-    with _caught([source for source, is_native in sources if not is_native]) as caught:
+    deferred = None
+    with _caught(leaves) as caught:
         try:
-            torch.autograd.backward(roots, seeds, retain_graph=part.backward.retain_graph)
+            if split is not None:
+                deferred = split.run_first_half(roots, seeds)
+            else:
+                torch.autograd.backward(roots, seeds, retain_graph=part.backward.retain_graph)
         except Exception as error:
             error.add_note(f"farspan: raised in the {part.describe()}")
             raise
@@ -246,7 +264,7 @@ def run_backward(
         set_raw_grad(source, gradient)
     if not part.backward.retain_graph:
         _release(part)
-    return outgoing
+    return outgoing, deferred
 
 
 @contextlib.contextmanager
