@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from farspan.errors import PlanError
 from farspan.lazy import glue_at, place
-from farspan.plan import Plan, parse_place, resolve
+from farspan.plan import Plan, parse_place, resolve, resolve_remat
 from farspan.planner import auto_plan
 from farspan.profile import atoms, tied
 from farspan.runtime.optimizers import watch_optimizers
@@ -32,6 +33,7 @@ def distribute(
     *,
     plan: str | os.PathLike[str] | Plan | Mapping[str, str] = "auto",
     stages: int | str = "auto",
+    remat: bool | Sequence[str] | None = None,
     seed: int = 0,
 ) -> nn.Module:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
@@ -45,13 +47,17 @@ def distribute(
         plan: "auto"; a `Plan`; the path of a plan's JSON file; or a mapping from names of modules or parameters (or
             glob patterns of them) to "rank:R" or "rank:R/device".
         stages: How many pipeline stages an automatic plan has; one for each rank by default.
+        remat: What is computed again in the backward instead of being kept from the forward; gradients are the same to
+            the last bit. True: all that a stage runs for a micro-batch, at once; least memory while several
+            micro-batches are in flight. Names of modules (or glob patterns, `["blocks.*"]`): each call of one of these
+            by itself, wherever it runs; the way to a low peak where each stage has many. None: what the plan says.
         seed: Of the dropout masks and other random numbers drawn inside the model.
 
     Returns:
         `model` itself.
 
     Raises:
-        PlanError: The plan does not fit the model or the number of ranks.
+        PlanError: The plan does not fit the model or the number of ranks, or `remat` names no module of the model.
         LaunchError: The other ranks cannot be found.
 
     Example:
@@ -71,6 +77,8 @@ def distribute(
     if not engine.recorder.roots:
         engine.sow(seed)  # from_rank may have made the engine
     chosen = _choose_plan(model, plan, stages, engine.num_ranks)
+    if remat is not None:
+        chosen = dataclasses.replace(chosen, remat=remat)
     parameters, aliases = tied(model)
     resolved = resolve(
         chosen,
@@ -79,6 +87,7 @@ def distribute(
         modules=[name for name, _ in model.named_modules()],
         world_size=engine.num_ranks,
     )
+    again = resolve_remat(chosen.remat, [name for name, _ in model.named_modules(remove_duplicate=False)])
     engine.agreement.agree_on("plan", chosen.to_json())
     engine.agreement.agree_on(
         "model", "\n".join(f"{name} {tuple(item.shape)}" for name, item in model.named_parameters())
@@ -100,6 +109,7 @@ def distribute(
     if chosen.schedule == "1f1b":
         engine.least_weight_work_s = math.inf
     engine.add_parameters(placed)
+    engine.executor.remat.add(model, again)
     watch_optimizers()
     object.__setattr__(model, _PLAN, chosen)
     engine.agreement.share_generators()

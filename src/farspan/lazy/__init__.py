@@ -24,8 +24,14 @@ from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.ops.places import glue_at as glue_at
 from farspan.lazy.parameters.place import place as place
 from farspan.lazy.randomness import Frame as Frame
+from farspan.lazy.randomness import active as active
 from farspan.lazy.randomness import key_of as key_of
 from farspan.lazy.randomness import seeded as seeded
+from farspan.lazy.recompute import ModuleUnits as ModuleUnits
+from farspan.lazy.recompute import Unit as Unit
+from farspan.lazy.recompute import WrittenBuffers as WrittenBuffers
+from farspan.lazy.recompute import draws_by_itself as draws_by_itself
+from farspan.lazy.recompute import plain_attributes as plain_attributes
 from farspan.lazy.recorder import Recorder as Recorder
 from farspan.lazy.shared.inputs import announce as announce
 from farspan.lazy.shared.inputs import take_in as take_in
@@ -39,15 +45,20 @@ __all__ = [
     "Frame",
     "LazyTensor",
     "Leaf",
+    "ModuleUnits",
     "MutableArguments",
     "Placed",
     "Recorder",
     "StubParameter",
+    "Unit",
     "Unknown",
+    "WrittenBuffers",
     "activate",
+    "active",
     "announce",
     "apply_modes",
     "describe_result",
+    "draws_by_itself",
     "find_where",
     "flatten",
     "format_where",
@@ -58,6 +69,7 @@ __all__ = [
     "learned_from_text",
     "meta_of",
     "place",
+    "plain_attributes",
     "plain_versions",
     "real_attributes",
     "rebuild",

@@ -98,10 +98,11 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if recorder is not None and recorder.is_in_optimizer:
         recorder.leave_optimizer()  # a step that raised has not said that it is over
     if recorder is None or not recorder.is_recording:
-        scope = active.scope
-        if scope is None or recorder is None:
+        if recorder is None:
             return _original_call(module, *args, **kwargs)
-        return scope.call_module(module, _original_call, args, kwargs)
+        if active.units is not None:
+            return active.units.call_module(module, _run_module, args, kwargs)
+        return _run_module(module, *args, **kwargs)
     _ensure_mode(recorder)
     outer = recorder.frame
     if outer is recorder.root:
@@ -116,6 +117,14 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _original_call(module, *args, **kwargs)
     finally:
         recorder.frame = outer
+
+
+def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module of the model for real."""
+    scope = active.scope
+    if scope is None:
+        return _original_call(module, *args, **kwargs)
+    return scope.call_module(module, _original_call, args, kwargs)
 
 
 def _get_grad(parameter: Any) -> Any:

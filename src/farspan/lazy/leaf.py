@@ -31,6 +31,8 @@ class Placed:
     is_parameter: bool
     is_tied: bool = False
     """Whether the model has it under several names."""
+    is_written: bool = False
+    """Whether a call of a leaf has been seen to write into it."""
 
 
 class Leaf:

@@ -9,7 +9,7 @@ from typing import TypeGuard, cast
 from farspan.errors import PlanError
 from farspan.plan.device import format_place, parse_place
 
-__all__ = ["SCHEDULES", "estimates", "lookahead", "placement", "schedule", "stages"]
+__all__ = ["SCHEDULES", "estimates", "lookahead", "placement", "remat", "schedule", "stages"]
 
 SCHEDULES = ("zero-bubble", "1f1b")
 """Names of the schedules a plan may ask for."""
@@ -67,6 +67,20 @@ def lookahead(value: object) -> None:
     """A count."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise _wrong("lookahead", value, "a number of micro-batches, from 0")
+
+
+def remat(value: object) -> bool | tuple[str, ...]:
+    """All, nothing, or a copy of the names; no names are nothing."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, (list, tuple)):
+        raise _wrong("remat", value, 'true, false, or a list of names of modules such as ["blocks.*"]')
+    names: list[str] = []
+    for name in cast("Sequence[object]", value):
+        if not isinstance(name, str):
+            raise _wrong("remat", name, 'names of modules such as ["blocks.*"]')
+        names.append(name)
+    return tuple(names) or False
 
 
 def estimates(value: object, num_stages: int) -> dict[str, tuple[float, ...]]:

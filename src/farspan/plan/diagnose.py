@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from farspan.errors import PlanError
 from farspan.plan.plan import Plan
 
-__all__ = ["name_not_found", "nobody_owns", "ranks_do_not_fit"]
+__all__ = ["module_not_found", "name_not_found", "nobody_owns", "ranks_do_not_fit"]
 
 _MOST_NAMES = 4
 
@@ -39,14 +39,28 @@ def ranks_do_not_fit(plan: Plan, world_size: int) -> PlanError | None:
 
 def name_not_found(entry: str, nodes: Sequence[str], plan: Plan) -> PlanError:
     """The error for an entry that matches nothing in the model."""
-    stem = entry.strip("*?.")
-    near = difflib.get_close_matches(stem or entry, nodes, n=3, cutoff=0.5)
     place = plan.stages[plan.placement[entry]]
-    children = [name for name in nodes if name and "." not in name]
-    kind = "a name of this pattern" if any(sign in entry for sign in "*?[") else "this name"
-    return PlanError(
+    return _not_found(
+        entry,
+        nodes,
         f"the plan's entry '{entry}' (on {place}) matches nothing in this model.",
-        why=f"no module or parameter has {kind}; the model's children are {_listed(children)}.",
+        "module or parameter",
+    )
+
+
+def module_not_found(entry: str, modules: Sequence[str]) -> PlanError:
+    """The error for a name in `remat` that matches no module of the model."""
+    return _not_found(entry, modules, f"remat: '{entry}' matches no module of this model.", "module")
+
+
+def _not_found(entry: str, names: Sequence[str], what: str, kinds: str) -> PlanError:
+    stem = entry.strip("*?.")
+    near = difflib.get_close_matches(stem or entry, names, n=3, cutoff=0.5)
+    children = [name for name in names if name and "." not in name]
+    pattern = "a name of this pattern" if any(sign in entry for sign in "*?[") else "this name"
+    return PlanError(
+        what,
+        why=f"no {kinds} has {pattern}; the model's children are {_listed(children)}.",
         hint=f"nearest: {', '.join(map(repr, near))}" if near else "print([name for name, _ in model.named_modules()])",
     )
 

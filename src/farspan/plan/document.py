@@ -16,7 +16,7 @@ __all__ = ["FORMAT", "read", "write"]
 
 FORMAT = "farspan-plan/1"
 _REQUIRED = ("format", "stages", "placement")
-_KEYS = ("format", "stages", "schedule", "lookahead", "placement", "estimates")
+_KEYS = ("format", "stages", "schedule", "lookahead", "remat", "placement", "estimates")
 
 
 def write(
@@ -25,6 +25,7 @@ def write(
     placement: Mapping[str, int],
     schedule: str,
     lookahead: int,
+    remat: bool | Sequence[str],
     estimates: Mapping[str, Sequence[float]],
 ) -> str:
     """A plan's fields as JSON text that ends with a newline."""
@@ -33,6 +34,7 @@ def write(
         ("stages", _block("[]", [json.dumps(text) for text in stages])),
         ("schedule", json.dumps(schedule)),
         ("lookahead", json.dumps(lookahead)),
+        *([("remat", json.dumps(remat))] if remat else []),
         ("placement", _block("{}", [f"{json.dumps(name)}: {stage}" for name, stage in placement.items()])),
     ]
     if estimates:

@@ -32,6 +32,8 @@ class Plan:
         schedule: "zero-bubble": the backward of a stage that another one waits for is split where that pays, and its
             weight gradients fill the gaps; "1f1b": every backward is one task. Both run one forward, one backward.
         lookahead: How many micro-batches may be in flight beyond what the schedule needs.
+        remat: What is computed again in the backward instead of being kept from the forward: True for all that each
+            stage runs, or names of modules (or globs) for each call of these.
         estimates: Numbers per stage for people to read: "num_parameters", "parameter_bytes", "share" (of the cost,
             of 1). Two plans that differ only here are equal.
 
@@ -50,6 +52,7 @@ class Plan:
     placement: Mapping[str, int]
     schedule: str = "zero-bubble"
     lookahead: int = 2
+    remat: bool | tuple[str, ...] = False
     estimates: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
 
     def __post_init__(self) -> None:
@@ -57,9 +60,11 @@ class Plan:
         placement = check.placement(self.placement, len(stages))
         check.schedule(self.schedule)
         check.lookahead(self.lookahead)
+        remat = check.remat(self.remat)
         estimates = check.estimates(self.estimates, len(stages))
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "placement", placement)
+        object.__setattr__(self, "remat", remat)
         object.__setattr__(self, "estimates", estimates)
 
     def __eq__(self, other: object) -> bool:
@@ -74,6 +79,7 @@ class Plan:
             placement=self.placement,
             schedule=self.schedule,
             num_ranks=self.num_ranks,
+            remat=self.remat,
             estimates=self.estimates,
         )
 
@@ -119,6 +125,7 @@ class Plan:
             placement=self.placement,
             schedule=self.schedule,
             lookahead=self.lookahead,
+            remat=self.remat,
             estimates=self.estimates,
         )
 
@@ -159,4 +166,4 @@ class Plan:
             raise PlanError(f"{source}: {error.what}", why=error.why, hint=error.hint) from None
 
     def _key(self) -> tuple[object, ...]:
-        return (self.stages, tuple(self.placement.items()), self.schedule, self.lookahead)
+        return (self.stages, tuple(self.placement.items()), self.schedule, self.lookahead, self.remat)

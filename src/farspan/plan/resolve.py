@@ -22,7 +22,7 @@ from fnmatch import translate
 from farspan.plan.diagnose import name_not_found, nobody_owns, ranks_do_not_fit
 from farspan.plan.plan import Plan
 
-__all__ = ["Resolved", "resolve"]
+__all__ = ["Resolved", "outermost", "resolve"]
 
 _MIXED = -1
 
@@ -105,7 +105,7 @@ def _assign(plan: Plan, nodes: Sequence[str]) -> dict[str, int | None]:
     for entry, stage in plan.placement.items():
         if entry in known:
             continue
-        names = _outermost(entry, nodes)
+        names = outermost(entry, nodes)
         if not names:
             raise name_not_found(entry, nodes, plan)
         direct.update(dict.fromkeys(names, stage))
@@ -118,7 +118,7 @@ def _assign(plan: Plan, nodes: Sequence[str]) -> dict[str, int | None]:
     return assigned
 
 
-def _outermost(pattern: str, nodes: Sequence[str]) -> list[str]:
+def outermost(pattern: str, nodes: Sequence[str]) -> list[str]:
     """The nodes a glob matches, less those below another one that it matches."""
     if not any(sign in pattern for sign in "*?["):
         return []

@@ -29,6 +29,7 @@ def format_plan(
     placement: Mapping[str, int],
     schedule: str,
     num_ranks: int,
+    remat: bool | Sequence[str],
     estimates: Mapping[str, Sequence[float]],
 ) -> str:
     """The table of a plan; columns of numbers only where there are estimates."""
@@ -42,7 +43,20 @@ def format_plan(
         rows.extend(["", "", line, *("" for _ in numbers)] for line in lines[1:])
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     title = f"{_plural(len(stages), 'stage')} on {_plural(num_ranks, 'rank')}, {schedule}"
-    return "\n".join([title, *(_line(row, widths) for row in rows)])
+    return "\n".join([title, *_remat_lines(remat), *(_line(row, widths) for row in rows)])
+
+
+def _remat_lines(remat: bool | Sequence[str]) -> list[str]:
+    if not remat:
+        return []
+    what = "all activations" if isinstance(remat, bool) else ", ".join(map(_shown, remat))
+    return textwrap.wrap(
+        f"computed again in the backward: {what}",
+        2 * _WHAT_WIDTH,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def compress_runs(names: Sequence[str]) -> list[str]:

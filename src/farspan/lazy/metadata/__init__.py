@@ -1,7 +1,9 @@
 """What a call gives, without running it: found once for each kind of call with fake tensors, then cached."""
 
 from farspan.lazy.metadata.attributes import attributes_of as attributes_of
+from farspan.lazy.metadata.attributes import own_attributes as own_attributes
 from farspan.lazy.metadata.attributes import put_attributes as put_attributes
+from farspan.lazy.metadata.attributes import put_own_attributes as put_own_attributes
 from farspan.lazy.metadata.attributes import real_attributes as real_attributes
 from farspan.lazy.metadata.attributes import watched_attributes as watched_attributes
 from farspan.lazy.metadata.changes import ATTRIBUTES as ATTRIBUTES
@@ -22,6 +24,7 @@ from farspan.lazy.metadata.modes import Modes as Modes
 from farspan.lazy.metadata.modes import apply_modes as apply_modes
 from farspan.lazy.metadata.modes import current_modes as current_modes
 from farspan.lazy.metadata.predict import observe as observe
+from farspan.lazy.metadata.template import Flattener as Flattener
 from farspan.lazy.metadata.template import flatten as flatten
 from farspan.lazy.metadata.template import flatten_arguments as flatten_arguments
 from farspan.lazy.metadata.template import map_tensors as map_tensors
@@ -31,6 +34,7 @@ from farspan.lazy.metadata.template import shape_of_call as shape_of_call
 __all__ = [
     "ATTRIBUTES",
     "Entry",
+    "Flattener",
     "LeakError",
     "MetadataCache",
     "Modes",
@@ -50,7 +54,9 @@ __all__ = [
     "meta_of",
     "objects_given",
     "observe",
+    "own_attributes",
     "put_attributes",
+    "put_own_attributes",
     "real_attributes",
     "rebuild",
     "rebuild_arguments",

@@ -18,7 +18,15 @@ from torch import nn
 
 from farspan.lazy.metadata.template import can_describe
 
-__all__ = ["Attributes", "attributes_of", "put_attributes", "real_attributes", "watched_attributes"]
+__all__ = [
+    "Attributes",
+    "attributes_of",
+    "own_attributes",
+    "put_attributes",
+    "put_own_attributes",
+    "real_attributes",
+    "watched_attributes",
+]
 
 Attributes = dict[str, Any]
 """By "number of the module among the leaf's modules.name"."""
@@ -46,6 +54,19 @@ def put_attributes(modules: Sequence[nn.Module], keys: Collection[str], values: 
             module.__dict__[name] = values[key]
         else:
             module.__dict__.pop(name, None)
+
+
+def own_attributes(module: nn.Module, *, is_copy: bool = True) -> Attributes:
+    """All attributes of `module` that are not torch's own, by name; copies of its lists, dictionaries and sets."""
+    found = {name: item for name, item in module.__dict__.items() if name not in _OF_TORCH}
+    return {name: _copy(item) for name, item in found.items()} if is_copy else found
+
+
+def put_own_attributes(module: nn.Module, values: Attributes) -> None:
+    """Let `module` have `values`, and no other attribute that is not torch's own."""
+    for name in [name for name in module.__dict__ if name not in _OF_TORCH]:
+        del module.__dict__[name]
+    module.__dict__.update(values)
 
 
 @contextlib.contextmanager

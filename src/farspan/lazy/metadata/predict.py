@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
-from farspan.lazy.leaf import Leaf, swapped
+from farspan.lazy.leaf import Leaf, Placed, swapped
 from farspan.lazy.metadata.attributes import watched_attributes
 from farspan.lazy.metadata.changes import ATTRIBUTES, MutableArguments, describe_result, rebuild_arguments
 from farspan.lazy.metadata.entry import Entry, digest_of, meta_of
@@ -43,7 +43,9 @@ _TABLES = frozenset(
 )  # fmt: skip
 
 
+_STATISTICS = ("running_mean", "running_var")
 Made = list["weakref.ref[torch.Tensor]"]
+Owned = Sequence[tuple[Placed, torch.Tensor]]
 
 
 class DynamicShapeError(Exception):
@@ -71,8 +73,16 @@ def predict(
     """
     with torch.inference_mode(False), fake_mode(is_symbolic=is_symbolic), apply_modes(modes):
         leaves = [_fake(meta) for meta in metas]
+        owned = _fakes_of(target)
         entry = observe(
-            target, template, metas, modes, leaves, lambda tensors: _run(target, template, tensors), made=made
+            target,
+            template,
+            metas,
+            modes,
+            leaves,
+            lambda tensors: _run(target, template, tensors, owned),
+            owned=owned,
+            made=made,
         )
         if entry.is_random:
             _learn_draws(target, template, metas)
@@ -88,6 +98,7 @@ def observe(
     run: Callable[[list[torch.Tensor]], tuple[Any, MutableArguments]],
     *,
     keep: Callable[[list[torch.Tensor]], None] = lambda results: None,
+    owned: Owned = (),
     made: Made | None = None,
 ) -> Entry:
     """Watch one run of a call.
@@ -100,6 +111,7 @@ def observe(
         leaves: The tensors themselves, with nothing behind them in autograd.
         run: Calls it with tensors to use in their place; gives the result, and what became of the argument objects.
         keep: Is given the output tensors.
+        owned: The leaf's parameters and buffers, each with what stands for it in the run: those written into will know.
         made: Takes a weak reference to every tensor that the run makes.
     """
     with _untouched_generators() as generators, _Watch([] if made is None else made) as watch:
@@ -130,6 +142,8 @@ def observe(
         depends_on = tuple(_reached(output, leaf_numbers) for output in outputs)
         output_metas = tuple(meta_of(output) for output in outputs)
         is_leaf = type(target) is Leaf
+        for item, tensor in owned:
+            item.is_written |= _storage_id(tensor) in watch.written or _storage_id(tensor) in watch.updated
         passed_by = [i for i, tensor in enumerate(tensors) if is_leaf and _storage_id(tensor) not in watch.used]
     keep(outputs)
     name = name_of(target)
@@ -187,17 +201,23 @@ def _storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
-def _run(target: Any, template: Any, tensors: list[torch.Tensor]) -> tuple[Any, MutableArguments]:
+def _fakes_of(target: Any) -> Owned:
+    """A leaf's parameters and buffers, each with a tensor that stands for it."""
+    fakes: list[tuple[Placed, torch.Tensor]] = []
+    for item in target.placed if type(target) is Leaf else ():
+        fake = torch.empty_strided(item.meta.shape, item.meta.stride, dtype=item.meta.dtype, device=item.meta.device)
+        fakes.append((item, nn.Parameter(fake, item.tensor.requires_grad) if item.is_parameter else fake))
+    return fakes
+
+
+def _run(target: Any, template: Any, tensors: list[torch.Tensor], owned: Owned) -> tuple[Any, MutableArguments]:
     """Call `target`; its result, and what it did to the objects it was given."""
     if type(target) is not Leaf:
         args, kwargs = rebuild(template, tensors)
         return target(*args, **kwargs), MutableArguments({})
     num_arguments = len(tensors) - len(target.foreign)
     args, kwargs, attributes, arguments = rebuild_arguments(template, tensors[:num_arguments])
-    fakes: dict[int, torch.Tensor] = {}
-    for item in target.placed:
-        fake = torch.empty_strided(item.meta.shape, item.meta.stride, dtype=item.meta.dtype, device=item.meta.device)
-        fakes[id(item.tensor)] = nn.Parameter(fake, item.tensor.requires_grad) if item.is_parameter else fake
+    fakes = {id(item.tensor): fake for item, fake in owned}
     for item, value in zip(target.foreign, tensors[num_arguments:], strict=True):
         fakes[id(item.tensor)] = value
     with (
@@ -206,7 +226,11 @@ def _run(target: Any, template: Any, tensors: list[torch.Tensor]) -> tuple[Any, 
         swapped(target.modules, fakes),
         without_user_hooks(target.module),
     ):
-        return call_without_compiling(target.module, *args, **kwargs), arguments
+        result = call_without_compiling(target.module, *args, **kwargs)
+        there = {id(buffer) for module in target.modules for buffer in module._buffers.values()}
+        for item, fake in owned:
+            item.is_written |= not item.is_parameter and item.stage == target.stage and id(fake) not in there
+        return result, arguments
 
 
 @contextmanager
@@ -235,7 +259,7 @@ def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
         tensors = [_fake(meta) if meta.is_parameter else _activation(_fake(meta)) for meta in metas]
     # What the function mode breaks here teaches nothing; the call itself has run.
     with _untouched_generators(), _Watch([]) as watch, _Learn(watch), suppress(Exception):
-        _run(target, template, tensors)
+        _run(target, template, tensors, _fakes_of(target))
 
 
 class _Learn(TorchFunctionMode):
@@ -264,6 +288,8 @@ class _Watch(TorchDispatchMode):
         self.function: Any = None
         """The torch function that is running, where this is known."""
         self.written: set[int] = set()
+        self.updated: set[int] = set()
+        """Running statistics that an operation writes although its schema does not say so."""
         self.used: set[int] = set()
         """The memory that any operation reads or writes."""
         self.made = made
@@ -272,6 +298,9 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.used.update([_storage_id(item) for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)])
         schema = func._schema.arguments
+        if "batch_norm" in func.__name__:
+            given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
+            self.updated.update(_storage_id(given[name]) for name in _STATISTICS if given.get(name) is not None)
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
             if torch.Tag.nondeterministic_seeded in func.tags and not _is_switched_off(schema, given):

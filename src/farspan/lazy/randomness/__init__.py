@@ -15,6 +15,7 @@ from farspan.lazy.randomness.scope import called_inside as called_inside
 from farspan.lazy.randomness.scope import draw_at_once as draw_at_once
 from farspan.lazy.randomness.scope import replayed as replayed
 from farspan.lazy.randomness.scope import seeded as seeded
+from farspan.lazy.randomness.scope import way_back as way_back
 
 __all__ = [
     "DRAWS",
@@ -32,4 +33,5 @@ __all__ = [
     "name_module",
     "replayed",
     "seeded",
+    "way_back",
 ]

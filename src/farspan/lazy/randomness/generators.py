@@ -6,11 +6,21 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["GENERATORS", "all_generators", "generators_of", "host_seed", "kept", "kept_in_python"]
+__all__ = [
+    "GENERATORS",
+    "all_generators",
+    "generators_of",
+    "host_seed",
+    "kept",
+    "kept_in_python",
+    "put_back_in_python",
+    "states_in_python",
+]
 
 GENERATORS = threading.RLock()
 """Held by whoever has changed a generator until it is as it was (ranks may be threads of one process)."""
@@ -54,11 +64,32 @@ def kept(generators: Sequence[torch.Generator]) -> Iterator[None]:
 def kept_in_python(seed: int) -> Iterator[None]:
     """Python's and numpy's generators are seeded for the body, and afterwards are as before."""
     with GENERATORS:
-        python, numpy_state = random.getstate(), np.random.get_state()
+        states = states_in_python()
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
         try:
             yield
         finally:
-            random.setstate(python)
-            np.random.set_state(numpy_state)
+            _set_in_python(states)
+
+
+@contextlib.contextmanager
+def put_back_in_python(states: Any) -> Iterator[None]:
+    """Python's and numpy's generators are as `states_in_python` found them for the body, and afterwards as before."""
+    with GENERATORS:
+        now = states_in_python()
+        _set_in_python(states)
+        try:
+            yield
+        finally:
+            _set_in_python(now)
+
+
+def states_in_python() -> Any:
+    """The states of Python's and numpy's generators."""
+    return random.getstate(), np.random.get_state()
+
+
+def _set_in_python(states: Any) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])

@@ -21,10 +21,18 @@ from torch.utils.checkpoint import CheckpointFunction
 from farspan.graph import Call
 from farspan.lazy.randomness.draws import DRAWS, has_own_generator
 from farspan.lazy.randomness.frame import Frame, Path, key_of_function, key_of_module, seed_of
-from farspan.lazy.randomness.generators import all_generators, generators_of, host_seed, kept, kept_in_python
+from farspan.lazy.randomness.generators import (
+    all_generators,
+    generators_of,
+    host_seed,
+    kept,
+    kept_in_python,
+    put_back_in_python,
+    states_in_python,
+)
 from farspan.lazy.torch_private import is_compiled, without_modes_of
 
-__all__ = ["Scope", "active", "called_inside", "draw_at_once", "replayed", "seeded"]
+__all__ = ["Scope", "active", "called_inside", "draw_at_once", "replayed", "seeded", "way_back"]
 
 _NOTHING = contextlib.nullcontext()
 
@@ -49,12 +57,9 @@ class Scope(TorchFunctionMode):
         return torch.default_generator.initial_seed() == self.seed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (
-            func in DRAWS
-            and not torch.compiler.is_compiling()
-            and not has_own_generator(kwargs)
-            and active.scope is self
-        ):
+        if func in DRAWS and has_own_generator(kwargs):
+            active.num_own_draws += 1
+        elif func in DRAWS and not torch.compiler.is_compiling() and active.scope is self:
             key = key_of_function(func)
             path = (self.frame.key, key, self.frame.count(key))
             if self.is_in_charge:
@@ -96,6 +101,10 @@ class _Active(threading.local):
     """While a leaf that draws is running."""
     recorder: Any = None
     """Records this thread's program."""
+    units: Any = None
+    """While a forward runs that is to be computed again: follows its module calls."""
+    num_own_draws = 0
+    """How often a leaf has drawn from a generator of its own."""
 
 
 active = _Active()
@@ -152,6 +161,31 @@ def _running(scope: Scope) -> Iterator[None]:
             yield
     finally:
         active.scope = outer
+
+
+def way_back(*, in_python: bool) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Remember where the leaf that is running stands: in what the returned function gives, it draws the same again.
+
+    Args:
+        in_python: Whether it draws from Python's or numpy's generator too.
+    """
+    scope = active.scope
+    if scope is None:
+        return contextlib.nullcontext
+    frame, generators, seed = scope.frame.copy(), scope.generators, scope.seed
+    states = [generator.get_state() for generator in generators]
+    states_of_python = states_in_python() if in_python else None
+
+    @contextlib.contextmanager
+    def back() -> Iterator[None]:
+        again = Scope(frame.copy(), generators)
+        again.seed = seed
+        with kept(generators), put_back_in_python(states_of_python) if in_python else _NOTHING, _running(again):
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+            yield
+
+    return back
 
 
 def draw_at_once(frame: Frame, first_seed: int, function: Any, args: Any, kwargs: Any) -> Any:

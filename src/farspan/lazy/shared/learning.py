@@ -89,6 +89,8 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
         if has_named_a_place and hasattr(call.target, "is_open") and _written(call, leaves) == before:
             return  # nothing has come of it
         raise
+    for item in getattr(call.target, "placed", ()):
+        item.is_written |= not item.is_parameter  # nothing has shown which
     _know(call, entry)
     for value, tensor in zip(call.outputs, outputs, strict=True):
         value.data = tensor

@@ -14,6 +14,7 @@ from farspan.lazy import Placed
 from farspan.runtime.backward import Deferred
 from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.program import Bundle, Program, Step
+from farspan.runtime.step.remat import Remat
 from farspan.runtime.step.segment import run_backward, run_forward
 from farspan.schedule import Kind
 
@@ -47,6 +48,7 @@ class Executor:
         self.device_of = device_of
         self.check = check
         """Raises if another rank has failed."""
+        self.remat = Remat()
         self.gradients: dict[Edge, torch.Tensor] = {}
         self.deferred: dict[Part, Deferred] = {}
         """What backwards have left for later, in their order."""
@@ -54,6 +56,10 @@ class Executor:
 
     def run(self, program: Program) -> None:
         """Run all steps of `program`."""
+        with self.remat.running(program):
+            self._run(program)
+
+    def _run(self, program: Program) -> None:
         self.traces = []
         self.gradients = {}
         self.deferred = {}
@@ -96,7 +102,7 @@ class Executor:
                     item.data = None
 
     def _forward(self, segment: Segment) -> None:
-        run_forward(segment, self.device_of(segment.stage))
+        run_forward(segment, self.device_of(segment.stage), self.remat.around)
         segment.executed = True
 
     def _backward(self, part: Part, *, leaves_weights: bool) -> None:

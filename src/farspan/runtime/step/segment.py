@@ -39,11 +39,21 @@ from farspan.lazy import (
 from farspan.lazy.torch_private import raw_grad, set_raw_grad
 from farspan.runtime.backward import Deferred, split_backward
 
-__all__ = ["run_backward", "run_forward"]
+__all__ = ["run_backward", "run_call", "run_forward"]
 
 
-def run_forward(segment: Segment, device: torch.device) -> None:
-    """Run the calls of `segment` on `device`; its inputs' data is on this rank, its outputs' data will be."""
+def run_forward(
+    segment: Segment,
+    device: torch.device,
+    around: Callable[[Segment], contextlib.AbstractContextManager[Any]] = lambda segment: contextlib.nullcontext(),
+) -> None:
+    """Run the calls of `segment` on `device`; its inputs' data is on this rank, its outputs' data will be.
+
+    Args:
+        segment: What to run.
+        device: Where.
+        around: Gives the context in which the calls run.
+    """
     for value in segment.inputs:
         if value.name and value.stage == segment.stage:
             continue  # a parameter at home: used as it is
@@ -54,8 +64,9 @@ def run_forward(segment: Segment, device: torch.device) -> None:
         if value.meta.requires_grad:
             leaf.requires_grad_()
         segment.leaves[value] = leaf
-    for call in segment.calls:
-        _run_call(call, segment)
+    with around(segment):
+        for call in segment.calls:
+            run_call(call, segment)
     for call in segment.calls:
         for value in call.outputs:
             if value not in segment.outputs and not value.is_held:
@@ -64,7 +75,8 @@ def run_forward(segment: Segment, device: torch.device) -> None:
         del segment.leaves[value]
 
 
-def _run_call(call: Call, segment: Segment) -> None:
+def run_call(call: Call, segment: Segment) -> None:
+    """Run one call; its segment's leaves are there."""
     entry = call.entry
     assert call.arguments is not None
     if call.versions and plain_versions(call.arguments) != call.versions:
@@ -76,9 +88,9 @@ def _run_call(call: Call, segment: Segment) -> None:
     tensors = [_tensor_of(item, segment) for item in call.arguments]
     for number in entry.unused:
         tensors[number] = _placeholder(call.arguments[number], tensors[number])
-    for number in entry.mutated:
-        tensors[number] = _writable(call.arguments[number], tensors[number], segment)
     with apply_modes(call.modes), seeded(call, tensors):
+        for number in entry.mutated:
+            tensors[number] = _writable(call.arguments[number], tensors[number], segment)
         try:
             if type(entry) is Unknown:
                 learned_from_run(call, tensors, lambda given: _call_target(call, given))

@@ -1,0 +1,38 @@
+"""What a plan's `remat` means for one model: the modules whose calls are computed again in the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farspan.plan.diagnose import module_not_found
+from farspan.plan.resolve import outermost
+
+__all__ = ["resolve_remat"]
+
+
+def resolve_remat(remat: bool | Sequence[str], modules: Sequence[str]) -> bool | list[str]:
+    """Find the modules that `remat` names.
+
+    A glob counts at the outermost names it matches, as in a plan's placement: each call of one of these is computed
+    again as a whole. A module of the result may lie below another one; the outer one counts.
+
+    Args:
+        remat: True, False, or names of modules and globs of them.
+        modules: Names of all modules, "" included, parents before children.
+
+    Raises:
+        PlanError: A name or a glob matches no module.
+
+    Example:
+        >>> resolve_remat(["blocks.*", "head"], ["", "blocks", "blocks.0", "blocks.0.mlp", "blocks.1", "head"])
+        ['blocks.0', 'blocks.1', 'head']
+    """
+    if isinstance(remat, bool):
+        return remat
+    found: dict[str, None] = {}
+    for entry in remat:
+        names = [entry] if entry in modules else outermost(entry, modules)
+        if not names:
+            raise module_not_found(entry, modules)
+        found.update(dict.fromkeys(names))
+    return list(found)
