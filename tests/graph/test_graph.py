@@ -72,6 +72,26 @@ def test_the_gradient_of_a_value_used_thrice_passes_from_user_to_user() -> None:
     assert found[memory] == [(3, 2), (2, 1), (1, 0)], "the latest user first, and one sum arrives at the producer"
 
 
+def test_a_stage_that_uses_a_value_again_after_another_has_a_segment_for_that() -> None:
+    graph = Graph(0)
+    memory = add(graph, 0)
+    y = add(graph, 1, memory)
+    penalty = add(graph, 0, memory)
+    total = add(graph, 1, y, penalty)
+    assert shape(graph) == [(0, 0, 1), (1, 1, 1), (1, 0, 1), (2, 1, 1)]
+    assert edges(graph, total)[memory] == [(2, 1), (1, 0)], "as one process adds up: the latest use first"
+
+
+def test_what_passes_no_gradient_on_makes_no_segment() -> None:
+    graph = Graph(0)
+    memory = add(graph, 0)
+    add(graph, 1, memory)
+    entry = SimpleNamespace(name="detach", depends_on=((),))
+    call = Call(target="", template=None, arguments=[memory], entry=entry, stage=0, modes=None, where=None)
+    graph.add(call, [memory])
+    assert shape(graph) == [(0, 0, 2), (1, 1, 1)]
+
+
 def test_what_the_loss_does_not_need_gets_no_gradient() -> None:
     graph = Graph(0)
     x = add(graph, 0)

@@ -53,6 +53,12 @@ def test_blocks_too_heavy_for_the_number_of_stages_are_opened() -> None:
     assert "blocks.0.mlp.1" not in names  # no parameters: runs where its input is
 
 
+def test_the_parameters_of_a_list_are_placed_one_by_one() -> None:
+    model = nn.ModuleDict({"weights": nn.ParameterList([torch.zeros(3, 4), torch.zeros(4, 3)])})
+    model["more"] = nn.ParameterDict({"a": torch.zeros(2, 2)})
+    assert _costs(model, 3) == {"weights.0": 12.0, "weights.1": 12.0, "more.a": 4.0}
+
+
 def test_a_sequential_too_short_for_the_stages_is_opened_down_to_its_layers() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), nn.Linear(4, 4))
     assert _names(model, 3) == ["0.0", "0.2", "1"]

@@ -15,6 +15,7 @@ from tests.support.models import (
     Frozen,
     Messenger,
     Normed,
+    Regularised,
     Siamese,
     ThereAndBack,
     Translator,
@@ -187,6 +188,13 @@ def _cases() -> Iterator[Case]:
     )
     yield Case(name="frozen", build=Frozen, batches=short, loss=square)
     yield Case(name="structures", build=Messenger, batches=short, loss=square)
+    yield Case(
+        name="features_used_again",
+        build=Regularised,
+        batches=lambda: data((6, 10)),
+        loss=square,
+        plans={"dealt": alternating("layers", 4, {"first": 0})},
+    )
     yield Case(name="batchnorm", build=Normed, batches=lambda: data((3, 3, 6, 6)), loss=square)
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "WithSquash",
     "Frozen",
     "Normed",
+    "Regularised",
 ]
 
 
@@ -126,6 +127,22 @@ class Translator(nn.Module):
         for layer in self.decoder:
             x = layer(x, memory)
         return self.head(x)
+
+
+# Features that later modules use, and at last the module's own code, where they came from.
+
+
+class Regularised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(10, 10)
+        self.layers = nn.ModuleList([nn.Linear(10, 10) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = torch.tanh(self.first(x))
+        for layer in self.layers:
+            x = torch.tanh(layer(features)) + x * features
+        return x * features.square().sum() + features.abs().mean()
 
 
 # A siamese net: one module called twice.

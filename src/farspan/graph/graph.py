@@ -2,8 +2,10 @@ r"""One recorded micro-batch: its calls in program order, cut into segments as t
 
     level(call) = max over its inputs of level(producer) + (1 if the producer's stage differs)
 
-Calls of equal (level, stage) form a segment, so the segments of a graph are acyclic by construction. A U shape over
-two stages, each box a segment:
+Calls of equal (level, stage) form a segment, so the segments of a graph are acyclic by construction. A call that passes
+gradient on to a value or a parameter is in no segment before that of its user before this one: gradients are added up
+segment by segment, the latest first, which is then the order of one process. A U shape over two stages, each box a
+segment:
 
     stage 0   [embed, blocks 0-3]                 [head, loss]
                      level 0  \                  /  level 2
@@ -124,7 +126,18 @@ class Backward:
 class Graph:
     """What one micro-batch does. `digest` summarises it, equal on all ranks exactly if they recorded the same."""
 
-    __slots__ = ("_by_level", "backwards", "calls", "digest", "index", "read_level", "segments", "sources")
+    __slots__ = (
+        "_by_level",
+        "_last_user",
+        "_names",
+        "backwards",
+        "calls",
+        "digest",
+        "index",
+        "read_level",
+        "segments",
+        "sources",
+    )
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -137,6 +150,10 @@ class Graph:
         self.read_level: dict[tuple[Value, int], int] = {}
         """The deepest level at which a stage uses a value."""
         self._by_level: dict[tuple[int, int], Segment] = {}
+        self._last_user: dict[Any, Segment] = {}
+        """By value, leaf, or name of a parameter: the segment that last used it and passes gradient on to it."""
+        self._names: set[str] = set()
+        """Of parameters that are used as values, not only by their leaves."""
 
     def add(self, call: Call, values: Sequence[Value], *, at_least: int = 0) -> None:
         """Append `call`, whose lazy arguments are `values`, and place it in its segment."""
@@ -149,6 +166,10 @@ class Graph:
             needed = segment.level if segment.stage == stage else segment.level + 1
             if needed > level:
                 level = needed
+        receiving = self._receiving(call)
+        before = [user for key in receiving if (user := self._last_user.get(key)) is not None]
+        if before:
+            level = self._level_after(before, level, stage)
         segment = self._by_level.get((level, stage))
         if segment is None:
             segment = Segment(self, len(self.segments), level, stage)
@@ -164,12 +185,49 @@ class Graph:
                     self.sources.setdefault(value, len(self.sources))
                 if source is not None:
                     source.outputs[value] = None
+        for key in receiving:
+            self._last_user[key] = segment
         call.graph = self
         call.segment = segment
         call.level = level
         call.index = len(self.calls)
         segment.calls.append(call)
         self.calls.append(call)
+
+    def _receiving(self, call: Call) -> list[Any]:
+        """What `call` passes gradient on to: values, names of parameters, its own leaf."""
+        assert call.arguments is not None
+        found: list[Any] = []
+        for sources in call.entry.depends_on:
+            for number in sources:
+                value = call.arguments[number]
+                if hasattr(value, "meta"):
+                    if value.name and value.name not in self._names:
+                        self._name(value.name)
+                    found.append(value.name or value)
+        leaf = call.target
+        names = getattr(leaf, "parameter_names", ())
+        if names and any([meta.requires_grad for meta in call.entry.metas]):  # noqa: C419 (half the time)
+            found.append(leaf)
+            found += leaf.tied_names
+            if self._names:
+                found += self._names & names
+        return found
+
+    def _name(self, name: str) -> None:
+        """A parameter that only leaves have used so far is used as a value."""
+        self._names.add(name)
+        users = [call.segment for call in self.calls if name in getattr(call.target, "parameter_names", ())]
+        if users:
+            self._last_user[name] = max(users, key=lambda user: user.order)
+
+    def _level_after(self, users: list[Segment], level: int, stage: int) -> int:
+        """The least level, from `level` on, at which the segment of `stage` is or comes after all `users`."""
+        user = max(users, key=lambda user: user.order)
+        if level > user.level or stage == user.stage:
+            return max(level, user.level)
+        existing = self._by_level.get((user.level, stage))
+        return user.level if existing is None or existing.index > user.index else user.level + 1
 
     def positions(self, values: Sequence[Value]) -> tuple[int, ...]:
         """Where the inputs of a call come from, the same numbers on every rank."""

@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from farspan.errors import RecordError
 from farspan.lazy.randomness.frame import key_of
 
 if TYPE_CHECKING:
     from farspan.graph import Meta
 
-__all__ = ["Leaf", "Placed", "swapped"]
+__all__ = ["Leaf", "LeakError", "Placed", "swapped"]
+
+
+class LeakError(RecordError):
+    """A call reaches outside: uses a parameter of another module, puts a tensor into a closure or a global list, or
+    names a place to run at.
+
+    A module that does is not called as one unit. The user sees the error only where that comes too late.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -47,9 +56,11 @@ class Leaf:
         "module",
         "modules",
         "name",
+        "parameter_names",
         "placed",
         "stage",
         "state",
+        "tied_names",
     )
 
     def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
@@ -70,6 +81,9 @@ class Leaf:
         self.has_buffers = any(not item.is_parameter for item in placed)
         self.foreign = tuple(item for item in placed if item.stage != stage)
         """Those that another stage owns (tied parameters): they come as values, gradients flow back."""
+        own = [item for item in placed if item.is_parameter and item.stage == stage]
+        self.parameter_names = frozenset(item.name for item in own)
+        self.tied_names = tuple(item.name for item in own if item.is_tied)
 
     def state_key(self) -> tuple[Any, ...]:
         """What a call's metadata depends on besides its arguments: train or eval, what is frozen."""

@@ -16,10 +16,9 @@ from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
 from farspan.lazy.hooks import without_user_hooks
-from farspan.lazy.leaf import Leaf, Placed
+from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.metadata import (
     Entry,
-    LeakError,
     MetadataCache,
     Unknown,
     attributes_of,
@@ -279,7 +278,7 @@ class Recorder:
 
     def _predict_anew(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
         with without_modes_of(self):
-            return find_out(target, template, metas, modes)
+            return find_out(target, template, metas, modes, self.placed)
 
     # Arguments.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.errors import RecordError
+from farspan.lazy.leaf import LeakError
 from farspan.lazy.torch_private import disabled_torch_function, make_wrapper
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ class StubParameter(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         names = sorted({part._name for part in args if isinstance(part, StubParameter)})
-        raise RecordError(
+        raise LeakError(
             f"{func} reached {', '.join(names) or 'a parameter'}, which another rank owns.",
             why="a module that runs here uses a parameter outside itself, so the plan did not know of the use.",
             hint='place both on one stage, for example farspan.distribute(model, plan={"'

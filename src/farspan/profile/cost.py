@@ -25,11 +25,13 @@ from collections.abc import Iterator
 
 from torch import nn
 
-__all__ = ["children_with_parameters", "is_indivisible", "module_cost", "widest_convolution"]
+__all__ = ["PARAMETER_LISTS", "children_with_parameters", "is_indivisible", "module_cost", "widest_convolution"]
 
 _POSITIONS_AT_THE_WIDEST = 16
 _MOST_POSITIONS = 16 * 1024
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+PARAMETER_LISTS = (nn.ParameterList, nn.ParameterDict)
+"""Modules that are never called: whoever has them uses their parameters."""
 # Their code uses the parameters of their children directly, or they have children for other purposes (parametrization).
 _INDIVISIBLE = (
     nn.Linear,
@@ -69,6 +71,8 @@ def children_with_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Module
 
 def is_indivisible(module: nn.Module) -> bool:
     """Whether `module` can only be placed as a whole: its parts are not called, or hold no parameters."""
+    if isinstance(module, PARAMETER_LISTS):
+        return False
     return isinstance(module, _INDIVISIBLE) or next(children_with_parameters(module), None) is None
 
 

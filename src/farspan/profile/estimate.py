@@ -19,11 +19,17 @@ from torch.nn.parameter import is_lazy
 
 from farspan.errors import PlanError
 from farspan.planner import Atom
-from farspan.profile.cost import children_with_parameters, is_indivisible, module_cost, widest_convolution
+from farspan.profile.cost import (
+    PARAMETER_LISTS,
+    children_with_parameters,
+    is_indivisible,
+    module_cost,
+    widest_convolution,
+)
 
 __all__ = ["atoms"]
 
-_LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, *PARAMETER_LISTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +104,9 @@ def _opened(unit: _Unit, heavy: float, widest: int, seen: set[int]) -> Iterator[
 
 
 def _parts(unit: _Unit, widest: int, seen: set[int]) -> Iterator[_Unit]:
-    """The parameters a module holds itself (added to something, as a rule: no cost), and its children with parameters.
+    """The parameters a module holds itself, and its children with parameters.
+
+    Those in lists are weights; others are added to something, as a rule: no cost.
 
     A module or parameter found a second time has an owner already: `seen` holds those found.
     """
@@ -108,7 +116,8 @@ def _parts(unit: _Unit, widest: int, seen: set[int]) -> Iterator[_Unit]:
     for name, parameter in unit.what.named_parameters(recurse=False):
         if id(parameter) not in seen:
             seen.add(id(parameter))
-            yield _Unit(name=prefix + name, what=parameter, cost=0.0)
+            cost = float(parameter.numel()) if isinstance(unit.what, PARAMETER_LISTS) else 0.0
+            yield _Unit(name=prefix + name, what=parameter, cost=cost)
     for name, child in children_with_parameters(unit.what):
         if id(child) not in seen:
             seen.add(id(child))

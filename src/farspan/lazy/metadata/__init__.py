@@ -18,7 +18,6 @@ from farspan.lazy.metadata.entry import Unknown as Unknown
 from farspan.lazy.metadata.entry import digest_of as digest_of
 from farspan.lazy.metadata.entry import intern as intern
 from farspan.lazy.metadata.entry import meta_of as meta_of
-from farspan.lazy.metadata.ladder import LeakError as LeakError
 from farspan.lazy.metadata.ladder import find_out as find_out
 from farspan.lazy.metadata.modes import Modes as Modes
 from farspan.lazy.metadata.modes import apply_modes as apply_modes
@@ -35,7 +34,6 @@ __all__ = [
     "ATTRIBUTES",
     "Entry",
     "Flattener",
-    "LeakError",
     "MetadataCache",
     "Modes",
     "MutableArguments",

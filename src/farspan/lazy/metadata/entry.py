@@ -88,6 +88,8 @@ class Unknown:
     is_random_in_python = True
     unused: frozenset[int] = frozenset()
     mutated: tuple[int, ...] = ()
+    metas: tuple[Meta, ...] = ()
+    depends_on: tuple[tuple[int, ...], ...] = ()
 
     def __init__(self, name: str, reason: str, *, is_dynamic: bool) -> None:
         self.name = name

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
-from farspan.errors import RecordError
 from farspan.graph import Meta
-from farspan.lazy.leaf import Leaf
+from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.metadata.entry import Entry, Unknown
 from farspan.lazy.metadata.leaks import remove_leaked
 from farspan.lazy.metadata.modes import Modes
@@ -26,27 +25,30 @@ from farspan.lazy.metadata.predict import DynamicShapeError, predict
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.torch_private import DynamicOutputShapeException, is_fake_limit, is_not_torchs_device
 
-__all__ = ["LeakError", "find_out"]
+__all__ = ["find_out"]
 
 
-class LeakError(RecordError):
-    """A call reaches outside: puts a tensor into a closure or a global list, or names a place to run at.
-
-    A module that does is not called as one unit. The user sees the error only where that comes too late.
-    """
-
-
-def find_out(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
+def find_out(
+    target: Any, template: Any, metas: Sequence[Meta], modes: Modes, placed: Collection[int]
+) -> Entry | Unknown:
     """Return what a call will give, or that it must be run to know.
+
+    Args:
+        target: What is called, with arguments of this `template`, with tensors of these `metas`, under these `modes`.
+        placed: Ids of the parameters and buffers that have an owner.
 
     Raises:
         LeakError: The call has kept something of the run outside itself; it has been taken away there. Or it names a
-            place: only its parts can be called.
+            place, or uses a parameter of another module: only its parts can be called.
         Whatever the call itself raises on such arguments (a shape error, say).
     """
     made: list[weakref.ref[torch.Tensor]] = []
+    outside = placed if type(target) is Leaf else ()
     try:
-        entry = predict(target, template, metas, modes, made=made)
+        entry = predict(target, template, metas, modes, made=made, outside=outside)
+    except LeakError:
+        remove_leaked(made)
+        raise
     except Exception as error:
         if is_not_torchs_device(error):
             raise LeakError(f"{name_of(target)} moves a tensor to a place") from error
@@ -63,7 +65,9 @@ def find_out(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) ->
     remove_leaked(made)
     if isinstance(limit, DynamicOutputShapeException):
         try:
-            return predict(target, template, metas, modes, is_symbolic=True)
+            return predict(target, template, metas, modes, is_symbolic=True, outside=outside)
+        except LeakError:
+            raise
         except DynamicShapeError:
             return Unknown(name_of(target), str(limit), is_dynamic=True)
         except Exception as error:  # symbols do not help here: what fakes cannot tell, a real run will

@@ -58,7 +58,8 @@ def _alive(made: Sequence[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
 
 
 def _empty_caches(tensors: Collection[int]) -> None:
-    for item in gc.get_objects():
+    # Not all objects: that would hold tuples which other threads are still making, and they may not be held then.
+    for item in gc.get_referrers(_CacheWrapper):
         if type(item) is _CacheWrapper and item.cache_info().currsize and _reaches(item, tensors):
             item.cache_clear()
 

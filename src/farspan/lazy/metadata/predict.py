@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
-from farspan.lazy.leaf import Leaf, Placed, swapped
+from farspan.lazy.leaf import Leaf, LeakError, Placed, swapped
 from farspan.lazy.metadata.attributes import watched_attributes
 from farspan.lazy.metadata.changes import ATTRIBUTES, MutableArguments, describe_result, rebuild_arguments
 from farspan.lazy.metadata.entry import Entry, digest_of, meta_of
@@ -60,14 +60,17 @@ def predict(
     *,
     is_symbolic: bool = False,
     made: Made | None = None,
+    outside: Collection[int] = (),
 ) -> Entry:
     """Run `target` once on fake tensors.
 
     Args:
         is_symbolic: Let sizes that depend on data be symbols, as long as none comes out.
         made: Takes a weak reference to every tensor that the run makes.
+        outside: Ids of tensors that the run must not reach; fakes stand for those it may.
 
     Raises:
+        LeakError: It has reached one.
         DynamicShapeError: The shape of an output depends on data.
         Whatever the call raises on such arguments, or torch because there are no data.
     """
@@ -83,6 +86,7 @@ def predict(
             lambda tensors: _run(target, template, tensors, owned),
             owned=owned,
             made=made,
+            outside=outside,
         )
         if entry.is_random:
             _learn_draws(target, template, metas)
@@ -100,6 +104,7 @@ def observe(
     keep: Callable[[list[torch.Tensor]], None] = lambda results: None,
     owned: Owned = (),
     made: Made | None = None,
+    outside: Collection[int] = (),
 ) -> Entry:
     """Watch one run of a call.
 
@@ -113,8 +118,9 @@ def observe(
         keep: Is given the output tensors.
         owned: The leaf's parameters and buffers, each with what stands for it in the run: those written into will know.
         made: Takes a weak reference to every tensor that the run makes.
+        outside: Ids of tensors that the run must not reach.
     """
-    with _untouched_generators() as generators, _Watch([] if made is None else made) as watch:
+    with _untouched_generators() as generators, _Watch([] if made is None else made, outside) as watch:
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
         with torch.enable_grad():
             tensors = [
@@ -258,7 +264,7 @@ def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
     with torch.enable_grad():
         tensors = [_fake(meta) if meta.is_parameter else _activation(_fake(meta)) for meta in metas]
     # What the function mode breaks here teaches nothing; the call itself has run.
-    with _untouched_generators(), _Watch([]) as watch, _Learn(watch), suppress(Exception):
+    with _untouched_generators(), _Watch([], ()) as watch, _Learn(watch), suppress(Exception):
         _run(target, template, tensors, _fakes_of(target))
 
 
@@ -282,7 +288,7 @@ class _Watch(TorchDispatchMode):
     the versions of `_foreach_*` arguments).
     """
 
-    def __init__(self, made: Made) -> None:
+    def __init__(self, made: Made, outside: Collection[int]) -> None:
         super().__init__()
         self.has_drawn = False
         self.function: Any = None
@@ -294,9 +300,13 @@ class _Watch(TorchDispatchMode):
         """The memory that any operation reads or writes."""
         self.made = made
         self.flops = 0
+        self.outside = outside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.used.update([_storage_id(item) for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)])
+        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+        if any(id(item) in self.outside for item in tensors):
+            raise LeakError(f"{func} reaches a parameter outside the call")
+        self.used.update(map(_storage_id, tensors))
         schema = func._schema.arguments
         if "batch_norm" in func.__name__:
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})

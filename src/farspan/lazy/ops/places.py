@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.lazy.metadata import LeakError, flatten_arguments
+from farspan.lazy.leaf import LeakError
+from farspan.lazy.metadata import flatten_arguments
 from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.tensor import LazyTensor
 

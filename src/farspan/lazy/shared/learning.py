@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Call, Value
-from farspan.lazy.metadata import Entry, LeakError, Unknown, current_modes, digest_of, meta_of
+from farspan.lazy.leaf import LeakError
+from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, meta_of
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.functions import find_where
@@ -69,7 +70,7 @@ def learn(
 
     recorder.engine.flush(f"what {unknown.name} gives depends on data", learning=(call, give_answer))
     if not answers:
-        raise LeakError(f"{unknown.name} names a place inside")
+        raise LeakError(f"{unknown.name} names a place inside, or uses a parameter of another module")
     return answers[0]
 
 
@@ -85,8 +86,8 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
     try:
         entry = observe_run(call.target, call.template, metas, call.modes, leaves, run, keep=outputs.extend)
     except Exception as error:
-        has_named_a_place = isinstance(error, LeakError) or is_not_torchs_device(error)
-        if has_named_a_place and hasattr(call.target, "is_open") and _written(call, leaves) == before:
+        reaches_outside = isinstance(error, LeakError) or is_not_torchs_device(error)
+        if reaches_outside and hasattr(call.target, "is_open") and _written(call, leaves) == before:
             return  # nothing has come of it
         raise
     for item in getattr(call.target, "placed", ()):
