@@ -15,7 +15,7 @@ from farspan.errors import PlanError
 from farspan.lazy import glue_at, place
 from farspan.plan import Plan, parse_place, resolve
 from farspan.planner import auto_plan
-from farspan.profile import atoms, tied
+from farspan.profile import atoms, keepers, tied
 from farspan.runtime.optimizers import watch_optimizers
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.sites import StageSite, site_of, stages_at
@@ -77,6 +77,7 @@ def distribute(
         aliases=aliases,
         modules=[name for name, _ in model.named_modules()],
         world_size=engine.num_ranks,
+        indivisible=keepers(model),
     )
     engine.agreement.agree_on("plan", chosen.to_json())
     engine.agreement.agree_on(

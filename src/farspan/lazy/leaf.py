@@ -31,6 +31,8 @@ class Placed:
     is_parameter: bool
     is_tied: bool = False
     """Whether the model has it under several names."""
+    hooked_at: Any = None
+    """The user's line that registered a gradient hook on it."""
 
 
 class Leaf:

@@ -18,6 +18,7 @@ from farspan.lazy import (
     Frame,
     Placed,
     Recorder,
+    check_hooks,
     find_where,
     format_where,
     key_of,
@@ -135,6 +136,7 @@ class Engine:
                 lookahead=self.lookahead,
                 is_on_gpu=[site.device.type == "cuda" for site in self.stages],
             )
+            check_hooks(program.parts, self.parameters)
             built_ns = time.perf_counter_ns()
             scalars = scalars_of(graphs)
             exchange = self._new_exchange(step, graphs, scalars)

@@ -20,7 +20,9 @@ from farspan.lazy.metadata.ladder import LeakError as LeakError
 from farspan.lazy.metadata.ladder import find_out as find_out
 from farspan.lazy.metadata.modes import Modes as Modes
 from farspan.lazy.metadata.modes import apply_modes as apply_modes
+from farspan.lazy.metadata.modes import autocast_region as autocast_region
 from farspan.lazy.metadata.modes import current_modes as current_modes
+from farspan.lazy.metadata.modes import in_region as in_region
 from farspan.lazy.metadata.predict import observe as observe
 from farspan.lazy.metadata.template import flatten as flatten
 from farspan.lazy.metadata.template import flatten_arguments as flatten_arguments
@@ -39,12 +41,14 @@ __all__ = [
     "apply_modes",
     "apply_result",
     "attributes_of",
+    "autocast_region",
     "current_modes",
     "describe_result",
     "digest_of",
     "find_out",
     "flatten",
     "flatten_arguments",
+    "in_region",
     "intern",
     "map_tensors",
     "meta_of",

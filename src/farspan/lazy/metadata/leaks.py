@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+import types
 import weakref
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ __all__ = ["remove_leaked"]
 _CacheWrapper: Any = type(functools.lru_cache(lambda: None))
 _one_at_a_time = threading.Lock()
 _CACHE_DEPTH = 5
-"""From a cache to a tensor in what it keeps: its table, an entry, the result, a tuple or an object in it."""
+"""From a tensor to the cache that keeps it: a tuple or an object it is in, the result, an entry, the table."""
+_NO_CONTENTS = (type, types.FrameType, types.ModuleType, torch.nn.Module)
 
 
 def remove_leaked(made: Sequence[weakref.ref[torch.Tensor]]) -> bool:
@@ -37,7 +39,7 @@ def _remove(made: Sequence[weakref.ref[torch.Tensor]]) -> bool:
     leaked = _alive(made)
     if not leaked:
         return False
-    _empty_caches({id(tensor) for tensor in leaked})
+    _empty_caches(leaked)
     del leaked
     leaked = _alive(made)
     for tensor in leaked:
@@ -57,21 +59,18 @@ def _alive(made: Sequence[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
     return [tensor for tensor in [reference() for reference in made] if tensor is not None]
 
 
-def _empty_caches(tensors: Collection[int]) -> None:
-    for item in gc.get_objects():
-        if type(item) is _CacheWrapper and item.cache_info().currsize and _reaches(item, tensors):
-            item.cache_clear()
-
-
-def _reaches(item: Any, tensors: Collection[int]) -> bool:
-    level, seen = [item], {id(item)}
+def _empty_caches(tensors: Sequence[torch.Tensor]) -> None:
+    """Look upwards from the tensors: a list of all objects would hold tuples that other threads are still making."""
+    level: list[Any] = list(tensors)
+    seen = {id(item) for item in level}
     for _ in range(_CACHE_DEPTH):
-        level = [
-            part
-            for part in gc.get_referents(*level)
-            if id(part) not in seen and not isinstance(part, (type, torch.nn.Module)) and not callable(part)
+        holders = [
+            item
+            for item in gc.get_referrers(*level)
+            if id(item) not in seen and item is not level and item is not tensors and not isinstance(item, _NO_CONTENTS)
         ]
-        seen.update(map(id, level))
-        if any(id(part) in tensors for part in level):
-            return True
-    return False
+        for item in holders:
+            if type(item) is _CacheWrapper:
+                item.cache_clear()
+        seen.update(map(id, holders))
+        level = [item for item in holders if not callable(item)]

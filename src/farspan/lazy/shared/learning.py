@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Call, Value
-from farspan.lazy.metadata import Entry, LeakError, Unknown, current_modes, digest_of, meta_of
+from farspan.lazy.metadata import Entry, LeakError, Unknown, autocast_region, current_modes, digest_of, meta_of
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.functions import find_where
@@ -53,6 +53,7 @@ def learn(
         where=find_where(),
     )
     call.path = path
+    call.region = autocast_region()
     graph = recorder.current
     graph.add(call, values)
     digest = digest_of((unknown.name, template, modes))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from farspan.lazy import (
     describe_result,
     flatten,
     format_where,
+    in_region,
     learned_from_run,
     plain_versions,
     real_attributes,
@@ -53,8 +56,10 @@ def run_forward(segment: Segment, device: torch.device) -> None:
         if value.meta.requires_grad:
             leaf.requires_grad_()
         segment.leaves[value] = leaf
-    for call in segment.calls:
-        _run_call(call, segment)
+    for region, calls in groupby(segment.calls, key=attrgetter("region")):
+        with in_region(region):
+            for call in calls:
+                _run_call(call, segment)
     for call in segment.calls:
         for value in call.outputs:
             if value not in segment.outputs and not value.is_held:
@@ -216,7 +221,8 @@ def run_backward(
         set_raw_grad(source, None)
     with _caught([source for source, is_native in sources if not is_native]) as caught:
         try:
-            torch.autograd.backward(roots, seeds, retain_graph=part.backward.retain_graph)
+            with apply_modes(part.backward.modes):
+                torch.autograd.backward(roots, seeds, retain_graph=part.backward.retain_graph)
         except Exception as error:
             error.add_note(f"farspan: raised in the {part.describe()}")
             raise
