@@ -17,7 +17,7 @@ from farspan.errors import PlanError
 from farspan.lazy import glue_at, place
 from farspan.plan import Plan, parse_place, resolve, resolve_remat
 from farspan.planner import auto_plan
-from farspan.profile import atoms, tied
+from farspan.profile import atoms, keepers, tied
 from farspan.runtime.optimizers import watch_optimizers
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.sites import StageSite, site_of, stages_at
@@ -86,6 +86,7 @@ def distribute(
         aliases=aliases,
         modules=[name for name, _ in model.named_modules()],
         world_size=engine.num_ranks,
+        indivisible=keepers(model),
     )
     again = resolve_remat(chosen.remat, [name for name, _ in model.named_modules(remove_duplicate=False)])
     engine.agreement.agree_on("plan", chosen.to_json())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import secrets
 import socket
@@ -20,7 +22,7 @@ from farspan.runtime.media.local import LocalMedium, LocalNetwork
 from farspan.runtime.side import SideChannel
 from farspan.runtime.world import use_engine
 
-__all__ = ["Finished", "free_port", "run_processes", "run_threads"]
+__all__ = ["Finished", "differences", "free_port", "run_processes", "run_threads"]
 
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -155,3 +157,11 @@ def run_processes(
     for collector in collectors:
         collector.join()
     return [item for item in finished if item is not None]
+
+
+@functools.cache
+def differences(script: str, group: str, num_processes: int) -> list[dict[str, str]]:
+    """What each rank finds different from the plain program, by name: the last line that `script group` prints."""
+    finished = run_processes(num_processes, script, [group], timeout_s=240.0)
+    assert [process.stderr for process in finished if process.code] == []
+    return [json.loads(process.stdout.splitlines()[-1]) for process in finished]

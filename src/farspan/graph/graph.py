@@ -37,6 +37,7 @@ class Call:
         "modes",
         "outputs",
         "path",
+        "region",
         "segment",
         "stage",
         "target",
@@ -54,6 +55,8 @@ class Call:
         """How the arguments are rebuilt from `arguments`."""
         self.path: tuple[int, int, int] | None = None
         """Where in the program a call that draws random numbers stands; the same for every plan."""
+        self.region = 0
+        """The autocast region it was recorded in, in which a parameter is cast once; 0 for none."""
         self.versions: tuple[int, ...] = ()
         """Of the plain tensor arguments, when the call was recorded."""
         self.arguments: Sequence[Any] | None = arguments
@@ -111,15 +114,24 @@ class Segment:
 class Backward:
     """One recorded `backward()`: the values it starts from and their gradients (None: ones)."""
 
-    __slots__ = ("gradients", "graph", "retain_graph", "roots", "where")
+    __slots__ = ("gradients", "graph", "modes", "retain_graph", "roots", "where")
 
     def __init__(
-        self, graph: Graph, roots: Sequence[Value], gradients: Sequence[Any], *, retain_graph: bool, where: Any
-    ):
+        self,
+        graph: Graph,
+        roots: Sequence[Value],
+        gradients: Sequence[Any],
+        *,
+        retain_graph: bool,
+        modes: Any = (),
+        where: Any,
+    ) -> None:
         self.graph = graph
         self.roots = tuple(roots)
         self.gradients = tuple(gradients)
         self.retain_graph = retain_graph
+        self.modes = modes
+        """Autocast, under which torch runs a backward that is called in its region."""
         self.where = where
 
 

@@ -13,6 +13,7 @@ from farspan.lazy.metadata import Unknown as Unknown
 from farspan.lazy.metadata import apply_modes as apply_modes
 from farspan.lazy.metadata import describe_result as describe_result
 from farspan.lazy.metadata import flatten as flatten
+from farspan.lazy.metadata import in_region as in_region
 from farspan.lazy.metadata import meta_of as meta_of
 from farspan.lazy.metadata import real_attributes as real_attributes
 from farspan.lazy.metadata import rebuild as rebuild
@@ -22,6 +23,7 @@ from farspan.lazy.ops.functions import find_where as find_where
 from farspan.lazy.ops.functions import format_where as format_where
 from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.ops.places import glue_at as glue_at
+from farspan.lazy.parameters.hooks import check_hooks as check_hooks
 from farspan.lazy.parameters.place import place as place
 from farspan.lazy.randomness import Frame as Frame
 from farspan.lazy.randomness import active as active
@@ -57,12 +59,14 @@ __all__ = [
     "active",
     "announce",
     "apply_modes",
+    "check_hooks",
     "describe_result",
     "draws_by_itself",
     "find_where",
     "flatten",
     "format_where",
     "glue_at",
+    "in_region",
     "install",
     "key_of",
     "learned_from_run",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Backward, Value
+from farspan.lazy.metadata import current_modes
 from farspan.lazy.ops.functions import find_where
 from farspan.lazy.tensor import LazyTensor
 
@@ -55,7 +56,9 @@ def record_backward(
     if any(type(seed) is Value for seed in seeds):
         recorder.refuse("backward(gradient=...) with a recorded gradient", hint="read it first: gradient.read()")
     graph = recorder.current
-    backward = Backward(graph, values, seeds, retain_graph=bool(retain_graph), where=find_where())
+    backward = Backward(
+        graph, values, seeds, retain_graph=bool(retain_graph), modes=current_modes(), where=find_where()
+    )
     graph.backwards.append(backward)
     # The roots may lie in earlier graphs: their segments must deliver, so they count as inputs of this graph.
     for value in values:

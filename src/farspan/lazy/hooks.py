@@ -13,10 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from farspan.errors import RecordError
 from farspan.lazy.leaf import Leaf
 from farspan.lazy.torch_private import call_without_compiling
 
-__all__ = ["call_with_user_hooks", "has_user_hooks", "open_leaves", "without_user_hooks"]
+__all__ = ["call_with_user_hooks", "check_container", "has_user_hooks", "open_leaves", "without_user_hooks"]
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
@@ -34,6 +35,20 @@ def open_leaves(leaves: dict[int, Leaf]) -> None:
     """Let no module be called as one unit that has a hooked one below its top."""
     for leaf in leaves.values():
         leaf.is_open |= any(map(has_user_hooks, leaf.modules[1:]))
+
+
+def check_container(module: nn.Module) -> None:
+    """Raise if a module whose parts are called one by one has a backward hook.
+
+    Raises:
+        RecordError: Its gradients are on several ranks, and none of them here.
+    """
+    if module._backward_hooks or module._backward_pre_hooks:
+        raise RecordError(
+            f"a backward hook on {type(module).__name__}, whose parts are called one by one.",
+            why="they lie on several stages, so no rank has the gradients that the hook would get.",
+            hint="hook its parts that are placed as a whole, or parameters (param.register_hook)",
+        )
 
 
 @contextlib.contextmanager

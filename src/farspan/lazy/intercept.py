@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from farspan.lazy.hooks import call_with_user_hooks, has_user_hooks, open_leaves
+from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
-from farspan.lazy.parameters.transfer import transferring
+from farspan.lazy.parameters.transfer import check_assigned, transferring
 from farspan.lazy.randomness import (
     DRAWS,
     active,
@@ -34,10 +35,14 @@ from farspan.lazy.recorder import Recorder
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
+    call_container,
+    is_caching_parametrizations,
+    is_compiled_wrapper,
     is_mode_active,
     raw_grad,
     recompute_through,
     set_raw_grad,
+    watch_autocast_regions,
 )
 
 __all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
@@ -95,6 +100,11 @@ def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
 
 def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     recorder = _recorder_of_module.get(id(module))
+    if recorder is None and is_compiled_wrapper(module):
+        recorder = _recorder_of_module.get(id(module._orig_mod))
+        if recorder is not None and recorder.is_recording:
+            return call_container(module, *args, **kwargs)
+        recorder = None
     if recorder is not None and recorder.is_in_optimizer:
         recorder.leave_optimizer()  # a step that raised has not said that it is over
     if recorder is None or not recorder.is_recording:
@@ -107,14 +117,20 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     outer = recorder.frame
     if outer is recorder.root:
         recorder.begin_module(id(module))
+    if is_caching_parametrizations() and any(map(parametrize.is_parametrized, module.modules())):
+        recorder.refuse(
+            "a parametrized module is called in torch.nn.utils.parametrize.cached()",
+            hint="call it outside of cached(): the parametrization is then computed at each call",
+        )
     leaf = recorder.leaves.get(id(module))
     if leaf is not None and not leaf.is_open:
         if has_user_hooks(module):
             return call_with_user_hooks(module, lambda *a, **k: recorder.call_leaf(leaf, a, k), args, kwargs)
         return recorder.call_leaf(leaf, args, kwargs)
+    check_container(module)
     recorder.frame = outer.inside(key_of_module(module))
     try:
-        return _original_call(module, *args, **kwargs)
+        return call_container(module, *args, **kwargs)
     finally:
         recorder.frame = outer
 
@@ -163,12 +179,14 @@ def _state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 @functools.wraps(nn.Module.load_state_dict)
-def _load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _load_state_dict(module: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
     recorder = _recorder_of_module.get(id(module))
     if recorder is None or not recorder.is_recording:
-        return _original_load(module, *args, **kwargs)
+        return _original_load(module, state_dict, strict, assign)
+    if assign:
+        check_assigned(recorder, module, state_dict)
     with transferring(recorder, is_loading=True):
-        return _original_load(module, *args, **kwargs)
+        return _original_load(module, state_dict, strict)
 
 
 def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
@@ -207,6 +225,7 @@ def install() -> None:
     if nn.Module.__call__ is _call_module:
         return
     install_apply()
+    watch_autocast_regions()
     recompute_through(functools.partial(replayed, is_first=False))
     nn.Module.__call__ = _call_module  # type: ignore[method-assign]
     nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]

@@ -42,6 +42,8 @@ class Placed:
     """Whether the model has it under several names."""
     is_written: bool = False
     """Whether a call of a leaf has been seen to write into it."""
+    hooked_at: Any = None
+    """The user's line that registered a gradient hook on it."""
 
 
 class Leaf:

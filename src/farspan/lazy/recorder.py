@@ -22,6 +22,7 @@ from farspan.lazy.metadata import (
     MetadataCache,
     Unknown,
     attributes_of,
+    autocast_region,
     current_modes,
     find_out,
     flatten,
@@ -35,8 +36,10 @@ from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.foreach import record_foreach
 from farspan.lazy.ops.functions import find_where, format_where, name_of
 from farspan.lazy.ops.mutation import (
+    is_plain_write,
     plain_versions,
     prepare_mutation,
+    write_apart,
     written_parameters,
 )
 from farspan.lazy.ops.special import HANDLERS, read_data
@@ -135,7 +138,7 @@ class Recorder:
         modes = current_modes()
         key = (target, shape, metas, modes, target.state_key() if type(target) is Leaf else None)
         known = self._known.get(key)
-        if known is None or (known[1].mutated and written_parameters(self, known[1], tensors)):
+        if known is None or (known[1].mutated and not is_plain_write(target, known[1], tensors)):
             template, _ = flatten_arguments(args, kwargs)
             return self.record(target, template, tensors, stage, key=key, given=(args, kwargs))
         template, entry = known
@@ -202,6 +205,9 @@ class Recorder:
                 return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # as x.to(its own dtype)
             if entry.mutated and not self._is_writing and written_parameters(self, entry, tensors):
                 return self._write_parameters(target, template, tensors, stage)
+        if entry.mutated and not self._is_writing and not is_plain_write(target, entry, tensors):
+            is_done, result = write_apart(self, target, template, tensors, stage, entry)
+            return result if is_done else self.record(target, template, tensors, stage, given=given)
         if key is not None and not self._is_writing:
             self._known[key] = (template, entry)
         return self._append(target, template, arguments, entry, stage, modes, tensors, given)
@@ -242,6 +248,7 @@ class Recorder:
         )
         if len(values) < len(arguments):
             call.versions = plain_versions(arguments)
+        call.region = autocast_region()
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         self.current.add(call, values, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])

@@ -32,6 +32,10 @@ class LazyTensor(torch.Tensor):
     """The parameter whose memory this is, for `param.data`."""
     _is_gradient = False
     """Whether it is a parameter's `.grad`."""
+    _view: Any = None
+    """How it is taken from a tensor whose memory it shares (`ops.views`)."""
+    _family: list[Any] | None = None
+    """Weak references to the views of it."""
 
     @staticmethod
     def make(value: Value, recorder: Recorder) -> LazyTensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -32,12 +34,20 @@ __all__ = [
     "DisableTorchFunctionSubclass",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "autocast_region",
+    "call_container",
     "call_without_compiling",
+    "compiling_nothing",
     "disabled_torch_function",
     "fake_mode",
     "flops_of",
     "has_hooks_on_saved",
+    "forget_casts",
+    "has_memory_of_its_own",
+    "in_autocast_region",
+    "is_caching_parametrizations",
     "is_compiled",
+    "is_compiled_wrapper",
     "is_fake_limit",
     "is_mode_active",
     "is_not_torchs_device",
@@ -50,6 +60,7 @@ __all__ = [
     "put_modes",
     "take_modes_of",
     "tree_leaves",
+    "watch_autocast_regions",
     "without_modes_of",
 ]
 
@@ -67,6 +78,30 @@ def call_without_compiling(module: torch.nn.Module, *args: Any, **kwargs: Any) -
     return module._call_impl(*args, **kwargs)
 
 
+def call_container(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module whose code is to be recorded, which torch.compile cannot trace: what it was compiled from runs."""
+    if is_compiled_wrapper(module):
+        return module._modules["_orig_mod"](*args, **kwargs)  # type: ignore[misc]
+    return module._call_impl(*args, **kwargs)
+
+
+def is_caching_parametrizations() -> bool:
+    """Whether the program is in `torch.nn.utils.parametrize.cached()`."""
+    return bool(parametrize._cache_enabled)
+
+
+def is_compiled_wrapper(module: torch.nn.Module) -> bool:
+    """Whether `module` is what `torch.compile(module)` has returned."""
+    return type(module).__module__.startswith("torch._dynamo")
+
+
+def compiling_nothing() -> contextlib.AbstractContextManager[Any]:
+    """Let what is compiled run as it is written in the body, and Dynamo learn nothing from the run."""
+    if "torch._dynamo" not in sys.modules:  # then nothing is compiled; to load it takes seconds
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether calling `module` runs what torch.compile has made of it."""
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
@@ -82,6 +117,50 @@ def recompute_through(wrapper: Callable[[Any], Any]) -> None:
         return original(wrapper(function), *args, **kwargs)
 
     checkpoint._checkpoint_without_reentrant_generator = generator
+
+
+class _Regions(threading.local):
+    ended = 0
+
+
+_regions = _Regions()
+forget_casts: Callable[[], None] = torch.clear_autocast_cache
+"""Drop what autocast has cast, which it keeps until the outermost region is left."""
+
+
+def watch_autocast_regions() -> None:
+    """Begin to count the autocast regions that a thread leaves: torch drops its casts then."""
+
+    def clear_autocast_cache() -> None:
+        _regions.ended += 1
+        forget_casts()
+
+    torch.clear_autocast_cache = clear_autocast_cache
+
+
+def autocast_region() -> int:
+    """Which outermost autocast region this is, a number that only ever grows; 0 outside of all."""
+    nesting = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return 0 if nesting == 1 else 1 + _regions.ended
+
+
+@contextlib.contextmanager
+def in_autocast_region() -> Iterator[None]:
+    """Let the body be one region: autocast contexts that it leaves do not drop the casts."""
+    forget_casts()
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        torch.autocast_decrement_nesting()
+        forget_casts()
+
+
+def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor, array or library uses the memory of `tensor`."""
+    storage = tensor.untyped_storage()
+    return storage.resizable() and torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor, and `storage`
 
 
 def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:

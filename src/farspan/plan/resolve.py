@@ -15,7 +15,7 @@ and take it away from "blocks.0". All of this is a function of values that are e
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
@@ -44,7 +44,13 @@ class Resolved:
 
 
 def resolve(
-    plan: Plan, *, parameters: Sequence[str], aliases: Mapping[str, str], modules: Sequence[str], world_size: int
+    plan: Plan,
+    *,
+    parameters: Sequence[str],
+    aliases: Mapping[str, str],
+    modules: Sequence[str],
+    world_size: int,
+    indivisible: Collection[str] = (),
 ) -> Resolved:
     """Find out what `plan` means for a model.
 
@@ -54,6 +60,8 @@ def resolve(
         aliases: Further name of a tied parameter to its first name.
         modules: Names of all modules, "" included, parents before children.
         world_size: How many processes there are.
+        indivisible: Modules that are called as a whole though they have no parameters: where the plan says nothing of
+            one, it goes with the parameter before it, else with the first one.
 
     Raises:
         PlanError: An entry matches nothing, a parameter has no owner, or the ranks do not fit the world.
@@ -74,6 +82,12 @@ def resolve(
     missing = [name for name in parameters if name not in owner]
     if missing:
         raise nobody_owns(missing, parameters, plan)
+    stage_of_module = {_parent(name): stage for name, stage in owner.items()}
+    last = next(iter(owner.values()), None)
+    for name in modules:
+        last = stage_of_module.get(name, last)
+        if name in indivisible and assigned[name] is None:
+            assigned[name] = last
     status = _status([name for name in nodes if name not in name_stage], name_stage, assigned)
     return Resolved(
         name_stage=name_stage,

@@ -1,10 +1,20 @@
-"""The names of a model's parameters, and which of them are the same parameter."""
+"""The names of a model's parameters, which of them are the same parameter, and modules that must stay whole."""
 
 from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["tied"]
+__all__ = ["keepers", "tied"]
+
+_BatchNorm = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
 
 
 def tied(model: nn.Module) -> tuple[list[str], dict[str, str]]:
@@ -23,3 +33,16 @@ def tied(model: nn.Module) -> tuple[list[str], dict[str, str]]:
         else:
             first[id(parameter)] = name
     return list(first.values()), aliases
+
+
+def keepers(model: nn.Module) -> set[str]:
+    """The names of modules without parameters that keep statistics of what they see: one rank must see it all.
+
+    >>> keepers(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False), nn.BatchNorm1d(2)))
+    {'1'}
+    """
+    return {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats and not module.affine
+    }

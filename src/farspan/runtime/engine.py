@@ -18,6 +18,7 @@ from farspan.lazy import (
     Frame,
     Placed,
     Recorder,
+    check_hooks,
     find_where,
     format_where,
     key_of,
@@ -137,6 +138,7 @@ class Engine:
                 lookahead=self.lookahead,
                 least_weight_work_s=self.least_weight_work_s,
             )
+            check_hooks(program.parts, self.parameters)
             built_ns = time.perf_counter_ns()
             scalars = scalars_of(graphs)
             exchange = self._new_exchange(step, graphs, scalars)

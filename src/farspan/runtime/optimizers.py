@@ -49,6 +49,13 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
                 why="it multiplies the gradients of all parameters with each other, and each rank has its own only.",
                 hint="use a first-order optimizer, or run the program on one rank",
             )
+        if not engine.recorder.is_recording and not engine.recorder.is_in_optimizer:
+            raise RecordError(
+                "optimizer.step() is called in a gradient hook.",
+                why="the backward runs when all micro-batches of the step have been recorded: the parameters would\n"
+                "change while later ones still need them.",
+                hint="call optimizer.step() after loss.backward()",
+            )
         args, kwargs = _with_recording_closure(engine, args, kwargs)
         if engine.recorder.has_pending():
             engine.flush("optimizer.step()")

@@ -21,7 +21,9 @@ from farspan.lazy.metadata.entry import meta_of as meta_of
 from farspan.lazy.metadata.ladder import find_out as find_out
 from farspan.lazy.metadata.modes import Modes as Modes
 from farspan.lazy.metadata.modes import apply_modes as apply_modes
+from farspan.lazy.metadata.modes import autocast_region as autocast_region
 from farspan.lazy.metadata.modes import current_modes as current_modes
+from farspan.lazy.metadata.modes import in_region as in_region
 from farspan.lazy.metadata.predict import observe as observe
 from farspan.lazy.metadata.template import Flattener as Flattener
 from farspan.lazy.metadata.template import flatten as flatten
@@ -41,12 +43,14 @@ __all__ = [
     "apply_modes",
     "apply_result",
     "attributes_of",
+    "autocast_region",
     "current_modes",
     "describe_result",
     "digest_of",
     "find_out",
     "flatten",
     "flatten_arguments",
+    "in_region",
     "intern",
     "map_tensors",
     "meta_of",

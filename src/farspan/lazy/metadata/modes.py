@@ -1,4 +1,9 @@
-"""Grad mode and autocast: part of every call, kept when it is recorded and set again when it runs."""
+"""Grad mode and autocast: part of every call, kept when it is recorded and set again when it runs.
+
+In an autocast region torch casts each parameter once and uses the result wherever the region needs it, so that its
+gradients are added up in the lower precision. Calls that were recorded in one region and run in one segment share
+their casts in the same way.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Modes", "apply_modes", "current_modes"]
+from farspan.lazy.torch_private import autocast_region as autocast_region
+from farspan.lazy.torch_private import in_autocast_region
+
+__all__ = ["Modes", "apply_modes", "autocast_region", "current_modes", "in_region"]
 
 Modes = tuple[Any, ...]
 _NOTHING = contextlib.nullcontext()
@@ -28,6 +36,11 @@ def current_modes() -> Modes:
 def apply_modes(modes: Modes) -> contextlib.AbstractContextManager[None]:
     """Run the body under `modes`, whatever is on outside."""
     return _NOTHING if modes == current_modes() else _applied(modes)
+
+
+def in_region(region: int) -> contextlib.AbstractContextManager[None]:
+    """Run in the body calls that were recorded in one autocast region, with casts of their own."""
+    return in_autocast_region() if region else _NOTHING
 
 
 @contextlib.contextmanager

@@ -27,8 +27,10 @@ from farspan.lazy.randomness import DRAWS, GENERATORS
 from farspan.lazy.torch_private import (
     TorchDispatchMode,
     call_without_compiling,
+    compiling_nothing,
     fake_mode,
     flops_of,
+    forget_casts,
     tree_leaves,
 )
 
@@ -74,7 +76,13 @@ def predict(
         DynamicShapeError: The shape of an output depends on data.
         Whatever the call raises on such arguments, or torch because there are no data.
     """
-    with torch.inference_mode(False), fake_mode(is_symbolic=is_symbolic), apply_modes(modes):
+    with (
+        _no_casts_left(),
+        compiling_nothing(),
+        torch.inference_mode(False),
+        fake_mode(is_symbolic=is_symbolic),
+        apply_modes(modes),
+    ):
         leaves = [_fake(meta) for meta in metas]
         owned = _fakes_of(target)
         entry = observe(
@@ -91,6 +99,15 @@ def predict(
         if entry.is_random:
             _learn_draws(target, template, metas)
     return entry
+
+
+@contextmanager
+def _no_casts_left() -> Iterator[None]:
+    """What autocast has cast of the fakes would stay until the program leaves its region."""
+    try:
+        yield
+    finally:
+        forget_casts()
 
 
 def observe(

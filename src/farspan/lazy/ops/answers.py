@@ -10,7 +10,7 @@ import torch
 from farspan.graph import Call
 from farspan.lazy.leaf import Leaf
 from farspan.lazy.metadata import ATTRIBUTES, Entry, apply_result, objects_given, put_attributes, rebuild
-from farspan.lazy.ops.mutation import join_family
+from farspan.lazy.ops.views import join_family
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def answer(recorder: Recorder, call: Call, entry: Entry, tensors: list[torch.Ten
         tensor = tensors[argument]
         if type(tensor) is not LazyTensor:
             continue  # a parameter, which stays what it is
+        tensor._value.lazy = None
         tensor._value = call.outputs[entry.num_results + number]
         tensor._value.lazy = weakref.ref(tensor)
     results: list[torch.Tensor] = []
@@ -37,8 +38,8 @@ def answer(recorder: Recorder, call: Call, entry: Entry, tensors: list[torch.Ten
             continue
         lazy = LazyTensor.make(call.outputs[i], recorder)
         shared = entry.shares[i]
-        if shared >= 0 and type(tensors[shared]) is LazyTensor:
-            join_family(lazy, tensors[shared])
+        if shared >= 0 and (type(tensors[shared]) is LazyTensor or id(tensors[shared]) in recorder.placed):
+            join_family(lazy, tensors[shared], call, i)
         results.append(lazy)
     if not entry.changes and not entry.names_arguments:
         return rebuild(entry.template, results)

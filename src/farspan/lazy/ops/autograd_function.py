@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
+import torch
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -44,14 +45,33 @@ _original: Any = None
 
 def apply(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record the call if a lazy tensor is among its arguments, else run it."""
+    if function is CheckpointFunction and _is_in_a_container():
+        return _run_checkpointed(*args)
     for item in args:
         if type(item) is LazyTensor:
+            if function is CheckpointFunction:
+                return _run_checkpointed(*args)
             return item._recorder.dispatch(FunctionCall(function), args, kwargs)
     if active.scope is None and active.recorder is None:
         return _original(function, *args, **kwargs)
     if function is CheckpointFunction:  # the reentrant checkpoint: runs its first argument now, and in the backward
         return _original(function, replayed(args[0], is_first=True), *args[1:], **kwargs)
     return called_inside(key_of_function(FunctionCall(function)), _original, function, *args, **kwargs)
+
+
+def _is_in_a_container() -> bool:
+    recorder = active.recorder
+    return recorder is not None and recorder.is_recording and recorder.frame is not recorder.root
+
+
+def _run_checkpointed(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+    """What a reentrant checkpoint runs is recorded part by part: its modules may lie on several stages.
+
+    Gradients flow as through the checkpoint, which gives none where no argument needs one.
+    """
+    needs_gradient = any(isinstance(item, torch.Tensor) and item.requires_grad for item in args)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and needs_gradient):
+        return function(*args)
 
 
 def install_apply() -> None:

@@ -58,7 +58,6 @@ READERS: frozenset[Any] = frozenset(
 
 REFUSED: dict[Any, str] = {
     torch.autograd.grad: "use loss.backward() and read param.grad",
-    _T.register_hook: "register it on a parameter, or inside a module that is placed as a whole",
     _T.retain_grad: "keep the module that needs the gradient on one stage",
     _T.share_memory_: "read the tensor first: tensor.read()",
     _T.untyped_storage: "read the tensor first: tensor.read()",

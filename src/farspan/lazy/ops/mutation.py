@@ -8,42 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.graph import Call
-from farspan.lazy.metadata import Entry
-from farspan.lazy.ops.functions import format_where
+from farspan.graph import Call, Value
+from farspan.lazy.leaf import Leaf
+from farspan.lazy.metadata import Entry, flatten_arguments
+from farspan.lazy.ops.functions import find_where, format_where
+from farspan.lazy.ops.stages import stage_for
+from farspan.lazy.ops.views import Through, is_shared, root_of, write_through
 from farspan.lazy.tensor import LazyTensor
+from farspan.lazy.torch_private import has_memory_of_its_own
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["join_family", "plain_versions", "prepare_mutation", "written_parameters"]
+__all__ = ["become_plain", "is_plain_write", "plain_versions", "prepare_mutation", "write_apart", "written_parameters"]
 
 
 def prepare_mutation(recorder: Recorder, call: Call, tensors: list[torch.Tensor]) -> int:
-    """Check that what `call` writes into may be written, and return the level up to which the old version is read.
-
-    Raises:
-        RecordError: A view of the tensor is in use, or it is no recorded tensor.
-    """
+    """Return the level up to which the old versions of what `call` writes into are read."""
     level = 0
     for argument in call.entry.mutated:
         tensor = tensors[argument]
-        if id(tensor) in recorder.placed:
-            continue
-        if type(tensor) is not LazyTensor:
-            recorder.refuse(
-                f"{call.entry.name} writes recorded values into a plain tensor",
-                why=f"at {format_where(call.where)}: the plain tensor exists on every rank, the values on one.",
-                hint="use the out-of-place operation (torch.where, torch.cat, tensor.clone() first)",
-            )
-        if any(member is not None and member is not tensor for member in _family_of(tensor)):
-            recorder.refuse(
-                f"{call.entry.name} writes into a tensor of which a view is still in use",
-                why=f"at {format_where(call.where)}: the view would have to change with it.",
-                hint="use the out-of-place operation, or write before taking the view",
-            )
-        level = max(level, recorder.current.read_level.get((tensor._value, call.stage), 0))
+        if type(tensor) is LazyTensor:
+            level = max(level, recorder.current.read_level.get((tensor._value, call.stage), 0))
     return level
 
 
@@ -62,18 +49,87 @@ def written_parameters(recorder: Recorder, entry: Entry, tensors: list[torch.Ten
     return found
 
 
-# Tensors that share memory: views of one another. In eager torch a write into one shows in all.
+def is_plain_write(target: Any, entry: Entry, tensors: list[torch.Tensor]) -> bool:
+    """Whether a call of `target` writes only into recorded tensors that share their memory with no other."""
+    if type(target) is Through:
+        return True
+    for tensor in (tensors[i] for i in entry.mutated):
+        if type(tensor) is not LazyTensor or tensor._alias_of is not None or is_shared(tensor):
+            return False
+    return True
 
 
-def join_family(lazy: Any, base: Any) -> None:
-    """`lazy` is a view of `base`."""
-    family = getattr(base, "_family", None)
-    if family is None:
-        family = [weakref.ref(base)]
-        base._family = family
-    family.append(weakref.ref(lazy))
-    lazy._family = family
+def write_apart(
+    recorder: Recorder, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None, entry: Entry
+) -> tuple[bool, Any]:
+    """Record a call that writes into a view, or into what has views.
+
+    A plain tensor that it writes into, which every rank has, becomes a recorded one first.
+
+    Returns:
+        Whether the call has been recorded, and its result.
+    """
+    where = format_where(find_where())
+    for tensor in [tensors[i] for i in entry.mutated]:
+        if type(tensor) is not LazyTensor and id(tensor) not in recorder.placed:
+            known = [item for item in tensors if type(item) is LazyTensor or id(item) in recorder.placed]
+            values = [value for item in known if isinstance(value := recorder.argument(item), Value)]
+            home = target.stage if type(target) is Leaf else stage_for(recorder, entry, tensors, values, is_new=True)
+            _become_recorded(recorder, tensor, home, entry.name, where)
+    shared = [(i, tensor) for i in entry.mutated if isinstance(tensor := tensors[i], LazyTensor) and is_shared(tensor)]
+    if not shared:
+        return False, None
+    if len(entry.mutated) > 1 or type(target) is Leaf or min(entry.same_as, default=0) < 0:
+        recorder.refuse(
+            f"{entry.name} writes into a tensor of which a view is still in use",
+            why=f"at {where}: the view would have to change with it.",
+            hint="use the out-of-place operation, or write before taking the view",
+        )
+    number, written = shared[0]
+    if root_of(written) is None:
+        recorder.refuse(
+            f"{entry.name} writes into a view that a module has returned",
+            why=f"at {where}: what it is a view of would have to change with it.",
+            hint="clone() it first, or let the module write",
+        )
+    write_through(recorder, target, template, tensors, number, stage)
+    return True, (tensors[entry.same_as[0]] if entry.same_as else None)
 
 
-def _family_of(lazy: Any) -> list[Any]:
-    return [member() for member in getattr(lazy, "_family", [])]
+def _become_recorded(recorder: Recorder, plain: torch.Tensor, stage: int, name: str, where: str) -> None:
+    """Let the program hold a recorded tensor where it held `plain`."""
+    if plain.requires_grad or plain._base is not None or not has_memory_of_its_own(plain):
+        recorder.refuse(
+            f"{name} writes recorded values into a plain tensor whose memory others use too",
+            why=f"at {where}: the plain tensor exists on every rank, the values on one.",
+            hint="write into the tensor itself (out[i, j] = x, not out[i][j] = x), or use torch.cat, torch.where",
+        )
+    memory = plain.detach()  # nobody writes into it any more
+    for graph in (*recorder.pending, recorder.current):
+        for call in graph.calls:
+            if call.versions and call.arguments is not None and any(item is plain for item in call.arguments):
+                call.arguments = [memory if item is plain else item for item in call.arguments]
+    given = ((memory,), {})
+    template, tensors = flatten_arguments(*given)
+    lazy = recorder.record(torch.clone, template, tensors, stage, given=given)
+    _exchange(recorder, plain, lazy, lazy._value)
+
+
+def become_plain(recorder: Recorder, lazy: LazyTensor, plain: torch.Tensor) -> None:
+    """Let the program hold `plain` where it held `lazy`."""
+    _exchange(recorder, lazy, plain, lazy._value)
+
+
+def _exchange(recorder: Recorder, one: torch.Tensor, other: torch.Tensor, value: Value) -> None:
+    """Let who holds `one` hold `other`, and the reverse; one of them is the recorded tensor of `value`."""
+    value.lazy = None
+    try:
+        torch.utils.swap_tensors(one, other)
+    except RuntimeError as error:
+        recorder.refuse(
+            "recorded values are written into a plain tensor that the program holds a weak reference to",
+            why=f"at {format_where(find_where())}: {str(error).splitlines()[0]}",
+            hint="write into a tensor made for it",
+        )
+    lazy = one if type(one) is LazyTensor else other
+    value.lazy = weakref.ref(lazy)

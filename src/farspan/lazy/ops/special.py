@@ -14,6 +14,7 @@ from farspan.graph import Meta, Value
 from farspan.lazy.metadata import intern, map_tensors
 from farspan.lazy.ops.functions import FACTORIES, READERS, REFUSED, RUNNING_STATISTICS, name_of
 from farspan.lazy.ops.places import to
+from farspan.lazy.parameters.hooks import HOOKS, register
 from farspan.lazy.tensor import LazyTensor, StubParameter
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.autograd.backward: _backward,
     **dict.fromkeys(READERS, _read),
     **dict.fromkeys(REFUSED, _refuse),
+    **dict.fromkeys(HOOKS, register),
     **dict.fromkeys(RUNNING_STATISTICS, _normalise),
     **dict.fromkeys(FACTORIES, _make_like),
     _T.to: to,

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["stage_for"]
 
 
-def stage_for(recorder: Recorder, entry: Entry | Unknown, tensors: list[torch.Tensor], values: Sequence[Value]) -> int:
+def stage_for(
+    recorder: Recorder,
+    entry: Entry | Unknown,
+    tensors: list[torch.Tensor],
+    values: Sequence[Value],
+    *,
+    is_new: bool = False,
+) -> int:
     """Where an op runs: with what it writes into, else where the program says (`farspan.on`), else with its input.
 
     Args:
@@ -25,8 +32,9 @@ def stage_for(recorder: Recorder, entry: Entry | Unknown, tensors: list[torch.Te
         entry: Of the op.
         tensors: All tensors among its arguments.
         values: The recorded ones.
+        is_new: What it writes into is not recorded yet, and will be where the op runs.
     """
-    if entry.mutated:
+    if entry.mutated and not is_new:
         return _stage_written(recorder, entry, tensors)
     here = recorder.here
     if not here:

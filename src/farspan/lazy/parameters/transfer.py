@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from farspan.lazy.metadata import map_tensors
+from farspan.lazy.ops.mutation import become_plain
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.tensor import LazyTensor
 
-__all__ = ["Transfer", "transferring"]
+__all__ = ["Transfer", "check_assigned", "transferring"]
 
 _WRITES = (torch.Tensor.copy_, torch.Tensor.zero_, torch.Tensor.fill_)
 
@@ -30,6 +32,11 @@ class Transfer:
             if placed.is_owned:
                 function(*args, **kwargs)
             return args[0]
+        if function in _WRITES and type(args[0]) is LazyTensor:  # a buffer that the model has set to what it computed
+            plain = torch.empty(args[0].shape, dtype=args[0].dtype, device=args[0].device)
+            function(plain, *args[1:], **kwargs)
+            become_plain(self.recorder, args[0], plain)
+            return args[0]
         args, kwargs = map_tensors((args, kwargs), self._fetch)
         return function(*args, **kwargs)
 
@@ -38,6 +45,21 @@ class Transfer:
             return tensor.read()
         placed = self.recorder.placed.get(id(tensor))
         return tensor if placed is None or placed.is_owned else self.recorder.engine.read_parameter(placed)
+
+
+def check_assigned(recorder: Recorder, module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Raise if `load_state_dict(assign=True)` would do more than copy: placed parameters keep their identity.
+
+    Raises:
+        RecordError: A tensor in `state` has another dtype than the module's.
+    """
+    for name, own in [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]:
+        given = state.get(name)
+        if isinstance(given, torch.Tensor) and given.dtype != own.dtype:
+            recorder.refuse(
+                f"load_state_dict(assign=True) cannot change {name} from {own.dtype} to {given.dtype}",
+                hint="load before farspan.distribute, or without assign=True, which converts",
+            )
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from farspan.graph import Edge, Meta, Part, Segment, Value
-from farspan.lazy import Placed
+from farspan.lazy import Placed, apply_modes
 from farspan.runtime.backward import Deferred
 from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.program import Bundle, Program, Step
@@ -119,7 +119,8 @@ class Executor:
         """Compute the weight gradients that `part` has left, if it has and they have not been computed since."""
         deferred = self.deferred.pop(part, None)
         if deferred is not None:
-            deferred.run()
+            with apply_modes(part.backward.modes):
+                deferred.run()
 
     def _run_weights_before(self, accumulators: Collection[Any]) -> None:
         """These parameters get a gradient now: what earlier micro-batches left for them has to come first."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from farspan.lazy import (
     describe_result,
     flatten,
     format_where,
+    in_region,
     learned_from_run,
     plain_versions,
     real_attributes,
@@ -65,8 +68,10 @@ def run_forward(
             leaf.requires_grad_()
         segment.leaves[value] = leaf
     with around(segment):
-        for call in segment.calls:
-            run_call(call, segment)
+        for region, calls in groupby(segment.calls, key=attrgetter("region")):
+            with in_region(region):
+                for call in calls:
+                    run_call(call, segment)
     for call in segment.calls:
         for value in call.outputs:
             if value not in segment.outputs and not value.is_held:
@@ -243,10 +248,11 @@ def run_backward(
     deferred = None
     with _caught(leaves) as caught:
         try:
-            if split is not None:
-                deferred = split.run_first_half(roots, seeds)
-            else:
-                torch.autograd.backward(roots, seeds, retain_graph=part.backward.retain_graph)
+            with apply_modes(part.backward.modes):
+                if split is not None:
+                    deferred = split.run_first_half(roots, seeds)
+                else:
+                    torch.autograd.backward(roots, seeds, retain_graph=part.backward.retain_graph)
         except Exception as error:
             error.add_note(f"farspan: raised in the {part.describe()}")
             raise

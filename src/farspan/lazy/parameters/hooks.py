@@ -1,0 +1,60 @@
+"""Gradient hooks on parameters: they run where the gradient is, at the owner.
+
+A parameter that several segments use has its gradient summed from one to the next; a hook would see each part of the
+sum instead of the whole, so that is refused on every rank before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from farspan.errors import RecordError
+from farspan.lazy.ops.functions import find_where, format_where
+from farspan.lazy.torch_private import DisableTorchFunctionSubclass
+
+if TYPE_CHECKING:
+    from farspan.graph import Part
+    from farspan.lazy.leaf import Placed
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["HOOKS", "check_hooks", "register"]
+
+HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
+
+
+def register(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`param.register_hook(hook)`: it is called at the owner; the others get a handle that does nothing."""
+    placed = recorder.placed.get(id(args[0]))
+    if placed is None:
+        recorder.refuse(
+            "a gradient hook cannot be registered on a recorded tensor",
+            hint="register it on a parameter, or inside the forward of a module that is placed as a whole",
+        )
+    recorder.flush_before_change("a gradient hook is registered")
+    placed.hooked_at = find_where()
+    if not placed.is_owned:
+        return RemovableHandle(OrderedDict())
+    with DisableTorchFunctionSubclass():
+        return function(*args, **kwargs)
+
+
+def check_hooks(parts: Sequence[Part], parameters: Mapping[str, Placed]) -> None:
+    """Raise if a backward would call a parameter's hook with a part of its gradient.
+
+    Raises:
+        RecordError: The same on every rank.
+    """
+    for part in parts:
+        for edge in part.outgoing:
+            if isinstance(edge.key, str) and parameters[edge.key].hooked_at is not None:
+                raise RecordError(
+                    f"a gradient hook on {edge.key}, which is used in several places.",
+                    why=f"registered at {format_where(parameters[edge.key].hooked_at)}: it would be called with the\n"
+                    "gradient of each use instead of with their sum.",
+                    hint="change param.grad after loss.backward()",
+                )

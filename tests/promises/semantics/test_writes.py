@@ -1,0 +1,217 @@
+"""Writes in place: through views, into plain tensors and buffers, into parts of parameters; as in the plain program."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.plainly import X, Y, assert_same_as_plainly, train
+from tests.support.ranks import run_threads
+from torch import Tensor, nn
+
+import farspan
+from farspan.errors import RecordError
+
+
+def column_of(x: Tensor) -> Tensor:
+    x[:, 0] = 0
+    x[..., -1] *= 2
+    return x
+
+
+def through_views(x: Tensor) -> Tensor:
+    x.view(-1).add_(1)
+    x[:, 1].mul_(2)
+    x.unsqueeze(0).squeeze(0)[0].zero_()
+    return x
+
+
+def of_the_base_with_a_view_in_use(x: Tensor) -> Tensor:
+    view = x[:, :4]
+    x.add_(1)
+    return torch.cat([view, x[:, 4:]], 1)
+
+
+def of_a_view_with_others_in_use(x: Tensor) -> Tensor:
+    row, flat = x[0], x.view(-1)
+    x.add_(1)
+    row.mul_(2)
+    flat[3:9].zero_()
+    return x * row + flat.view(6, 8)
+
+
+def of_a_view_of_a_view(x: Tensor) -> Tensor:
+    y = x.clone()
+    y.T[0] = 3
+    y[:, 2:5][1:] *= 2
+    return y
+
+
+def of_detached_memory(x: Tensor) -> Tensor:
+    x.data.clamp_(-0.5, 0.5)
+    return x
+
+
+def into_a_plain_tensor(x: Tensor) -> Tensor:
+    out = torch.zeros(6, 8)
+    early = out * 2 + x  # has the zeros
+    out[:, :4] = x[:, :4]
+    out[2] += 1
+    return out + early
+
+
+def into_a_plain_tensor_by_rows(x: Tensor) -> Tensor:
+    out = torch.empty(6, 8)
+    for number in range(6):
+        out[number] = x[5 - number]
+    return out
+
+
+def into_a_plain_sum(x: Tensor) -> Tensor:
+    out = torch.zeros(12, 8)
+    out += 1
+    out.index_add_(0, torch.arange(6), x)
+    out.scatter_add_(0, torch.zeros(6, 8, dtype=torch.long), x)
+    return out[:6]
+
+
+class Writes(nn.Module):
+    def __init__(self, write: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.write(torch.tanh(self.b(self.write(self.a(x)))) * 1))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    "write",
+    [
+        column_of, through_views, of_the_base_with_a_view_in_use, of_a_view_with_others_in_use, of_a_view_of_a_view,
+        of_detached_memory, into_a_plain_tensor, into_a_plain_tensor_by_rows, into_a_plain_sum,
+    ],
+)  # fmt: skip
+def test_a_write_shows_wherever_it_does_in_the_plain_program(write: Callable[[Tensor], Tensor], num_ranks: int) -> None:
+    assert_same_as_plainly(lambda: Writes(write), train, num_ranks)
+
+
+# Buffers of containers.
+
+
+class Counting(nn.Module):
+    """Keeps what it has seen in buffers of its own, in one of several ways."""
+
+    mean: Tensor
+    number: Tensor
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.register_buffer("mean", torch.ones(8))
+        self.register_buffer("number", torch.tensor(0))
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.b(self.a(x))
+        if self.how == "set anew":
+            self.mean = self.mean + x.detach().mean(0)
+            self.number = self.number + 1
+        elif self.how == "in place":
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+            self.number += 1
+        else:
+            with torch.no_grad():
+                self.mean[:4] = x.mean(0)[:4]
+                self.mean.lerp_(x.mean(0), 0.5)
+                self.number.fill_(3)
+        return self.c(x + self.mean / 10)
+
+
+def saved_and_loaded(model: Any) -> Any:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    first = train(model)
+    model.load_state_dict(before)
+    loaded = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+    return first, loaded, train(model), model.mean.tolist(), model.number.item()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("how", ["set anew", "in place", "in parts"])
+def test_buffers_that_a_container_writes_are_kept_saved_and_loaded(how: str, num_ranks: int) -> None:
+    assert_same_as_plainly(lambda: Counting(how), saved_and_loaded, num_ranks)
+
+
+# Parameters and gradients, in part.
+
+
+class Plain(Writes):
+    def __init__(self) -> None:
+        super().__init__(torch.tanh)
+
+
+def written_in_part(model: Any) -> Any:
+    with torch.no_grad():
+        model.a.weight[0].zero_()
+        model.b.weight.data[:, 1].fill_(3)
+        model.c.weight[2, 3:5] = 1
+        row = model.a.weight[1]
+        row.mul_(2)
+        seen = row.sum().item()
+        row += 1
+    first = train(model)
+    F.cross_entropy(model(X), Y).backward()
+    with torch.no_grad():
+        model.b.weight.grad[0].zero_()
+        model.c.weight.grad.view(-1)[:4].mul_(2)
+    return seen, first, train(model), [p.grad.tolist() for p in model.parameters()]
+
+
+def averaged_outside(model: Any) -> Any:
+    """An exponential average kept in plain tensors."""
+    average = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                average[name].mul_(0.9).add_(parameter, alpha=0.1)
+    return {name: tensor.tolist() for name, tensor in average.items()}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("program", [written_in_part, averaged_outside])
+def test_parameters_and_gradients_are_written_in_part_and_averaged(program: Any, num_ranks: int) -> None:
+    assert_same_as_plainly(Plain, program, num_ranks)
+
+
+# What is refused.
+
+
+def into_a_view_of_a_plain_tensor(x: Tensor) -> Tensor:
+    out = torch.zeros(6, 8)
+    left = out[:, :4]
+    left += x[:, :4]
+    return out + x
+
+
+def into_memory_of_an_array(x: Tensor) -> Tensor:
+    import numpy as np
+
+    array = np.zeros((6, 8), dtype=np.float32)
+    torch.from_numpy(array).copy_(x.detach())
+    return x + torch.from_numpy(array)
+
+
+@pytest.mark.parametrize("write", [into_a_view_of_a_plain_tensor, into_memory_of_an_array])
+def test_a_write_into_memory_that_others_use_is_a_named_error(write: Callable[[Tensor], Tensor]) -> None:
+    models = [copy.deepcopy(Writes(write)) for _ in range(2)]
+    with pytest.raises(RecordError, match="whose memory others use too"):
+        run_threads(2, lambda rank: farspan.distribute(models[rank])(X))
