@@ -111,7 +111,7 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if has_user_hooks(module):
             return call_with_user_hooks(module, lambda *a, **k: recorder.call_leaf(leaf, a, k), args, kwargs)
         return recorder.call_leaf(leaf, args, kwargs)
-    recorder.frame = outer.inside(key_of_module(module))
+    recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
     try:
         return _original_call(module, *args, **kwargs)
     finally:

@@ -11,13 +11,12 @@ from farspan.lazy.metadata.changes import describe_result as describe_result
 from farspan.lazy.metadata.changes import objects_given as objects_given
 from farspan.lazy.metadata.changes import rebuild_arguments as rebuild_arguments
 from farspan.lazy.metadata.entry import Entry as Entry
-from farspan.lazy.metadata.entry import MetadataCache as MetadataCache
 from farspan.lazy.metadata.entry import Unknown as Unknown
 from farspan.lazy.metadata.entry import digest_of as digest_of
 from farspan.lazy.metadata.entry import intern as intern
 from farspan.lazy.metadata.entry import meta_of as meta_of
 from farspan.lazy.metadata.ladder import LeakError as LeakError
-from farspan.lazy.metadata.ladder import find_out as find_out
+from farspan.lazy.metadata.ladder import MetadataCache as MetadataCache
 from farspan.lazy.metadata.modes import Modes as Modes
 from farspan.lazy.metadata.modes import apply_modes as apply_modes
 from farspan.lazy.metadata.modes import current_modes as current_modes
@@ -42,7 +41,6 @@ __all__ = [
     "current_modes",
     "describe_result",
     "digest_of",
-    "find_out",
     "flatten",
     "flatten_arguments",
     "intern",

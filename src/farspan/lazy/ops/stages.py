@@ -27,7 +27,7 @@ def stage_for(recorder: Recorder, entry: Entry | Unknown, tensors: list[torch.Te
         values: The recorded ones.
     """
     if entry.mutated:
-        return _stage_written(recorder, entry, tensors)
+        return _stage_written(recorder, entry, tensors, values)
     here = recorder.here
     if not here:
         return _stage_of(values)
@@ -52,8 +52,10 @@ def _production_order(value: Value) -> tuple[int, int, int, int]:
     return (value.meta.numel, value.call.graph.index, value.call.index, value.index)
 
 
-def _stage_written(recorder: Recorder, entry: Entry | Unknown, tensors: list[torch.Tensor]) -> int:
-    """A call that writes runs where the tensor it writes into lives."""
+def _stage_written(
+    recorder: Recorder, entry: Entry | Unknown, tensors: list[torch.Tensor], values: Sequence[Value]
+) -> int:
+    """A call that writes runs where the tensor it writes into lives; a plain one lives everywhere."""
     written = [tensors[i] for i in entry.mutated]
     stages = {tensor._value.stage for tensor in written if type(tensor) is LazyTensor}
     stages |= {recorder.placed[id(tensor)].stage for tensor in written if id(tensor) in recorder.placed}
@@ -62,4 +64,4 @@ def _stage_written(recorder: Recorder, entry: Entry | Unknown, tensors: list[tor
             f"{entry.name} writes into tensors of several stages",
             hint="write into them one by one, with separate calls",
         )
-    return stages.pop() if stages else 0
+    return stages.pop() if stages else _stage_of(values)
