@@ -128,7 +128,7 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return call_with_user_hooks(module, lambda *a, **k: recorder.call_leaf(leaf, a, k), args, kwargs)
         return recorder.call_leaf(leaf, args, kwargs)
     check_container(module)
-    recorder.frame = outer.inside(key_of_module(module))
+    recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
     try:
         return call_container(module, *args, **kwargs)
     finally:

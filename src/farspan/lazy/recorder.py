@@ -24,7 +24,6 @@ from farspan.lazy.metadata import (
     attributes_of,
     autocast_region,
     current_modes,
-    find_out,
     flatten,
     flatten_arguments,
     meta_of,
@@ -42,7 +41,7 @@ from farspan.lazy.ops.mutation import (
     write_apart,
     written_parameters,
 )
-from farspan.lazy.ops.special import HANDLERS, read_data
+from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_data
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
 from farspan.lazy.parameters.values import ParameterValues
@@ -83,11 +82,13 @@ class Recorder:
         self.leaves: dict[int, Leaf] = {}
         self.leaf_parts: set[int] = set()
         """Ids of all modules inside leaves, the leaves included."""
+        self.buffers: set[int] = set()
+        """Ids of those buffers that are in no leaf: every rank has them."""
         self.roots: set[int] = set()
         """Ids of the distributed models themselves."""
         self.keep_alive: list[Any] = []
         """What the tables above know by id."""
-        self.cache = MetadataCache(self._predict_anew)
+        self.cache = MetadataCache(self._aside, self.placed)
         self.pending: list[Graph] = []
         self.num_graphs = 0
         self.num_pending_backwards = 0
@@ -113,7 +114,7 @@ class Recorder:
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
-        self._number = self.frame.count(leaf.key)
+        self._number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
         return self._call_leaf(leaf, args, kwargs)
 
     def _call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -201,6 +202,9 @@ class Recorder:
             if not entry.has_tensors_only:
                 args, kwargs = rebuild(template, [read_data(tensor) for tensor in tensors])
                 return target(*args, **kwargs)
+            if entry.is_random and self.frame is self.root and is_own_draw(target, entry):
+                args, kwargs = rebuild(template, [data_to_draw(target, tensor) for tensor in tensors])
+                return target(*args, **kwargs)
             if not entry.mutated and entry.num_results and min(entry.same_as) >= 0:
                 return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # as x.to(its own dtype)
             if entry.mutated and not self._is_writing and written_parameters(self, entry, tensors):
@@ -217,7 +221,7 @@ class Recorder:
         if type(target) is not Leaf:
             self.refuse(f"{name_of(target)} cannot run as one call: {reason}", hint="name the place around the call")
         target.is_open = True
-        self.frame.counts[target.key] -= 1  # it is called anew
+        self.frame.take_back(target.key, is_apart=self.is_evaluation(target.module))
         with without_user_hooks(target.module):  # which run around this call, if there are any
             return target.module(*given[0], **given[1])
 
@@ -283,9 +287,9 @@ class Recorder:
         finally:
             self.is_recording = True
 
-    def _predict_anew(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
+    def _aside(self, function: Callable[..., Any], *args: Any) -> Any:
         with without_modes_of(self):
-            return find_out(target, template, metas, modes, self.placed)
+            return function(*args)
 
     # Arguments.
 
@@ -343,6 +347,10 @@ class Recorder:
         """A module has gone from train to eval, or a parameter has been frozen."""
         for leaf in self.leaves.values():
             leaf.state = None
+
+    def is_evaluation(self, module: Any) -> bool:
+        """Whether the program itself calls a module in eval mode: the draws of such calls are numbered apart."""
+        return self.frame is self.root and not module.training
 
     def begin_module(self, module_id: int) -> None:
         """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""

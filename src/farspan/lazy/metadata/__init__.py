@@ -13,12 +13,11 @@ from farspan.lazy.metadata.changes import describe_result as describe_result
 from farspan.lazy.metadata.changes import objects_given as objects_given
 from farspan.lazy.metadata.changes import rebuild_arguments as rebuild_arguments
 from farspan.lazy.metadata.entry import Entry as Entry
-from farspan.lazy.metadata.entry import MetadataCache as MetadataCache
 from farspan.lazy.metadata.entry import Unknown as Unknown
 from farspan.lazy.metadata.entry import digest_of as digest_of
 from farspan.lazy.metadata.entry import intern as intern
 from farspan.lazy.metadata.entry import meta_of as meta_of
-from farspan.lazy.metadata.ladder import find_out as find_out
+from farspan.lazy.metadata.ladder import MetadataCache as MetadataCache
 from farspan.lazy.metadata.modes import Modes as Modes
 from farspan.lazy.metadata.modes import apply_modes as apply_modes
 from farspan.lazy.metadata.modes import autocast_region as autocast_region
@@ -47,7 +46,6 @@ __all__ = [
     "current_modes",
     "describe_result",
     "digest_of",
-    "find_out",
     "flatten",
     "flatten_arguments",
     "in_region",

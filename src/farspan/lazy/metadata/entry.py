@@ -1,9 +1,8 @@
-"""What is known of a call before it runs, and the cache of it."""
+"""What is known of a call before it runs."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 
 from farspan.graph import Meta
 from farspan.lazy.metadata.changes import Changes
-from farspan.lazy.metadata.modes import Modes
 
-__all__ = ["Entry", "MetadataCache", "Unknown", "digest_of", "intern", "meta_of"]
+__all__ = ["Entry", "Unknown", "digest_of", "intern", "meta_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,43 +101,3 @@ class Unknown:
         """Whether the call gave the same a second time, so that it may be expected to go on so."""
         last, self.last = self.last, entry
         return not self.is_dynamic and entry.has_tensors_only and last is not None and last.digest == entry.digest
-
-
-class MetadataCache:
-    """Entries by call, argument template, argument metadata and modes."""
-
-    def __init__(self, predict: Callable[[Any, Any, Sequence[Meta], Modes], Entry | Unknown]) -> None:
-        self.predict = predict
-        self.entries: dict[Any, Entry | Unknown] = {}
-        self.num_misses = 0
-
-    def lookup(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
-        """Return the entry for calling `target` with arguments of this structure; run it on fakes if it is new.
-
-        Args:
-            target: A `Leaf`, or a torch function.
-            template: Of (args, kwargs).
-            metas: Of the tensors in template order; interned, so compared by identity.
-            modes: Grad mode and autocast.
-
-        Raises:
-            Whatever the call itself raises on such arguments (a shape error, say).
-        """
-        key = _key(target, template, metas, modes)
-        entry = self.entries.get(key)
-        if entry is None:
-            self.num_misses += 1
-            entry = self.entries[key] = self.predict(target, template, metas, modes)
-        return entry
-
-    def learned(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes, entry: Entry) -> None:
-        """The call has run and given `entry`."""
-        key = _key(target, template, metas, modes)
-        known = self.entries[key]
-        if type(known) is Unknown and known.confirms(entry):
-            self.entries[key] = entry
-
-
-def _key(target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Any:
-    state = target.state_key() if hasattr(target, "state_key") else None
-    return (target, template, tuple(map(id, metas)), modes, state)

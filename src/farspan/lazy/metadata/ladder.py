@@ -1,5 +1,7 @@
 """How metadata are found out: on fakes; on fakes with symbolic sizes; by running the call for real, once or each time.
 
+a call like one before                  the cache
+like several before, but for numbers    symbols (`sizes.py`)
 most calls                              fakes
 x[x > 0].sum()                          fakes with symbols: none comes out
 no rule for fakes, `.item()` inside     learned: the owner runs the call and tells; expected to stay so after
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import traceback
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +24,14 @@ from farspan.lazy.metadata.entry import Entry, Unknown
 from farspan.lazy.metadata.leaks import remove_leaked
 from farspan.lazy.metadata.modes import Modes
 from farspan.lazy.metadata.predict import DynamicShapeError, predict
+from farspan.lazy.metadata.sizes import Family, Numbers, generalise
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.torch_private import DynamicOutputShapeException, is_fake_limit, is_not_torchs_device
 
-__all__ = ["find_out"]
+__all__ = ["MetadataCache"]
 
 
-def find_out(
+def _find_out(
     target: Any, template: Any, metas: Sequence[Meta], modes: Modes, placed: Collection[int]
 ) -> Entry | Unknown:
     """Return what a call will give, or that it must be run to know.
@@ -73,3 +76,57 @@ def find_out(
         except Exception as error:  # symbols do not help here: what fakes cannot tell, a real run will
             limit.add_note(f"with symbolic sizes: {type(error).__name__}: {error}")
     return Unknown(name_of(target), str(limit), is_dynamic=False)
+
+
+class MetadataCache:
+    """Entries by call, argument template, argument metadata and modes."""
+
+    def __init__(self, aside: Callable[..., Any], placed: Collection[int]) -> None:
+        self.aside = aside
+        """Runs a function while nothing is recorded: (function, *its arguments)."""
+        self.placed = placed
+        """Ids of the parameters and buffers that have an owner."""
+        self.entries: dict[Any, Entry | Unknown] = {}
+        self.families: dict[Any, Family] = {}
+        """Of calls that differ in numbers only."""
+        self.num_runs = 0
+        """Of calls, on fakes."""
+
+    def lookup(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
+        """Return the entry for calling `target` with arguments of this structure; run it on fakes if it is new.
+
+        Args:
+            target: A `Leaf`, or a torch function.
+            template: Of (args, kwargs).
+            metas: Of the tensors in template order; interned, so compared by identity.
+            modes: Grad mode and autocast.
+
+        Raises:
+            Whatever the call itself raises on such arguments (a shape error, say).
+        """
+        key = _key(target, template, tuple(map(id, metas)), modes)
+        entry = self.entries.get(key)
+        if entry is not None:
+            return entry
+        numbers = Numbers(template, metas)
+        family = self.families.setdefault(_key(target, numbers.kind, (), modes), Family(target))
+        entry = family.entry_for(numbers)
+        if entry is not None:
+            return entry
+        self.num_runs += 1
+        entry = self.entries[key] = self.aside(_find_out, target, template, metas, modes, self.placed)
+        if family.is_ready(numbers, entry):
+            self.aside(generalise, family, target, metas, modes, numbers)
+        return entry
+
+    def learned(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes, entry: Entry) -> None:
+        """The call has run and given `entry`."""
+        key = _key(target, template, tuple(map(id, metas)), modes)
+        known = self.entries[key]
+        if type(known) is Unknown and known.confirms(entry):
+            self.entries[key] = entry
+
+
+def _key(target: Any, template: Any, metas: tuple[int, ...], modes: Modes) -> Any:
+    state = target.state_key() if hasattr(target, "state_key") else None
+    return (target, template, metas, modes, state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,16 @@ from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed, swapped
 from farspan.lazy.metadata.attributes import watched_attributes
-from farspan.lazy.metadata.changes import ATTRIBUTES, MutableArguments, describe_result, rebuild_arguments
+from farspan.lazy.metadata.changes import ATTRIBUTES, Described, MutableArguments, describe_result, rebuild_arguments
 from farspan.lazy.metadata.entry import Entry, digest_of, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
-from farspan.lazy.metadata.template import rebuild
+from farspan.lazy.metadata.template import numbers_of, rebuild
 from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.randomness import DRAWS, GENERATORS
 from farspan.lazy.torch_private import (
+    SYMBOLS,
+    Symbols,
     TorchDispatchMode,
     call_without_compiling,
     compiling_nothing,
@@ -61,6 +63,7 @@ def predict(
     modes: Modes,
     *,
     is_symbolic: bool = False,
+    symbols: Symbols | None = None,
     made: Made | None = None,
     outside: Collection[int] = (),
 ) -> Entry:
@@ -68,6 +71,7 @@ def predict(
 
     Args:
         is_symbolic: Let sizes that depend on data be symbols, as long as none comes out.
+        symbols: Of those sizes and numbers in `template` and `metas` that are symbols. They come out.
         made: Takes a weak reference to every tensor that the run makes.
         outside: Ids of tensors that the run must not reach; fakes stand for those it may.
 
@@ -77,10 +81,11 @@ def predict(
         Whatever the call raises on such arguments, or torch because there are no data.
     """
     with (
+        SYMBOLS if is_symbolic or symbols is not None else nullcontext(),
         _no_casts_left(),
         compiling_nothing(),
         torch.inference_mode(False),
-        fake_mode(is_symbolic=is_symbolic),
+        fake_mode(is_symbolic=is_symbolic, symbols=symbols),
         apply_modes(modes),
     ):
         leaves = [_fake(meta) for meta in metas]
@@ -95,8 +100,9 @@ def predict(
             owned=owned,
             made=made,
             outside=outside,
+            meta_of=meta_of if symbols is None else _meta_in_symbols,
         )
-        if entry.is_random:
+        if entry.is_random and symbols is None:
             _learn_draws(target, template, metas)
     return entry
 
@@ -122,6 +128,7 @@ def observe(
     owned: Owned = (),
     made: Made | None = None,
     outside: Collection[int] = (),
+    meta_of: Callable[[torch.Tensor], Meta] = meta_of,
 ) -> Entry:
     """Watch one run of a call.
 
@@ -136,6 +143,7 @@ def observe(
         owned: The leaf's parameters and buffers, each with what stands for it in the run: those written into will know.
         made: Takes a weak reference to every tensor that the run makes.
         outside: Ids of tensors that the run must not reach.
+        meta_of: Describes an output.
     """
     with _untouched_generators() as generators, _Watch([] if made is None else made, outside) as watch:
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
@@ -155,7 +163,7 @@ def observe(
             if tensor._version != versions[i] or _storage_id(tensor) in watch.written
         )
         outputs = [*results, *(tensors[i] for i in mutated)]
-        if any(isinstance(size, torch.SymInt) for output in outputs for size in output.shape):
+        if meta_of is not _meta_in_symbols and _holds_symbols(described, outputs):
             raise DynamicShapeError
         positions = {id(tensor): i for i, tensor in enumerate(tensors)}
         storages = {_storage_id(tensor): i for i, tensor in enumerate(tensors)}
@@ -218,6 +226,17 @@ class _Alias(torch.autograd.Function):
 def _fake(meta: Meta) -> torch.Tensor:
     tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
     return tensor.requires_grad_(meta.requires_grad) if meta.requires_grad else tensor
+
+
+def _meta_in_symbols(tensor: torch.Tensor) -> Meta:
+    stride = tensor.stride() if tensor.layout is torch.strided else ()
+    return Meta(tuple(tensor.shape), tuple(stride), tensor.dtype, tensor.device, tensor.requires_grad)
+
+
+def _holds_symbols(described: Described, outputs: Sequence[torch.Tensor]) -> bool:
+    numbers: list[Any] = [size for output in outputs for size in output.shape]
+    numbers_of((described.template, described.changes), numbers)
+    return any(isinstance(number, torch.SymInt) for number in numbers)
 
 
 def _storage_id(tensor: torch.Tensor) -> int:
@@ -394,7 +413,7 @@ def _reached(output: torch.Tensor, leaf_numbers: dict[int, int]) -> tuple[int, .
 def _has_tensors_only(result: Any) -> bool:
     if isinstance(result, torch.Tensor) or result is None:
         return True
-    if isinstance(result, (bool, int, float, complex)) or type(result).__module__ == "numpy":
+    if isinstance(result, (bool, int, float, complex, torch.SymInt)) or type(result).__module__ == "numpy":
         return False
     if isinstance(result, dict):
         return all(map(_has_tensors_only, result.values()))

@@ -14,20 +14,23 @@ from __future__ import annotations
 import enum
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 __all__ = [
+    "HOLE",
     "ById",
     "Flattener",
     "Rebuilder",
     "can_describe",
+    "fill_holes",
     "flatten",
     "flatten_arguments",
     "map_tensors",
+    "numbers_of",
     "rebuild",
     "shape_of_call",
 ]
@@ -37,7 +40,7 @@ _TENSOR, _ATOM, _LIST, _TUPLE, _NAMED, _DICT, _SET, _OBJECT, _AGAIN, _SLICE, _GI
 _ATOMS: frozenset[type] = frozenset(
     {
         int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), torch.dtype,
-        torch.device, torch.Size, torch.layout, torch.memory_format, range,
+        torch.device, torch.Size, torch.layout, torch.memory_format, range, torch.SymInt,
     }
 )  # fmt: skip
 _KEYS = frozenset({str, int, bool, bytes, float, tuple})
@@ -331,3 +334,27 @@ def map_tensors(item: Any, function: Any) -> Any:
     """Copy `item` with `function` applied to each of its tensors once."""
     template, tensors = flatten(item)
     return rebuild(template, [function(tensor) for tensor in tensors])
+
+
+HOLE = (_ATOM, int)
+"""Where a whole number was in a template."""
+
+
+def numbers_of(part: Any, found: list[Any]) -> Any:
+    """`part` of a template with holes in the place of its whole numbers, which are appended to `found`."""
+    if type(part) is not tuple:
+        return part
+    if len(part) == 3 and (part[1] is int or part[1] is torch.SymInt):
+        found.append(part[2])
+        return HOLE
+    return tuple([numbers_of(item, found) for item in part])
+
+
+def fill_holes(part: Any, numbers: Iterator[Any]) -> Any:
+    """The template of which `numbers_of` has made `part`."""
+    if type(part) is not tuple:
+        return part
+    if part is HOLE:
+        number = next(numbers)
+        return (_ATOM, type(number), number)
+    return tuple([fill_holes(item, numbers) for item in part])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["become_plain", "is_plain_write", "plain_versions", "prepare_mutation", "write_apart", "written_parameters"]
+__all__ = [
+    "become_plain",
+    "can_be_recorded",
+    "is_plain_write",
+    "let_record_written",
+    "plain_versions",
+    "prepare_mutation",
+    "write_apart",
+    "written_parameters",
+]
 
 
 def prepare_mutation(recorder: Recorder, call: Call, tensors: list[torch.Tensor]) -> int:
@@ -98,12 +107,8 @@ def write_apart(
 
 def _become_recorded(recorder: Recorder, plain: torch.Tensor, stage: int, name: str, where: str) -> None:
     """Let the program hold a recorded tensor where it held `plain`."""
-    if plain.requires_grad or plain._base is not None or not has_memory_of_its_own(plain):
-        recorder.refuse(
-            f"{name} writes recorded values into a plain tensor whose memory others use too",
-            why=f"at {where}: the plain tensor exists on every rank, the values on one.",
-            hint="write into the tensor itself (out[i, j] = x, not out[i][j] = x), or use torch.cat, torch.where",
-        )
+    if not can_be_recorded(recorder, plain):
+        _refuse_shared(recorder, name, where)
     memory = plain.detach()  # nobody writes into it any more
     for graph in (*recorder.pending, recorder.current):
         for call in graph.calls:
@@ -113,6 +118,50 @@ def _become_recorded(recorder: Recorder, plain: torch.Tensor, stage: int, name: 
     template, tensors = flatten_arguments(*given)
     lazy = recorder.record(torch.clone, template, tensors, stage, given=given)
     _exchange(recorder, plain, lazy, lazy._value)
+
+
+def let_record_written(recorder: Recorder, call: Call, tensors: list[torch.Tensor], recordable: Sequence[bool]) -> None:
+    """A call that had to run to be known has written into plain tensors, at its owner: what they are now is recorded.
+
+    Args:
+        recorder: Whose program it is.
+        call: Has run.
+        tensors: Those among its arguments.
+        recordable: For each whether it could be a recorded one, before the run.
+
+    Raises:
+        RecordError: One of them cannot.
+    """
+    for number, argument in enumerate(call.entry.mutated):
+        tensor = tensors[argument]
+        if type(tensor) is LazyTensor or id(tensor) in recorder.placed:
+            continue
+        if not recordable[argument]:
+            _refuse_shared(recorder, call.entry.name, format_where(call.where))
+        value = call.outputs[call.entry.num_results + number]
+        lazy = LazyTensor.make(value, recorder)
+        _exchange(recorder, tensor, lazy, value)
+        value.data = lazy if value.data is tensor else value.data
+
+
+def can_be_recorded(recorder: Recorder, plain: torch.Tensor) -> bool:
+    """Whether the program may hold a recorded tensor in the place of this plain one."""
+    return (
+        type(plain) is torch.Tensor
+        and id(plain) not in recorder.placed
+        and id(plain) not in recorder.buffers
+        and not plain.requires_grad
+        and plain._base is None
+        and has_memory_of_its_own(plain)
+    )
+
+
+def _refuse_shared(recorder: Recorder, name: str, where: str) -> NoReturn:
+    recorder.refuse(
+        f"{name} writes recorded values into a plain tensor whose memory others use too",
+        why=f"at {where}: the plain tensor exists on every rank, the values on one.",
+        hint="write into the tensor itself (out[i, j] = x, not out[i][j] = x), or use torch.cat, torch.where",
+    )
 
 
 def become_plain(recorder: Recorder, lazy: LazyTensor, plain: torch.Tensor) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Meta, Value
-from farspan.lazy.metadata import intern, map_tensors
+from farspan.lazy.metadata import Entry, intern, map_tensors
+from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import FACTORIES, READERS, REFUSED, RUNNING_STATISTICS, name_of
 from farspan.lazy.ops.places import to
 from farspan.lazy.parameters.hooks import HOOKS, register
@@ -20,16 +21,33 @@ from farspan.lazy.tensor import LazyTensor, StubParameter
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["HANDLERS", "read_data"]
+__all__ = ["HANDLERS", "data_to_draw", "is_own_draw", "read_data"]
 
 Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 _T: Any = torch.Tensor
+_LIKE = frozenset([torch.rand_like, torch.randn_like, torch.randint_like])
 _SAME: dict[str, str] = {"gradient": "gradients", "grad_tensors": "gradients", "grad_variables": "gradients"}
 
 
 def read_data(tensor: Any) -> Any:
     """The plain tensor behind a recorded one, fetched from its owner."""
     return tensor.read() if type(tensor) in (LazyTensor, StubParameter) else tensor
+
+
+def is_own_draw(function: Any, entry: Entry) -> bool:
+    """Whether the program itself, outside every module, makes a new tensor of random numbers (`torch.multinomial` on a
+    model's logits): with its own generator, as in one process, on every rank. Not where a gradient would get lost.
+    """
+    has_gradient = any(meta.requires_grad for meta in entry.metas)
+    return type(function) is not FunctionCall and not entry.mutated and not has_gradient
+
+
+def data_to_draw(function: Any, tensor: Any) -> Any:
+    """What a function of `is_own_draw` needs in the place of `tensor`: its data, or only its shape."""
+    if function in _LIKE and type(tensor) is LazyTensor:
+        meta = tensor._value.meta
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+    return read_data(tensor)
 
 
 def _backward(recorder: Recorder, function: Any, args: Any, kwargs: dict[str, Any]) -> None:

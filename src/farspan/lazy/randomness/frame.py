@@ -24,6 +24,8 @@ __all__ = ["Frame", "Path", "forget_module", "key_of", "key_of_function", "key_o
 Path = tuple[int, int, int]
 """(key of the caller's frame, key of what it calls, how many calls of that came before)."""
 
+_APART = 1 << 40
+"""Added to the numbers of calls that are counted apart."""
 _key_of_function: dict[Any, int] = {}
 _key_of_module: dict[int, int] = {}
 
@@ -37,15 +39,26 @@ class Frame:
         self.key = key
         self.counts: dict[int, int] = {}
 
-    def count(self, child: int) -> int:
-        """How many calls of `child` came before this one."""
-        number = self.counts.get(child, 0)
-        self.counts[child] = number + 1
-        return number
+    def count(self, child: int, *, is_apart: bool = False) -> int:
+        """How many calls of `child` came before this one.
 
-    def inside(self, child: int) -> Frame:
+        Args:
+            child: What is called.
+            is_apart: Count this call among those of the same kind only (evaluation, which must not move what training
+                draws afterwards).
+        """
+        slot = ~child if is_apart else child
+        number = self.counts.get(slot, 0)
+        self.counts[slot] = number + 1
+        return number + _APART if is_apart else number
+
+    def take_back(self, child: int, *, is_apart: bool) -> None:
+        """The last call of `child` is called anew."""
+        self.counts[~child if is_apart else child] -= 1
+
+    def inside(self, child: int, *, is_apart: bool = False) -> Frame:
         """The frame of a call of `child`."""
-        return Frame(hash((self.key, child, self.count(child))))  # of integers: equal in every process
+        return Frame(hash((self.key, child, self.count(child, is_apart=is_apart))))  # of integers: equal everywhere
 
     def copy(self) -> Frame:
         same = Frame(self.key)

@@ -12,7 +12,7 @@ from farspan.lazy.metadata import Entry, Unknown, autocast_region, current_modes
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.functions import find_where
-from farspan.lazy.ops.mutation import plain_versions
+from farspan.lazy.ops.mutation import can_be_recorded, let_record_written, plain_versions
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.shared.wire import entry_from_json, entry_to_json
 from farspan.lazy.torch_private import is_not_torchs_device
@@ -42,6 +42,7 @@ def learn(
     path = recorder.path_of(target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
     arguments = [recorder.argument(tensor) for tensor in tensors]
+    recordable = [can_be_recorded(recorder, tensor) for tensor in tensors]
     values = [item for item in arguments if isinstance(item, Value)]
     modes = current_modes()
     call = Call(
@@ -66,6 +67,7 @@ def learn(
         if isinstance(entry, Unknown):
             return  # it can only be called part by part
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
+        let_record_written(recorder, call, tensors, recordable)
         recorder.cache.learned(target, template, metas, modes, entry)
         answers.append(answer(recorder, call, entry, tensors, given))
 
