@@ -45,7 +45,7 @@ def test_foreseen_is_what_a_run_gives(function: Callable[..., Any], makes: Calla
         x = makes(number, 3)
         template, tensors = flatten_arguments((x, number), {})
         given = (function, template, [meta_of(tensor) for tensor in tensors], current_modes())
-        alone = MetadataCache(lambda function, *args: function(*args)).lookup(*given, ())
+        alone = MetadataCache(lambda function, *args: function(*args), ()).lookup(*given)
         found = cache.lookup(*given)
         assert not isinstance(found, Unknown) and not isinstance(alone, Unknown)
         assert found.template == alone.template and found.metas == alone.metas
