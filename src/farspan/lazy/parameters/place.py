@@ -65,7 +65,7 @@ def place(
         stage = leaf_stage[name]
         if stage is None:
             continue
-        for buffer_name, buffer in module.named_buffers(name, recurse=False):
+        for buffer_name, buffer in module.named_buffers(name):  # of parts that nobody placed, too
             if id(buffer) not in placed:
                 placed[id(buffer)] = _place_tensor(
                     prefix + buffer_name, buffer, stage, stages, is_mine, devices, recorder, is_parameter=False
