@@ -11,7 +11,7 @@ from torch import nn
 
 from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
-from farspan.lazy.leaf import Leaf, Placed, swapped
+from farspan.lazy.leaf import Leaf, LeakError, Placed, swapped
 from farspan.lazy.metadata.attributes import watched_attributes
 from farspan.lazy.metadata.changes import ATTRIBUTES, Described, MutableArguments, describe_result, rebuild_arguments
 from farspan.lazy.metadata.entry import Entry, digest_of, meta_of
@@ -265,19 +265,27 @@ def _run(target: Any, template: Any, tensors: list[torch.Tensor], owned: Owned) 
 
 @contextmanager
 def _torch_tables_kept(modules: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Put back what a run leaves in the modules' own tables: buffers set anew, hooks."""
+    """Put back what a run leaves in the modules' own tables: buffers set anew, hooks.
+
+    Raises:
+        LeakError: It has left hooks, which belong to later calls on every rank.
+    """
     before = [
         (module, {name: (table, dict(table)) for name, table in module.__dict__.items() if name in _TABLES})
         for module in modules
     ]
+    has_left_hooks = False
     try:
         yield
     finally:
         for module, tables in before:
             for name, (table, content) in tables.items():
+                has_left_hooks |= "_hooks" in name and module.__dict__[name].keys() != content.keys()
                 module.__dict__[name] = table
                 table.clear()
                 table.update(content)
+    if has_left_hooks:
+        raise LeakError("a module registers hooks while it is called")
 
 
 def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
