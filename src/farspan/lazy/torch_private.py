@@ -18,6 +18,7 @@ from torch._C import (
     _pop_torch_function_stack,
     _push_on_torch_function_stack,
 )
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -40,6 +41,7 @@ __all__ = [
     "autocast_region",
     "call_container",
     "call_without_compiling",
+    "compile_what_it_calls",
     "compiling_nothing",
     "disabled_torch_function",
     "fake_mode",
@@ -96,6 +98,11 @@ def is_caching_parametrizations() -> bool:
 def is_compiled_wrapper(module: torch.nn.Module) -> bool:
     """Whether `module` is what `torch.compile(module)` has returned."""
     return type(module).__module__.startswith("torch._dynamo")
+
+
+def compile_what_it_calls(function: Any) -> None:
+    """Let Dynamo compile what `function` calls, and never the frame of `function` itself."""
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
 def compiling_nothing() -> contextlib.AbstractContextManager[Any]:

@@ -82,7 +82,6 @@ def place(
             leaves.append(leaf)
     open_leaves(recorder.leaves)
     recorder.placed.update(placed)
-    recorder.buffers.update(id(buffer) for buffer in model.buffers() if id(buffer) not in placed)
     recorder.roots.add(id(model))
     recorder.keep_alive.append((model, leaves))
     return list(placed.values())
