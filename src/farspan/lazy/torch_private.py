@@ -46,9 +46,9 @@ __all__ = [
     "disabled_torch_function",
     "fake_mode",
     "flops_of",
-    "has_hooks_on_saved",
     "forget_casts",
     "has_memory_of_its_own",
+    "hooks_on_saved",
     "in_autocast_region",
     "is_caching_parametrizations",
     "is_compiled",
@@ -322,13 +322,15 @@ _FAKE_ERRORS = (RuntimeError, NotImplementedError, TypeError)
 _FAKE_FILE = sys.modules[FakeTensorMode.__module__].__file__
 
 
-def has_hooks_on_saved(node: Any, names: Sequence[str]) -> bool:
-    """Whether one of the tensors that a node of autograd keeps from its forward goes through hooks, or may do so."""
+def hooks_on_saved(node: Any, names: Sequence[str]) -> list[Any] | None:
+    """The hooks through which a node of autograd gets what it keeps from its forward; None if that cannot be told."""
+    hooks: list[Any] = []
     for name in names:
-        saved = getattr(node, f"_raw_saved_{name}", None)
-        if saved is None or getattr(saved, "unpack_hook", saved) is not None:
-            return True
-    return False
+        saved: Any = getattr(node, f"_raw_saved_{name}", None)
+        if not hasattr(saved, "unpack_hook"):
+            return None
+        hooks += [] if saved.unpack_hook is None else [saved.unpack_hook]
+    return hooks
 
 
 def shape_at(node: Any, number: int) -> Sequence[int]:
