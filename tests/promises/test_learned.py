@@ -133,6 +133,65 @@ class Reported(nn.Module):
         return self.head(x)
 
 
+class Converts(nn.Module):
+    """Converts a part of itself while it runs, as the router of NLLB does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.gate = self.gate.to(x.dtype)
+        return x * torch.sigmoid(self.gate(x))
+
+
+class Converted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Converts() for _ in range(3)])
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return self.head(x)
+
+
+class Rereads(nn.Module):
+    """Uses what it is given several times, and how often depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for _ in range(3 + int(x.detach().sum() > 0)):
+            y = torch.tanh(self.linear(y) + 0.3 * x)
+        return y
+
+
+class Reread(nn.Module):
+    """What its first part gives is used by all others, and a part of a part is called apart from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.parts = nn.ModuleList([Rereads() for _ in range(2)])
+        self.last = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.first(x)
+        y = memory
+        for part in self.parts:
+            y = y + part(memory)
+        y = self.last(y * memory) + memory
+        for part in self.parts:
+            y = torch.tanh(part.linear(y))
+        return self.head(self.last(y))
+
+
 class WithCtc(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -156,6 +215,8 @@ def ctc(out: Tensor) -> Tensor:
         (MaskedGlue, train),
         (Packed, lambda model: train(model, SEQUENCES)),
         (Reported, train),
+        (Converted, train),
+        (Reread, train),
         (WithCtc, lambda model: train(model, SEQUENCES, ctc)),
     ],
 )

@@ -150,7 +150,7 @@ def _link_parameters(
         for placed in leaf.placed:
             if placed.stage != leaf.stage or not placed.is_parameter:
                 continue
-            if len(using) > 1 or placed.is_tied or placed.name in native or placed.name in remote:
+            if len(using) > 1 or placed.is_shared or placed.name in native or placed.name in remote:
                 native.setdefault(placed.name, (placed.meta, {}))[1].update(using)
     for name, (meta, using) in native.items():
         for part in using:

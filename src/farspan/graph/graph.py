@@ -86,7 +86,7 @@ class Call:
 class Segment:
     """A maximal piece of one graph that one stage can run without waiting in the middle."""
 
-    __slots__ = ("calls", "executed", "graph", "index", "inputs", "leaves", "level", "outputs", "stage")
+    __slots__ = ("calls", "entries", "executed", "graph", "index", "inputs", "leaves", "level", "outputs", "stage")
 
     def __init__(self, graph: Graph, index: int, level: int, stage: int) -> None:
         self.graph = graph
@@ -100,6 +100,8 @@ class Segment:
         """Values that other segments need, in order of production."""
         self.leaves: dict[Value, Any] = {}
         """At run time: input value -> the detached tensor this segment's autograd graph begins at."""
+        self.entries: dict[Value, Any] = {}
+        """Input value -> what its users here use, if that is not the tensor in `leaves` itself."""
         self.executed = False
 
     @property
@@ -171,7 +173,7 @@ class Graph:
         self._num_noted = 0
         self._latest: Segment | None = None
         self._names: set[str] = set()
-        """Of parameters that are used as values, not only by their leaves."""
+        """Of parameters that others than one leaf use."""
 
     def add(self, call: Call, values: Sequence[Value], *, at_least: int = 0) -> None:
         """Append `call`, whose lazy arguments are `values`, and place it in its segment."""
@@ -236,7 +238,7 @@ class Graph:
             value = arguments[number]
             if type(value) is Value:
                 if value.name and value.name not in self._names:
-                    self._name(value.name)
+                    self.name_parameters([value.name])
                 found.append(value.name or value)
         if entry.requires_grad:
             names = getattr(call.target, "parameter_names", None)
@@ -246,12 +248,13 @@ class Graph:
                     found += self._names & names
         return found
 
-    def _name(self, name: str) -> None:
-        """A parameter that only leaves have used so far is used as a value."""
-        self._names.add(name)
-        users = [call.segment for call in self.calls if name in getattr(call.target, "parameter_names", ())]
-        if users:
-            self._last_user[name] = max(users, key=lambda user: user.order)
+    def name_parameters(self, names: Sequence[str]) -> None:
+        """These parameters, which only one leaf has used so far, have another user."""
+        for name in names:
+            self._names.add(name)
+            users = [call.segment for call in self.calls if name in getattr(call.target, "parameter_names", ())]
+            if users:
+                self._last_user[name] = max(users, key=lambda user: user.order)
 
     def positions(self, values: Sequence[Value]) -> tuple[int, ...]:
         """Where the inputs of a call come from, the same numbers on every rank."""

@@ -38,8 +38,10 @@ class Placed:
     meta: Meta
     is_owned: bool
     is_parameter: bool
-    is_tied: bool = False
-    """Whether the model has it under several names."""
+    is_shared: bool = False
+    """Whether the model has it under several names, or calls several modules that hold it."""
+    user: Leaf | None = None
+    """The first leaf to be called that holds it."""
     is_written: bool = False
     """Whether a call of a leaf has been seen to write into it."""
     hooked_at: Any = None
@@ -53,11 +55,13 @@ class Leaf:
         "attributes",
         "foreign",
         "has_buffers",
+        "has_been_called",
         "is_open",
         "key",
         "module",
         "modules",
         "name",
+        "own_parameters",
         "parameter_names",
         "placed",
         "receivers",
@@ -85,8 +89,31 @@ class Leaf:
         """Those that another stage owns (tied parameters): they come as values, gradients flow back."""
         own = [item for item in placed if item.is_parameter and item.stage == stage]
         self.parameter_names = frozenset(item.name for item in own)
-        self.receivers = (self, *(item.name for item in own if item.is_tied))
-        """What a call passes gradient on to besides its arguments: all its own parameters, and tied ones by name."""
+        self.own_parameters = own
+        self.receivers = self._receivers()
+        """What a call passes gradient on to besides its arguments: all its own parameters, and shared ones by name."""
+        self.has_been_called = False
+
+    def begin(self) -> list[str]:
+        """It is called for the first time.
+
+        Returns:
+            The names of parameters of which only now another leaf that holds them is called.
+        """
+        self.has_been_called = True
+        shared: list[str] = []
+        for item in self.own_parameters:
+            if item.user is None:
+                item.user = self
+            elif not item.is_shared:
+                item.is_shared = True
+                item.user.receivers = item.user._receivers()
+                shared.append(item.name)
+        self.receivers = self._receivers()
+        return shared
+
+    def _receivers(self) -> tuple[Any, ...]:
+        return (self, *(item.name for item in self.own_parameters if item.is_shared))
 
     def state_key(self) -> tuple[Any, ...]:
         """What a call's metadata depends on besides its arguments: train or eval, what is frozen."""

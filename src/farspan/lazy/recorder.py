@@ -117,6 +117,8 @@ class Recorder:
         return self._call_leaf(leaf, args, kwargs)
 
     def _call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not leaf.has_been_called:
+            self.current.name_parameters(leaf.begin())
         if leaf.foreign or leaf.attributes:
             given: Any = (args, kwargs)
             if leaf.attributes:

@@ -304,6 +304,7 @@ _FAKE_WORDS = (
     "fake tensor",
     "Meta tensor",
     "meta tensor",
+    "_apply(): Couldn't swap",  # module.to() of fakes, to which others refer
 )
 """torch's words where a function without a rule for fakes asks for the data."""
 

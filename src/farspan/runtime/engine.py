@@ -252,6 +252,7 @@ class Engine:
                 if is_over:
                     segment.inputs.clear()
                     segment.leaves.clear()
+                    segment.entries.clear()
             graph.calls = []
             graph.sources = {}
         self._flushing = ()

@@ -57,7 +57,7 @@ def place(
         module._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in module._flat_weights]
     seen: set[int] = set()
     for _, parameter in model.named_parameters(remove_duplicate=False):
-        placed[id(parameter)].is_tied |= id(parameter) in seen
+        placed[id(parameter)].is_shared |= id(parameter) in seen
         seen.add(id(parameter))
     leaves: list[Leaf] = []
     for name, module in model.named_modules():

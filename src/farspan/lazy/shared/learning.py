@@ -86,8 +86,18 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
     metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in call.arguments]
     outputs: list[torch.Tensor] = []
     before = _written(call, leaves)
+
+    def run_seen(tensors: list[torch.Tensor]) -> Any:
+        segment = call.segment
+        segment.entries = {
+            item: tensor
+            for item, tensor in zip(call.arguments or (), tensors, strict=True)
+            if isinstance(item, Value) and item in segment.leaves
+        }
+        return run(tensors)
+
     try:
-        entry = observe_run(call.target, call.template, metas, call.modes, leaves, run, keep=outputs.extend)
+        entry = observe_run(call.target, call.template, metas, call.modes, leaves, run_seen, keep=outputs.extend)
     except Exception as error:
         reaches_outside = isinstance(error, LeakError) or is_not_torchs_device(error)
         if reaches_outside and hasattr(call.target, "is_open") and _written(call, leaves) == before:

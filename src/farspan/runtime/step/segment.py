@@ -225,10 +225,10 @@ def run_backward(
         if isinstance(key, str):
             leaf = None
             if segment is not None:
-                leaf = next((leaf for value, leaf in segment.leaves.items() if value.name == key), None)
+                leaf = next((_entry(part, value) for value in segment.leaves if value.name == key), None)
             roots.append(parameters[key].tensor if leaf is None else leaf)
         else:
-            roots.append(key.data if key.segment is segment else _leaf(part, key))
+            roots.append(key.data if key.segment is segment else _entry(part, key))
         seeds.append(gradients[edge])
     for root, seed in zip(part.backward.roots, part.backward.gradients, strict=True):
         if root.segment is segment:
@@ -300,6 +300,12 @@ def _leaf(part: Part, value: Value) -> torch.Tensor:
     return part.segment.leaves[value]
 
 
+def _entry(part: Part, value: Value) -> torch.Tensor:
+    """Where the gradients of the users of `value` are added up, latest first."""
+    assert part.segment is not None
+    return part.segment.entries.get(value, part.segment.leaves[value])
+
+
 def _source_of(edge: Edge, part: Part, parameters: Mapping[str, Placed]) -> tuple[torch.Tensor, bool]:
     """The tensor whose .grad will hold what `edge` carries, and whether it is a parameter at home."""
     key = edge.key
@@ -326,6 +332,7 @@ def _release(part: Part) -> None:
     for edge in part.outgoing:
         if not isinstance(edge.key, str):
             segment.leaves.pop(edge.key, None)
+            segment.entries.pop(edge.key, None)
     for call in part.calls:
         for value in call.outputs:
             if value.data is not None and value.data.requires_grad:
