@@ -41,10 +41,10 @@ from farspan.lazy.ops.mutation import (
     write_apart,
     written_parameters,
 )
-from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_data
+from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_data, read_numbers
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
-from farspan.lazy.parameters.values import ParameterValues
+from farspan.lazy.parameters.values import ParameterValues, alias_of
 from farspan.lazy.randomness import DRAWS, Frame, has_own_generator, host_seed, key_of_function
 from farspan.lazy.shared.learning import learn
 from farspan.lazy.tensor import LazyTensor, StubParameter
@@ -65,6 +65,7 @@ class Engine(Protocol):
     def read_parameter(self, placed: Placed) -> torch.Tensor: ...
     def parameters_changed(self) -> None: ...
     def meet(self, what: str) -> None: ...
+    def add_parameters(self, placed: Sequence[Placed]) -> None: ...
     def stages_at(self, place: str) -> tuple[int, ...]: ...
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None: ...
 
@@ -92,6 +93,8 @@ class Recorder:
         self.pending: list[Graph] = []
         self.num_graphs = 0
         self.num_pending_backwards = 0
+        self.num_copies = 0
+        """Of distributed models and their parts."""
         self.current = self._new_graph()
         self.parameter_values = ParameterValues()
         self.gradients = Gradients(self)
@@ -160,7 +163,7 @@ class Recorder:
             self._number = 0 if has_own_generator(kwargs) else self.frame.count(key_of_function(function))
         else:
             self._number = -1
-        return self._record_call(function, args, kwargs, None)
+        return self._record_call(function, args, read_numbers(kwargs), None)
 
     def record(
         self,
@@ -278,6 +281,9 @@ class Recorder:
         finally:
             self._is_writing = False
         self.engine.parameters_changed()
+        for item in tensors:
+            if type(item) is LazyTensor and item._alias_of is not None:
+                item._value = alias_of(item._alias_of)  # the memory, not the version that this call has made of it
         return result
 
     def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
