@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from farspan.errors import PlanError
-from farspan.lazy import glue_at, place
+from farspan.lazy import glue_at, place, repeated_blocks
 from farspan.plan import Plan, parse_place, resolve, resolve_remat
 from farspan.planner import auto_plan
 from farspan.profile import atoms, keepers, tied
@@ -47,10 +47,11 @@ def distribute(
         plan: "auto"; a `Plan`; the path of a plan's JSON file; or a mapping from names of modules or parameters (or
             glob patterns of them) to "rank:R" or "rank:R/device".
         stages: How many pipeline stages an automatic plan has; one for each rank by default.
-        remat: What is computed again in the backward instead of being kept from the forward; gradients are the same to
-            the last bit. True: all that a stage runs for a micro-batch, at once; least memory while several
-            micro-batches are in flight. Names of modules (or glob patterns, `["blocks.*"]`): each call of one of these
-            by itself, wherever it runs; the way to a low peak where each stage has many. None: what the plan says.
+        remat: Which activations are computed again in the backward instead of being kept from the forward; gradients
+            are the same to the last bit. True: those of each repeated block, one block at a time (the entries of
+            module lists, and of a `Sequential` of several of a kind; in a model without any, each module that is
+            called as a whole). Names of modules (or glob patterns, `["blocks.*.mlp"]`): each call of one of these,
+            wherever it runs. False: none. None: what the plan says.
         seed: Of the dropout masks and other random numbers drawn inside the model.
 
     Returns:
@@ -88,7 +89,8 @@ def distribute(
         world_size=engine.num_ranks,
         indivisible=keepers(model),
     )
-    again = resolve_remat(chosen.remat, [name for name, _ in model.named_modules(remove_duplicate=False)])
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    again = resolve_remat(chosen.remat, names, repeated_blocks(model))
     engine.agreement.agree_on("plan", chosen.to_json())
     engine.agreement.agree_on(
         "model", "\n".join(f"{name} {tuple(item.shape)}" for name, item in model.named_parameters())

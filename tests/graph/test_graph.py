@@ -14,7 +14,8 @@ META = Meta((2, 3), (3, 1), "float32", "cpu", True)
 
 def add(graph: Graph, stage: int, *inputs: Value, name: str = "call") -> Value:
     """Record a call on `stage` whose one output depends on all inputs."""
-    entry = SimpleNamespace(name=name, depends_on=(tuple(range(len(inputs))),))
+    numbers = tuple(range(len(inputs)))
+    entry = SimpleNamespace(name=name, depends_on=(numbers,), differentiable=numbers, requires_grad=True)
     call = Call(target=name, template=None, arguments=list(inputs), entry=entry, stage=stage, modes=None, where=None)
     graph.add(call, list(inputs))
     call.outputs = (Value(META, stage, call=call),)
@@ -86,7 +87,7 @@ def test_what_passes_no_gradient_on_makes_no_segment() -> None:
     graph = Graph(0)
     memory = add(graph, 0)
     add(graph, 1, memory)
-    entry = SimpleNamespace(name="detach", depends_on=((),))
+    entry = SimpleNamespace(name="detach", depends_on=((),), differentiable=(), requires_grad=False)
     call = Call(target="", template=None, arguments=[memory], entry=entry, stage=0, modes=None, where=None)
     graph.add(call, [memory])
     assert shape(graph) == [(0, 0, 2), (1, 1, 1)]

@@ -32,3 +32,24 @@ class Mixer(nn.Module):
 def test_a_stage_sees_the_strides_that_one_process_sees() -> None:
     plan = {f"layers.{number}": f"rank:{number}" for number in range(3)}
     assert_same_as_plainly(Mixer, lambda model: train(model, X, lambda out: out.square().mean()), 3, plan=plan)
+
+
+class Halves(nn.Module):
+    """A slice of channels crosses the border, of an image that is stored channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 16, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
+        self.middle = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.first(x.contiguous(memory_format=torch.channels_last)).split(8, 1)
+        together = torch.cat([left, self.middle(right)], 1)
+        assert together.is_contiguous(memory_format=torch.channels_last)
+        return self.last(together)
+
+
+def test_a_slice_keeps_the_order_of_its_dimensions_over_a_border() -> None:
+    x = torch.randn(3, 4, 6, 6, generator=torch.Generator().manual_seed(1))
+    plan = {"first": "rank:0", "middle": "rank:1", "last": "rank:0"}
+    assert_same_as_plainly(Halves, lambda model: train(model, x, lambda out: out.square().mean()), 2, plan=plan)

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from farspan.graph.value import Value
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from farspan.graph.value import Value
 
 __all__ = ["Backward", "Call", "Graph", "Segment"]
 
@@ -141,7 +141,9 @@ class Graph:
     __slots__ = (
         "_by_level",
         "_last_user",
+        "_latest",
         "_names",
+        "_num_noted",
         "backwards",
         "calls",
         "digest",
@@ -163,7 +165,11 @@ class Graph:
         """The deepest level at which a stage uses a value."""
         self._by_level: dict[tuple[int, int], Segment] = {}
         self._last_user: dict[Any, Segment] = {}
-        """By value, leaf, or name of a parameter: the segment that last used it and passes gradient on to it."""
+        """By value, leaf, or name of a parameter: the segment that last used it and passes gradient on to it; of the
+        first `_num_noted` calls, for as long as all calls are in the latest segment nobody asks.
+        """
+        self._num_noted = 0
+        self._latest: Segment | None = None
         self._names: set[str] = set()
         """Of parameters that are used as values, not only by their leaves."""
 
@@ -178,15 +184,16 @@ class Graph:
             needed = segment.level if segment.stage == stage else segment.level + 1
             if needed > level:
                 level = needed
-        receiving = self._receiving(call)
-        before = [user for key in receiving if (user := self._last_user.get(key)) is not None]
-        if before:
-            level = self._level_after(before, level, stage)
+        latest = self._latest
+        if latest is not None and level <= latest.level and self._by_level.get((level, stage)) is not latest:
+            level = self._level_after_users(call, level)
         segment = self._by_level.get((level, stage))
         if segment is None:
             segment = Segment(self, len(self.segments), level, stage)
             self._by_level[level, stage] = segment
             self.segments.append(segment)
+            if latest is None or segment.order > latest.order:
+                self._latest = segment
         for value in values:
             if level >= self.read_level.get((value, stage), 0):
                 self.read_level[value, stage] = level
@@ -197,8 +204,6 @@ class Graph:
                     self.sources.setdefault(value, len(self.sources))
                 if source is not None:
                     source.outputs[value] = None
-        for key in receiving:
-            self._last_user[key] = segment
         call.graph = self
         call.segment = segment
         call.level = level
@@ -206,24 +211,39 @@ class Graph:
         segment.calls.append(call)
         self.calls.append(call)
 
+    def _level_after_users(self, call: Call, level: int) -> int:
+        """The least level for `call`, from `level` on, not before those that used what it passes gradient to."""
+        for earlier in self.calls[self._num_noted :]:
+            for key in self._receiving(earlier):
+                self._last_user[key] = earlier.segment
+        self._num_noted = len(self.calls)
+        users = [self._last_user.get(key) for key in self._receiving(call)]
+        later = [user for user in users if user is not None and user.level >= level]
+        if not later:
+            return level
+        user = max(later, key=lambda user: user.order)
+        if call.stage == user.stage:
+            return user.level
+        existing = self._by_level.get((user.level, call.stage))
+        return user.level if existing is None or existing.index > user.index else user.level + 1
+
     def _receiving(self, call: Call) -> list[Any]:
         """What `call` passes gradient on to: values, names of parameters, its own leaf."""
-        assert call.arguments is not None
+        arguments, entry = call.arguments, call.entry
+        assert arguments is not None
         found: list[Any] = []
-        for sources in call.entry.depends_on:
-            for number in sources:
-                value = call.arguments[number]
-                if hasattr(value, "meta"):
-                    if value.name and value.name not in self._names:
-                        self._name(value.name)
-                    found.append(value.name or value)
-        leaf = call.target
-        names = getattr(leaf, "parameter_names", ())
-        if names and any([meta.requires_grad for meta in call.entry.metas]):  # noqa: C419 (half the time)
-            found.append(leaf)
-            found += leaf.tied_names
-            if self._names:
-                found += self._names & names
+        for number in entry.differentiable:
+            value = arguments[number]
+            if type(value) is Value:
+                if value.name and value.name not in self._names:
+                    self._name(value.name)
+                found.append(value.name or value)
+        if entry.requires_grad:
+            names = getattr(call.target, "parameter_names", None)
+            if names:
+                found += call.target.receivers
+                if self._names:
+                    found += self._names & names
         return found
 
     def _name(self, name: str) -> None:
@@ -232,14 +252,6 @@ class Graph:
         users = [call.segment for call in self.calls if name in getattr(call.target, "parameter_names", ())]
         if users:
             self._last_user[name] = max(users, key=lambda user: user.order)
-
-    def _level_after(self, users: list[Segment], level: int, stage: int) -> int:
-        """The least level, from `level` on, at which the segment of `stage` is or comes after all `users`."""
-        user = max(users, key=lambda user: user.order)
-        if level > user.level or stage == user.stage:
-            return max(level, user.level)
-        existing = self._by_level.get((user.level, stage))
-        return user.level if existing is None or existing.index > user.index else user.level + 1
 
     def positions(self, values: Sequence[Value]) -> tuple[int, ...]:
         """Where the inputs of a call come from, the same numbers on every rank."""

@@ -32,9 +32,8 @@ from farspan.lazy.randomness import key_of as key_of
 from farspan.lazy.randomness import seeded as seeded
 from farspan.lazy.recompute import ModuleUnits as ModuleUnits
 from farspan.lazy.recompute import Unit as Unit
-from farspan.lazy.recompute import WrittenBuffers as WrittenBuffers
-from farspan.lazy.recompute import draws_by_itself as draws_by_itself
-from farspan.lazy.recompute import plain_attributes as plain_attributes
+from farspan.lazy.recompute import is_unpacked_by_unit as is_unpacked_by_unit
+from farspan.lazy.recompute import repeated_blocks as repeated_blocks
 from farspan.lazy.recorder import Recorder as Recorder
 from farspan.lazy.shared.inputs import announce as announce
 from farspan.lazy.shared.inputs import take_in as take_in
@@ -57,31 +56,30 @@ __all__ = [
     "StubParameter",
     "Unit",
     "Unknown",
-    "WrittenBuffers",
     "activate",
     "active",
     "announce",
     "apply_modes",
     "check_hooks",
     "describe_result",
-    "draws_by_itself",
     "find_where",
     "flatten",
     "format_where",
     "glue_at",
     "in_region",
+    "is_unpacked_by_unit",
     "install",
     "key_of",
     "learned_from_run",
     "learned_from_text",
     "meta_of",
     "place",
-    "plain_attributes",
     "plain_versions",
     "read_recorded",
     "real_attributes",
     "rebuild",
     "rebuild_arguments",
+    "repeated_blocks",
     "seeded",
     "structure_from_json",
     "structure_to_json",

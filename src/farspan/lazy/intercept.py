@@ -37,6 +37,7 @@ from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
     call_container,
+    compile_what_it_calls,
     is_caching_parametrizations,
     is_compiled_wrapper,
     is_mode_active,
@@ -243,6 +244,7 @@ def install() -> None:
     install_apply()
     watch_autocast_regions()
     recompute_through(functools.partial(replayed, is_first=False))
+    compile_what_it_calls(_call_module)  # as it does with the one of torch
     nn.Module.__call__ = _call_module  # type: ignore[method-assign]
     nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
     nn.Module.register_forward_hook = _opening_leaves(nn.Module.register_forward_hook)

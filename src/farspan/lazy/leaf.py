@@ -60,9 +60,9 @@ class Leaf:
         "name",
         "parameter_names",
         "placed",
+        "receivers",
         "stage",
         "state",
-        "tied_names",
     )
 
     def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
@@ -85,7 +85,8 @@ class Leaf:
         """Those that another stage owns (tied parameters): they come as values, gradients flow back."""
         own = [item for item in placed if item.is_parameter and item.stage == stage]
         self.parameter_names = frozenset(item.name for item in own)
-        self.tied_names = tuple(item.name for item in own if item.is_tied)
+        self.receivers = (self, *(item.name for item in own if item.is_tied))
+        """What a call passes gradient on to besides its arguments: all its own parameters, and tied ones by name."""
 
     def state_key(self) -> tuple[Any, ...]:
         """What a call's metadata depends on besides its arguments: train or eval, what is frozen."""

@@ -83,8 +83,6 @@ class Recorder:
         self.leaves: dict[int, Leaf] = {}
         self.leaf_parts: set[int] = set()
         """Ids of all modules inside leaves, the leaves included."""
-        self.buffers: set[int] = set()
-        """Ids of those buffers that are in no leaf: every rank has them."""
         self.roots: set[int] = set()
         """Ids of the distributed models themselves."""
         self.keep_alive: list[Any] = []

@@ -18,6 +18,7 @@ from torch._C import (
     _pop_torch_function_stack,
     _push_on_torch_function_stack,
 )
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -40,13 +41,14 @@ __all__ = [
     "autocast_region",
     "call_container",
     "call_without_compiling",
+    "compile_what_it_calls",
     "compiling_nothing",
     "disabled_torch_function",
     "fake_mode",
     "flops_of",
-    "has_hooks_on_saved",
     "forget_casts",
     "has_memory_of_its_own",
+    "hooks_on_saved",
     "in_autocast_region",
     "is_caching_parametrizations",
     "is_compiled",
@@ -98,6 +100,11 @@ def is_caching_parametrizations() -> bool:
 def is_compiled_wrapper(module: torch.nn.Module) -> bool:
     """Whether `module` is what `torch.compile(module)` has returned."""
     return type(module).__module__.startswith("torch._dynamo")
+
+
+def compile_what_it_calls(function: Any) -> None:
+    """Let Dynamo compile what `function` calls, and never the frame of `function` itself."""
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
 def compiling_nothing() -> contextlib.AbstractContextManager[Any]:
@@ -317,13 +324,15 @@ _FAKE_ERRORS = (RuntimeError, NotImplementedError, TypeError)
 _FAKE_FILE = sys.modules[FakeTensorMode.__module__].__file__
 
 
-def has_hooks_on_saved(node: Any, names: Sequence[str]) -> bool:
-    """Whether one of the tensors that a node of autograd keeps from its forward goes through hooks, or may do so."""
+def hooks_on_saved(node: Any, names: Sequence[str]) -> list[Any] | None:
+    """The hooks through which a node of autograd gets what it keeps from its forward; None if that cannot be told."""
+    hooks: list[Any] = []
     for name in names:
-        saved = getattr(node, f"_raw_saved_{name}", None)
-        if saved is None or getattr(saved, "unpack_hook", saved) is not None:
-            return True
-    return False
+        saved: Any = getattr(node, f"_raw_saved_{name}", None)
+        if not hasattr(saved, "unpack_hook"):
+            return None
+        hooks += [] if saved.unpack_hook is None else [saved.unpack_hook]
+    return hooks
 
 
 def shape_at(node: Any, number: int) -> Sequence[int]:

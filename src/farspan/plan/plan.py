@@ -32,8 +32,8 @@ class Plan:
         schedule: "zero-bubble": the backward of a stage that another one waits for is split where that pays, and its
             weight gradients fill the gaps; "1f1b": every backward is one task. Both run one forward, one backward.
         lookahead: How many micro-batches may be in flight beyond what the schedule needs.
-        remat: What is computed again in the backward instead of being kept from the forward: True for all that each
-            stage runs, or names of modules (or globs) for each call of these.
+        remat: What is computed again in the backward instead of being kept from the forward: True for each repeated
+            block (without any, each leaf), or names of modules (or globs) for each call of these.
         estimates: Numbers per stage for people to read: "num_parameters", "parameter_bytes", "share" (of the cost,
             of 1). Two plans that differ only here are equal.
 

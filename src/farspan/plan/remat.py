@@ -10,25 +10,30 @@ from farspan.plan.resolve import outermost
 __all__ = ["resolve_remat"]
 
 
-def resolve_remat(remat: bool | Sequence[str], modules: Sequence[str]) -> bool | list[str]:
-    """Find the modules that `remat` names.
+def resolve_remat(remat: bool | Sequence[str], modules: Sequence[str], blocks: Sequence[str]) -> list[str]:
+    """Find the modules that `remat` means.
 
-    A glob counts at the outermost names it matches, as in a plan's placement: each call of one of these is computed
-    again as a whole. A module of the result may lie below another one; the outer one counts.
+    True means the repeated blocks; where there are none the whole model, of which each leaf counts by itself. A glob
+    counts at the outermost names it matches, as in a plan's placement: each call of one of these is computed again as
+    a whole. A module of the result may lie below another one; the outer one counts.
 
     Args:
         remat: True, False, or names of modules and globs of them.
         modules: Names of all modules, "" included, parents before children.
+        blocks: Those of the repeated blocks.
 
     Raises:
         PlanError: A name or a glob matches no module.
 
     Example:
-        >>> resolve_remat(["blocks.*", "head"], ["", "blocks", "blocks.0", "blocks.0.mlp", "blocks.1", "head"])
+        >>> modules = ["", "blocks", "blocks.0", "blocks.0.mlp", "blocks.1", "head"]
+        >>> resolve_remat(["blocks.*", "head"], modules, ["blocks.0", "blocks.1"])
         ['blocks.0', 'blocks.1', 'head']
+        >>> resolve_remat(True, modules, ["blocks.0", "blocks.1"])
+        ['blocks.0', 'blocks.1']
     """
     if isinstance(remat, bool):
-        return remat
+        return [*blocks] or [""] if remat else []
     found: dict[str, None] = {}
     for entry in remat:
         names = [entry] if entry in modules else outermost(entry, modules)

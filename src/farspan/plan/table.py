@@ -49,7 +49,7 @@ def format_plan(
 def _remat_lines(remat: bool | Sequence[str]) -> list[str]:
     if not remat:
         return []
-    what = "all activations" if isinstance(remat, bool) else ", ".join(map(_shown, remat))
+    what = "each repeated block" if isinstance(remat, bool) else ", ".join(map(_shown, remat))
     return textwrap.wrap(
         f"computed again in the backward: {what}",
         2 * _WHAT_WIDTH,

@@ -147,6 +147,35 @@ def test_buffers_that_a_container_writes_are_kept_saved_and_loaded(how: str, num
     assert_same_as_plainly(lambda: Counting(how), saved_and_loaded, num_ranks)
 
 
+class Ranged(nn.Module):
+    """Has no parameters, and keeps what it has seen."""
+
+    highest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("highest", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.highest = torch.max(self.highest, x.detach().max())
+        return x / (1 + self.highest)
+
+
+class WithRange(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 8), Ranged(), nn.Linear(8, 8))
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x))
+
+
+def test_a_part_without_parameters_that_no_plan_names_keeps_its_buffers_where_its_module_runs() -> None:
+    plan = {"first.0": "rank:0", "first.2": "rank:0", "last": "rank:1"}
+    assert_same_as_plainly(WithRange, train, 2, plan=plan)
+
+
 # Parameters and gradients, in part.
 
 

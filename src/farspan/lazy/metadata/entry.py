@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -53,6 +54,14 @@ class Entry:
     """Floating-point operations of its products, in the forward."""
     digest: int
     """Equal on all ranks for equal calls."""
+    differentiable: tuple[int, ...] = field(init=False)
+    """Arguments to which gradient flows from any output."""
+    requires_grad: bool = field(init=False)
+    """Whether any output does."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "differentiable", tuple(dict.fromkeys(chain.from_iterable(self.depends_on))))
+        object.__setattr__(self, "requires_grad", any(meta.requires_grad for meta in self.metas))
 
 
 _interned: dict[Meta, Meta] = {}
@@ -87,7 +96,8 @@ class Unknown:
     unused: frozenset[int] = frozenset()
     mutated: tuple[int, ...] = ()
     metas: tuple[Meta, ...] = ()
-    depends_on: tuple[tuple[int, ...], ...] = ()
+    differentiable: tuple[int, ...] = ()
+    requires_grad = False
 
     def __init__(self, name: str, reason: str, *, is_dynamic: bool) -> None:
         self.name = name

@@ -49,7 +49,8 @@ def _find_out(
     outside = placed if type(target) is Leaf else ()
     try:
         entry = predict(target, template, metas, modes, made=made, outside=outside)
-    except LeakError:
+    except LeakError as error:
+        _forget_frames(error)
         remove_leaked(made)
         raise
     except Exception as error:
@@ -62,9 +63,7 @@ def _find_out(
         if remove_leaked(made) and type(target) is Leaf:
             raise LeakError(f"{name_of(target)} keeps a tensor outside itself")
         return entry
-    # The error holds the frames of the run, and they what it has made.
-    traceback.clear_frames(limit.__traceback__)
-    limit.__traceback__ = None
+    _forget_frames(limit)
     remove_leaked(made)
     if isinstance(limit, DynamicOutputShapeException):
         try:
@@ -76,6 +75,12 @@ def _find_out(
         except Exception as error:  # symbols do not help here: what fakes cannot tell, a real run will
             limit.add_note(f"with symbolic sizes: {type(error).__name__}: {error}")
     return Unknown(name_of(target), str(limit), is_dynamic=False)
+
+
+def _forget_frames(error: Exception) -> None:
+    """An error holds the frames of the run, and they what it has made."""
+    traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = None
 
 
 class MetadataCache:

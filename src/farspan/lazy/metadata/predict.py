@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
@@ -23,18 +19,16 @@ from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import numbers_of, rebuild
 from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import name_of
-from farspan.lazy.randomness import DRAWS, GENERATORS
+from farspan.lazy.randomness import DRAWS
 from farspan.lazy.torch_private import (
     SYMBOLS,
     Symbols,
-    TorchDispatchMode,
     call_without_compiling,
     compiling_nothing,
     fake_mode,
-    flops_of,
     forget_casts,
-    tree_leaves,
 )
+from farspan.lazy.watch import Learn, Made, Watch, storage_id, untouched_generators
 
 __all__ = ["DynamicShapeError", "observe", "predict"]
 
@@ -47,8 +41,6 @@ _TABLES = frozenset(
 )  # fmt: skip
 
 
-_STATISTICS = ("running_mean", "running_var")
-Made = list["weakref.ref[torch.Tensor]"]
 Owned = Sequence[tuple[Placed, torch.Tensor]]
 
 
@@ -145,7 +137,7 @@ def observe(
         outside: Ids of tensors that the run must not reach.
         meta_of: Describes an output.
     """
-    with _untouched_generators() as generators, _Watch([] if made is None else made, outside) as watch:
+    with untouched_generators() as generators, Watch([] if made is None else made, outside) as watch:
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
         with torch.enable_grad():
             tensors = [
@@ -160,22 +152,22 @@ def observe(
         mutated = tuple(
             i
             for i, tensor in enumerate(tensors)
-            if tensor._version != versions[i] or _storage_id(tensor) in watch.written
+            if tensor._version != versions[i] or storage_id(tensor) in watch.written
         )
         outputs = [*results, *(tensors[i] for i in mutated)]
         if meta_of is not _meta_in_symbols and _holds_symbols(described, outputs):
             raise DynamicShapeError
         positions = {id(tensor): i for i, tensor in enumerate(tensors)}
-        storages = {_storage_id(tensor): i for i, tensor in enumerate(tensors)}
+        storages = {storage_id(tensor): i for i, tensor in enumerate(tensors)}
         same_as = tuple(positions.get(id(tensor), -1) for tensor in results)
-        shares = tuple(storages.get(_storage_id(tensor), -1) for tensor in results)
+        shares = tuple(storages.get(storage_id(tensor), -1) for tensor in results)
         leaf_numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
         depends_on = tuple(_reached(output, leaf_numbers) for output in outputs)
         output_metas = tuple(meta_of(output) for output in outputs)
         is_leaf = type(target) is Leaf
         for item, tensor in owned:
-            item.is_written |= _storage_id(tensor) in watch.written or _storage_id(tensor) in watch.updated
-        passed_by = [i for i, tensor in enumerate(tensors) if is_leaf and _storage_id(tensor) not in watch.used]
+            item.is_written |= storage_id(tensor) in watch.written or storage_id(tensor) in watch.updated
+        passed_by = [i for i, tensor in enumerate(tensors) if is_leaf and storage_id(tensor) not in watch.used]
     keep(outputs)
     name = name_of(target)
     parts = (name, template, list(map(repr, metas)), modes, described.template, list(map(repr, output_metas)))
@@ -239,10 +231,6 @@ def _holds_symbols(described: Described, outputs: Sequence[torch.Tensor]) -> boo
     return any(isinstance(number, torch.SymInt) for number in numbers)
 
 
-def _storage_id(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
 def _fakes_of(target: Any) -> Owned:
     """A leaf's parameters and buffers, each with a tensor that stands for it."""
     fakes: list[tuple[Placed, torch.Tensor]] = []
@@ -277,19 +265,27 @@ def _run(target: Any, template: Any, tensors: list[torch.Tensor], owned: Owned) 
 
 @contextmanager
 def _torch_tables_kept(modules: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Put back what a run leaves in the modules' own tables: buffers set anew, hooks."""
+    """Put back what a run leaves in the modules' own tables: buffers set anew, hooks.
+
+    Raises:
+        LeakError: It has left hooks, which belong to later calls on every rank.
+    """
     before = [
         (module, {name: (table, dict(table)) for name, table in module.__dict__.items() if name in _TABLES})
         for module in modules
     ]
+    has_left_hooks = False
     try:
         yield
     finally:
         for module, tables in before:
             for name, (table, content) in tables.items():
+                has_left_hooks |= "_hooks" in name and module.__dict__[name].keys() != content.keys()
                 module.__dict__[name] = table
                 table.clear()
                 table.update(content)
+    if has_left_hooks:
+        raise LeakError("a module registers hooks while it is called")
 
 
 def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
@@ -300,92 +296,8 @@ def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
     with torch.enable_grad():
         tensors = [_fake(meta) if meta.is_parameter else _activation(_fake(meta)) for meta in metas]
     # What the function mode breaks here teaches nothing; the call itself has run.
-    with _untouched_generators(), _Watch([], ()) as watch, _Learn(watch), suppress(Exception):
+    with untouched_generators(), Watch([], ()) as watch, Learn(watch), suppress(Exception):
         _run(target, template, tensors, _fakes_of(target))
-
-
-class _Learn(TorchFunctionMode):
-    """Tells `watch` which torch function is running; a mode changes what some functions do, so it has its own run."""
-
-    def __init__(self, watch: _Watch) -> None:
-        super().__init__()
-        self.watch = watch
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.watch.function = func
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            self.watch.function = None
-
-
-class _Watch(TorchDispatchMode):
-    """Note whether an operation draws random numbers, and which memory is written (by schema: fakes do not count
-    the versions of `_foreach_*` arguments).
-    """
-
-    def __init__(self, made: Made, outside: Collection[int]) -> None:
-        super().__init__()
-        self.has_drawn = False
-        self.function: Any = None
-        """The torch function that is running, where this is known."""
-        self.written: set[int] = set()
-        self.updated: set[int] = set()
-        """Running statistics that an operation writes although its schema does not say so."""
-        self.used: set[int] = set()
-        """The memory that any operation reads or writes."""
-        self.made = made
-        self.flops = 0
-        self.outside = outside
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
-        if any(id(item) in self.outside for item in tensors):
-            raise LeakError(f"{func} reaches a parameter outside the call")
-        self.used.update(map(_storage_id, tensors))
-        schema = func._schema.arguments
-        if "batch_norm" in func.__name__:
-            given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
-            self.updated.update(_storage_id(given[name]) for name in _STATISTICS if given.get(name) is not None)
-        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
-            given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
-            if torch.Tag.nondeterministic_seeded in func.tags and not _is_switched_off(schema, given):
-                self.has_drawn = True
-                if self.function is not None:
-                    DRAWS.add(self.function)
-            for item in schema:
-                if item.alias_info is not None and item.alias_info.is_write and given.get(item.name) is not None:
-                    value = given[item.name]
-                    self.written.update(map(_storage_id, value if isinstance(value, (list, tuple)) else (value,)))
-        result = func(*args, **(kwargs or {}))
-        self.flops += flops_of(func, args, kwargs or {}, result)
-        self.made += [weakref.ref(item) for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
-        return result
-
-
-class _Generators:
-    have_drawn = False
-
-
-def _is_switched_off(schema: Any, given: dict[str, Any]) -> bool:
-    """Whether an operation that may draw random numbers does not: dropout of probability 0, or not in training."""
-    values = {item.name: given.get(item.name, item.default_value) for item in schema}
-    return any(values.get(name, 1) == 0 for name in ("dropout_p", "p", "dropout", "train", "training"))
-
-
-@contextmanager
-def _untouched_generators() -> Iterator[_Generators]:
-    """Leave Python's, numpy's and torch's generators as they were, and note whether the first two were used."""
-    noted = _Generators()
-    with GENERATORS, torch.random.fork_rng(devices=[]):
-        python, numpy_state = random.getstate(), np.random.get_state()
-        try:
-            yield noted
-        finally:
-            after = np.random.get_state()
-            noted.have_drawn = random.getstate() != python or not all(map(np.array_equal, after, numpy_state))
-            random.setstate(python)
-            np.random.set_state(numpy_state)
 
 
 def _reached(output: torch.Tensor, leaf_numbers: dict[int, int]) -> tuple[int, ...]:

@@ -149,7 +149,6 @@ def can_be_recorded(recorder: Recorder, plain: torch.Tensor) -> bool:
     return (
         type(plain) is torch.Tensor
         and id(plain) not in recorder.placed
-        and id(plain) not in recorder.buffers
         and not plain.requires_grad
         and plain._base is None
         and has_memory_of_its_own(plain)

@@ -65,7 +65,7 @@ def place(
         stage = leaf_stage[name]
         if stage is None:
             continue
-        for buffer_name, buffer in module.named_buffers(name, recurse=False):
+        for buffer_name, buffer in module.named_buffers(name):  # of parts that nobody placed, too
             if id(buffer) not in placed:
                 placed[id(buffer)] = _place_tensor(
                     prefix + buffer_name, buffer, stage, stages, is_mine, devices, recorder, is_parameter=False
@@ -82,7 +82,6 @@ def place(
             leaves.append(leaf)
     open_leaves(recorder.leaves)
     recorder.placed.update(placed)
-    recorder.buffers.update(id(buffer) for buffer in model.buffers() if id(buffer) not in placed)
     recorder.roots.add(id(model))
     recorder.keep_alive.append((model, leaves))
     return list(placed.values())

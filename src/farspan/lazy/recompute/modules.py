@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from farspan.graph import Call
-from farspan.lazy.leaf import Leaf, swapped
+from farspan.lazy.leaf import swapped
 from farspan.lazy.metadata import Flattener, apply_modes, current_modes, own_attributes, put_own_attributes, rebuild
-from farspan.lazy.randomness import DRAWS, active, has_own_generator, way_back
+from farspan.lazy.randomness import active, way_back
 from farspan.lazy.recompute.unit import Unit
 from farspan.lazy.torch_private import is_compiled
 
-__all__ = ["ModuleUnits", "WrittenBuffers", "draws_by_itself", "plain_attributes"]
+__all__ = ["ModuleUnits"]
 
 
 class ModuleUnits:
@@ -60,9 +59,9 @@ class ModuleUnits:
         if flattener.has_opaque or any(id(item) in self.written for item in parameters):
             return call(module, *args, **kwargs)  # not to be had a second time
         tensors = flattener.tensors
-        unit = Unit(type(module).__name__, [*tensors, *parameters, *plain_attributes(modules)])
+        unit = Unit(type(module).__name__, [*tensors, *parameters, *_plain_attributes(modules)])
         inputs = [item.detach().requires_grad_(item.requires_grad) for item in tensors]
-        buffers = WrittenBuffers(modules, self.written)
+        buffers = _WrittenBuffers(modules, self.written)
         tables = [_tables_of(part) for part in modules]
         attributes = [own_attributes(part) for part in modules]
         modes, back, num_own_draws = current_modes(), way_back(in_python=self.draws_in_python), active.num_own_draws
@@ -85,7 +84,7 @@ class ModuleUnits:
         return result
 
 
-class WrittenBuffers:
+class _WrittenBuffers:
     """The buffers of some modules that calls write into (running statistics), as they are now."""
 
     def __init__(self, modules: Sequence[nn.Module], written: Collection[int]) -> None:
@@ -100,16 +99,9 @@ class WrittenBuffers:
         return swapped(self.modules, self.copies) if self.copies else contextlib.nullcontext()
 
 
-def plain_attributes(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
+def _plain_attributes(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
     """The tensors that modules hold as nothing but attributes."""
     return [item for module in modules for item in module.__dict__.values() if isinstance(item, torch.Tensor)]
-
-
-def draws_by_itself(call: Call) -> bool:
-    """Whether a recorded operation draws from a generator that it is given; a second time gives other numbers."""
-    if type(call.target) is Leaf or call.target not in DRAWS:
-        return False
-    return has_own_generator(rebuild(call.template, call.arguments or ())[1])
 
 
 _Tables = tuple[dict[str, Any], dict[str, Any], Any]

@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from farspan.errors import RecordError
 from farspan.lazy.randomness import active
 
-__all__ = ["Unit"]
+__all__ = ["Unit", "is_unpacked_by_unit"]
 
 
 class Unit:
@@ -48,11 +48,6 @@ class Unit:
         """Run the piece in the body."""
         with saved_tensors_hooks(self._pack, _unpack):
             yield
-
-    def watch(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Further tensors that it runs from, and that it must not write into."""
-        self._fixed += tensors
-        self._versions += map(_version_of, tensors)
 
     def let_go(self, again: Callable[[], Any]) -> None:
         """The piece has run; `again` runs it once more, and draws and reads the same. It changes nothing else."""
@@ -140,6 +135,11 @@ def _unpack(slot: _Slot) -> torch.Tensor:
             f"{_version_of(slot.tensor)}; expected version {slot.version} instead."
         )
     return slot.tensor
+
+
+def is_unpacked_by_unit(hook: Any) -> bool:
+    """Whether an unpack hook of saved tensors is that of a unit: it gives the same tensor as often as it is asked."""
+    return hook is _unpack
 
 
 def _meta_of(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ call was given is named by its place among the arguments.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import enum
 import json
 import sys
@@ -24,6 +25,7 @@ from farspan.lazy.metadata.template import ById
 
 __all__ = ["entry_from_json", "entry_to_json", "structure_from_json", "structure_to_json"]
 
+_FIELDS = tuple(item.name for item in dataclasses.fields(Entry) if item.init and item.name != "metas")
 _PLAIN = (bool, int, str, type(None))
 _TORCH_NAMES = (torch.dtype, torch.layout, torch.memory_format)
 _UNNAMED = {
@@ -48,7 +50,7 @@ def entry_to_json(entry: Entry, arguments: Any) -> bytes:
         RecordError: The result holds an object that has no name.
     """
     given = {id(item): number for number, item in enumerate(_identities(arguments))}
-    document = {name: _encode(getattr(entry, name), given) for name in Entry.__slots__ if name != "metas"}
+    document = {name: _encode(getattr(entry, name), given) for name in _FIELDS}
     document["metas"] = _encode_metas(entry.metas)
     return json.dumps(document).encode()
 
@@ -57,7 +59,7 @@ def entry_from_json(text: bytes, arguments: Any) -> Entry:
     """Read what `entry_to_json` wrote; `arguments` is the template of this rank's arguments of the same call."""
     given = list(_identities(arguments))
     document = json.loads(text)
-    fields = {name: _decode(document[name], given) for name in Entry.__slots__ if name != "metas"}
+    fields = {name: _decode(document[name], given) for name in _FIELDS}
     fields["metas"] = _decode_metas(document["metas"])
     return Entry(**fields)
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from farspan.lazy.torch_private import has_hooks_on_saved
+from farspan.lazy import is_unpacked_by_unit
+from farspan.lazy.torch_private import hooks_on_saved
 
 __all__ = ["RULES", "Rule", "WeightWork", "can_wait"]
 
@@ -139,7 +140,11 @@ RULES = {
 def can_wait(node: Any, number: int) -> bool:
     """Whether the gradient of `node`'s input `number` can be computed after the node has run.
 
-    Not where what it has saved goes through hooks: a checkpoint gives each saved tensor back once.
+    Not where what it has saved goes through hooks: a checkpoint gives each saved tensor back once. Remat's own give it
+    as often as they are asked.
     """
     rule = RULES.get(node.name())
-    return rule is not None and number in rule.weights and not has_hooks_on_saved(node, rule.saved)
+    if rule is None or number not in rule.weights:
+        return False
+    hooks = hooks_on_saved(node, rule.saved)
+    return hooks is not None and all(map(is_unpacked_by_unit, hooks))

@@ -150,15 +150,19 @@ def _size(meta: Meta) -> int:
 
 
 def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides a tensor has on the wire: its own if it is dense, else contiguous."""
+    """The strides a tensor has on the wire: its own if it is dense, else those of a copy, which keeps the order of
+    dimensions (a slice of channels of an image that is stored channels last is stored channels last).
+    """
+    if len(strides) != len(shape):  # sparse
+        return torch.empty(shape, device="meta").stride()
     expected = 1
-    for stride, size in sorted(zip(strides, shape, strict=False)):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
         if size == 1:
             continue
         if stride != expected:
-            return torch.empty(shape, device="meta").stride()
+            return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
         expected *= size
-    return strides if len(strides) == len(shape) else torch.empty(shape, device="meta").stride()
+    return strides
 
 
 def _layout(meta: Meta) -> tuple[int, ...]:

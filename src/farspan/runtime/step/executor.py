@@ -106,6 +106,9 @@ class Executor:
         segment.executed = True
 
     def _backward(self, part: Part, *, leaves_weights: bool) -> None:
+        if self.remat.modules:
+            for earlier in list(self.deferred):  # they hold what has been computed again: of one backward at most
+                self._run_weights(earlier)
         device = self.device_of(part.stage)
         incoming = {edge: self.gradients.pop(edge).to(device) for edge in part.incoming}
         outgoing, deferred = run_backward(
