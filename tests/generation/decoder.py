@@ -85,7 +85,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
         self.position = nn.Parameter(torch.randn(LONGEST, WIDTH))
-        self.blocks = nn.ModuleList([Layer(number) for number in range(4)])
+        self.blocks = nn.ModuleList([Layer(number) for number in range(2)])
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
         with torch.no_grad():

@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "programs" / "generation.py"
 
 WAYS: dict[str, Callable[[Any, Tensor], Any]] = {
     "grown": lambda model, ids: greedy(model, ids, Grown()),
-    "reserved": lambda model, ids: greedy(model, ids, Reserved(len(ids), 4), num_tokens=6),
+    "reserved": lambda model, ids: greedy(model, ids, Reserved(len(ids), 2), num_tokens=6),
     "no cache": lambda model, ids: greedy(model, ids, None, num_tokens=6),
     "beam": lambda model, ids: beam(model, ids, Grown()),
     "sample": lambda model, ids: sample(model, ids, Grown(), torch.Generator().manual_seed(1)),

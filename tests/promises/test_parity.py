@@ -40,6 +40,7 @@ def test_same_numbers_where_every_backward_is_split(name: str, num_ranks: int) -
             assert history.differences(wanted) == [], f"plan {plan_name}, rank {rank}"
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_processes", [1, 2, 3, 4])
 def test_same_numbers_as_one_process_over_real_processes(num_processes: int) -> None:
     for rank, process in enumerate(run_processes(num_processes, PROGRAM, timeout_s=240.0)):

@@ -169,7 +169,7 @@ def test_modules_that_do_more_than_return(make: Any, remat: Any, num_ranks: int)
         remat = ["head"]
     options: dict[str, Any] = {"remat": remat}
     if num_ranks == 2 and make in NOT_SPLIT:
-        with pytest.raises(FarspanError, match=NOT_SPLIT[make]):
+        with pytest.raises((FarspanError, RuntimeError), match=NOT_SPLIT[make]):  # torch's own, on the rank that ran it
             assert_same(make, train_twice, num_ranks, **options)
         return
     assert_same(make, train_twice, num_ranks, **options)

@@ -100,6 +100,7 @@ class Recorder:
         self._known: dict[Any, tuple[Any, Entry]] = {}
         """Template and entry of ordinary calls whose arguments are tensors and plain values."""
         self._is_writing = False
+        self._region = 0
         self.here: tuple[int, ...] = ()
         """The stages where ops run by the program's own word (`farspan.on`); empty where it says nothing."""
         self.root = self.frame = Frame(0)
@@ -249,19 +250,26 @@ class Recorder:
             entry=entry,
             stage=stage,
             modes=modes,
-            where=find_where(),
+            where=find_where(4),
         )
         if len(values) < len(arguments):
             call.versions = plain_versions(arguments)
-        call.region = autocast_region()
+        call.region = self.region(modes)
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
-        self.current.add(call, values, at_least=at_least)
+        graph = self.current
+        graph.add(call, values, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
-        self.current.digest = hash((self.current.digest, entry.digest, stage, self.current.positions(values)))
+        graph.digest = hash((graph.digest, entry.digest, stage, graph.positions(values)))
         if entry.is_random:
             call.path = self.path_of(target)
-            self.current.digest = hash((self.current.digest, call.path))
+            graph.digest = hash((graph.digest, call.path))
         return answer(self, call, entry, tensors, given)
+
+    def region(self, modes: Any) -> int:
+        """The autocast region that is being recorded; 0 until there is a call to which autocast applies."""
+        if modes[2] or self._region:
+            self._region = autocast_region()
+        return self._region
 
     def path_of(self, target: Any) -> tuple[int, int, int]:
         """What the draws of the call that is being recorded depend on."""

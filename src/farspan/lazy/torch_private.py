@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._C import (
     DisableTorchFunctionSubclass,
+    _is_any_autocast_enabled,
     _len_torch_function_stack,
     _pop_torch_function_stack,
     _push_on_torch_function_stack,
@@ -50,6 +51,7 @@ __all__ = [
     "has_memory_of_its_own",
     "hooks_on_saved",
     "in_autocast_region",
+    "is_any_autocast_enabled",
     "is_caching_parametrizations",
     "is_compiled",
     "is_compiled_wrapper",
@@ -148,6 +150,10 @@ def watch_autocast_regions() -> None:
         forget_casts()
 
     torch.clear_autocast_cache = clear_autocast_cache
+
+
+is_any_autocast_enabled: Callable[[], bool] = _is_any_autocast_enabled
+"""Whether autocast is on for some kind of device."""
 
 
 def autocast_region() -> int:

@@ -73,8 +73,8 @@ RUNNING_STATISTICS: dict[Any, str] = {
 }
 """Functions that write into plain arguments without saying so, and the keyword that switches it on."""
 
-_is_users: dict[Any, bool] = {}
-"""Whether a code object is the user's, not torch's or farspan's."""
+_is_users: dict[str, bool] = {}
+"""By file: whether its code is the user's, not torch's or farspan's."""
 _LIBRARY = str(Path(__file__).resolve().parents[2]) + "/"
 _TORCH = str(Path(torch.__file__).resolve().parent) + "/"
 
@@ -87,14 +87,18 @@ def name_of(function: Any) -> str:
     return getattr(function, "__qualname__", None) or str(function)
 
 
-def find_where() -> Any:
-    """The user's line that is being recorded, as (code object, line number)."""
-    frame = sys._getframe(1)
+def find_where(num_callers: int = 1) -> Any:
+    """The user's line that is being recorded, as (code object, line number).
+
+    Args:
+        num_callers: How many of the callers are known to be farspan's: not looked at, which costs time.
+    """
+    frame = sys._getframe(num_callers)
     while frame is not None:
         code = frame.f_code
-        is_users = _is_users.get(code)
+        is_users = _is_users.get(code.co_filename)
         if is_users is None:
-            is_users = _is_users[code] = not code.co_filename.startswith((_LIBRARY, _TORCH))
+            is_users = _is_users[code.co_filename] = not code.co_filename.startswith((_LIBRARY, _TORCH))
         if is_users:
             return (code, frame.f_lineno)
         frame = frame.f_back

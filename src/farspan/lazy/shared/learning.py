@@ -8,7 +8,7 @@ import torch
 
 from farspan.graph import Call, Value
 from farspan.lazy.leaf import LeakError
-from farspan.lazy.metadata import Entry, Unknown, autocast_region, current_modes, digest_of, meta_of
+from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, meta_of
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.functions import find_where
@@ -55,7 +55,7 @@ def learn(
         where=find_where(),
     )
     call.path = path
-    call.region = autocast_region()
+    call.region = recorder.region(modes)
     graph = recorder.current
     graph.add(call, values)
     digest = digest_of((unknown.name, template, modes))
