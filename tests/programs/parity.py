@@ -1,4 +1,4 @@
-"""Train all cases in this group of processes, under all plans if it is of two; print what differs from the plain loop."""
+"""Train all cases in this group of processes (of two: under all plans); print what differs from the plain loop."""
 
 from __future__ import annotations
 
