@@ -20,9 +20,9 @@ from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.metadata import (
     Entry,
     MetadataCache,
+    Regions,
     Unknown,
     attributes_of,
-    autocast_region,
     current_modes,
     flatten,
     flatten_arguments,
@@ -100,7 +100,7 @@ class Recorder:
         self._known: dict[Any, tuple[Any, Entry]] = {}
         """Template and entry of ordinary calls whose arguments are tensors and plain values."""
         self._is_writing = False
-        self._region = 0
+        self.regions = Regions()
         self.here: tuple[int, ...] = ()
         """The stages where ops run by the program's own word (`farspan.on`); empty where it says nothing."""
         self.root = self.frame = Frame(0)
@@ -254,7 +254,7 @@ class Recorder:
         )
         if len(values) < len(arguments):
             call.versions = plain_versions(arguments)
-        call.region = self.region(modes)
+        call.region = self.regions.of(modes)
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current
         graph.add(call, values, at_least=at_least)
@@ -264,12 +264,6 @@ class Recorder:
             call.path = self.path_of(target)
             graph.digest = hash((graph.digest, call.path))
         return answer(self, call, entry, tensors, given)
-
-    def region(self, modes: Any) -> int:
-        """The autocast region that is being recorded; 0 until there is a call to which autocast applies."""
-        if modes[2] or self._region:
-            self._region = autocast_region()
-        return self._region
 
     def path_of(self, target: Any) -> tuple[int, int, int]:
         """What the draws of the call that is being recorded depend on."""

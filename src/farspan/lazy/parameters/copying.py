@@ -82,7 +82,6 @@ def copy_module(
             leaves.append(new_leaf)
         if id(old) in recorder.roots:
             recorder.roots.add(id(new))
-    recorder.buffers.update(id(buffer) for buffer in result.buffers() if id(buffer) not in by_id)
     recorder.keep_alive.append((result, leaves, placed))
     recorder.engine.add_parameters(placed)
     return result

@@ -55,7 +55,7 @@ def learn(
         where=find_where(),
     )
     call.path = path
-    call.region = recorder.region(modes)
+    call.region = recorder.regions.of(modes)
     graph = recorder.current
     graph.add(call, values)
     digest = digest_of((unknown.name, template, modes))
