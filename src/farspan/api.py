@@ -18,7 +18,7 @@ from farspan.lazy import glue_at, place, repeated_blocks
 from farspan.plan import Plan, parse_place, resolve, resolve_remat
 from farspan.planner import auto_plan
 from farspan.profile import atoms, keepers, tied
-from farspan.runtime.optimizers import watch_optimizers
+from farspan.runtime.optimizers.watch import watch_optimizers
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.sites import StageSite, site_of, stages_at
 from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be

@@ -279,8 +279,6 @@ def reuses_a_buffer(model: Any) -> None:
     ("build", "program", "words"),
     [
         (Plain, reuses_a_buffer, "written to since"),
-        (Plain, lambda model: torch.optim.SGD(model.parameters(), lr=0.1).state_dict(), "not whole on any one"),
-        (Plain, lambda model: torch.optim.LBFGS(model.parameters()).step(lambda: model(X).sum()), "LBFGS"),
         (Plain, lambda model: model(X).sum().backward(create_graph=True), "create_graph"),
         (Plain, lambda model: model(X.clone().requires_grad_()), "not part of the model"),
         (Plain, lambda model: model(X).register_hook(print), "gradient hook"),
@@ -347,14 +345,3 @@ def test_a_slow_reader_sees_the_parameters_of_its_own_point_of_the_program() -> 
 
 def test_refusals_are_record_errors() -> None:
     assert issubclass(RecordError, FarspanError)
-
-
-def test_a_distributed_model_cannot_be_copied_without_a_word() -> None:
-    models = [Plain() for _ in range(2)]
-
-    def program(rank: int) -> None:
-        model = farspan.distribute(models[rank])
-        with pytest.raises(RecordError):
-            copy.deepcopy(model)
-
-    run_threads(2, program)

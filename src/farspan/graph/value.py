@@ -68,7 +68,7 @@ class Value:
         self.name = name
         """The parameter's name, for a source that is a parameter; "" otherwise."""
         self.gradient_of = ""
-        """The parameter's name, for a source that is its gradient."""
+        """The parameter's name, for a source that is its gradient, and for what has been written into one since."""
         self.data: Any = None
         """The real tensor, on the rank that has it."""
         self.lazy: weakref.ref[Any] | None = None
@@ -82,6 +82,11 @@ class Value:
     def pending(self) -> bool:
         """Whether the value has yet to be computed."""
         return self.segment is not None and not self.segment.executed
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is a source that is a parameter's gradient."""
+        return bool(self.gradient_of) and self.call is None
 
     @property
     def key(self) -> tuple[int, int, int]:

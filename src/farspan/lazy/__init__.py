@@ -23,6 +23,7 @@ from farspan.lazy.ops.functions import find_where as find_where
 from farspan.lazy.ops.functions import format_where as format_where
 from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.ops.places import glue_at as glue_at
+from farspan.lazy.ops.special import read_recorded as read_recorded
 from farspan.lazy.parameters.hooks import check_hooks as check_hooks
 from farspan.lazy.parameters.place import place as place
 from farspan.lazy.randomness import Frame as Frame
@@ -39,6 +40,8 @@ from farspan.lazy.shared.inputs import take_in as take_in
 from farspan.lazy.shared.learning import learned_from_run as learned_from_run
 from farspan.lazy.shared.learning import learned_from_text as learned_from_text
 from farspan.lazy.shared.learning import text_for_others as text_for_others
+from farspan.lazy.shared.wire import structure_from_json as structure_from_json
+from farspan.lazy.shared.wire import structure_to_json as structure_to_json
 from farspan.lazy.tensor import LazyTensor as LazyTensor
 from farspan.lazy.tensor import StubParameter as StubParameter
 
@@ -72,11 +75,14 @@ __all__ = [
     "meta_of",
     "place",
     "plain_versions",
+    "read_recorded",
     "real_attributes",
     "rebuild",
     "rebuild_arguments",
     "repeated_blocks",
     "seeded",
+    "structure_from_json",
+    "structure_to_json",
     "swapped",
     "take_in",
     "text_for_others",

@@ -43,6 +43,7 @@ def record_backward(
         )
     if inputs is not None:
         recorder.refuse("backward(inputs=...) cannot be recorded", hint="freeze the other parameters instead")
+    given = [gradient.read() if type(gradient) is LazyTensor else gradient for gradient in given]
     values: list[Value] = []
     for number, root in enumerate(roots):
         if type(root) is not LazyTensor:
@@ -53,8 +54,6 @@ def record_backward(
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
         values.append(root._value)
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
-    if any(type(seed) is Value for seed in seeds):
-        recorder.refuse("backward(gradient=...) with a recorded gradient", hint="read it first: gradient.read()")
     graph = recorder.current
     backward = Backward(
         graph, values, seeds, retain_graph=bool(retain_graph), modes=current_modes(), where=find_where()

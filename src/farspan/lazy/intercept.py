@@ -20,6 +20,7 @@ from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_h
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
+from farspan.lazy.parameters.copying import copy_module, copy_parameter, copy_plainly
 from farspan.lazy.parameters.transfer import check_assigned, transferring
 from farspan.lazy.randomness import (
     DRAWS,
@@ -163,6 +164,7 @@ def _delete_grad(parameter: Any) -> None:
     _set_grad(parameter, None)
 
 
+_original_deepcopy: Any = nn.Parameter.__deepcopy__
 _original_call: Any = nn.Module.__call__
 _original_setattr: Any = nn.Module.__setattr__
 _original_state_dict: Any = nn.Module.state_dict
@@ -205,6 +207,20 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
     _original_setattr(module, name, value)
 
 
+def _deepcopy_parameter(parameter: Any, memo: dict[int, Any]) -> Any:
+    recorder = _recorder_of_parameter.get(id(parameter))
+    if recorder is None or not recorder.is_recording:
+        return _original_deepcopy(parameter, memo)
+    return copy_parameter(recorder, recorder.placed[id(parameter)], memo)
+
+
+def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> Any:
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is None or not recorder.is_recording:
+        return copy_plainly(module, memo)
+    return copy_module(recorder, module, memo, watch_module, watch_parameter)
+
+
 def _opening_leaves(register: Any) -> Any:
     """A forward hook is registered: what was recorded before it runs without it."""
 
@@ -233,6 +249,9 @@ def install() -> None:
     nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
     nn.Module.register_forward_hook = _opening_leaves(nn.Module.register_forward_hook)
     nn.Module.register_forward_pre_hook = _opening_leaves(nn.Module.register_forward_pre_hook)
+    nn.Parameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
+    StubParameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
+    nn.Module.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
     nn.Module.state_dict = _state_dict  # type: ignore[method-assign]
     nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]
     grad = property(_get_grad, _set_grad, _delete_grad)

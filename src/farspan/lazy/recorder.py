@@ -20,9 +20,9 @@ from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.metadata import (
     Entry,
     MetadataCache,
+    Regions,
     Unknown,
     attributes_of,
-    autocast_region,
     current_modes,
     flatten,
     flatten_arguments,
@@ -41,10 +41,10 @@ from farspan.lazy.ops.mutation import (
     write_apart,
     written_parameters,
 )
-from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_data
+from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_data, read_numbers
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
-from farspan.lazy.parameters.values import ParameterValues
+from farspan.lazy.parameters.values import ParameterValues, alias_of
 from farspan.lazy.randomness import DRAWS, Frame, has_own_generator, host_seed, key_of_function
 from farspan.lazy.shared.learning import learn
 from farspan.lazy.tensor import LazyTensor, StubParameter
@@ -65,6 +65,7 @@ class Engine(Protocol):
     def read_parameter(self, placed: Placed) -> torch.Tensor: ...
     def parameters_changed(self) -> None: ...
     def meet(self, what: str) -> None: ...
+    def add_parameters(self, placed: Sequence[Placed]) -> None: ...
     def stages_at(self, place: str) -> tuple[int, ...]: ...
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None: ...
 
@@ -90,6 +91,8 @@ class Recorder:
         self.pending: list[Graph] = []
         self.num_graphs = 0
         self.num_pending_backwards = 0
+        self.num_copies = 0
+        """Of distributed models and their parts."""
         self.current = self._new_graph()
         self.parameter_values = ParameterValues()
         self.gradients = Gradients(self)
@@ -97,7 +100,7 @@ class Recorder:
         self._known: dict[Any, tuple[Any, Entry]] = {}
         """Template and entry of ordinary calls whose arguments are tensors and plain values."""
         self._is_writing = False
-        self._region = 0
+        self.regions = Regions()
         self.here: tuple[int, ...] = ()
         """The stages where ops run by the program's own word (`farspan.on`); empty where it says nothing."""
         self.root = self.frame = Frame(0)
@@ -161,7 +164,7 @@ class Recorder:
             self._number = 0 if has_own_generator(kwargs) else self.frame.count(key_of_function(function))
         else:
             self._number = -1
-        return self._record_call(function, args, kwargs, None)
+        return self._record_call(function, args, read_numbers(kwargs), None)
 
     def record(
         self,
@@ -253,7 +256,7 @@ class Recorder:
         )
         if len(values) < len(arguments):
             call.versions = plain_versions(arguments)
-        call.region = self.region(modes)
+        call.region = self.regions.of(modes)
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current
         graph.add(call, values, at_least=at_least)
@@ -263,12 +266,6 @@ class Recorder:
             call.path = self.path_of(target)
             graph.digest = hash((graph.digest, call.path))
         return answer(self, call, entry, tensors, given)
-
-    def region(self, modes: Any) -> int:
-        """The autocast region that is being recorded; 0 until there is a call to which autocast applies."""
-        if modes[2] or self._region:
-            self._region = autocast_region()
-        return self._region
 
     def path_of(self, target: Any) -> tuple[int, int, int]:
         """What the draws of the call that is being recorded depend on."""
@@ -286,6 +283,9 @@ class Recorder:
         finally:
             self._is_writing = False
         self.engine.parameters_changed()
+        for item in tensors:
+            if type(item) is LazyTensor and item._alias_of is not None:
+                item._value = alias_of(item._alias_of)  # the memory, not the version that this call has made of it
         return result
 
     def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:

@@ -123,6 +123,12 @@ class LazyTensor(torch.Tensor):
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return self.read().__array__(*args, **kwargs)
 
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.read().__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self.read().__dlpack_device__()
+
     def __bool__(self) -> bool:
         return bool(self.read())
 
@@ -231,13 +237,6 @@ class StubParameter(torch.Tensor):
 
     def __hash__(self) -> int:
         return id(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        self._recorder.refuse(
-            "a distributed model cannot be copied",
-            why=f"{self._name} is a parameter that another rank owns.",
-            hint="copy the model before farspan.distribute, or load model.state_dict() into a new one",
-        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.read().__reduce_ex__(protocol)

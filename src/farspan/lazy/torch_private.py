@@ -69,6 +69,8 @@ __all__ = [
     "tree_leaves",
     "watch_autocast_regions",
     "without_modes_of",
+    "unscale_",
+    "update_scale_",
 ]
 
 _raw_grad = torch.Tensor.grad
@@ -352,3 +354,7 @@ def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result
     count = flop_registry.get(operation._overloadpacket)
     found = 0 if count is None else count(*args, **kwargs, out_val=result)
     return found if isinstance(found, int) else 0
+
+
+unscale_: Any = torch._amp_foreach_non_finite_check_and_unscale_
+update_scale_: Any = torch._amp_update_scale_

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -29,6 +30,7 @@ from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.console import Console
 from farspan.runtime.exchange import Exchange, scalars_of
+from farspan.runtime.failures import first_line, is_transport_error, notes_of
 from farspan.runtime.media import Medium
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.channel import Channels
@@ -81,7 +83,9 @@ class Engine:
         self._has_gradient: dict[str, bool] = {}
         self._masks: list[Exchange] = []
         self._flushing: Sequence[Graph] = ()
-        self._flush_reason = ""
+        self._steps = itertools.count()
+        """What all ranks do together: flushes and meetings."""
+        self._end = (_END, "")
         self.agreement = Agreement(side, deadline_s)
         self.values = SharedValues(side, self.parameters, deadline_s)
         self.inputs = Inputs(recorder, self.agreement, self.values, self.stages)
@@ -119,10 +123,10 @@ class Engine:
         graphs = self.recorder.take_pending()
         if not graphs:
             return
-        step = self.num_flushes
+        step = next(self._steps)
         self.num_flushes += 1
         self._flushing = graphs
-        self._flush_reason = f"{reason}, at {format_where(find_where())}"
+        self._end = (_END, f"end of the step: {reason}, at {format_where(find_where())}")
         began_ns = time.perf_counter_ns()
         digest = hash(tuple([graph.digest for graph in graphs]))
         self.side.start(step, digest)
@@ -184,7 +188,7 @@ class Engine:
         except Exception as error:
             if self.num_ranks > 1 and isinstance(error, RuntimeError) and self._failed.is_set():
                 self.check()
-            if self.num_ranks > 1 and _is_transport_error(error):
+            if self.num_ranks > 1 and is_transport_error(error):
                 self._failed.wait(_CAUSE_S)
                 self.check()
             self._fail(error)
@@ -196,13 +200,13 @@ class Engine:
             if not isinstance(error, RemoteError):
                 text = "".join(traceback.format_exception(error))
                 self.side.fail(
-                    f"{type(error).__name__}: {_first_line(error)}", _notes(error), text, type(error).__name__
+                    f"{type(error).__name__}: {first_line(error)}", notes_of(error), text, type(error).__name__
                 )
             self._failure = (
                 error
                 if isinstance(error, FarspanError)
                 else FarspanError(
-                    f"this rank failed earlier: {type(error).__name__}: {_first_line(error)}",
+                    f"this rank failed earlier: {type(error).__name__}: {first_line(error)}",
                     hint="start the program again",
                 )
             )
@@ -344,7 +348,7 @@ class Engine:
             return value.data.detach()
         if value.name:
             return self.read_parameter(self.parameters[value.name])
-        kind, what = ("gradient", value.gradient_of) if value.gradient_of else ("value", list(value.key))
+        kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
         return self.values.pull(self.stages[value.stage].rank, kind, what)
 
     def read_parameter(self, placed: Placed) -> torch.Tensor:
@@ -358,8 +362,16 @@ class Engine:
         self.values.advance()
 
     def meet(self, what: str) -> None:
-        """Wait until all ranks have come here."""
-        self.agreement.meet(what)
+        """Wait until all ranks have come here.
+
+        Raises:
+            DivergenceError: Some of them are elsewhere.
+        """
+        self.check()
+        step = next(self._steps)
+        self._flushing, self._end = (), (key_of(what), f"{what}, at {format_where(find_where())}")
+        self.side.start(step, key_of(what))
+        self.side.wait_agreed(step, self.deadline_s)
 
     def _is_mine(self, value: Value) -> bool:
         return self.stages[value.stage].rank == self.rank
@@ -371,7 +383,7 @@ class Engine:
         for graph in self._flushing:
             entries += [(_call_digest(call), call.describe()) for call in graph.calls]
             entries += [(_BACKWARD, f"backward() at {format_where(item.where)}") for item in graph.backwards]
-        entries.append((_END, f"end of the step: {self._flush_reason}"))
+        entries.append(self._end)
         return entries
 
 
@@ -384,18 +396,3 @@ def _changes_state(graphs: Sequence[Graph]) -> bool:
 
 def _call_digest(call: Call) -> int:
     return hash((call.entry.digest, call.stage, call.path or ()))
-
-
-def _is_transport_error(error: Exception) -> bool:
-    return isinstance(error, RuntimeError) and (
-        "gloo" in str(error).lower() or "connection" in str(error).lower() or "pair closure" in str(error)
-    )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else ""
-
-
-def _notes(error: Exception) -> str:
-    return "\n".join(getattr(error, "__notes__", []))

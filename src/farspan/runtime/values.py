@@ -17,6 +17,7 @@ from farspan.errors import RecordError
 from farspan.graph import Value
 from farspan.lazy import Placed
 from farspan.lazy.torch_private import raw_grad
+from farspan.runtime.optimizers.states import OptimizerStates
 from farspan.runtime.side import SideChannel
 from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
 
@@ -30,6 +31,7 @@ class SharedValues:
         self.side = side
         self.parameters = parameters
         self.deadline_s = deadline_s
+        self.optimizers = OptimizerStates(parameters)
         self._kept: dict[tuple[int, int, int], Value] = {}
         self._old_gradients: dict[str, torch.Tensor] = {}
         self._progress = 0
@@ -70,10 +72,16 @@ class SharedValues:
 
     def pull(self, rank: int, kind: str, what: Any) -> torch.Tensor:
         """Ask `rank` for a "parameter" or "gradient" by name, or for a "value" by key."""
-        header, payload = self.side.request(rank, {kind: what, "progress": self._progress}, self.deadline_s)
-        return unpack_tensor(header, payload)
+        return unpack_tensor(*self._ask(rank, kind, what))
 
-    def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], memoryview]:
+    def pull_state(self, rank: int, number: int, name: str) -> Any:
+        """Ask `rank` what optimizer `number` keeps for one of its parameters."""
+        return self.optimizers.unpack(*self._ask(rank, "state", [number, name]))
+
+    def _ask(self, rank: int, kind: str, what: Any) -> tuple[dict[str, Any], bytearray]:
+        return self.side.request(rank, {kind: what, "progress": self._progress}, self.deadline_s)
+
+    def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         """Another rank asks (called in a worker thread)."""
         wanted = request["progress"]
         with self._progressed:
@@ -87,6 +95,8 @@ class SharedValues:
                 )
         if "parameter" in request:
             return pack_tensor(self.parameters[request["parameter"]].tensor)
+        if "state" in request:
+            return self.optimizers.answer(*request["state"])
         if "gradient" in request:
             name = request["gradient"]
             gradient = self._old_gradients.get(name)

@@ -19,8 +19,8 @@ from farspan.lazy.metadata.entry import intern as intern
 from farspan.lazy.metadata.entry import meta_of as meta_of
 from farspan.lazy.metadata.ladder import MetadataCache as MetadataCache
 from farspan.lazy.metadata.modes import Modes as Modes
+from farspan.lazy.metadata.modes import Regions as Regions
 from farspan.lazy.metadata.modes import apply_modes as apply_modes
-from farspan.lazy.metadata.modes import autocast_region as autocast_region
 from farspan.lazy.metadata.modes import current_modes as current_modes
 from farspan.lazy.metadata.modes import in_region as in_region
 from farspan.lazy.metadata.predict import observe as observe
@@ -38,11 +38,11 @@ __all__ = [
     "MetadataCache",
     "Modes",
     "MutableArguments",
+    "Regions",
     "Unknown",
     "apply_modes",
     "apply_result",
     "attributes_of",
-    "autocast_region",
     "current_modes",
     "describe_result",
     "digest_of",

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from farspan.lazy.torch_private import autocast_region as autocast_region
-from farspan.lazy.torch_private import in_autocast_region, is_any_autocast_enabled
+from farspan.lazy.torch_private import autocast_region, in_autocast_region, is_any_autocast_enabled
 
-__all__ = ["Modes", "apply_modes", "autocast_region", "current_modes", "in_region"]
+__all__ = ["Modes", "Regions", "apply_modes", "current_modes", "in_region"]
 
 Modes = tuple[Any, ...]
 _NOTHING = contextlib.nullcontext()
@@ -37,6 +36,19 @@ def _current_autocast() -> tuple[Any, ...]:
             if torch.is_autocast_enabled(kind)
         ]
     )
+
+
+class Regions:
+    """Which autocast region each call is recorded in, without asking torch where there is none."""
+
+    def __init__(self) -> None:
+        self._latest = 0
+
+    def of(self, modes: Modes) -> int:
+        """The region that is open now, under `modes`; 0 until there is a call to which autocast applies."""
+        if modes[2] or self._latest:
+            self._latest = autocast_region()
+        return self._latest
 
 
 def apply_modes(modes: Modes) -> contextlib.AbstractContextManager[None]:

@@ -27,9 +27,11 @@ def answer(recorder: Recorder, call: Call, entry: Entry, tensors: list[torch.Ten
         tensor = tensors[argument]
         if type(tensor) is not LazyTensor:
             continue  # a parameter, which stays what it is
-        tensor._value.lazy = None
-        tensor._value = call.outputs[entry.num_results + number]
-        tensor._value.lazy = weakref.ref(tensor)
+        old, new = tensor._value, call.outputs[entry.num_results + number]
+        new.gradient_of = old.gradient_of  # still the same memory
+        old.lazy = None
+        tensor._value = new
+        new.lazy = weakref.ref(tensor)
     results: list[torch.Tensor] = []
     for i in range(entry.num_results):
         same = entry.same_as[i]

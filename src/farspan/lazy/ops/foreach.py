@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from farspan.lazy.metadata import flatten
-from farspan.lazy.tensor import LazyTensor
+from farspan.lazy.ops.stages import stage_of
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
@@ -21,7 +21,7 @@ def record_foreach(recorder: Recorder, function: Any, args: tuple[Any, ...], kwa
     number = len(args[0])
     by_stage: dict[int | None, list[int]] = {}
     for index, item in enumerate(args[0]):
-        by_stage.setdefault(_stage_of(recorder, item), []).append(index)
+        by_stage.setdefault(stage_of(recorder, item), []).append(index)
     results: list[Any] = [None] * number
     has_results = False
     for stage, indices in by_stage.items():
@@ -36,13 +36,6 @@ def record_foreach(recorder: Recorder, function: Any, args: tuple[Any, ...], kwa
             for index, result in zip(indices, part, strict=True):
                 results[index] = result
     return results if has_results else None
-
-
-def _stage_of(recorder: Recorder, item: Any) -> int | None:
-    if type(item) is LazyTensor:
-        return item._value.stage
-    placed = recorder.placed.get(id(item))
-    return None if placed is None else placed.stage
 
 
 def _pick(item: Any, number: int, indices: list[int]) -> Any:

@@ -10,7 +10,6 @@ import torch
 
 __all__ = [
     "CHANGES_GRADIENT_FLOW",
-    "FACTORIES",
     "PASS_THROUGH",
     "READERS",
     "REFUSED",
@@ -60,13 +59,11 @@ REFUSED: dict[Any, str] = {
     torch.autograd.grad: "use loss.backward() and read param.grad",
     _T.retain_grad: "keep the module that needs the gradient on one stage",
     _T.share_memory_: "read the tensor first: tensor.read()",
+    _T.storage: "read the tensor first: tensor.read()",
     _T.untyped_storage: "read the tensor first: tensor.read()",
     _T.data_ptr: "read the tensor first: tensor.read()",
 }
 """Functions that cannot be right on recorded tensors, with what to do instead."""
-
-FACTORIES: frozenset[Any] = frozenset([torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like])
-"""Functions that take nothing but the shape of a tensor."""
 
 CHANGES_GRADIENT_FLOW: frozenset[Any] = frozenset([_T.requires_grad_, _T.requires_grad.__set__])
 

@@ -10,28 +10,42 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.graph import Meta, Value
-from farspan.lazy.metadata import Entry, intern, map_tensors
+from farspan.lazy.metadata import Entry, map_tensors
 from farspan.lazy.ops.autograd_function import FunctionCall
-from farspan.lazy.ops.functions import FACTORIES, READERS, REFUSED, RUNNING_STATISTICS, name_of
+from farspan.lazy.ops.functions import READERS, REFUSED, RUNNING_STATISTICS, name_of
 from farspan.lazy.ops.places import to
 from farspan.lazy.parameters.hooks import HOOKS, register
+from farspan.lazy.parameters.scaling import SCALING
+from farspan.lazy.parameters.values import alias_of
 from farspan.lazy.tensor import LazyTensor, StubParameter
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["HANDLERS", "data_to_draw", "is_own_draw", "read_data"]
+__all__ = ["HANDLERS", "data_to_draw", "is_own_draw", "read_data", "read_numbers", "read_recorded"]
 
 Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 _T: Any = torch.Tensor
 _LIKE = frozenset([torch.rand_like, torch.randn_like, torch.randint_like])
+_NUMBERS = ("alpha", "beta", "value")
 _SAME: dict[str, str] = {"gradient": "gradients", "grad_tensors": "gradients", "grad_variables": "gradients"}
 
 
 def read_data(tensor: Any) -> Any:
     """The plain tensor behind a recorded one, fetched from its owner."""
     return tensor.read() if type(tensor) in (LazyTensor, StubParameter) else tensor
+
+
+def read_recorded(state: Any) -> Any:
+    """`state`, with the data of recorded tensors in their place."""
+    return map_tensors(state, read_data)
+
+
+def read_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`kwargs` with numbers in the place of recorded tensors where torch takes numbers only, and reads what it gets."""
+    if not any(type(kwargs.get(name)) is LazyTensor for name in _NUMBERS):
+        return kwargs
+    return {name: item.item() if name in _NUMBERS and torch.is_tensor(item) else item for name, item in kwargs.items()}
 
 
 def is_own_draw(function: Any, entry: Entry) -> bool:
@@ -83,12 +97,7 @@ def _data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
     placed = recorder.placed.get(id(tensor))
     if placed is None:
         return NotImplemented
-    meta = placed.meta
-    alias = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
-    value = Value(alias, placed.stage, name=placed.name)
-    if placed.is_owned:
-        value.data = placed.tensor.detach()
-    lazy = LazyTensor.make(value, recorder)
+    lazy = LazyTensor.make(alias_of(placed), recorder)
     lazy._alias_of = placed
     return lazy
 
@@ -104,30 +113,14 @@ def _set_data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
             parameter.copy_(value)
 
 
-def _make_like(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
-    """A plain tensor in a parameter's shape, without memory where the parameter has none (optimizers' state)."""
-    placed = recorder.placed.get(id(args[0]))
-    if placed is None:
-        return NotImplemented
-    recorder.is_recording = False
-    try:
-        if placed.is_owned:
-            return function(*args, **kwargs)
-        one = torch.empty((), dtype=placed.meta.dtype, device=placed.meta.device)
-        options = {**kwargs, "memory_format": torch.preserve_format}
-        return function(one, *args[1:], **options).expand(placed.meta.shape)
-    finally:
-        recorder.is_recording = True
-
-
 HANDLERS: dict[Any, Handler] = {
     torch.Tensor.backward: _backward,
     torch.autograd.backward: _backward,
+    **SCALING,
     **dict.fromkeys(READERS, _read),
     **dict.fromkeys(REFUSED, _refuse),
     **dict.fromkeys(HOOKS, register),
     **dict.fromkeys(RUNNING_STATISTICS, _normalise),
-    **dict.fromkeys(FACTORIES, _make_like),
     _T.to: to,
     _T.detach: _data,
     _T.data.__get__: _data,

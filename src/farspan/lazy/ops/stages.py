@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +14,15 @@ from farspan.lazy.tensor import LazyTensor
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["stage_for"]
+__all__ = ["stage_for", "stage_of"]
+
+
+def stage_of(recorder: Recorder, item: Any) -> int | None:
+    """Where a recorded tensor or a parameter lives; None for what every rank has."""
+    if type(item) is LazyTensor:
+        return item._value.stage
+    placed = recorder.placed.get(id(item))
+    return None if placed is None else placed.stage
 
 
 def stage_for(

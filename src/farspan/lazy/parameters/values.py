@@ -10,7 +10,16 @@ from farspan.lazy.metadata import intern
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
 
-__all__ = ["ParameterValues"]
+__all__ = ["ParameterValues", "alias_of"]
+
+
+def alias_of(placed: Placed) -> Value:
+    """The parameter's memory without its gradient: what `param.data` and `param.detach()` are."""
+    meta = placed.meta
+    value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage, name=placed.name)
+    if placed.is_owned:
+        value.data = placed.tensor.detach()
+    return value
 
 
 class ParameterValues:

@@ -55,7 +55,7 @@ def learn(
         where=find_where(),
     )
     call.path = path
-    call.region = recorder.region(modes)
+    call.region = recorder.regions.of(modes)
     graph = recorder.current
     graph.add(call, values)
     digest = digest_of((unknown.name, template, modes))
@@ -66,6 +66,7 @@ def learn(
         entry: Entry | Unknown = call.entry
         if isinstance(entry, Unknown):
             return  # it can only be called part by part
+        _check_written(recorder, call, entry, arguments)
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         let_record_written(recorder, call, tensors, recordable)
         recorder.cache.learned(target, template, metas, modes, entry)
@@ -75,6 +76,20 @@ def learn(
     if not answers:
         raise LeakError(f"{unknown.name} names a place inside, or uses a parameter of another module")
     return answers[0]
+
+
+def _check_written(recorder: Recorder, call: Call, entry: Entry, arguments: list[Any]) -> None:
+    """Raise if the run has written into what came from another stage, and so into a copy.
+
+    Raises:
+        RecordError: The same on every rank.
+    """
+    for item in [arguments[number] for number in entry.mutated]:
+        if isinstance(item, Value) and item.name and item.stage != call.stage:
+            recorder.refuse(
+                f"{entry.name} writes into {item.describe()}, and what it does depends on data of another stage",
+                hint="read what it depends on first: tensor.item()",
+            )
 
 
 # At the owner, and then at the others.

@@ -162,7 +162,7 @@ class Executor:
 
     def _send(self, bundle: Bundle) -> None:
         metas, _ = self._metas(bundle)
-        tensors = [item.data.detach() if isinstance(item, Value) else self.gradients.pop(item) for item in bundle.items]
+        tensors = [_as_sent(item) if isinstance(item, Value) else self.gradients.pop(item) for item in bundle.items]
         self.channels.send(bundle, tensors, metas)
 
     def _metas(self, bundle: Bundle) -> tuple[Sequence[Meta], int]:
@@ -179,3 +179,8 @@ class Executor:
                 end_ns=time.perf_counter_ns(),
             )
         )
+
+
+def _as_sent(value: Value) -> torch.Tensor:
+    """A parameter's gradient may be written into while it is on its way."""
+    return value.data.detach().clone() if value.gradient_of else value.data.detach()

@@ -176,9 +176,9 @@ def _placeholder(item: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 def _writable(item: Any, tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
     """What an in-place call may write into. Others keep the old version."""
-    if type(item) is not Value or item.gradient_of:
+    if type(item) is not Value:
         return tensor
-    if item in segment.leaves:
+    if item in segment.leaves and not item.gradient_of:
         return tensor.clone()  # came over a border: not ours alone, and a leaf of autograd
     if item in segment.outputs:
         item.data = tensor.clone()  # the old version is still to be sent, or read

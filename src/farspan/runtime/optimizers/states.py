@@ -1,0 +1,88 @@
+"""What optimizers keep for their parameters: each rank has it for its own ones, and tells the others when they ask."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from farspan.lazy import Placed, flatten, meta_of, rebuild, structure_from_json, structure_to_json
+from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
+
+__all__ = ["OptimizerStates", "copy_of", "own_part", "placed_in"]
+
+
+class OptimizerStates:
+    """The optimizers of one rank that have stepped or been loaded: numbered in that order, the same on every rank."""
+
+    def __init__(self, parameters: Mapping[str, Placed]) -> None:
+        self.parameters = parameters
+        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self._next = itertools.count()
+
+    def number_of(self, optimizer: Optimizer) -> int | None:
+        """None for one that has not stepped: what it keeps is what every rank has made alike."""
+        return self._numbers.get(optimizer)
+
+    def add(self, optimizer: Optimizer) -> bool:
+        """All ranks step or load it. Whether it is new."""
+        if optimizer in self._numbers:
+            return False
+        number = self._numbers[optimizer] = next(self._next)
+        self._optimizers[number] = optimizer
+        return True
+
+    def answer(self, number: int, name: str) -> tuple[dict[str, Any], bytes]:
+        """What optimizer `number` keeps for a parameter of this rank."""
+        optimizer = self._optimizers[number]
+        state = optimizer.state.get(self.parameters[name].tensor)
+        template, tensors = flatten(state)
+        packed = [pack_tensor(tensor) for tensor in tensors]
+        header = {
+            "structure": structure_to_json(template, [meta_of(tensor.detach().cpu()) for tensor in tensors]).decode(),
+            "tensors": [[header, len(data)] for header, data in packed],
+        }
+        return header, b"".join(data for _, data in packed)
+
+    @staticmethod
+    def unpack(header: dict[str, Any], payload: bytes | bytearray) -> Any:
+        """What `answer` has packed: a dictionary, or None where the parameter has not been trained yet."""
+        template, metas = structure_from_json(header["structure"].encode())
+        tensors: list[torch.Tensor] = []
+        begin = 0
+        for (of_tensor, size), meta in zip(header["tensors"], metas, strict=True):
+            tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
+            tensors.append(tensor.copy_(unpack_tensor(of_tensor, bytes(payload[begin : begin + size]))))
+            begin += size
+        return rebuild(template, tensors)
+
+
+def placed_in(optimizer: Optimizer, placed: Mapping[int, Placed]) -> list[Placed]:
+    """The parameters of distributed models that `optimizer` has, in its order."""
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    return [placed[id(tensor)] for tensor in tensors if id(tensor) in placed]
+
+
+def own_part(optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]) -> dict[str, Any]:
+    """Of a whole state dictionary, what this rank keeps."""
+    names = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
+    tensors = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    elsewhere = {
+        name
+        for name, tensor in zip(names, tensors, strict=False)  # the optimizer itself complains of other numbers
+        if id(tensor) in placed and not placed[id(tensor)].is_owned
+    }
+    kept = {name: item for name, item in state["state"].items() if name not in elsewhere}
+    return {**state, "state": defaultdict(dict, kept) if isinstance(state["state"], defaultdict) else kept}
+
+
+def copy_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dictionary with tensors of its own, which can become recorded ones when they are written into."""
+    template, tensors = flatten(state["state"])
+    return {**state, "state": rebuild(template, [tensor.clone() for tensor in tensors])}

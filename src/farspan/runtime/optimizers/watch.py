@@ -1,0 +1,161 @@
+"""Optimizers: the recorded backwards run before a step, and inside it parameters and gradients are plain tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import LBFGS
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from farspan.errors import RecordError
+from farspan.lazy import read_recorded
+from farspan.runtime.engine import Engine
+from farspan.runtime.optimizers.states import copy_of, own_part, placed_in
+from farspan.runtime.world import current_engine
+
+__all__ = ["watch_optimizers"]
+
+_watched = False
+_original_state_dict: Any = Optimizer.state_dict
+_original_load: Any = Optimizer.load_state_dict
+
+
+def watch_optimizers() -> None:
+    """Hook all optimizers of this process, once."""
+    global _watched
+    if not _watched:
+        register_optimizer_step_pre_hook(_before)
+        register_optimizer_step_post_hook(_after)
+        Optimizer.state_dict = _state_dict  # type: ignore[method-assign]
+        Optimizer.load_state_dict = _load_state_dict  # type: ignore[method-assign]
+        _watched = True
+
+
+# Saving and loading.
+
+
+@functools.wraps(Optimizer.state_dict)
+def _state_dict(optimizer: Optimizer) -> Any:
+    """The whole state, with what other ranks keep fetched from there."""
+    engine = _engine_of(optimizer)
+    if engine is None:
+        return _original_state_dict(optimizer)
+    own = optimizer.state
+    optimizer.state = _whole_state(engine, optimizer)
+    try:
+        return _original_state_dict(optimizer)
+    finally:
+        optimizer.state = own
+
+
+def _whole_state(engine: Engine, optimizer: Optimizer) -> defaultdict[Any, Any]:
+    number = engine.values.optimizers.number_of(optimizer)
+    whole: defaultdict[Any, Any] = defaultdict(dict)
+    for placed in placed_in(optimizer, engine.recorder.placed):
+        state = optimizer.state.get(placed.tensor)
+        if not placed.is_owned and number is not None and not _is_recorded(optimizer):
+            state = engine.values.pull_state(engine.stages[placed.stage].rank, number, placed.name)
+        if state is not None:
+            whole[placed.tensor] = read_recorded(state)
+    whole.update((key, state) for key, state in optimizer.state.items() if key not in whole)
+    return whole
+
+
+@functools.wraps(Optimizer.load_state_dict)
+def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """Give this rank its part; every rank loads the same dictionary."""
+    engine = _engine_of(optimizer)
+    if engine is None:
+        _original_load(optimizer, state_dict)
+        return
+    engine.meet("optimizer.load_state_dict()")  # nobody reads the old state any more
+    if _is_recorded(optimizer):
+        state_dict = copy_of(state_dict)
+    else:
+        state_dict = own_part(optimizer, state_dict, engine.recorder.placed)
+    engine.recorder.is_recording = False
+    try:
+        _original_load(optimizer, state_dict)
+    finally:
+        engine.recorder.is_recording = True
+    engine.values.optimizers.add(optimizer)
+    engine.parameters_changed()
+
+
+# Steps.
+
+
+def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    engine = current_engine()
+    if engine is None or not placed_in(optimizer, engine.recorder.placed):
+        return None
+    if not engine.recorder.is_recording and not engine.recorder.is_in_optimizer:
+        raise RecordError(
+            "optimizer.step() is called in a gradient hook.",
+            why="the backward runs when all micro-batches of the step have been recorded: the parameters would\n"
+            "change while later ones still need them.",
+            hint="call optimizer.step() after loss.backward()",
+        )
+    if _is_recorded(optimizer):
+        return None
+    args, kwargs = _with_recording_closure(engine, args, kwargs)
+    if engine.recorder.has_pending():
+        engine.flush("optimizer.step()")
+    else:
+        engine.meet("optimizer.step()")  # a slower rank may still read what the step will change
+    if engine.values.optimizers.add(optimizer):
+        _make_state_plain(engine, optimizer)
+    engine.recorder.enter_optimizer()
+    return args, kwargs
+
+
+def _is_recorded(optimizer: Optimizer) -> bool:
+    """Whether its step works on all parameters together, and so runs on every rank, recorded like a user's own code."""
+    return isinstance(optimizer, LBFGS)
+
+
+def _make_state_plain(engine: Engine, optimizer: Optimizer) -> None:
+    """State that the optimizer's constructor has made in the shape of parameters was recorded."""
+    for placed in placed_in(optimizer, engine.recorder.placed):
+        if placed.tensor in optimizer.state:
+            state = optimizer.state.pop(placed.tensor)
+            if placed.is_owned:
+                optimizer.state[placed.tensor] = read_recorded(state)
+
+
+def _with_recording_closure(engine: Engine, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The optimizer (first argument) may get a closure: what it does is recorded as ever, and run before it returns."""
+
+    def wrap(closure: Any) -> Any:
+        def recorded() -> Any:
+            engine.recorder.leave_optimizer()
+            try:
+                result = closure()
+                engine.flush("the closure of optimizer.step()")
+            finally:
+                engine.recorder.enter_optimizer()
+            return result
+
+        return recorded if callable(closure) else closure
+
+    return (*args[:1], *map(wrap, args[1:2]), *args[2:]), {
+        name: wrap(value) if name == "closure" else value for name, value in kwargs.items()
+    }
+
+
+def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    engine = current_engine()
+    if engine is not None and engine.recorder.is_in_optimizer:
+        engine.recorder.leave_optimizer()
+        engine.parameters_changed()
+
+
+def _engine_of(optimizer: Optimizer) -> Engine | None:
+    """The engine, if `optimizer` has parameters of a distributed model and is the program's to save and load."""
+    engine = current_engine()
+    if engine is None or not engine.recorder.is_recording or not placed_in(optimizer, engine.recorder.placed):
+        return None
+    return engine
