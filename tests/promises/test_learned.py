@@ -188,7 +188,7 @@ class Reread(nn.Module):
             y = y + part(memory)
         y = self.last(y * memory) + memory
         for part in self.parts:
-            y = torch.tanh(part.linear(y))
+            y = torch.tanh(part.get_submodule("linear")(y))
         return self.head(self.last(y))
 
 

@@ -104,6 +104,6 @@ def _placed_like(known: Placed, name: str, tensor: torch.Tensor) -> Placed:
         known.meta,
         known.is_owned,
         known.is_parameter,
-        is_tied=known.is_tied,
+        is_shared=known.is_shared,
         is_written=known.is_written,
     )
