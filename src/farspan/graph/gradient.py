@@ -78,7 +78,7 @@ def route(backward: Backward, released: Collection[Call] = ()) -> list[Part]:
     queue: list[tuple[int, int, Call]] = []
     queued: set[Call] = set()
     users: dict[Value, dict[Part, None]] = {}
-    leaf_parts: dict[Any, dict[Part, None]] = {}
+    leaf_calls: dict[Any, dict[Part, list[Call]]] = {}
     native: dict[str, tuple[Any, dict[Part, None]]] = {}  # parameters used as such, where they live, by name
 
     def part_of(segment: Segment) -> Part:
@@ -109,7 +109,7 @@ def route(backward: Backward, released: Collection[Call] = ()) -> list[Part]:
             )
         part.calls.append(call)
         if hasattr(call.target, "placed"):
-            leaf_parts.setdefault(call.target, {})[part] = None
+            leaf_calls.setdefault(call.target, {}).setdefault(part, []).append(call)
         reached: set[int] = set()
         for output, sources in zip(call.outputs, call.entry.depends_on, strict=True):
             if output in active:
@@ -123,11 +123,11 @@ def route(backward: Backward, released: Collection[Call] = ()) -> list[Part]:
             elif value.segment is not segment:
                 users.setdefault(value, {})[part] = None
             activate(value)
-    for leaf, using in leaf_parts.items():
+    for leaf, using in leaf_calls.items():
         for part in using:
             part.touches[leaf] = None
     _link_values(users, parts)
-    _link_parameters(backward, users, native, leaf_parts, parts)
+    _link_parameters(backward, users, native, leaf_calls, parts)
     return sorted(parts.values(), key=lambda part: part.order, reverse=True)
 
 
@@ -142,15 +142,20 @@ def _link_parameters(
     backward: Backward,
     users: dict[Value, dict[Part, None]],
     native: dict[str, tuple[Any, dict[Part, None]]],
-    leaf_parts: dict[Any, dict[Part, None]],
+    leaf_calls: dict[Any, dict[Part, list[Call]]],
     parts: dict[Any, Part],
 ) -> None:
     remote = {value.name: (value, using) for value, using in users.items() if value.name}
-    for leaf, using in leaf_parts.items():
-        for placed in leaf.placed:
+    for leaf, calls in leaf_calls.items():
+        for number, placed in enumerate(leaf.placed):
             if placed.stage != leaf.stage or not placed.is_parameter:
                 continue
-            if len(using) > 1 or placed.is_shared or placed.name in native or placed.name in remote:
+            if len(calls) > 1 or placed.is_shared or placed.name in native or placed.name in remote:
+                using = {
+                    part: None
+                    for part, there in calls.items()
+                    if any(number not in call.entry.unused_parameters for call in there)
+                }
                 native.setdefault(placed.name, (placed.meta, {}))[1].update(using)
     for name, (meta, using) in native.items():
         for part in using:

@@ -29,6 +29,8 @@ class Entry:
     """Whether the result or a change refers to an argument object."""
     unused: frozenset[int]
     """Arguments that the call only passes by: their data is not needed."""
+    unused_parameters: frozenset[int]
+    """Of its leaf's `placed`, by number: what the call has and never looks at, so that no gradient comes to it."""
     attributes: tuple[str, ...]
     """What the call writes on its leaf's modules, by their numbers and names."""
     metas: tuple[Meta, ...]
@@ -94,6 +96,7 @@ class Unknown:
     is_random = True
     is_random_in_python = True
     unused: frozenset[int] = frozenset()
+    unused_parameters: frozenset[int] = frozenset()
     mutated: tuple[int, ...] = ()
     metas: tuple[Meta, ...] = ()
     differentiable: tuple[int, ...] = ()

@@ -168,6 +168,12 @@ def observe(
         for item, tensor in owned:
             item.is_written |= storage_id(tensor) in watch.written or storage_id(tensor) in watch.updated
         passed_by = [i for i, tensor in enumerate(tensors) if is_leaf and storage_id(tensor) not in watch.used]
+        held = owned or [(item, item.tensor) for item in (target.placed if is_leaf else ())]
+        unused_parameters = [
+            number
+            for number, (item, tensor) in enumerate(held)
+            if (owned or item.is_owned) and storage_id(tensor) not in watch.used
+        ]
     keep(outputs)
     name = name_of(target)
     parts = (name, template, list(map(repr, metas)), modes, described.template, list(map(repr, output_metas)))
@@ -177,6 +183,7 @@ def observe(
         changes=described.changes,
         names_arguments=described.names_arguments,
         unused=frozenset(passed_by),
+        unused_parameters=frozenset(unused_parameters),
         attributes=tuple(arguments.objects.get(ATTRIBUTES, ())),
         metas=output_metas,
         num_results=len(results),
