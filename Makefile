@@ -28,7 +28,7 @@ lint: $(INSTALLED)  ## ruff and pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 pytest: lint
-	$(BIN)/pytest -n $(NUM_WORKERS) $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(NUM_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 demo: $(INSTALLED)  ## train a GPT over two processes, and compare with one
 	@mkdir -p build

@@ -34,6 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 from benchmarks.common import arguments, finish, micros, run_ranks  # noqa: E402
 
 import farspan  # noqa: E402
+import farspan.runtime.backward.split as split_module  # noqa: E402
 import farspan.runtime.engine as engine_module  # noqa: E402
 import farspan.runtime.step.segment as segment_module  # noqa: E402
 from farspan.lazy import Recorder, activate, install  # noqa: E402
@@ -114,12 +115,14 @@ def watch(engine: Any) -> Stopwatch:
     for owner, names, part in (
         (engine, ("flush",), "flush"),
         (engine_module, ("build_program",), "build"),
-        (engine.executor, ("_forward", "_backward"), "task"),
+        (engine.executor, ("_forward", "_backward", "_run_weights"), "task"),
         (engine.executor, ("_post", "_send"), "transfer"),
         (engine.executor, ("_wait",), "wait"),
         (engine.side, ("wait_agreed", "gathered", "request"), "wait"),
         (segment_module, ("_call_target",), "compute"),
         (torch.autograd, ("backward",), "compute"),
+        (split_module.Split, ("run_first_half",), "compute"),
+        (split_module.Deferred, ("run",), "compute"),
     ):
         for name in names:
             stopwatch.around(owner, name, part)
