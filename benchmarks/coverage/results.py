@@ -107,6 +107,7 @@ def report(names: list[str], args: Any) -> tuple[str, bool, list[dict[str, Any]]
         _print_table(names, rows, columns)
     share = min(shares, default=0.0)
     num_wanted = 1 if args.quick or args.only or args.sample > 1 else BAR_FAMILIES
+    num_wanted = len(names) if args.tenth else num_wanted  # none of them may stop to train in one process
     holds = share >= BAR_RIGHT and len(local) >= num_wanted and not num_bad
     bar = f"bar {BAR_RIGHT:.0%} of at least {BAR_FAMILIES}, and 0"
     figure = f"{len(local)} families, {share:.1%} right, {num_bad} wrong, crashed or hung ({bar})"

@@ -132,6 +132,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--out", default=str(ROOT / "build" / "coverage"), help="folder of the rows")
     parser.add_argument("--only", metavar="PATTERN", action="append", help="families whose name matches, as in a shell")
+    parser.add_argument("--tenth", action="store_true", help="those of tenth.txt: quick ones of every kind")
     parser.add_argument("--sample", type=int, default=1, metavar="N", help="every Nth family by name")
     parser.add_argument("--stages", nargs="+", default=["2", "3"], metavar="N")
     parser.add_argument("--workers", type=int, default=1)
@@ -150,6 +151,12 @@ def main() -> None:
     from benchmarks.coverage.families import family_names
 
     names = sorted(family_names())
+    if args.tenth:
+        tenth = (Path(__file__).parent / "tenth.txt").read_text().split()
+        unknown = sorted(set(tenth) - set(names))
+        if unknown:
+            raise SystemExit(f"tenth.txt names families that this transformers has not: {', '.join(unknown)}")
+        names = tenth
     if args.only:
         names = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in args.only)]
     names = names[:: args.sample]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.support.ranks import run_threads
 from torch import nn
 
 import farspan
-from farspan.errors import PlanError, RecordError
+from farspan.errors import DivergenceError, PlanError, RecordError
 
 # Class, names, parameters.
 
@@ -140,3 +141,33 @@ def test_wrong_arguments_are_named() -> None:
             torch.autograd.grad(out.sum(), list(model.parameters()))
 
     on_ranks(1, program)
+
+
+# The data.
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_ranks_that_feed_different_batches_are_named(is_whole: bool) -> None:
+    first = nn.Embedding(9, 8) if is_whole else nn.Linear(8, 8)
+    models = [nn.Sequential(copy.deepcopy(first), nn.Linear(8, 9), nn.Linear(9, 5)) for _ in range(3)]
+
+    def program(rank: int) -> None:
+        model = farspan.distribute(models[rank])
+        generator = torch.Generator().manual_seed(int(rank == 2))
+        x = torch.randint(9, (4,), generator=generator) if is_whole else torch.randn(4, 8, generator=generator)
+        model(x).sum().backward()
+        farspan.flush()
+
+    with pytest.raises(DivergenceError, match=r"(?s)with the checksum .*, given to .*\n.*rank 2: "):
+        run_threads(3, program)
+
+
+def test_values_that_differ_in_their_last_bits_only_are_the_same_data() -> None:
+    models = [nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 9)) for _ in range(2)]
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+    def program(rank: int) -> None:
+        farspan.distribute(models[rank])(x * (1 + 2e-7 * rank)).sum().backward()
+        farspan.flush()
+
+    run_threads(2, program)

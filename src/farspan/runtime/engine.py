@@ -31,6 +31,7 @@ from farspan.runtime.agreement import Agreement
 from farspan.runtime.console import Console
 from farspan.runtime.exchange import Exchange, scalars_of
 from farspan.runtime.failures import first_line, is_transport_error, notes_of
+from farspan.runtime.history import History
 from farspan.runtime.media import Medium
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.channel import Channels
@@ -47,7 +48,6 @@ _log = logging.getLogger(__name__)
 _CAUSE_S = 5.0
 """How long a broken transfer waits for the news of why it broke."""
 LOOKAHEAD = 2
-_BACKWARD, _END = 1, 2
 
 
 class Engine:
@@ -82,14 +82,13 @@ class Engine:
         self._failed = threading.Event()
         self._has_gradient: dict[str, bool] = {}
         self._masks: list[Exchange] = []
-        self._flushing: Sequence[Graph] = ()
         self._steps = itertools.count()
         """What all ranks do together: flushes and meetings."""
-        self._end = (_END, "")
+        self._history = History()
         self.agreement = Agreement(side, deadline_s)
         self.values = SharedValues(side, self.parameters, deadline_s)
         self.inputs = Inputs(recorder, self.agreement, self.values, self.stages)
-        side.history = self._history
+        side.history = self._history.entries
         side.on_failure = self._on_failure
         recorder.engine = self
         self.sow(seed)
@@ -125,10 +124,8 @@ class Engine:
             return
         step = next(self._steps)
         self.num_flushes += 1
-        self._flushing = graphs
-        self._end = (_END, f"end of the step: {reason}, at {format_where(find_where())}")
         began_ns = time.perf_counter_ns()
-        digest = hash(tuple([graph.digest for graph in graphs]))
+        digest = self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}")
         self.side.start(step, digest)
         if learning is not None or _changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
@@ -259,7 +256,7 @@ class Engine:
                     segment.entries.clear()
             graph.calls = []
             graph.sources = {}
-        self._flushing = ()
+        self._history.end()
 
     # Values that every rank will want.
 
@@ -369,22 +366,12 @@ class Engine:
         """
         self.check()
         step = next(self._steps)
-        self._flushing, self._end = (), (key_of(what), f"{what}, at {format_where(find_where())}")
+        self._history.begin_meeting(f"{what}, at {format_where(find_where())}", key_of(what))
         self.side.start(step, key_of(what))
         self.side.wait_agreed(step, self.deadline_s)
 
     def _is_mine(self, value: Value) -> bool:
         return self.stages[value.stage].rank == self.rank
-
-    # For the comparison of the ranks' programs.
-
-    def _history(self, step: int) -> list[tuple[int, str]]:
-        entries: list[tuple[int, str]] = []
-        for graph in self._flushing:
-            entries += [(_call_digest(call), call.describe()) for call in graph.calls]
-            entries += [(_BACKWARD, f"backward() at {format_where(item.where)}") for item in graph.backwards]
-        entries.append(self._end)
-        return entries
 
 
 def _changes_state(graphs: Sequence[Graph]) -> bool:
@@ -392,7 +379,3 @@ def _changes_state(graphs: Sequence[Graph]) -> bool:
     return any(
         call.entry.mutated or getattr(call.target, "has_buffers", False) for graph in graphs for call in graph.calls
     )
-
-
-def _call_digest(call: Call) -> int:
-    return hash((call.entry.digest, call.stage, call.path or ()))

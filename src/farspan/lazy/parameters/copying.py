@@ -50,7 +50,6 @@ def copy_module(
 ) -> nn.Module:
     """Copy `module`; every rank copies the parameters that it owns."""
     recorder.flush_before_change("copy.deepcopy of a model")
-    recorder.engine.meet("copy.deepcopy of a model")
     recorder.num_copies += 1
     prefix = f"copy{recorder.num_copies}."
     placed: list[Placed] = []
@@ -84,6 +83,7 @@ def copy_module(
             recorder.roots.add(id(new))
     recorder.keep_alive.append((result, leaves, placed))
     recorder.engine.add_parameters(placed)
+    recorder.engine.meet("copy.deepcopy of a model")  # from here on others may ask for what this rank has copied
     return result
 
 
