@@ -232,7 +232,7 @@ def test_generate_of_transformers_gives_the_same_tokens(kind: str, options: dict
         texts = []
         for batch in (2, 3):
             given = {"input_ids": ids[:batch], "attention_mask": torch.ones(batch, 5, dtype=torch.long)}
-            text = model.generate(**given, max_new_tokens=9, min_new_tokens=5, do_sample=False, **options)
+            text = model.generate(**given, max_new_tokens=6, min_new_tokens=4, do_sample=False, **options)
             texts += (
                 [text.tolist()] if torch.is_tensor(text) else [text.sequences.tolist(), text.sequences_scores.tolist()]
             )
