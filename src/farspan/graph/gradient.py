@@ -145,7 +145,10 @@ def _link_parameters(
     leaf_calls: dict[Any, dict[Part, list[Call]]],
     parts: dict[Any, Part],
 ) -> None:
-    remote = {value.name: (value, using) for value, using in users.items() if value.name}
+    remote: dict[str, tuple[Value, dict[Part, None]]] = {}
+    for value, using in users.items():
+        if value.name:  # after each flush another value stands for the same parameter
+            remote.setdefault(value.name, (value, {}))[1].update(using)
     for leaf, calls in leaf_calls.items():
         for number, placed in enumerate(leaf.placed):
             if placed.stage != leaf.stage or not placed.is_parameter:

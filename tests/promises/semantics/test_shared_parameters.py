@@ -64,6 +64,36 @@ class HoldsWhatItDoesNotUse(nn.Module):
         return self.third(self.second(self.first(x)))
 
 
+class Depends(nn.Module):
+    """What it gives can only be known by running it, which ends a micro-batch's first part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * (1.0 if x.detach().sum().item() > 0 else 0.5)
+
+
+class UsesItBetweenWhatDependsOnData(nn.Module):
+    """Three modules with one weight, on three ranks, in three parts of a micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.second.weight = self.third.weight = self.first.weight
+        self.between = nn.ModuleList([Depends() for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.between[0](self.first(x)))
+        return self.third(self.between[1](x))
+
+
+def test_same_numbers_where_each_use_is_in_a_part_of_its_own() -> None:
+    plan = {"first": "rank:0", "between.0": "rank:0", "second": "rank:1", "between.1": "rank:1", "third": "rank:2"}
+    assert_same_as_plainly(UsesItBetweenWhatDependsOnData, train, 3, plan=plan)
+
+
 @pytest.mark.parametrize(
     ("build", "plan"),
     [
