@@ -179,6 +179,33 @@ def test_what_is_only_passed_by_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> 
     assert num_sent == [1, 1]  # one activation, one gradient
 
 
+class LooksAtPlaceAndKind(nn.Module):
+    """Needs no data of its first argument, as tables of positions do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[-1], device=x.device, dtype=x.dtype)
+        return places * self.scale.to(device=x.device)
+
+
+class WithPlaces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.places, self.last = nn.Linear(8, 8), LooksAtPlaceAndKind(), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        return self.last(x + self.places(x))
+
+
+def test_what_is_only_passed_by_has_its_place_and_kind() -> None:
+    plan = {"first": "rank:0", "places": "rank:1", "last": "rank:0"}
+    assert_same_as_plainly(WithPlaces, train, 2, plan=plan)
+
+
 class DependsOnData(nn.Module):
     """What it does to its argument follows from the data, which the run on fakes cannot see."""
 

@@ -43,11 +43,13 @@ from farspan.lazy.shared.learning import text_for_others as text_for_others
 from farspan.lazy.shared.wire import structure_from_json as structure_from_json
 from farspan.lazy.shared.wire import structure_to_json as structure_to_json
 from farspan.lazy.tensor import LazyTensor as LazyTensor
+from farspan.lazy.tensor import PassedBy as PassedBy
 from farspan.lazy.tensor import StubParameter as StubParameter
 
 __all__ = [
     "Frame",
     "LazyTensor",
+    "PassedBy",
     "Leaf",
     "ModuleUnits",
     "MutableArguments",

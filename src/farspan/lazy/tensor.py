@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["LazyTensor", "StubParameter"]
+__all__ = ["LazyTensor", "PassedBy", "StubParameter"]
 
 
 class LazyTensor(torch.Tensor):
@@ -240,6 +240,22 @@ class StubParameter(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.read().__reduce_ex__(protocol)
+
+
+class PassedBy(torch.Tensor):
+    """Stands for a tensor whose data a call was foreseen not to need, and whose data may not be here."""
+
+    @staticmethod
+    def make(meta: Any) -> torch.Tensor:
+        return make_wrapper(PassedBy, meta)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RecordError(
+            f"{func} uses a tensor that its module was foreseen only to pass on.",
+            why="what the module does depends on data, or on state that another rank has.",
+            hint="let the module do the same with its arguments every time, or place its parts, not the whole",
+        )
 
 
 def _recorder_in(args: Any, kwargs: Any) -> Any:

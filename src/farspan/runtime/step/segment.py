@@ -22,6 +22,7 @@ from farspan.graph import Call, Edge, Part, Segment, Value
 from farspan.lazy import (
     Leaf,
     MutableArguments,
+    PassedBy,
     Placed,
     Unknown,
     apply_modes,
@@ -92,7 +93,9 @@ def run_call(call: Call, segment: Segment) -> None:
         )
     tensors = [_tensor_of(item, segment) for item in call.arguments]
     for number in entry.unused:
-        tensors[number] = _placeholder(call.arguments[number], tensors[number])
+        item = call.arguments[number]
+        if type(item) is Value:
+            tensors[number] = PassedBy.make(item.meta)
     with apply_modes(call.modes), seeded(call, tensors):
         for number in entry.mutated:
             tensors[number] = _writable(call.arguments[number], tensors[number], segment)
@@ -163,15 +166,6 @@ def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
         return item
     leaf = segment.leaves.get(item)
     return item.data if leaf is None else leaf
-
-
-def _placeholder(item: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """Stands for a tensor that the call only passes by, and that is not sent here: an operation on it raises."""
-    if type(item) is not Value:
-        return tensor
-    meta = item.meta
-    empty = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
-    return empty.requires_grad_(meta.requires_grad)
 
 
 def _writable(item: Any, tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
