@@ -181,11 +181,13 @@ def _writable(item: Any, tensor: torch.Tensor, segment: Segment) -> torch.Tensor
 
 def _verify(value: Value, tensor: torch.Tensor, call: Call) -> None:
     meta = value.meta
-    if tuple(tensor.shape) == meta.shape and tensor.dtype == meta.dtype and tensor.requires_grad == meta.requires_grad:
+    is_like_it = tensor.dtype == meta.dtype and tensor.requires_grad == meta.requires_grad
+    if is_like_it and tuple(tensor.shape) == meta.shape and tensor.device.type == meta.device.type:
         return
     raise RecordError(
-        f"{call.entry.name} gave {tensor.dtype}{list(tensor.shape)} (requires_grad={tensor.requires_grad}), predicted "
-        f"was {meta} (requires_grad={meta.requires_grad}).",
+        f"{call.entry.name} gave {tensor.dtype}{list(tensor.shape)} on {tensor.device.type} "
+        f"(requires_grad={tensor.requires_grad}), predicted was {meta} on {meta.device.type} "
+        f"(requires_grad={meta.requires_grad}).",
         why=f"at {format_where(call.where)}: its output depends on the data, or on state that another rank has.",
         hint="compute it in a module that the plan places as a whole",
     )
