@@ -1,6 +1,8 @@
 # On a bare machine, in a fresh clone: `make demo` or `make test`. Both need python3 (3.11 or newer) with venv.
 PYTHON ?= python3
 VENV ?= .venv
+# the environment of the trainers' tests, which need packages of their own
+TRAINERS_VENV ?= .venv-trainers
 # more words for pip, such as `--extra-index-url URL` of a mirror that has the CPU build of torch
 PIP_ARGS ?=
 # tests at a time: many of them start two to four processes of their own
@@ -14,11 +16,11 @@ INSTALLED := $(VENV)/installed
 # two ranks on two cores: one thread each, and the same order of summation everywhere
 export OMP_NUM_THREADS = 1
 
-.PHONY: help test lint pytest demo clean
+.PHONY: help test lint pytest test-trainers demo clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 test: pytest  ## all checks: ruff, pyright, all tiers of tests
 
@@ -29,6 +31,9 @@ lint: $(INSTALLED)  ## ruff and pyright
 
 pytest: lint
 	$(BIN)/pytest -n $(NUM_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-trainers: $(TRAINERS_VENV)/installed  ## the real trainers (transformers, accelerate, Lightning, peft), in an environment of their own
+	$(TRAINERS_VENV)/bin/pytest tests/trainers $(PYTEST_ARGS)
 
 demo: $(INSTALLED)  ## train a GPT over two processes, and compare with one
 	@mkdir -p build
@@ -44,6 +49,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install $(PIP_ARGS) -c constraints.txt -e '.[test]'
 	@touch $@
 
+$(TRAINERS_VENV)/installed: pyproject.toml constraints.txt constraints-trainers.txt
+	$(PYTHON) -m venv $(TRAINERS_VENV)
+	$(TRAINERS_VENV)/bin/pip install $(PIP_ARGS) -c constraints.txt torch
+	$(TRAINERS_VENV)/bin/pip install $(PIP_ARGS) -c constraints.txt -c constraints-trainers.txt -e '.[trainers]'
+	@touch $@
+
 clean:  ## remove all that make has made, the environment too
-	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS_VENV) build .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

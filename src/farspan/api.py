@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
 from farspan.lazy import glue_at, place, repeated_blocks
 from farspan.plan import Plan, parse_place, resolve, resolve_remat
@@ -75,6 +76,7 @@ def distribute(
     if hasattr(model, _PLAN):
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
     engine = engine_of_this_thread(seed)
+    adapt_trainers()
     if not engine.recorder.roots:
         engine.sow(seed)  # from_rank may have made the engine
     chosen = _choose_plan(model, plan, stages, engine.num_ranks)

@@ -195,7 +195,7 @@ def _load_state_dict(module: nn.Module, state_dict: Any, strict: bool = True, as
 def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
     """What a leaf is changed to must not reach its calls that are still to run."""
     recorder = _recorder_of_module.get(id(module))
-    if recorder is not None and id(module) in recorder.leaf_parts:
+    if recorder is not None and id(module) in recorder.leaf_parts and not _is_already(module, name, value):
         if recorder.is_recording:
             recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
         if name == "training":
@@ -205,6 +205,11 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
             old.data = value.detach()  # the buffer that all ranks know of
             return
     _original_setattr(module, name, value)
+
+
+def _is_already(module: nn.Module, name: str, value: Any) -> bool:
+    """Whether setting an attribute changes nothing: `model.train()` in each micro-batch."""
+    return type(value) is bool and module.__dict__.get(name) is value
 
 
 def _deepcopy_parameter(parameter: Any, memo: dict[int, Any]) -> Any:

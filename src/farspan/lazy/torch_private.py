@@ -48,6 +48,7 @@ __all__ = [
     "fake_mode",
     "flops_of",
     "forget_casts",
+    "has_compatible_type",
     "has_memory_of_its_own",
     "hooks_on_saved",
     "in_autocast_region",
@@ -356,5 +357,6 @@ def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result
     return found if isinstance(found, int) else 0
 
 
+has_compatible_type: Any = torch._has_compatible_shallow_copy_type
 unscale_: Any = torch._amp_foreach_non_finite_check_and_unscale_
 update_scale_: Any = torch._amp_update_scale_

@@ -70,14 +70,14 @@ def deadline_s() -> float:
 
 
 def _set_up(seed: int) -> Engine:
-    environment = read_environment()
     limit_s = deadline_s()
     install()
     recorder = Recorder()
-    if environment.world_size == 1 and not dist.is_initialized():
+    if not dist.is_initialized() and read_environment().world_size == 1:
         engine = Engine(recorder, SideChannel.alone(), None, seed=seed, deadline_s=limit_s)
     else:
-        _join_group(environment, limit_s)
+        if not dist.is_initialized():  # else what the program has set up counts, not what launch variables say
+            _join_group(read_environment(), limit_s)
         side = _join_side_channel(limit_s)
         medium = _open_roads(side, limit_s) if dist.get_world_size() > 1 else None
         engine = Engine(recorder, side, medium, seed=seed, deadline_s=limit_s)
@@ -87,8 +87,6 @@ def _set_up(seed: int) -> Engine:
 
 
 def _join_group(environment: Environment, limit_s: float) -> None:
-    if dist.is_initialized():
-        return
     os.environ.setdefault("RANK", str(environment.rank))
     os.environ.setdefault("WORLD_SIZE", str(environment.world_size))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

@@ -18,6 +18,7 @@ from farspan.lazy.parameters.hooks import HOOKS, register
 from farspan.lazy.parameters.scaling import SCALING
 from farspan.lazy.parameters.values import alias_of
 from farspan.lazy.tensor import LazyTensor, StubParameter
+from farspan.lazy.torch_private import has_compatible_type
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
@@ -103,17 +104,31 @@ def _data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _set_data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
-    """`param.data = value`: the owner copies the value in."""
-    parameter, value = args
-    placed = recorder.placed.get(id(parameter))
-    if placed is None:
+    """`param.data = value`, `param.grad.data = value`: the owner copies the value in."""
+    tensor, value = args
+    if value is tensor:
+        return
+    placed = recorder.placed.get(id(tensor))
+    if placed is None and not getattr(tensor, "_is_gradient", False):
         recorder.refuse("the data of a recorded tensor cannot be set", hint="use the tensor it is set to instead")
-    if value is not parameter and getattr(value, "_alias_of", None) is not placed:
+    if value.dtype != tensor.dtype or value.shape != tensor.shape:
+        recorder.refuse(
+            f"{placed.name if placed else 'a gradient'} is {tensor.dtype} of shape {tuple(tensor.shape)} and cannot "
+            f"become {value.dtype} of shape {tuple(value.shape)}",
+            hint="convert the model before farspan.distribute(model)",
+        )
+    if placed is None or getattr(value, "_alias_of", None) is not placed:
         with torch.no_grad():
-            parameter.copy_(value)
+            tensor.copy_(value)
+
+
+def _is_of_compatible_type(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> bool:
+    """`Module.to` asks whether it may set `param.data`."""
+    return args[0].device.type == args[1].device.type
 
 
 HANDLERS: dict[Any, Handler] = {
+    has_compatible_type: _is_of_compatible_type,
     torch.Tensor.backward: _backward,
     torch.autograd.backward: _backward,
     **SCALING,

@@ -22,6 +22,8 @@ class OptimizerStates:
 
     def __init__(self, parameters: Mapping[str, Placed]) -> None:
         self.parameters = parameters
+        self.depth = 0
+        """How many steps are running, one inside the other."""
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
         self._next = itertools.count()

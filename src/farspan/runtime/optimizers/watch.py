@@ -101,15 +101,35 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
         )
     if _is_recorded(optimizer):
         return None
+    steps = engine.values.optimizers
+    if engine.recorder.is_in_optimizer:  # a step that calls the one of its base class, or of an optimizer it wraps
+        steps.depth += 1
+        if steps.add(optimizer):
+            _make_state_plain(engine, optimizer)
+        return None
+    if not _begins_with_closure(optimizer, args, kwargs):
+        _run_recorded(engine, "optimizer.step()")
     args, kwargs = _with_recording_closure(engine, args, kwargs)
-    if engine.recorder.has_pending():
-        engine.flush("optimizer.step()")
-    else:
-        engine.meet("optimizer.step()")  # a slower rank may still read what the step will change
-    if engine.values.optimizers.add(optimizer):
+    if steps.add(optimizer):
         _make_state_plain(engine, optimizer)
+    steps.depth = 1
     engine.recorder.enter_optimizer()
     return args, kwargs
+
+
+def _run_recorded(engine: Engine, reason: str) -> None:
+    if engine.recorder.has_pending():
+        engine.flush(reason)
+    else:
+        engine.meet(reason)  # a slower rank may still read what the step will change
+
+
+def _begins_with_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> bool:
+    """Whether the step calls a closure before it looks at any parameter, as those of torch do: what was recorded before
+    can run together with what the closure records.
+    """
+    has_closure = any(map(callable, (*args[1:2], kwargs.get("closure"))))
+    return has_closure and type(optimizer).step.__module__.startswith("torch.optim.")
 
 
 def _is_recorded(optimizer: Optimizer) -> bool:
@@ -131,11 +151,13 @@ def _with_recording_closure(engine: Engine, args: Any, kwargs: Any) -> tuple[Any
 
     def wrap(closure: Any) -> Any:
         def recorded() -> Any:
+            depth = engine.values.optimizers.depth
             engine.recorder.leave_optimizer()
             try:
                 result = closure()
-                engine.flush("the closure of optimizer.step()")
+                _run_recorded(engine, "the closure of optimizer.step()")
             finally:
+                engine.values.optimizers.depth = depth
                 engine.recorder.enter_optimizer()
             return result
 
@@ -148,9 +170,11 @@ def _with_recording_closure(engine: Engine, args: Any, kwargs: Any) -> tuple[Any
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     engine = current_engine()
-    if engine is not None and engine.recorder.is_in_optimizer:
-        engine.recorder.leave_optimizer()
-        engine.parameters_changed()
+    if engine is not None and engine.recorder.is_in_optimizer and placed_in(optimizer, engine.recorder.placed):
+        engine.values.optimizers.depth -= 1
+        if engine.values.optimizers.depth == 0:
+            engine.recorder.leave_optimizer()
+            engine.parameters_changed()
 
 
 def _engine_of(optimizer: Optimizer) -> Engine | None:

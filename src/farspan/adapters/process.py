@@ -1,0 +1,54 @@
+"""This process, as trainers are to see it."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+from collections.abc import Collection
+
+import torch
+import torch.distributed as dist
+
+from farspan.runtime.world import current_engine
+
+__all__ = ["as_alone", "existing", "is_first", "meet", "run_recorded", "say_once"]
+
+_log = logging.getLogger(__name__)
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def meet(what: str) -> None:
+    """Wait until all ranks have come here: what rank 0 has written before, all can read after."""
+    engine = current_engine()
+    if engine is not None:
+        engine.meet(what)
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    """Tell the user what was changed; on rank 0."""
+    if is_first():
+        _log.warning(text)
+
+
+def run_recorded(what: str) -> None:
+    """Run what waits, on every rank, before one of them alone reads the model."""
+    engine = current_engine()
+    if engine is not None:
+        engine.flush(what)
+
+
+def existing(kinds: Collection[type]) -> type | None:
+    """The kind of some object of one of `kinds` that the program has made, if there is any."""
+    wanted = tuple(kinds)
+    return next((type(item) for item in gc.get_objects() if issubclass(type(item), wanted)), None)
+
+
+def as_alone(device: torch.device) -> torch.device:
+    """How one process names its device: for several, trainers say "cpu:0", which torch takes for another one."""
+    return torch.device("cpu") if device.type == "cpu" else device

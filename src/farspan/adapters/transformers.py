@@ -1,0 +1,65 @@
+"""transformers' Trainer: no reading of every micro-batch's loss, and files of rank 0 that all ranks can read."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from farspan.adapters.process import as_alone, is_first, meet, run_recorded, say_once
+
+__all__ = ["ADAPTERS"]
+
+
+def _adapt_trainer(module: Any) -> None:
+    """`transformers.trainer`."""
+    trainer = module.Trainer
+    train, save_model, save, save_rng = (
+        *(trainer.train, trainer.save_model),
+        *(trainer._save_checkpoint, trainer._save_rng_state),
+    )
+
+    @functools.wraps(train)
+    def train_without_reading(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.args.logging_nan_inf_filter:
+            self.args.logging_nan_inf_filter = False
+            say_once(
+                "farspan has set logging_nan_inf_filter=False: it reads the loss of every micro-batch, and so\n"
+                "  none would overlap. Only what is logged for losses that are nan or inf is another."
+            )
+        return train(self, *args, **kwargs)
+
+    @functools.wraps(save_model)
+    def save_model_and_meet(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        save_model(self, output_dir, _internal_call)
+        if _internal_call:  # else one rank alone may save; in a checkpoint all ranks look whether it is there
+            meet("the Trainer saves the model")
+
+    @functools.wraps(save)
+    def save_and_meet(self: Any, *args: Any, **kwargs: Any) -> None:
+        run_recorded("the Trainer saves a checkpoint")
+        save(self, *args, **kwargs)
+        meet("the Trainer saves a checkpoint")
+
+    @functools.wraps(save_rng)
+    def save_rng_once(self: Any, output_dir: str) -> None:
+        if self.args.should_save:
+            save_rng(self, output_dir)
+
+    trainer.train = train_without_reading
+    trainer.save_model = save_model_and_meet
+    trainer._save_checkpoint = save_and_meet
+    trainer._save_rng_state = save_rng_once
+    trainer.is_world_process_zero = trainer.is_local_process_zero = lambda self: is_first()
+
+
+def _adapt_arguments(module: Any) -> None:
+    """`transformers.training_args`: who writes; and one device, for on several the Trainer runs `nn.DataParallel`."""
+    arguments = module.TrainingArguments
+    num_devices, device = arguments.n_gpu.fget, arguments.device.fget
+    module._is_torch_distributed_initialized = lambda: False  # it would warn that there is a group and no DDP
+    arguments.n_gpu = property(lambda self: min(1, num_devices(self)))
+    arguments.device = property(lambda self: as_alone(device(self)))
+    arguments.should_save = arguments.should_log = property(lambda self: is_first())
+
+
+ADAPTERS = {"transformers.trainer": _adapt_trainer, "transformers.training_args": _adapt_arguments}

@@ -1,0 +1,137 @@
+"""What trainers do to a model again and again without changing it costs nothing; conversions are not lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.loop import X, Y, mlp, on_ranks, same_everywhere, steps, weights
+from torch import nn
+
+import farspan
+from farspan.errors import RecordError
+from farspan.runtime.engine import Engine
+from farspan.runtime.values import SharedValues
+from farspan.runtime.world import current_engine
+
+
+def engine() -> Engine:
+    found = current_engine()
+    assert found is not None
+    return found
+
+
+def test_train_in_each_micro_batch_runs_nothing() -> None:
+    def program(model: nn.Module) -> list[int]:
+        farspan.distribute(model)
+        counts: list[int] = []
+        for mode in (True, True, False):
+            model.train(mode)
+            F.cross_entropy(model(X), Y).backward()
+            counts.append(engine().num_flushes)
+        return counts
+
+    assert on_ranks(2, program) == [[0, 0, 1]] * 2  # what was recorded in train mode runs before eval mode begins
+
+
+def test_setting_an_attribute_of_a_part_still_runs_what_was_recorded_with_the_old_one() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.factor = nn.Linear(12, 5), 2
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * self.factor
+
+    def build() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            return nn.Sequential(nn.Linear(12, 12), Scaled())
+
+    def program(model: Any, distribute: Callable[[nn.Module], nn.Module]) -> Any:
+        distribute(model)
+        losses = []
+        for factor in (2, 3, 3, True):
+            model[1].factor = factor
+            losses.append(model(X).sum())
+        return [loss.item() for loss in losses]
+
+    wanted = program(build(), lambda model: model)
+    assert on_ranks(2, lambda model: program(model, farspan.distribute), build) == [wanted] * 2
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu"), torch.device("cpu", 0)])
+def test_moving_a_model_to_where_it_is_fetches_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    ask = SharedValues._ask
+    monkeypatch.setattr(SharedValues, "_ask", lambda self, *args: asked.append(args) or ask(self, *args))
+
+    def program(model: nn.Module) -> None:
+        farspan.distribute(model)
+        F.cross_entropy(model(X), Y).backward()
+        assert model.to(device) is model
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    on_ranks(2, program)
+    assert asked == []
+
+    def and_read(model: nn.Module, distribute: Callable[[nn.Module], nn.Module]) -> Any:
+        distribute(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        losses = steps(model, optimizer, 1)
+        model.to(device)  # with gradients
+        return losses, steps(model, optimizer, 1), weights(model)
+
+    same_everywhere(and_read, 2)
+
+
+@pytest.mark.parametrize("convert", [nn.Module.bfloat16, nn.Module.double, lambda model: model.to(torch.float16)])
+def test_a_model_that_would_get_another_dtype_is_refused(convert: Callable[[nn.Module], Any]) -> None:
+    def program(model: nn.Module) -> dict[str, Any]:
+        farspan.distribute(model)
+        with pytest.raises(RecordError, match="cannot become"):
+            convert(model)
+        return weights(model)
+
+    assert on_ranks(2, program) == [weights(mlp())] * 2
+
+
+class Halving(torch.optim.SGD):
+    """Changes the parameters before it calls its closure, which torch's own do not."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.data.sub_(parameter.grad, alpha=0.1)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_flushes"), [(torch.optim.AdamW, 1), (torch.optim.SGD, 1), (Halving, 2)], ids=lambda item: str(item)
+)
+def test_micro_batches_before_a_closure_run_with_those_in_it(kind: Any, num_flushes: int) -> None:
+    def program(model: nn.Module, distribute: Callable[[nn.Module], nn.Module]) -> Any:
+        distribute(model)
+        optimizer = kind(model.parameters(), lr=0.1)
+        losses: list[Any] = []
+
+        def closure() -> torch.Tensor:
+            loss = F.cross_entropy(model(X * (1 + len(losses))), Y)
+            loss.backward()
+            losses.append(loss)
+            return loss
+
+        for _ in range(2):
+            closure()
+            closure()
+            optimizer.step(closure)
+            optimizer.zero_grad()
+        found = current_engine()
+        assert found is None or found.num_flushes == 2 * num_flushes
+        return [loss.item() for loss in losses], weights(model)
+
+    same_everywhere(program)
