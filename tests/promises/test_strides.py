@@ -53,3 +53,39 @@ def test_a_slice_keeps_the_order_of_its_dimensions_over_a_border() -> None:
     x = torch.randn(3, 4, 6, 6, generator=torch.Generator().manual_seed(1))
     plan = {"first": "rank:0", "middle": "rank:1", "last": "rank:0"}
     assert_same_as_plainly(Halves, lambda model: train(model, x, lambda out: out.square().mean()), 2, plan=plan)
+
+
+class Heads(nn.Module):
+    """Their results are put side by side: the gradient of each is a slice of a larger one, and `exp` takes eight
+    numbers at once only where they lie side by side.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Sequential(nn.Linear(8, 7), nn.ELU()) for _ in range(3))
+        self.last = nn.Linear(21, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([head(x) for head in self.heads], -1))
+
+
+def test_a_slice_of_a_gradient_keeps_its_strides_over_a_border() -> None:
+    plan = {"heads.0": "rank:0", "heads.1": "rank:1", "heads.2": "rank:2", "last": "rank:1"}
+    assert_same_as_plainly(Heads, lambda model: train(model, X, lambda out: out.square().mean()), 3, plan=plan)
+
+
+class Parts(nn.Module):
+    """A slice of a result crosses the border, and so does one element that stands for many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 30), nn.Sequential(nn.ELU(), nn.Linear(7, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h[..., 3:10]) + self.last(h[..., :1].expand(*h.shape[:-1], 7)) + self.last(h.diagonal()[:7])
+
+
+def test_a_slice_of_a_result_keeps_its_strides_over_a_border() -> None:
+    plan = {"first": "rank:0", "last": "rank:1"}
+    assert_same_as_plainly(Parts, lambda model: train(model, X[0], lambda out: out.square().mean()), 2, plan=plan)

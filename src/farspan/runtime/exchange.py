@@ -13,6 +13,7 @@ import torch
 
 from farspan.graph import Graph, Value
 from farspan.runtime.side import SideChannel
+from farspan.runtime.tensor_bytes import raw_bytes
 
 __all__ = ["Exchange", "scalars_of"]
 
@@ -40,7 +41,7 @@ class Exchange:
 
     def contribute(self, mine: Sequence[Value], *, mask: bytes, busy_s: float) -> None:
         """Send this rank's part."""
-        data = b"".join([bytes(value.data.detach().cpu().reshape(-1).view(torch.uint8).numpy()) for value in mine])
+        data = b"".join([bytes(raw_bytes(value.data.detach().cpu()).numpy()) for value in mine])
         for value in mine:
             value.ticket = None
         self.side.contribute(self.key, _HEADER.pack(busy_s, len(mask)) + mask + data)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["pack_tensor", "unpack_tensor"]
+__all__ = ["pack_tensor", "raw_bytes", "unpack_tensor"]
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -23,7 +23,12 @@ def pack_tensor(tensor: torch.Tensor) -> tuple[dict[str, Any], memoryview]:
     if plain.data_ptr() == tensor.data_ptr():
         plain = plain.clone()  # the sender may write to it before it is sent
     header = {"dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape)}
-    return header, plain.reshape(-1).view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
+    return header, raw_bytes(plain).numpy().data if plain.numel() else memoryview(b"")
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, [bytes]. Where a size is 1, its stride may be anything, 0 too."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def unpack_tensor(header: dict[str, Any], payload: bytes | bytearray) -> torch.Tensor:

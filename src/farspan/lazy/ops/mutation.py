@@ -151,6 +151,7 @@ def can_be_recorded(recorder: Recorder, plain: torch.Tensor) -> bool:
         and id(plain) not in recorder.placed
         and not plain.requires_grad
         and plain._base is None
+        and plain.layout is torch.strided
         and has_memory_of_its_own(plain)
     )
 

@@ -80,9 +80,27 @@ class Channels:
         bundle.works.clear()
         layouts = list(map(_layout, metas)) if bundle.is_between_gpus else _read_strides(bundle.strides, metas)
         bundle.tensors = [
-            flat.as_strided(meta.shape, layout)
+            self._with_strides(flat.as_strided(meta.shape, _dense(meta.shape, layout)), layout)
             for flat, meta, layout in zip(bundle.tensors, metas, layouts, strict=True)
         ]
+
+    def _with_strides(self, dense: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        """A tensor that has arrived, as it was where it comes from: a slice of something larger, with gaps, or one
+        element that stands for many. (Where elements overlap in another way it stays dense.)
+        """
+        if dense.stride() == strides or not dense.numel():
+            return dense
+        parts = dense
+        span = 1
+        for stride, size, dim in sorted(zip(strides, dense.shape, range(dense.dim()), strict=True)):
+            if stride == 0:
+                parts = parts.narrow(dim, 0, 1)
+            elif size > 1 and stride < span:
+                return dense
+            else:
+                span += stride * (size - 1)
+        result = self.allocate(span, dtype=dense.dtype, device=dense.device).as_strided(parts.shape, strides)
+        return result.copy_(parts).expand(dense.shape)
 
     def send(self, bundle: Bundle, tensors: Sequence[torch.Tensor], metas: Sequence[Meta]) -> None:
         """Begin to send; `tensors` must not be written to any more."""
@@ -92,17 +110,16 @@ class Channels:
             tensors = [tensor.to(_HOST) for tensor in tensors]
         parts = _Parts(metas, has_strides=not bundle.is_between_gpus)
         if bundle.is_between_gpus:
-            layouts = list(map(_layout, metas))
+            strides = [meta.stride for meta in metas]
         else:
-            layouts = [_dense(meta.shape, tensor.stride()) for meta, tensor in zip(metas, tensors, strict=True)]
+            strides = [tensor.stride() for tensor in tensors]
+        layouts = [_dense(meta.shape, stride) for meta, stride in zip(metas, strides, strict=True)]
         if parts.packed_size:
             device = _HOST if not parts.packed else tensors[next(iter(parts.packed))].device
             buffer = torch.empty(parts.packed_size, dtype=torch.uint8, device=device)
             if parts.strides_size:
-                strides = struct.pack(
-                    f"{parts.strides_size // 8}q", *[stride for layout in layouts for stride in layout]
-                )
-                buffer[: parts.strides_size].copy_(torch.frombuffer(bytearray(strides), dtype=torch.uint8))
+                numbers = struct.pack(f"{parts.strides_size // 8}q", *itertools.chain.from_iterable(strides))
+                buffer[: parts.strides_size].copy_(torch.frombuffer(bytearray(numbers), dtype=torch.uint8))
             for number, offset in parts.packed.items():
                 flat = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
                 flat.as_strided(metas[number].shape, layouts[number]).copy_(tensors[number])
