@@ -30,7 +30,7 @@ lint: $(INSTALLED)  ## ruff and pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 pytest: lint
-	$(BIN)/pytest -n $(NUM_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-trainers: $(TRAINERS_VENV)/installed  ## the real trainers (transformers, accelerate, Lightning, peft), in an environment of their own
 	$(TRAINERS_VENV)/bin/pytest tests/trainers $(PYTEST_ARGS)

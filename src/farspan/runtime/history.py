@@ -70,6 +70,8 @@ class History:
 def _data_of(call: Call) -> list[Entry]:
     """The plain tensors among a call's arguments."""
     found: list[Entry] = []
+    if call.target is torch.clone:  # how a plain tensor becomes a recorded one, to be written into: it may be empty yet
+        return found
     for item in call.arguments or ():
         if isinstance(item, torch.Tensor) and item.layout is torch.strided and item.device.type != "meta":
             digest = _digest(item)
