@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from farspan.lazy.leaf import LeakError
 from farspan.lazy.torch_private import disabled_torch_function, make_wrapper
 
 if TYPE_CHECKING:
-    from farspan.graph import Value
+    from farspan.graph import Meta, Value
     from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
@@ -245,12 +246,18 @@ class StubParameter(torch.Tensor):
 class PassedBy(torch.Tensor):
     """Stands for a tensor whose data a call was foreseen not to need, and whose data may not be here."""
 
+    _meta: Meta
+
     @staticmethod
-    def make(meta: Any) -> torch.Tensor:
-        return make_wrapper(PassedBy, meta)
+    def make(meta: Meta) -> PassedBy:
+        tensor: PassedBy = make_wrapper(PassedBy, meta)  # type: ignore[assignment]
+        tensor._meta = meta
+        return tensor
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:  # needs no data: remat detaches what it keeps
+            return PassedBy.make(replace(args[0]._meta, requires_grad=False))
         raise RecordError(
             f"{func} uses a tensor that its module was foreseen only to pass on.",
             why="what the module does depends on data, or on state that another rank has.",
