@@ -211,7 +211,6 @@ def _config(transformers: Any, kind: str) -> Any:
         ("gpt2", {"cache_implementation": "static"}),
         ("mistral", {}),
         ("mamba", {"repetition_penalty": 1.3}),
-        ("t5", {"use_cache": False}),
         ("t5", {"num_beams": 2, "output_scores": True, "return_dict_in_generate": True}),
     ],
 )

@@ -82,13 +82,12 @@ def all_plans(case: Case, num_ranks: int) -> dict[str, Any]:
     return {**automatic, **{name: make(num_ranks) for name, make in case.plans.items()}}
 
 
-def compare_all(num_ranks: int, *, with_all_plans: bool) -> dict[str, list[str]]:
-    """Train every case on this rank, under every plan or the last one; what differs from the plain loop, by both."""
+def compare_all(num_ranks: int) -> dict[str, list[str]]:
+    """Train every case under its last plan on this rank; what differs from the plain loop, by case."""
     found: dict[str, list[str]] = {}
     for name, case in CASES.items():
         wanted = train_plainly(case)
-        plans = list(all_plans(case, num_ranks).items())
-        for plan_name, plan in plans if with_all_plans else plans[-1:]:
+        for plan_name, plan in list(all_plans(case, num_ranks).items())[-1:]:
             got = train_distributed(copy.deepcopy(build(case)), case, plan)
             found[f"{name}/{plan_name}"] = got.differences(wanted)
     return found
