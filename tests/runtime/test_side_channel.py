@@ -200,7 +200,7 @@ def test_what_a_handler_raises_is_raised_at_the_asker(ranks):
     channels[1].serve(handler)
     with pytest.raises(RemoteError) as caught:
         channels[0].request(1, {"ours": True}, LONG_S)
-    assert caught.value.what == "rank 1 could not answer: no such value"
+    assert caught.value.what == "rank 1 could not answer: FarspanError: no such value"
     assert (caught.value.why, caught.value.hint, caught.value.rank) == ("step 3 is over", "read it earlier", 1)
     assert "in handler" in caught.value.remote_traceback
     with pytest.raises(RemoteError, match="TypeError"):
@@ -250,7 +250,7 @@ def test_alone_there_are_no_threads():
     channel.serve(lambda body: (body, memoryview(b"payload")))
     assert channel.request(0, {"q": 1}, 0) == ({"q": 1}, bytearray(b"payload"))
     channel.finish(0)
-    channel.fail("boom", "", "", "")
+    channel.fail(ValueError("boom"))
     assert channel.failure is None
     assert threading.active_count() == before
     channel.close(0)

@@ -147,13 +147,11 @@ def test_a_gather_without_an_ended_rank_is_void(bye_first):
 
 def test_first_failure_wins():
     hub = joined(3)
-    messages = hub.on_message(
-        2, {"t": "fail", "what": "boom", "why": "at a.py:3", "kind": "ValueError", "traceback": "T"}
-    )
+    messages = hub.on_message(2, {"t": "fail", "what": "boom", "why": "at a.py:3", "hint": "another", "traceback": "T"})
     to, error = failure(messages)
     assert to == (0, 1)
-    assert (error["what"], error["why"], error["rank"]) == ("rank 2 failed: boom", "ValueError: at a.py:3", 2)
-    assert error["traceback"] == "T"
+    assert (error["what"], error["why"], error["rank"]) == ("rank 2 failed: boom", "at a.py:3", 2)
+    assert error["traceback"] == "T" and "another" in error["hint"] and "rank 2's log" in error["hint"]
     assert kinds(messages)[-1] == ((2,), "noted")
     assert hub.on_gone(1) == []
     assert kinds(hub.on_message(0, {"t": "fail", "what": "later"})) == [((0,), "noted")]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farspan.errors import RemoteError
 from farspan.lazy import Recorder, activate, install
 from farspan.runtime.engine import Engine
 from farspan.runtime.media.local import LocalMedium, LocalNetwork
@@ -38,7 +39,7 @@ def run_threads(
 ) -> list[Any]:
     """Run `program(rank)` on `num_ranks` threads that are each a rank; return what they returned, by rank.
 
-    The first exception of a rank is raised; with several, that of the rank that failed first.
+    The first exception of a rank is raised; what another rank's exception caused comes last.
     """
     install()
     network = LocalNetwork()
@@ -68,7 +69,7 @@ def run_threads(
         except BaseException as error:
             errors.append((time.monotonic(), rank, error))
             if engine.is_healthy:
-                side.fail(f"{type(error).__name__}: {error}", "", "", type(error).__name__)
+                side.fail(error)
         finally:
             side.close(linger_s=5.0)
 
@@ -79,7 +80,7 @@ def run_threads(
         thread.join(deadline_s * 2)
         assert not thread.is_alive(), "a rank hangs"
     if errors:
-        raise min(errors, key=lambda item: item[0])[2]
+        raise min(errors, key=lambda item: (isinstance(item[2], RemoteError), item[0]))[2]
     return results
 
 

@@ -7,11 +7,12 @@ then says who writes, and where all wait for each other.
 from __future__ import annotations
 
 import functools
-import pickle
+import json
+from pathlib import Path
 from typing import Any
 
 from farspan.adapters.process import existing, is_first, meet, say_once
-from farspan.errors import PlanError
+from farspan.errors import PlanError, RecordError
 from farspan.lazy import LazyTensor
 from farspan.runtime.world import current_engine
 
@@ -29,12 +30,29 @@ def _adapt_strategy(module: Any) -> None:
 
 
 def _broadcast(obj: Any, src: int) -> Any:
-    """What rank `src` has found, on every rank."""
+    """What rank `src` has found (the name of a folder or a run, a decision), on every rank."""
     engine = current_engine()
     if engine is None or engine.num_ranks == 1:
         return obj
-    blob = engine.agreement.tell("Lightning's broadcast", pickle.dumps(obj) if engine.rank == src else b"", src)
-    return pickle.loads(blob)
+    text = json.dumps(_described(obj)) if engine.rank == src else ""
+    found = json.loads(engine.agreement.tell("Lightning's broadcast", text.encode(), src))
+    if "cannot" in found:
+        raise RecordError(
+            f"Lightning's broadcast cannot carry a {found['cannot']}.",
+            why=f"rank {src} gave it; only text, paths, numbers, and lists and dictionaries of them are sent.",
+            hint="let every rank compute it, or broadcast its text",
+        )
+    return Path(found["path"]) if "path" in found else found["value"]
+
+
+def _described(obj: Any) -> dict[str, Any]:
+    if isinstance(obj, Path):
+        return {"path": str(obj)}
+    try:
+        is_kept = json.loads(json.dumps(obj)) == obj
+    except (TypeError, ValueError):
+        is_kept = False
+    return {"value": obj} if is_kept else {"cannot": type(obj).__qualname__}
 
 
 def _adapt_fabric_module(module: Any) -> None:

@@ -7,7 +7,6 @@ import itertools
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
@@ -30,7 +29,7 @@ from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.console import Console
 from farspan.runtime.exchange import Exchange, scalars_of
-from farspan.runtime.failures import first_line, is_transport_error, notes_of
+from farspan.runtime.failures import first_line, is_transport_error
 from farspan.runtime.history import History
 from farspan.runtime.media import Medium
 from farspan.runtime.side import SideChannel
@@ -195,10 +194,7 @@ class Engine:
     def _fail(self, error: Exception) -> NoReturn:
         if self._failure is None:
             if not isinstance(error, RemoteError):
-                text = "".join(traceback.format_exception(error))
-                self.side.fail(
-                    f"{type(error).__name__}: {first_line(error)}", notes_of(error), text, type(error).__name__
-                )
+                self.side.fail(error)
             self._failure = (
                 error
                 if isinstance(error, FarspanError)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["first_line", "is_transport_error", "notes_of"]
+__all__ = ["first_line", "is_transport_error"]
 
 
 def is_transport_error(error: Exception) -> bool:
@@ -16,8 +16,3 @@ def first_line(error: Exception) -> str:
     """Its first line, "" if it says nothing."""
     lines = str(error).splitlines()
     return lines[0] if lines else ""
-
-
-def notes_of(error: Exception) -> str:
-    """What was added to it on its way."""
-    return "\n".join(getattr(error, "__notes__", []))

@@ -8,7 +8,6 @@ import os
 import secrets
 import sys
 import threading
-import traceback
 from datetime import timedelta
 from types import TracebackType
 
@@ -148,9 +147,7 @@ def _watch_exit(engine: Engine) -> None:
         previous(kind, error, trace)
         if isinstance(error, (PlanError, DivergenceError)):
             return  # every rank finds it by itself, and says it in full
-        text = "".join(traceback.format_exception(kind, error, trace))
-        lines = str(error).splitlines()
-        side.fail(f"{kind.__name__}: {lines[0] if lines else ''}", "", text, kind.__name__)
+        side.fail(error)
 
     def leave() -> None:
         try:

@@ -107,7 +107,7 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
         segment.entries = {
             item: tensor
             for item, tensor in zip(call.arguments or (), tensors, strict=True)
-            if isinstance(item, Value) and item in segment.leaves
+            if isinstance(item, Value) and item.meta.requires_grad and item in segment.leaves
         }
         return run(tensors)
 

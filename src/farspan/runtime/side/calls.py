@@ -15,28 +15,25 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from farspan.errors import FarspanError, RemoteError
-from farspan.runtime.side.text import clip_head, clip_tail
+from farspan.errors import RemoteError
+from farspan.runtime.side.text import described
 from farspan.runtime.side.wire import ProtocolError, as_bytes_view
 
 if TYPE_CHECKING:
     from farspan.runtime.side.link import Link
     from farspan.runtime.side.wire import Buffer, Frame, Header
 
-__all__ = ["MAX_TEXT", "MAX_TRACEBACK", "Calls", "Handler"]
+__all__ = ["Calls", "Handler"]
 
 Handler = Callable[[dict[str, Any]], tuple[dict[str, Any], Any]]
 """A question to its answer and the payload of the answer: any contiguous buffer."""
 
 PART_BYTES = 1 << 20
 WINDOW_BYTES = 8 * PART_BYTES
-MAX_TEXT = 4_000
-MAX_TRACEBACK = 40_000
 
 
 @dataclass(slots=True)
@@ -206,7 +203,7 @@ class Calls:
             self._send_parts(asker, number, first, view)
         except BaseException as error:
             reply = {"t": "reply", "to": asker, "id": number, "at": 0, "size": 0}
-            self._link.send({**reply, "error": _describe(error)})
+            self._link.send({**reply, "error": described(error)})
 
     def _send_parts(self, asker: int, number: int, first: Header, view: memoryview) -> None:
         with self._condition:
@@ -265,15 +262,6 @@ class _Workers:
             del job  # It must not keep the last answer's payload alive while idle.
             with self._lock:
                 self._num_idle += 1
-
-
-def _describe(error: BaseException) -> Header:
-    text = {"traceback": clip_tail("".join(traceback.format_exception(error)), MAX_TRACEBACK), "why": "", "hint": ""}
-    if isinstance(error, FarspanError):
-        text |= {"what": error.what, "why": error.why, "hint": error.hint}
-    else:
-        text["what"] = f"{type(error).__name__}: {error}"
-    return {name: value if name == "traceback" else clip_head(value, MAX_TEXT) for name, value in text.items()}
 
 
 def _as_error(rank: int, text: Header) -> RemoteError:

@@ -12,10 +12,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from farspan.errors import DeadlineError, DivergenceError, FarspanError
-from farspan.runtime.side.calls import MAX_TEXT, MAX_TRACEBACK, Calls
+from farspan.runtime.side.calls import Calls
 from farspan.runtime.side.link import Link, LoopLink, connect
 from farspan.runtime.side.server import HubServer
-from farspan.runtime.side.text import as_error, clip_head, clip_tail, describe_death, fresh, name_ranks
+from farspan.runtime.side.text import as_error, clip_head, describe_death, described, fresh, name_ranks
 from farspan.runtime.side.wire import MAX_PAYLOAD_BYTES
 
 if TYPE_CHECKING:
@@ -229,15 +229,14 @@ class SideChannel:
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
-    def fail(self, what: str, why: str, traceback_text: str, kind: str) -> None:
+    def fail(self, error: BaseException) -> None:
         """Tells all other ranks that this one raised. Returns when the hub has sent it on (or after 5 s)."""
         with self._condition:
             if self._own_failure or self._closed:
                 return
-            self._own_failure = what or kind
+            self._own_failure = str(error) or type(error).__name__
             self._condition.notify_all()
-        texts = {"what": clip_head(what, MAX_TEXT), "why": clip_head(why, MAX_TEXT), "kind": clip_head(kind, MAX_TEXT)}
-        self._link.send({"t": "fail", **texts, "traceback": clip_tail(traceback_text, MAX_TRACEBACK)})
+        self._link.send({"t": "fail", **described(error)})
         if not self._link.is_listener():
             with self._condition:
                 self._condition.wait_for(lambda: self._fail_noted or self._closed, _FAIL_S)

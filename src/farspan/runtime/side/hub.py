@@ -6,7 +6,7 @@
     contribute  key + blob                           gathered    key, sizes + blobs
                                                      void        key, what         (can never be complete)
     (any with "to": a message for that rank)         (the same, "to" replaced by "from")
-    fail        what, why, kind, traceback           failure     the error, to all but its origin; noted, to the origin
+    fail        what, why, hint, traceback           failure     the error, to all but its origin; noted, to the origin
     status      id, step | key | rank | nothing      status      id, missing, notes
     finish      (program over, still answers)        finished                      (all ranks have finished)
     bye                                              ended       rank
@@ -228,13 +228,12 @@ class Hub:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _on_fail(self, rank: int, header: Header) -> list[Message]:
-        kind, why = header.get("kind", ""), header.get("why", "")
         published = self._publish(
             kind="RemoteError",
             rank=rank,
             what=f"rank {rank} failed: {header['what']}",
-            why=f"{kind}: {why}" if kind and why else kind or why,
-            hint=f"rank {rank}'s log has its full traceback",
+            why=header.get("why", ""),
+            hint="\n".join(filter(None, [header.get("hint", ""), f"rank {rank}'s log has its full traceback"])),
             traceback=header.get("traceback", ""),
             not_to=(rank,),
         )

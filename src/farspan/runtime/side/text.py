@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING
 
 from farspan.errors import DivergenceError, FarspanError, RemoteError
@@ -11,7 +12,10 @@ if TYPE_CHECKING:
 
     from farspan.runtime.side.wire import Header
 
-__all__ = ["as_error", "clip_head", "clip_tail", "describe_death", "fresh", "name_ranks"]
+__all__ = ["as_error", "clip_head", "clip_tail", "describe_death", "described", "fresh", "name_ranks"]
+
+MAX_TEXT = 4_000
+MAX_TRACEBACK = 40_000
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
@@ -56,6 +60,20 @@ def describe_death(rank: int) -> Header:
         "why": "its process was killed or crashed in native code; a Python exception would have been reported",
         "hint": f"look at the end of rank {rank}'s log; if it says nothing: `dmesg | grep -i kill` on its host\n"
         "(the out-of-memory killer and a scheduler's time limit both send SIGKILL)",
+    }
+
+
+def described(error: BaseException) -> Header:
+    """What another rank is told of an error: its texts and its traceback, each of bounded length."""
+    lines = str(error).splitlines()
+    first = error.what if isinstance(error, FarspanError) else lines[0] if lines else ""
+    why, hint = (error.why, error.hint) if isinstance(error, FarspanError) else ("", "")
+    notes = getattr(error, "__notes__", [])
+    return {
+        "what": clip_head(f"{type(error).__name__}: {first}", MAX_TEXT),
+        "why": clip_head("\n".join(filter(None, [why, *notes])), MAX_TEXT),
+        "hint": clip_head(hint, MAX_TEXT),
+        "traceback": clip_tail("".join(traceback.format_exception(error)), MAX_TRACEBACK),
     }
 
 
