@@ -7,7 +7,9 @@ from farspan.graph.graph import Backward as Backward
 from farspan.graph.graph import Call as Call
 from farspan.graph.graph import Graph as Graph
 from farspan.graph.graph import Segment as Segment
+from farspan.graph.graph import Wanted as Wanted
+from farspan.graph.value import EVERYWHERE as EVERYWHERE
 from farspan.graph.value import Meta as Meta
 from farspan.graph.value import Value as Value
 
-__all__ = ["Backward", "Call", "Edge", "Graph", "Meta", "Part", "Segment", "Value", "route"]
+__all__ = ["EVERYWHERE", "Backward", "Call", "Edge", "Graph", "Meta", "Part", "Segment", "Value", "Wanted", "route"]

@@ -6,7 +6,8 @@
 A part is one segment's share of a backward. Where several segments used a value, its gradient does not fan in at the
 producer: the last user hands its gradient to the one before, which adds its own, and so on. That is the order in which
 autograd adds them up in one process, so the sum is the same to the last bit; and it costs no more messages. The same
-holds for a parameter that several segments use.
+holds for a parameter that several segments use. The gradient of a tensor outside the model, which every rank has, goes
+from its first user to all ranks.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import heapq
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
+from farspan.graph.value import EVERYWHERE
 
-    from farspan.graph.graph import Backward, Call, Segment
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from farspan.graph.graph import Backward, Call, Segment, Wanted
     from farspan.graph.value import Value
 
 __all__ = ["Edge", "Part", "route"]
@@ -41,7 +44,9 @@ class Edge:
 
 
 class Part:
-    """One segment's share of one backward; without a segment, the adding up of a parameter's gradient at its owner."""
+    """One segment's share of one backward; without a segment, where a gradient arrives: that of a parameter at its
+    owner, that of a tensor outside the model on each rank.
+    """
 
     __slots__ = ("backward", "calls", "incoming", "order", "outgoing", "segment", "stage", "touches")
 
@@ -57,23 +62,30 @@ class Part:
         self.touches: dict[Any, None] = {}
         """The leaves, and names of parameters, that receive gradient here: micro-batches must add up in order."""
 
+    @property
+    def brings_outside(self) -> bool:
+        """Whether the gradient of a tensor outside the model arrives here."""
+        return self.segment is None and not isinstance(self.incoming[0].key, str)
+
     def describe(self) -> str:
         if self.segment is None:
-            return f"adding up the gradient of a parameter, micro-batch {self.backward.graph.index}"
+            return f"arrival of a gradient, micro-batch {self.backward.graph.index}"
         return f"backward of {self.segment.describe()}"
 
 
-def route(backward: Backward, released: Collection[Call] = ()) -> list[Part]:
+def route(backward: Backward, hosts: Sequence[int], released: Collection[Call] = ()) -> list[Part]:
     """Return the parts of `backward` in the order they can run.
 
     Args:
         backward: What was recorded.
+        hosts: A stage of each rank.
         released: Calls that earlier backwards of the same step go through without keeping the graph.
 
     Raises:
         RuntimeError: The backward would go a second time through what was not kept; torch's own words.
     """
     parts: dict[Any, Part] = {}
+    leading = None if backward.wanted is None else _leading(backward.roots, backward.wanted)
     active: set[Value] = set()
     queue: list[tuple[int, int, Call]] = []
     queued: set[Call] = set()
@@ -90,7 +102,7 @@ def route(backward: Backward, released: Collection[Call] = ()) -> list[Part]:
     def activate(value: Value) -> None:
         active.add(value)
         call = value.call
-        if call is not None and call not in queued:
+        if call is not None and call not in queued and (leading is None or call in leading):
             queued.add(call)
             part_of(call.segment)
             heapq.heappush(queue, (-call.graph.index, -call.index, call))
@@ -110,32 +122,74 @@ def route(backward: Backward, released: Collection[Call] = ()) -> list[Part]:
         part.calls.append(call)
         if hasattr(call.target, "placed"):
             leaf_calls.setdefault(call.target, {}).setdefault(part, []).append(call)
-        reached: set[int] = set()
-        for output, sources in zip(call.outputs, call.entry.depends_on, strict=True):
-            if output in active:
-                reached.update(sources)
-        for number in sorted(reached):
-            value = call.arguments[number]
-            if not hasattr(value, "meta") or not value.meta.requires_grad:
+        for value in _differentiated(call, active):
+            if leading is not None and value not in leading:
                 continue
             if value.name and value.stage == segment.stage:
                 native.setdefault(value.name, (value.meta, {}))[1][part] = None
             elif value.segment is not segment:
                 users.setdefault(value, {})[part] = None
             activate(value)
-    for leaf, using in leaf_calls.items():
-        for part in using:
-            part.touches[leaf] = None
+    if backward.wanted is None:
+        for leaf, using in leaf_calls.items():
+            for part in using:
+                part.touches[leaf] = None
     _link_values(users, parts)
+    _link_outside(backward, users, parts, hosts)
     _link_parameters(backward, users, native, leaf_calls, parts)
     return sorted(parts.values(), key=lambda part: part.order, reverse=True)
 
 
+def _differentiated(call: Call, active: Collection[Any]) -> list[Value]:
+    """The arguments that get gradient from those outputs of `call` that are active."""
+    assert call.arguments is not None
+    reached: set[int] = set()
+    for output, sources in zip(call.outputs, call.entry.depends_on, strict=True):
+        if output in active:
+            reached.update(sources)
+    arguments = [call.arguments[number] for number in sorted(reached)]
+    return [item for item in arguments if hasattr(item, "meta") and item.meta.requires_grad]
+
+
+def _leading(roots: Sequence[Value], wanted: Wanted) -> set[Value | Call]:
+    """The values and calls by way of which the roots depend on what is wanted."""
+    calls: set[Call] = set()
+    todo = [root.call for root in roots]
+    while todo:
+        call = todo.pop()
+        if call is not None and call not in calls and call.arguments is not None:
+            calls.add(call)
+            todo += [value.call for value in _differentiated(call, call.outputs)]
+    leading: set[Value | Call] = set()
+    for call in sorted(calls, key=lambda call: (call.graph.index, call.index)):
+        for value in _differentiated(call, call.outputs):
+            if value.name in wanted.names or (value.stage == EVERYWHERE and wanted.outside):
+                leading.add(value)
+        has_wanted = not wanted.names.isdisjoint(getattr(call.target, "parameter_names", ()))
+        for output in call.outputs:
+            if has_wanted or not leading.isdisjoint(_differentiated(call, [output])):
+                leading.update((call, output))
+    return leading
+
+
 def _link_values(users: dict[Value, dict[Part, None]], parts: dict[Any, Part]) -> None:
     for value, using in users.items():
-        if not value.name:
+        if not value.name and value.stage != EVERYWHERE:
             assert value.segment is not None
             _link(value, value.meta, [*_latest_first(using), parts[value.segment]])
+
+
+def _link_outside(
+    backward: Backward, users: dict[Value, dict[Part, None]], parts: dict[Any, Part], hosts: Sequence[int]
+) -> None:
+    for value, using in users.items():
+        if value.stage == EVERYWHERE:
+            chain = _latest_first(using)
+            _link(value, value.meta, chain)
+            last = chain[-1]
+            for stage in hosts:
+                home = parts[value, stage] = Part(backward, None, stage, (last.order[0], last.order[1], -1))
+                _link(value, value.meta, [last, home])
 
 
 def _link_parameters(
@@ -145,6 +199,7 @@ def _link_parameters(
     leaf_calls: dict[Any, dict[Part, list[Call]]],
     parts: dict[Any, Part],
 ) -> None:
+    wanted = backward.wanted
     remote: dict[str, tuple[Value, dict[Part, None]]] = {}
     for value, using in users.items():
         if value.name:  # after each flush another value stands for the same parameter
@@ -153,13 +208,23 @@ def _link_parameters(
         for number, placed in enumerate(leaf.placed):
             if placed.stage != leaf.stage or not placed.is_parameter:
                 continue
-            if len(calls) > 1 or placed.is_shared or placed.name in native or placed.name in remote:
+            if wanted is not None and placed.name not in wanted.names:
+                continue
+            if (
+                wanted is not None
+                or len(calls) > 1
+                or placed.is_shared
+                or placed.name in native
+                or placed.name in remote
+            ):
                 using = {
                     part: None
                     for part, there in calls.items()
                     if any(number not in call.entry.unused_parameters for call in there)
                 }
                 native.setdefault(placed.name, (placed.meta, {}))[1].update(using)
+    if wanted is not None:
+        wanted.reached.update(name for name, (_, using) in [*native.items(), *remote.items()] if using)
     for name, (meta, using) in native.items():
         for part in using:
             part.touches[name] = None

@@ -22,7 +22,7 @@ from farspan.graph.value import Value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Backward", "Call", "Graph", "Segment"]
+__all__ = ["Backward", "Call", "Graph", "Segment", "Wanted"]
 
 
 class Call:
@@ -113,10 +113,28 @@ class Segment:
         return f"segment {self.index} (stage {self.stage}) of micro-batch {self.graph.index}"
 
 
+class Wanted:
+    """What `torch.autograd.grad` is asked for: gradients that are returned instead of being added to `.grad`."""
+
+    __slots__ = ("found", "gradients", "names", "outside", "reached")
+
+    def __init__(self, names: Sequence[str], outside: Sequence[Any]) -> None:
+        self.names = frozenset(names)
+        """Parameters."""
+        self.outside = tuple(outside)
+        """Tensors outside the model."""
+        self.reached: set[str] = set()
+        """Those parameters that the outputs depend on."""
+        self.found: dict[str, Any] = {}
+        """The gradients of those that live on this rank."""
+        self.gradients: Sequence[Any] = [None] * len(self.outside)
+        """The gradients of the tensors outside."""
+
+
 class Backward:
     """One recorded `backward()`: the values it starts from and their gradients (None: ones)."""
 
-    __slots__ = ("gradients", "graph", "modes", "retain_graph", "roots", "where")
+    __slots__ = ("gradients", "graph", "modes", "retain_graph", "roots", "wanted", "where")
 
     def __init__(
         self,
@@ -126,6 +144,7 @@ class Backward:
         *,
         retain_graph: bool,
         modes: Any = (),
+        wanted: Wanted | None = None,
         where: Any,
     ) -> None:
         self.graph = graph
@@ -134,6 +153,8 @@ class Backward:
         self.retain_graph = retain_graph
         self.modes = modes
         """Autocast, under which torch runs a backward that is called in its region."""
+        self.wanted = wanted
+        """None for what goes to all parameters."""
         self.where = where
 
 
@@ -265,5 +286,5 @@ class Graph:
                 assert value.call is not None
                 positions.append(value.call.index << 8 | value.index)
             else:
-                positions.append(-1 - (value.index << 40 | source << 8 | value.stage))
+                positions.append(-1 - (value.index << 40 | source << 8 | value.stage & 0xFF))
         return tuple(positions)

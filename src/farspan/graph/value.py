@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
     from farspan.graph.graph import Call, Segment
 
-__all__ = ["Meta", "Value"]
+__all__ = ["EVERYWHERE", "Meta", "Value"]
+
+EVERYWHERE = -1
+"""In the place of a stage: of a source that every rank has, for it lies outside the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Value:
     """One tensor of the recorded program.
 
     A value is produced by a call, or it is a *source*: something its stage holds before the step begins (a
-    parameter used outside its own module, a gradient, an input that one rank has read, a value of an earlier step).
+    parameter used outside its own module, a gradient, an input that one rank has read, a value of an earlier step), or
+    EVERYWHERE: a plain tensor that gradient flows to.
     """
 
     __slots__ = (
@@ -103,5 +107,7 @@ class Value:
             return f"parameter {self.name}"
         if self.gradient_of:
             return f"gradient of {self.gradient_of}"
+        if self.stage == EVERYWHERE:
+            return f"{self.meta}, a tensor outside the model"
         producer = "a batch that one rank has read" if self.call is None else self.call.describe()
         return f"{self.meta} from {producer}"

@@ -25,6 +25,8 @@ from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.ops.places import glue_at as glue_at
 from farspan.lazy.ops.special import read_recorded as read_recorded
 from farspan.lazy.parameters.hooks import check_hooks as check_hooks
+from farspan.lazy.parameters.outside import go_on as go_on
+from farspan.lazy.parameters.outside import plain_of as plain_of
 from farspan.lazy.parameters.place import place as place
 from farspan.lazy.randomness import Frame as Frame
 from farspan.lazy.randomness import active as active
@@ -76,6 +78,8 @@ __all__ = [
     "learned_from_text",
     "meta_of",
     "place",
+    "go_on",
+    "plain_of",
     "plain_versions",
     "read_recorded",
     "real_attributes",

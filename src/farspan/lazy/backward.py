@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.graph import Backward, Value
+from farspan.graph import Backward, Value, Wanted
 from farspan.lazy.metadata import current_modes
 from farspan.lazy.ops.functions import find_where
+from farspan.lazy.randomness import key_of
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -27,8 +28,12 @@ def record_backward(
     create_graph: bool = False,
     *,
     inputs: Any = None,
+    wanted: Wanted | None = None,
 ) -> None:
     """Add a backward to the current graph; the arguments are those of `torch.autograd.backward`.
+
+    Args:
+        wanted: What `torch.autograd.grad` asks for, if it is that.
 
     Raises:
         RuntimeError: As torch: a root that needs no gradient, or that is no scalar and has no gradient given.
@@ -38,9 +43,7 @@ def record_backward(
     given = [gradients] if isinstance(gradients, torch.Tensor) or gradients is None else list(gradients)
     given += [None] * (len(roots) - len(given))
     if create_graph:
-        recorder.refuse(
-            "backward(create_graph=True) cannot be recorded", hint="compute second derivatives inside one module"
-        )
+        recorder.refuse("create_graph=True cannot be recorded", hint="compute second derivatives inside one module")
     if inputs is not None:
         recorder.refuse("backward(inputs=...) cannot be recorded", hint="freeze the other parameters instead")
     given = [gradient.read() if type(gradient) is LazyTensor else gradient for gradient in given]
@@ -56,7 +59,7 @@ def record_backward(
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
     graph = recorder.current
     backward = Backward(
-        graph, values, seeds, retain_graph=bool(retain_graph), modes=current_modes(), where=find_where()
+        graph, values, seeds, retain_graph=bool(retain_graph), modes=current_modes(), wanted=wanted, where=find_where()
     )
     graph.backwards.append(backward)
     # The roots may lie in earlier graphs: their segments must deliver, so they count as inputs of this graph.
@@ -66,3 +69,5 @@ def record_backward(
             if value.segment.graph is not graph and value not in graph.sources:
                 graph.sources[value] = len(graph.sources)
     graph.digest = hash((graph.digest, _MARK, graph.positions(values), bool(retain_graph)))
+    if wanted is not None:
+        graph.digest = hash((graph.digest, key_of(" ".join(sorted(wanted.names))), len(wanted.outside)))

@@ -21,6 +21,7 @@ from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
 from farspan.lazy.parameters.copying import copy_module, copy_parameter, copy_plainly
+from farspan.lazy.parameters.outside import GRADIENT_ACCESS, access_gradient
 from farspan.lazy.parameters.transfer import check_assigned, transferring
 from farspan.lazy.randomness import (
     DRAWS,
@@ -72,6 +73,8 @@ class Intercept(TorchFunctionMode):
             recorder.flush_before_change("requires_grad is changed")
             recorder.forget_states()
         if func in PASS_THROUGH:
+            if func in GRADIENT_ACCESS:
+                return access_gradient(recorder, func, args)
             with DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if types and not _concerns(args, kwargs, recorder.placed):
@@ -147,14 +150,18 @@ def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _get_grad(parameter: Any) -> Any:
     recorder = _recorder_of_parameter.get(id(parameter))
-    if recorder is None or not recorder.is_recording:
+    if recorder is None:
+        return access_gradient(active.recorder, raw_grad, (parameter,))
+    if not recorder.is_recording:
         return raw_grad(parameter)
     return recorder.gradients.get(recorder.placed[id(parameter)])
 
 
 def _set_grad(parameter: Any, gradient: Any) -> None:
     recorder = _recorder_of_parameter.get(id(parameter))
-    if recorder is None or not recorder.is_recording:
+    if recorder is None:
+        access_gradient(active.recorder, set_raw_grad, (parameter, gradient))
+    elif not recorder.is_recording:
         set_raw_grad(parameter, gradient)
     else:
         recorder.gradients.set(recorder.placed[id(parameter)], gradient)

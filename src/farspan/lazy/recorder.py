@@ -44,6 +44,7 @@ from farspan.lazy.ops.mutation import (
 from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_data, read_numbers
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
+from farspan.lazy.parameters.outside import Outside
 from farspan.lazy.parameters.values import ParameterValues, alias_of
 from farspan.lazy.randomness import DRAWS, Frame, has_own_generator, host_seed, key_of_function
 from farspan.lazy.shared.learning import learn
@@ -68,6 +69,7 @@ class Engine(Protocol):
     def add_parameters(self, placed: Sequence[Placed]) -> None: ...
     def stages_at(self, place: str) -> tuple[int, ...]: ...
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None: ...
+    def new_source(self, meta: Meta, stage: int, data: torch.Tensor | None) -> Value: ...
 
 
 class Recorder:
@@ -96,6 +98,7 @@ class Recorder:
         self.current = self._new_graph()
         self.parameter_values = ParameterValues()
         self.gradients = Gradients(self)
+        self.outside = Outside()
         self._modes: list[Any] = []
         self._known: dict[Any, tuple[Any, Entry]] = {}
         """Template and entry of ordinary calls whose arguments are tensors and plain values."""
@@ -254,7 +257,7 @@ class Recorder:
             modes=modes,
             where=find_where(4),
         )
-        if len(values) < len(arguments):
+        if len(values) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
         call.region = self.regions.of(modes)
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
@@ -307,14 +310,7 @@ class Recorder:
         placed = self.placed.get(id(tensor))
         if placed is not None:
             return self.parameter_values.of(placed)
-        if tensor.requires_grad:
-            self.refuse(
-                "a tensor that requires grad but is not part of the model enters a recorded call",
-                why="its gradient would exist on one rank only.",
-                hint="make it a parameter of the model that is distributed, or put both into one\n"
-                "torch.nn.ModuleDict and distribute that",
-            )
-        return tensor
+        return self.outside.of(tensor) if tensor.requires_grad else tensor
 
     # Backward.
 
@@ -393,6 +389,7 @@ class Recorder:
     def forget_parameter_values(self) -> None:
         """A step has ended: parameters may change, so their values are sources anew."""
         self.parameter_values.forget()
+        self.outside.forget()
 
     def refuse(self, what: str, *, why: str = "", hint: str = "") -> NoReturn:
         raise RecordError(what + ".", why=why or f"at {format_where(find_where())}", hint=hint)

@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 from farspan.errors import FarspanError, RecordError, RemoteError
-from farspan.graph import Call, Graph, Part, Value
+from farspan.graph import Call, Graph, Meta, Part, Value
 from farspan.lazy import (
     Frame,
     Placed,
@@ -21,6 +21,7 @@ from farspan.lazy import (
     check_hooks,
     find_where,
     format_where,
+    go_on,
     key_of,
     learned_from_text,
     text_for_others,
@@ -38,7 +39,7 @@ from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.inputs import Inputs
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.program import LEAST_WEIGHT_WORK_S, build_program
-from farspan.runtime.step.sites import StageSite, stage_number, stages_at
+from farspan.runtime.step.sites import StageSite, hosts_of, stage_number, stages_at
 from farspan.runtime.values import SharedValues
 
 __all__ = ["Engine"]
@@ -136,6 +137,7 @@ class Engine:
                 rank=self.rank,
                 num_ranks=self.num_ranks,
                 lookahead=self.lookahead,
+                hosts=hosts_of(self.stages, self.num_ranks) if self.recorder.outside.is_used else (),
                 least_weight_work_s=self.least_weight_work_s,
             )
             check_hooks(program.parts, self.parameters)
@@ -143,6 +145,9 @@ class Engine:
             scalars = scalars_of(graphs)
             exchange = self._new_exchange(step, graphs, scalars)
             self.executor.run(program)
+            for graph in graphs:
+                for backward in graph.backwards:
+                    go_on(backward, self.executor.arrived.pop(backward, ()))
             if learning is not None:
                 self._tell_what_it_gives(learning[0])
                 learning[1]()
@@ -328,6 +333,10 @@ class Engine:
             gradient = gradient.data
         self.values.keep_gradient(placed)
         set_raw_grad(placed.tensor, gradient)
+
+    def new_source(self, meta: Meta, stage: int, data: torch.Tensor | None) -> Value:
+        """A value that no call has made; its data on the rank of its stage."""
+        return self.inputs.add(meta, stage, data)
 
     # Reading.
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from farspan.graph import Call, Graph
-from farspan.lazy import format_where
+from farspan.lazy import format_where, plain_of
 
 __all__ = ["History"]
 
@@ -72,7 +72,8 @@ def _data_of(call: Call) -> list[Entry]:
     found: list[Entry] = []
     if call.target is torch.clone:  # how a plain tensor becomes a recorded one, to be written into: it may be empty yet
         return found
-    for item in call.arguments or ():
+    for argument in call.arguments or ():
+        item = plain_of(argument)
         if isinstance(item, torch.Tensor) and item.layout is torch.strided and item.device.type != "meta":
             digest = _digest(item)
             shape = f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"

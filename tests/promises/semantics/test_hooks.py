@@ -129,11 +129,10 @@ class Parametrized(nn.Module):
         (Blocks, hook_on_a_container, "a backward hook on Blocks"),
         (Parametrized, cached_parametrizations, r"parametrize\.cached"),
         (Blocks, assigned_with_another_dtype, "cannot change blocks.0.0.weight"),
-        (Blocks, lambda model: torch.autograd.grad(model(X).sum(), list(model.parameters())), "grad cannot take"),
         (
             Blocks,
             lambda model: torch.autograd.grad(model(X).sum(), model.head.weight, create_graph=True),
-            "grad cannot take",
+            "create_graph=True cannot be recorded",
         ),
         (Blocks, lambda model: model(X).retain_grad(), "retain_grad"),
         (Blocks, lambda model: model(X).register_hook(print), "gradient hook"),

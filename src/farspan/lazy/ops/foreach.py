@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from farspan.lazy.metadata import flatten
+from farspan.lazy.metadata import flatten, map_tensors
+from farspan.lazy.ops.special import read_data
 from farspan.lazy.ops.stages import stage_of
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ def record_foreach(recorder: Recorder, function: Any, args: tuple[Any, ...], kwa
     has_results = False
     for stage, indices in by_stage.items():
         own_args = tuple(_pick(item, number, indices) for item in args)
-        if stage is None:
-            part = function(*own_args, **kwargs)
+        if stage is None:  # plain tensors stay so
+            part = function(*map_tensors(own_args, read_data), **kwargs)
         else:
             template, tensors = flatten((own_args, kwargs))
             part = recorder.record(function, template, tensors, stage)

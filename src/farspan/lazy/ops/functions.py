@@ -56,7 +56,6 @@ READERS: frozenset[Any] = frozenset(
 """Functions that ask for the data: the value is fetched from its owner and they run on it."""
 
 REFUSED: dict[Any, str] = {
-    torch.autograd.grad: "use loss.backward() and read param.grad",
     _T.retain_grad: "keep the module that needs the gradient on one stage",
     _T.share_memory_: "read the tensor first: tensor.read()",
     _T.storage: "read the tensor first: tensor.read()",

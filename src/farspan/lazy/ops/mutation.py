@@ -10,10 +10,11 @@ import torch
 
 from farspan.graph import Call, Value
 from farspan.lazy.leaf import Leaf
-from farspan.lazy.metadata import Entry, flatten_arguments
+from farspan.lazy.metadata import Entry, flatten_arguments, rebuild
 from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.ops.views import Through, is_shared, root_of, write_through
+from farspan.lazy.parameters.outside import plain_of
 from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import has_memory_of_its_own
 
@@ -45,7 +46,8 @@ def prepare_mutation(recorder: Recorder, call: Call, tensors: list[torch.Tensor]
 
 def plain_versions(arguments: Sequence[Any]) -> tuple[int, ...]:
     """How often each plain tensor among `arguments` has been written to."""
-    return tuple([item._version for item in arguments if isinstance(item, torch.Tensor) and not item.is_inference()])
+    plain = map(plain_of, arguments)
+    return tuple([item._version for item in plain if isinstance(item, torch.Tensor) and not item.is_inference()])
 
 
 def written_parameters(recorder: Recorder, entry: Entry, tensors: list[torch.Tensor]) -> list[Placed]:
@@ -73,12 +75,18 @@ def write_apart(
 ) -> tuple[bool, Any]:
     """Record a call that writes into a view, or into what has views.
 
-    A plain tensor that it writes into, which every rank has, becomes a recorded one first.
+    A plain tensor that it writes into, which every rank has, becomes a recorded one first; if it is a gradient, it
+    stays plain, and the call runs at once, on every rank.
 
     Returns:
-        Whether the call has been recorded, and its result.
+        Whether this was all there is to do, and the call's result.
     """
     where = format_where(find_where())
+    if type(target) is not Leaf and any(recorder.outside.is_gradient(tensors[i]) for i in entry.mutated):
+        args, kwargs = rebuild(
+            template, [tensor.read() if type(tensor) is LazyTensor else tensor for tensor in tensors]
+        )
+        return True, target(*args, **kwargs)
     for tensor in [tensors[i] for i in entry.mutated]:
         if type(tensor) is not LazyTensor and id(tensor) not in recorder.placed:
             known = [item for item in tensors if type(item) is LazyTensor or id(item) in recorder.placed]

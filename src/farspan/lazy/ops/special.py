@@ -17,6 +17,7 @@ from farspan.lazy.ops.places import to
 from farspan.lazy.parameters.hooks import HOOKS, register
 from farspan.lazy.parameters.scaling import SCALING
 from farspan.lazy.parameters.values import alias_of
+from farspan.lazy.parameters.wanted import record_grad
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import has_compatible_type
 
@@ -131,6 +132,7 @@ HANDLERS: dict[Any, Handler] = {
     has_compatible_type: _is_of_compatible_type,
     torch.Tensor.backward: _backward,
     torch.autograd.backward: _backward,
+    torch.autograd.grad: record_grad,
     **SCALING,
     **dict.fromkeys(READERS, _read),
     **dict.fromkeys(REFUSED, _refuse),

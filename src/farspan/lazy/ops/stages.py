@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.graph import Value
+from farspan.graph import EVERYWHERE, Value
 from farspan.lazy.metadata import Entry, Unknown
 from farspan.lazy.tensor import LazyTensor
 
@@ -59,12 +59,12 @@ def _stage_of(values: Sequence[Value]) -> int:
         rank = _production_order(value)
         if rank > best_rank:
             best, best_rank = value, rank
-    return best.stage
+    return max(best.stage, 0)
 
 
 def _production_order(value: Value) -> tuple[int, int, int, int]:
     if value.call is None:
-        return (value.meta.numel, -1, -1, 0)
+        return (-1 if value.stage == EVERYWHERE else value.meta.numel, -1, -1, 0)
     return (value.meta.numel, value.call.graph.index, value.call.index, value.index)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from farspan.graph import Edge, Meta, Part, Segment, Value
+from farspan.graph import Backward, Edge, Meta, Part, Segment, Value
 from farspan.lazy import Placed, apply_modes
 from farspan.runtime.backward import Deferred
 from farspan.runtime.step.channel import Channels
@@ -52,6 +52,8 @@ class Executor:
         self.gradients: dict[Edge, torch.Tensor] = {}
         self.deferred: dict[Part, Deferred] = {}
         """What backwards have left for later, in their order."""
+        self.arrived: dict[Backward, list[tuple[Value, torch.Tensor]]] = {}
+        """Gradients of tensors outside the model."""
         self.traces: list[Trace] = []
 
     def run(self, program: Program) -> None:
@@ -63,6 +65,7 @@ class Executor:
         self.traces = []
         self.gradients = {}
         self.deferred = {}
+        self.arrived = {}
         if program.gpu_channels:
             self.channels.prepare(program.gpu_channels)
         for bundle in program.prologue_receives:
@@ -111,6 +114,10 @@ class Executor:
                 self._run_weights(earlier)
         device = self.device_of(part.stage)
         incoming = {edge: self.gradients.pop(edge).to(device) for edge in part.incoming}
+        if part.brings_outside:
+            arrived = self.arrived.setdefault(part.backward, [])
+            arrived += [(edge.key, gradient) for edge, gradient in incoming.items() if isinstance(edge.key, Value)]
+            return
         outgoing, deferred = run_backward(
             part, incoming, self.parameters, leaves_weights=leaves_weights, before=self._run_weights_before
         )

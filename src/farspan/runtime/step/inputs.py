@@ -9,8 +9,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from farspan.errors import DivergenceError, RecordError
-from farspan.graph import Graph, Value
+from farspan.graph import Graph, Meta, Value
 from farspan.lazy import Recorder, announce, find_where, format_where, plain_versions, take_in
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.step.rng import load_generators, save_generators
@@ -65,6 +67,14 @@ class Inputs:
             where = find_where()
             self._versions.update({value: (plain_versions([value.data]), where) for value in values})
         return result
+
+    def add(self, meta: Meta, stage: int, data: torch.Tensor | None) -> Value:
+        """A value that no call has made; all ranks add it together, its owner with the data."""
+        value = Value(meta, stage, index=next(self._numbers))
+        if data is not None:
+            value.data = data
+            self.values.keep_inputs([value])
+        return value
 
     def check(self, graphs: Sequence[Graph]) -> None:
         """Raise if an input that is about to be used has been written to since it was given."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from farspan.graph import Call, Edge, Graph, Part, Segment, Value, route
+from farspan.graph import EVERYWHERE, Call, Edge, Graph, Part, Segment, Value, route
 from farspan.schedule import Kind, Task, list_schedule
 
 __all__ = ["LEAST_WEIGHT_WORK_S", "Bundle", "Program", "Site", "Step", "build_program"]
@@ -103,7 +103,12 @@ class Program:
 
 class _Builder:
     def __init__(
-        self, graphs: Sequence[Graph], sites: Sequence[Site], num_ranks: int, least_weight_work_s: float
+        self,
+        graphs: Sequence[Graph],
+        sites: Sequence[Site],
+        num_ranks: int,
+        hosts: Sequence[int],
+        least_weight_work_s: float,
     ) -> None:
         self.sites = sites
         self.least_weight_work_s = least_weight_work_s
@@ -127,7 +132,7 @@ class _Builder:
         last_touch: dict[object, tuple[int, ...]] = {}
         released: set[Call] = set()
         for backward in backwards:
-            for part in route(backward, released):
+            for part in route(backward, hosts, released):
                 self.add_backward(part, positions[backward.graph.index], last_touch)
                 if not backward.retain_graph:
                     released.update(part.calls)
@@ -167,6 +172,8 @@ class _Builder:
         self.index_of[segment] = task
         self.last_use.update(dict.fromkeys(stateful, task))
         for value, index in sources:
+            if value.stage == EVERYWHERE:
+                continue
             self.connect(_PROLOGUE if index is None else index, value.stage, task, value, is_gradient=False)
 
     def add_backward(self, part: Part, micro_batch: int, last_touch: dict[object, tuple[int, ...]]) -> None:
@@ -193,7 +200,9 @@ class _Builder:
     def is_split(self, part: Part) -> bool:
         """Whether another rank waits for this part, and its weight gradients are worth a task of their own."""
         site = self.sites[part.stage]
-        if part.backward.retain_graph or all(self.sites[edge.dst.stage].rank == site.rank for edge in part.outgoing):
+        if part.backward.retain_graph or part.backward.wanted is not None:
+            return False
+        if all(self.sites[edge.dst.stage].rank == site.rank for edge in part.outgoing):
             return False
         # Those of the forward: a product takes as many for the gradient of either side.
         flops = sum(call.entry.flops for call in part.calls if self.has_weights(call))
@@ -302,6 +311,7 @@ def build_program(
     rank: int,
     num_ranks: int,
     lookahead: int,
+    hosts: Sequence[int] = (),
     least_weight_work_s: float = LEAST_WEIGHT_WORK_S,
 ) -> Program:
     """Turn recorded graphs into the program of `rank`.
@@ -313,9 +323,10 @@ def build_program(
         num_ranks: How many ranks there are.
         lookahead: How many boundary buffers a rank may hold beyond one for each stage, to hide transfers: one for a
             forward more than 1F1B has in flight, the others for receives that are posted so many tasks ahead.
+        hosts: A stage of each rank, where gradients of tensors outside the model arrive; if there are such tensors.
         least_weight_work_s: A backward is split if its weight gradients are likely to take so long.
     """
-    builder = _Builder(graphs, sites, num_ranks, least_weight_work_s)
+    builder = _Builder(graphs, sites, num_ranks, hosts, least_weight_work_s)
     run_ahead = min(1, lookahead // 2)
     orders = _order(tuple(builder.tasks), num_ranks, run_ahead)
     return builder.program_of(rank, orders, lookahead - run_ahead, len(graphs))

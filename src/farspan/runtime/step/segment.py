@@ -18,7 +18,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from farspan.errors import RecordError
-from farspan.graph import Call, Edge, Part, Segment, Value
+from farspan.graph import EVERYWHERE, Call, Edge, Part, Segment, Value
 from farspan.lazy import (
     Leaf,
     MutableArguments,
@@ -231,14 +231,16 @@ def run_backward(
             roots.append(root.data)
             seeds.append(seed)
     sources = [_source_of(edge, part, parameters) for edge in part.outgoing]
-    leaves = [source for source, is_native in sources if not is_native]
+    leaves = list({id(source): source for source, is_native in sources if not is_native}.values())
     split = None
     if leaves_weights:
         whole = [source for source, is_native in sources if is_native]  # adding up goes on elsewhere
         split = split_backward(roots, leaves, whole)
         before(split.now)
     # A parameter whose sum goes on to another segment must not be added to what earlier micro-batches left in .grad.
-    aside = [(source, raw_grad(source)) for source, is_native in sources if is_native]
+    wanted = {name: parameters[name].tensor for name in part.touches} if part.backward.wanted else {}
+    natives = {id(item): item for item in [*(source for source, is_native in sources if is_native), *wanted.values()]}
+    aside = [(source, raw_grad(source)) for source in natives.values()]
     for source, _ in aside:
         set_raw_grad(source, None)
     deferred = None
@@ -248,7 +250,12 @@ def run_backward(
                 if split is not None:
                     deferred = split.run_first_half(roots, seeds)
                 else:
-                    torch.autograd.backward(roots, seeds, retain_graph=part.backward.retain_graph)
+                    torch.autograd.backward(
+                        roots,
+                        seeds,
+                        retain_graph=part.backward.retain_graph,
+                        inputs=[*leaves, *natives.values()] if part.backward.wanted else None,
+                    )
         except Exception as error:
             error.add_note(f"farspan: raised in the {part.describe()}")
             raise
@@ -262,6 +269,10 @@ def run_backward(
                 hint="let the function return zeros, or place its module together with the one before it",
             )
         outgoing[edge] = gradient
+    passed_on = {edge.key for edge in part.outgoing}
+    if part.backward.wanted is not None:
+        found = {name: raw_grad(source) for name, source in wanted.items() if name not in passed_on}
+        part.backward.wanted.found.update(found)
     for source, gradient in aside:
         set_raw_grad(source, gradient)
     if not part.backward.retain_graph:
@@ -326,7 +337,7 @@ def _release(part: Part) -> None:
         if root.segment is segment:
             _drop(root)
     for edge in part.outgoing:
-        if not isinstance(edge.key, str):
+        if not isinstance(edge.key, str) and edge.key.stage != EVERYWHERE:
             segment.leaves.pop(edge.key, None)
             segment.entries.pop(edge.key, None)
     for call in part.calls:

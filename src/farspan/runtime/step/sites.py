@@ -7,7 +7,7 @@ import torch
 from farspan.errors import PlanError
 from farspan.plan import Place, format_place, parse_place
 
-__all__ = ["StageSite", "check_rank", "host_stage", "site_of", "stage_number", "stages_at"]
+__all__ = ["StageSite", "check_rank", "host_stage", "hosts_of", "site_of", "stage_number", "stages_at"]
 
 
 class StageSite:
@@ -97,6 +97,15 @@ def stages_at(stages: list[StageSite], text: str, num_ranks: int) -> tuple[int, 
         found = [number for number in found if _is_on(stages[number].device, site.device)]
     found.sort(key=lambda number: stages[number].device != site.device)
     return tuple(found) or (stage_number(stages, site, 0),)
+
+
+def hosts_of(stages: list[StageSite], num_ranks: int) -> list[int]:
+    """A stage of each rank, one on its first device if it has none."""
+    first = {site.rank: number for number, site in reversed(list(enumerate(stages)))}
+    return [
+        first[rank] if rank in first else stage_number(stages, StageSite(rank, stages[0].device), 0)
+        for rank in range(num_ranks)
+    ]
 
 
 def host_stage(stages: list[StageSite], rank: int, device: torch.device) -> int:
