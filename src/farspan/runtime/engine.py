@@ -334,9 +334,11 @@ class Engine:
         self.values.keep_gradient(placed)
         set_raw_grad(placed.tensor, gradient)
 
-    def new_source(self, meta: Meta, stage: int, data: torch.Tensor | None) -> Value:
-        """A value that no call has made; its data on the rank of its stage."""
-        return self.inputs.add(meta, stage, data)
+    def new_sources(self, items: Sequence[tuple[Meta, int, torch.Tensor | None]]) -> list[Value]:
+        """Values that no call has made, from their metadata, their stages, and at their owners the data."""
+        values = [self.inputs.add(*item) for item in items]
+        self.values.advance()
+        return values
 
     # Reading.
 

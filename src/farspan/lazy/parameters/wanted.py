@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.graph import Meta, Wanted
+from farspan.graph import Wanted
 from farspan.lazy.backward import record_backward
 from farspan.lazy.metadata import intern
 from farspan.lazy.tensor import LazyTensor
@@ -54,8 +55,9 @@ def _grad(
     record_backward(recorder, outputs, grad_outputs, keeps_graph, create_graph, wanted=wanted)
     recorder.next_graph()
     recorder.engine.flush("torch.autograd.grad()")
-    arrived = iter(wanted.gradients)
-    known = [next(arrived) if item is None else _gradient_of(recorder, item, wanted) for item in placed]
+    of_outside = iter(wanted.gradients)
+    of_parameters = iter(_gradients_of(recorder, [item for item in placed if item is not None], wanted))
+    known = [next(of_outside if item is None else of_parameters) for item in placed]
     if materialize_grads:
         known = [
             torch.zeros_like(item.detach()) if gradient is None else gradient
@@ -69,9 +71,11 @@ def _grad(
     return tuple(known)
 
 
-def _gradient_of(recorder: Recorder, placed: Placed, wanted: Wanted) -> LazyTensor | None:
-    if placed.name not in wanted.reached:
-        return None
-    meta = placed.meta
-    meta = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
-    return LazyTensor.make(recorder.engine.new_source(meta, placed.stage, wanted.found.get(placed.name)), recorder)
+def _gradients_of(recorder: Recorder, placed: Sequence[Placed], wanted: Wanted) -> list[LazyTensor | None]:
+    reached = [item for item in placed if item.name in wanted.reached]
+    metas = [replace(item.meta, requires_grad=False, is_parameter=False) for item in reached]
+    values = recorder.engine.new_sources(
+        [(intern(meta), item.stage, wanted.found.get(item.name)) for item, meta in zip(reached, metas, strict=True)]
+    )
+    made = iter([LazyTensor.make(value, recorder) for value in values])
+    return [next(made) if item.name in wanted.reached else None for item in placed]

@@ -66,10 +66,13 @@ class Inputs:
             self.values.keep_inputs(values)
             where = find_where()
             self._versions.update({value: (plain_versions([value.data]), where) for value in values})
+        self.values.advance()
         return result
 
     def add(self, meta: Meta, stage: int, data: torch.Tensor | None) -> Value:
-        """A value that no call has made; all ranks add it together, its owner with the data."""
+        """A value that no call has made; all ranks add it together, its owner with the data. It can be asked for once
+        `values.advance()` has been called.
+        """
         value = Value(meta, stage, index=next(self._numbers))
         if data is not None:
             value.data = data
