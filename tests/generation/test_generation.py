@@ -197,8 +197,6 @@ def _config(transformers: Any, kind: str) -> Any:
         return transformers.MistralConfig(
             **sizes, num_attention_heads=2, num_key_value_heads=1, sliding_window=8, max_position_embeddings=64, **ends
         )
-    if kind == "mamba":
-        return transformers.MambaConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2, state_size=4, **ends)
     return transformers.T5Config(
         vocab_size=61, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0, **ends
     )
@@ -209,8 +207,7 @@ def _config(transformers: Any, kind: str) -> Any:
     [
         ("gpt2", {"num_beams": 2}),
         ("gpt2", {"cache_implementation": "static"}),
-        ("mistral", {}),
-        ("mamba", {"repetition_penalty": 1.3}),
+        ("mistral", {"repetition_penalty": 1.3}),
         ("t5", {"num_beams": 2, "output_scores": True, "return_dict_in_generate": True}),
     ],
 )

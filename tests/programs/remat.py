@@ -1,6 +1,6 @@
 """One rank: trains models of several kinds with activations computed again, and prints what each training gave.
 
-python remat.py '["blocks.*"]'        what `remat=` is; null is the plain loop
+python remat.py null '["blocks.*"]'        what `remat=` is in each of the trainings; null is the plain loop
 """
 
 from __future__ import annotations
@@ -107,10 +107,11 @@ def train(model: Any) -> Any:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    remat = json.loads(sys.argv[1])
-    found = {}
-    for name, make in MODELS.items():
-        torch.manual_seed(0)
-        net = make()
-        found[name] = train(net if remat is None else farspan.distribute(net, remat=remat))
-    print(json.dumps(found))
+    for remat in map(json.loads, sys.argv[1:]):
+        found = {}
+        for name, make in MODELS.items():
+            torch.manual_seed(0)
+            torch.compiler.reset()  # it compiles the code of one class a few times only
+            net = make()
+            found[name] = train(net if remat is None else farspan.distribute(net, remat=remat))
+        print(json.dumps(found))

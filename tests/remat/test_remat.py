@@ -59,7 +59,7 @@ def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
     case = CASES[name]
     wanted = train_plainly(case)
     for choice, remat in {**CHOICES, **({"finer": FINER[name]} if name in FINER else {})}.items():
-        for plan_name, plan in all_plans(case, num_ranks).items():
+        for plan_name, plan in list(all_plans(case, num_ranks).items())[0 if choice == "all" else -1 :]:
             models = [build(case) for _ in range(num_ranks)]
 
             def program(rank: int) -> Any:

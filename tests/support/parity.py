@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,10 +83,11 @@ def all_plans(case: Case, num_ranks: int) -> dict[str, Any]:
     return {**automatic, **{name: make(num_ranks) for name, make in case.plans.items()}}
 
 
-def compare_all(num_ranks: int) -> dict[str, list[str]]:
-    """Train every case under its last plan on this rank; what differs from the plain loop, by case."""
+def compare_all(names: Sequence[str], num_ranks: int) -> dict[str, list[str]]:
+    """Train each of the named cases under its last plan on this rank; what differs from the plain loop, by case."""
     found: dict[str, list[str]] = {}
-    for name, case in CASES.items():
+    for name in names:
+        case = CASES[name]
         wanted = train_plainly(case)
         for plan_name, plan in list(all_plans(case, num_ranks).items())[-1:]:
             got = train_distributed(copy.deepcopy(build(case)), case, plan)
