@@ -33,7 +33,7 @@ def run_threads(
     num_ranks: int,
     program: Callable[[int], Any],
     *,
-    deadline_s: float = 30.0,
+    deadline_s: float = 100.0,
     lookahead: int = 2,
     medium: Any = None,
 ) -> list[Any]:
