@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import datetime
 import json
 import os
@@ -19,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
-__all__ = ["ROOT", "arguments", "finish", "machine", "micros", "run_ranks"]
+__all__ = ["ROOT", "arguments", "finish", "machine", "micros", "published", "run_ranks"]
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -63,6 +64,20 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def published(name: str) -> list[dict[str, str]]:
+    """The rows of a table others have published: a CSV file in FARSPAN_DATA, or in shared/data beside the repository.
+
+    Raises:
+        SystemExit: It is not there.
+    """
+    folder = Path(os.environ.get("FARSPAN_DATA", ROOT.parent / "shared" / "data"))
+    file = folder / "published" / name
+    if not file.is_file():
+        sys.exit(f"{file} does not exist; FARSPAN_DATA=folder says where the published tables are")
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
 def micros(seconds: float) -> str:

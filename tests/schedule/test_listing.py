@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.schedule.picture import draw, picture_in
 
-from farspan.schedule import Kind, Limits, Task, list_schedule
+from farspan.planner import own_links, simulate
+from farspan.schedule import (
+    Chain,
+    Costs,
+    Kind,
+    Limits,
+    Schedule,
+    Task,
+    limits_of_1f1b,
+    list_schedule,
+    listing,
+    one_f_one_b,
+    straight,
+    vee,
+)
 
 
 def chain(num_stages: int, num_micro_batches: int, *, is_split: bool = False) -> list[Task]:
     """A plain pipeline: F down the stages, B back up, twice as long; or as long, with W as a task of its own."""
-    tasks: list[Task] = []
-    for micro_batch in range(num_micro_batches):
-        for stage in range(num_stages):
-            needs = (len(tasks) - 1,) if stage else ()
-            tasks.append(
-                Task(
-                    kind=Kind.FORWARD,
-                    rank=stage,
-                    micro_batch=micro_batch,
-                    level=stage,
-                    duration=1,
-                    needs=needs,
-                    holds=True,
-                )
-            )
-    for micro_batch in range(num_micro_batches):
-        for stage in reversed(range(num_stages)):
-            own_forward = micro_batch * num_stages + stage
-            needs = (own_forward,) if stage == num_stages - 1 else (own_forward, len(tasks) - 1)
-            tasks.append(
-                Task(
-                    kind=Kind.BACKWARD,
-                    rank=stage,
-                    micro_batch=micro_batch,
-                    level=0,
-                    duration=1 if is_split else 2,
-                    needs=needs,
-                    holds=False,
-                )
-            )
-    for index, task in enumerate(list(tasks)):
-        if is_split and task.kind is Kind.BACKWARD:
-            tasks.append(replace(task, kind=Kind.WEIGHT, duration=1, needs=(index,)))
-    return tasks
+    costs = Costs(weight=1) if is_split else Costs(backward=2)
+    return list(straight(num_stages, num_micro_batches, costs).tasks)
 
 
 def names(tasks: list[Task], order: list[int]) -> str:
@@ -88,61 +71,114 @@ def test_weight_gradients_go_where_nothing_else_could_run() -> None:
     ]
 
 
+def test_it_is_what_the_docstring_draws() -> None:
+    pictures = [draw(ordered(straight(3, 4, costs))) for costs in (Costs(), Costs(weight=1))]
+    assert pictures == picture_in(listing.__doc__)
+
+
 @pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(2, 8), (4, 8), (4, 16), (8, 8)])
 def test_split_backwards_leave_the_bubble_of_zb_h1(num_stages: int, num_micro_batches: int) -> None:
     """(p - 1) (F + B - W) instead of 1F1B's (p - 1) (F + B + W); arXiv 2401.10241, table 2."""
-    for is_split, bubble in ((False, 3 * (num_stages - 1)), (True, num_stages - 1)):
-        tasks = chain(num_stages, num_micro_batches, is_split=is_split)
-        orders = list_schedule(tasks, num_stages, run_ahead=1)
-        assert duration(tasks, orders) == 3 * num_micro_batches + bubble
+    for costs, bubble in ((Costs(backward=2), 3 * (num_stages - 1)), (Costs(weight=1), num_stages - 1)):
+        played = simulate(ordered(straight(num_stages, num_micro_batches, costs), run_ahead=1))
+        assert played.step_time == 3 * num_micro_batches + bubble
 
 
 def test_the_published_bubble_rate_of_1f1b_and_zb_h1() -> None:
     """The 1.5B model on 8 GPUs, 24 micro-batches; table 5 there: times in ms, and the time a transfer takes."""
     forward, backward, weight, latency = 18.522, 18.086, 9.337, 0.601
-    for is_split, rate in ((False, 0.2431), (True, 0.1585)):
-        tasks = [
-            replace(
-                task,
-                duration={
-                    Kind.FORWARD: forward, Kind.BACKWARD: backward if is_split else backward + weight,
-                    Kind.WEIGHT: weight,
-                }[task.kind],
-            )
-            for task in chain(8, 24, is_split=is_split)
-        ]  # fmt: skip
-        orders = list_schedule(tasks, 8, latency=latency)
-        spent = duration(tasks, orders, latency)
-        assert abs(1 - 24 * (forward + backward + weight) / spent - rate) < 1e-4
+    for costs, rate in (
+        (Costs(forward=forward, backward=backward + weight), 0.2431),
+        (Costs(forward=forward, backward=backward, weight=weight), 0.1585),
+    ):
+        schedule = ordered(straight(8, 24, costs), latency=latency)
+        assert abs(simulate(schedule, link_of=own_links(latency=latency)).bubble_rate - rate) < 1e-4
 
 
-def duration(tasks: list[Task], orders: list[list[int]], latency: float = 0.0) -> float:
-    """How long the orders take, when every task runs as early as it can."""
-    end: dict[int, float] = {}
-    clocks, places = [0.0] * len(orders), [0] * len(orders)
-    while len(end) < len(tasks):
-        for rank, order in enumerate(orders):
-            while places[rank] < len(order) and set(tasks[order[places[rank]]].needs) <= end.keys():
-                task = tasks[order[places[rank]]]
-                there = [end[need] + (latency if tasks[need].rank != rank else 0) for need in task.needs]
-                clocks[rank] = end[order[places[rank]]] = max([clocks[rank], *there]) + task.duration
-                places[rank] += 1
-    return max(clocks)
+def ordered(chain: Chain, **options: Any) -> Schedule:
+    orders = list_schedule(chain.tasks, chain.num_ranks, **options)
+    return Schedule(tasks=chain.tasks, orders=tuple(map(tuple, orders)))
 
 
 @given(st.integers(1, 5), st.integers(1, 10), st.integers(1, 3), st.floats(1, 6), st.sampled_from([0.3, 0.5, 1.0]))
 def test_what_a_rank_holds_stays_within_its_limits(
     num_stages: int, num_micro_batches: int, in_flight: int, held: float, share: float
 ) -> None:
-    tasks = chain(num_stages, num_micro_batches, is_split=True)
-    limit = Limits(in_flight=in_flight, held=held, weight_share=share)
-    for order in list_schedule(tasks, num_stages, limits=[limit] * num_stages):
-        count: Counter[Kind] = Counter()
-        for index in order:
-            count[tasks[index].kind] += 1
-            flying = count[Kind.FORWARD] - count[Kind.BACKWARD]
-            assert flying <= in_flight
-            assert flying + share * (count[Kind.BACKWARD] - count[Kind.WEIGHT]) <= held + 1e-9
+    tasks = straight(num_stages, num_micro_batches, Costs(weight=1, weight_memory=share)).tasks
+    for limit, own_share in (
+        (Limits(in_flight=in_flight, memory=held), share),
+        (Limits(in_flight=in_flight, held=held), 1.0),
+    ):
+        for order in list_schedule(tasks, num_stages, limits=[limit] * num_stages):
+            count: Counter[Kind] = Counter()
+            for index in order:
+                count[tasks[index].kind] += 1
+                flying = count[Kind.FORWARD] - count[Kind.BACKWARD]
+                assert flying <= in_flight
+                assert flying + own_share * (count[Kind.BACKWARD] - count[Kind.WEIGHT]) <= held + 1e-6
+
+
+def test_slow_links_are_hidden_by_more_micro_batches_in_flight() -> None:
+    chain = straight(3, 6)
+    schedule = ordered(chain, limits=limits_of_1f1b(chain.tasks, 3, latency=1), latency=1)
+    pictures = [draw(schedule, latency=1), draw(one_f_one_b(chain), latency=1)]
+    assert pictures == picture_in(limits_of_1f1b.__doc__)
+
+
+@pytest.mark.parametrize("latency", [0.1, 0.3, 1.0])
+def test_with_more_in_flight_links_cost_only_the_way_there_and_back(latency: float) -> None:
+    """1F1B waits for each gradient; the bound is one micro-batch down and up the pipeline, and the work of a rank."""
+    chain = straight(8, 32, Costs(backward=2))
+    schedule = ordered(chain, limits=limits_of_1f1b(chain.tasks, 8, latency=latency), latency=latency)
+    links = own_links(latency=latency)
+    bound = 32 * 3 + 7 * (3 + 2 * latency)
+    assert simulate(schedule, link_of=links).step_time == pytest.approx(bound)
+    assert simulate(one_f_one_b(chain), link_of=links).step_time > 1.03 * bound
+
+
+def test_the_limits_without_latency_are_those_of_1f1b() -> None:
+    chain = straight(3, 6)
+    assert [limits.in_flight for limits in limits_of_1f1b(chain.tasks, 3)] == [3, 2, 1]
+    assert [limits.in_flight for limits in limits_of_1f1b(chain.tasks, 3, run_ahead=1)] == [4, 3, 1]
+    assert [limits.in_flight for limits in limits_of_1f1b(chain.tasks, 3, latency=0.5)] == [5, 3, 1]
+    assert [limits.in_flight for limits in limits_of_1f1b(chain.tasks, 3, latency=1.5)] == [7, 4, 1]
+
+
+def test_micro_batches_that_are_begun_can_always_be_finished() -> None:
+    """A V on two ranks with memory for three halves: a third forward down would leave no room for the way up."""
+    chain = vee(2, 4)
+    limits = [Limits(in_flight=9, memory=3.0)] * 2
+    schedule = ordered(chain, limits=limits)
+    played = simulate(schedule)
+    assert [played.peak_memory(rank) for rank in (0, 1)] == [3.0, 3.0]
+    assert draw(schedule).splitlines()[0].startswith("rank 0   F0 F1 .. f0 b0")
+
+
+def test_micro_batches_whose_ways_cross_do_not_take_each_others_memory() -> None:
+    """Micro-batch 0 goes from rank 0 to rank 1, micro-batch 1 the other way, and each rank has memory for one."""
+    tasks: list[Task] = []
+    for micro_batch, ranks in enumerate([(0, 1), (1, 0)]):
+        for level, rank in enumerate(ranks):
+            tasks.append(task_of(Kind.FORWARD, rank, micro_batch, level, needs=(len(tasks) - 1,) if level else ()))
+    for micro_batch, ranks in enumerate([(0, 1), (1, 0)]):
+        for level, rank in reversed(list(enumerate(ranks))):
+            needs = (2 * micro_batch + level, *((len(tasks) - 1,) if level == 0 else ()))
+            tasks.append(task_of(Kind.BACKWARD, rank, micro_batch, level, needs=needs))
+    orders = list_schedule(tasks, 2, limits=[Limits(in_flight=9, memory=1.0)] * 2)
+    assert [names(tasks, order) for order in orders] == ["F0 B0 F1 B1"] * 2
+
+
+def task_of(kind: Kind, rank: int, micro_batch: int, level: int, *, needs: tuple[int, ...]) -> Task:
+    return Task(
+        kind=kind,
+        rank=rank,
+        micro_batch=micro_batch,
+        level=level,
+        duration=1,
+        needs=needs,
+        holds=kind is Kind.FORWARD,
+        memory=1.0 if kind is Kind.FORWARD else -1.0,
+    )
 
 
 def test_forward_only_micro_batches_stream() -> None:

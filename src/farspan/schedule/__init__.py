@@ -1,8 +1,49 @@
 """In which order every rank runs its tasks. Imports no torch."""
 
-from farspan.schedule.listing import Limits as Limits
+from farspan.schedule.automatic import automatic as automatic
+from farspan.schedule.channels import Channel as Channel
+from farspan.schedule.channels import Message as Message
+from farspan.schedule.channels import channels_of as channels_of
+from farspan.schedule.limits import Limits as Limits
+from farspan.schedule.limits import limits_of_1f1b as limits_of_1f1b
 from farspan.schedule.listing import list_schedule as list_schedule
+from farspan.schedule.named import Chain as Chain
+from farspan.schedule.named import Costs as Costs
+from farspan.schedule.named import gpipe as gpipe
+from farspan.schedule.named import interleaved as interleaved
+from farspan.schedule.named import looped as looped
+from farspan.schedule.named import one_f_one_b as one_f_one_b
+from farspan.schedule.named import straight as straight
+from farspan.schedule.named import vee as vee
+from farspan.schedule.named import zb_1p as zb_1p
+from farspan.schedule.named import zb_2p as zb_2p
+from farspan.schedule.named import zb_h1 as zb_h1
+from farspan.schedule.named import zb_v as zb_v
+from farspan.schedule.schedule import Schedule as Schedule
 from farspan.schedule.task import Kind as Kind
 from farspan.schedule.task import Task as Task
 
-__all__ = ["Kind", "Limits", "Task", "list_schedule"]
+__all__ = [
+    "Chain",
+    "Channel",
+    "Costs",
+    "Kind",
+    "Limits",
+    "Message",
+    "Schedule",
+    "Task",
+    "automatic",
+    "channels_of",
+    "gpipe",
+    "interleaved",
+    "limits_of_1f1b",
+    "list_schedule",
+    "looped",
+    "one_f_one_b",
+    "straight",
+    "vee",
+    "zb_1p",
+    "zb_2p",
+    "zb_h1",
+    "zb_v",
+]

@@ -9,8 +9,8 @@ what nobody waits for: weight gradients, and the backwards of a first stage. On 
     rank 1   .. F0 F1 .. B0 F2 B1 F3 B2 .. B3
     rank 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3
 
-or, where weight gradients are tasks of their own, ZB-H1 (P. Qi et al., Zero bubble pipeline parallelism, 2023, arXiv
-2401.10241), which holds no more memory than rank 0 of 1F1B does:
+or, where weight gradients are tasks of their own, close to ZB-H1 (P. Qi et al., Zero bubble pipeline parallelism,
+2023, arXiv 2401.10241), which holds no more memory than rank 0 of 1F1B does:
 
     rank 0   F0 F1 F2 .. .. B0 W0 F3 B1 W1 B2 W2 .. B3 W3
     rank 1   .. F0 F1 .. B0 F2 B1 W0 B2 F3 W1 W2 B3 W3
@@ -23,33 +23,19 @@ one, since it comes from a play in which every task ran after all it needs.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NoReturn
 
+from farspan.errors import PlanError
+from farspan.schedule.limits import Limits, limits_of_1f1b
+from farspan.schedule.memory import Memory
 from farspan.schedule.task import Kind, Task
 
-__all__ = ["Limits", "list_schedule"]
+__all__ = ["Play", "list_schedule"]
 
-_PATIENCE = 0.5
-"""What nobody waits for is not begun if something else will be ready within this share of its duration."""
 
 _AT_ONCE, _FORWARD, _LATER = range(3)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How much a rank may hold at once, in micro-batches.
-
-    Attributes:
-        in_flight: Those between their forward and their backward.
-        held: Those between their forward and their weight gradients; one whose backward has run counts as
-            `weight_share`.
-        weight_share: What weight gradients still need, as a share of all that a forward has kept.
-    """
-
-    in_flight: int
-    held: float
-    weight_share: float = 1.0
 
 
 def list_schedule(
@@ -69,24 +55,46 @@ def list_schedule(
             from its first task to the last of the micro-batch (1F1B); and as many held as the deepest rank may.
         run_ahead: How many more than that: memory for latency. With one more, a rank has a forward to run while the
             gradient it waits for is on its way, and can put off weight gradients for longer.
-        latency: From the end of a task to when another rank has what it made, in the unit of the durations.
+        latency: From the end of a task to when another rank has what it made, in the unit of the durations. The order
+            is made for it; the limits are not (see `limits_of_1f1b`).
 
     Returns:
         For each rank the indices of its tasks, in the order they are to run.
+
+    Raises:
+        PlanError: A rank's memory does not do for one micro-batch, or for some that wait for each other.
     """
-    play = _Play(tasks, limits or _limits_of_1f1b(tasks, num_ranks, run_ahead), latency)
+    play = Play(tasks, limits or limits_of_1f1b(tasks, num_ranks, run_ahead=run_ahead), latency)
     play.run()
     return play.orders
 
 
-class _Play:
-    """One play of a step: who does what, when."""
+class Play:
+    """One play of a step: who does what, when.
 
-    def __init__(self, tasks: Sequence[Task], limits: Sequence[Limits], latency: float) -> None:
+    Args:
+        tasks: All tasks of the step.
+        limits: Of each rank.
+        latency: From the end of a task to when another rank has what it made.
+        patience: What nobody waits for is not begun if something else will be ready within this share of its duration.
+        forwards_first: Whether a forward for which there is room goes before a backward.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        limits: Sequence[Limits],
+        latency: float,
+        *,
+        patience: float = 0.5,
+        forwards_first: bool = False,
+    ) -> None:
         num_ranks = len(limits)
         self.tasks = tasks
         self.limits = limits
         self.latency = latency
+        self.patience = patience
+        self.forwards_first = forwards_first
         self.orders: list[list[int]] = [[] for _ in range(num_ranks)]
         self.waiting = [len(task.needs) for task in tasks]
         self.arrival = [0.0] * len(tasks)
@@ -111,6 +119,10 @@ class _Play:
         self.in_flight: list[set[int]] = [set() for _ in range(num_ranks)]
         self.put_off: list[set[int]] = [set() for _ in range(num_ranks)]
         """Micro-batches whose backward has run, and whose weight gradients have not."""
+        self.memories = _memories(tasks, limits)
+        self.begins = [math.inf] * num_ranks
+        self.ends = [0.0] * num_ranks
+        """When each rank's first task begins, and when its last one ends."""
 
     def run(self) -> None:
         for index, count in enumerate(self.waiting):
@@ -132,8 +144,16 @@ class _Play:
             blocked = [(heap[0], rank) for rank, heap in enumerate(self.ready[_FORWARD]) if heap]
             if not blocked:
                 break
-            self._start(_FORWARD, min(blocked)[1], now)
+            fitting = [(head, rank) for head, rank in blocked if self._fits(rank, head[1])]
+            if not fitting:
+                self._complain(*min(blocked))
+            self._start(_FORWARD, min(fitting)[1], now)
         assert sum(map(len, self.orders)) == len(self.tasks), "the tasks depend on each other in a circle"
+
+    @property
+    def cost(self) -> float:
+        """The longest span from a rank's first task to its last."""
+        return max((end - begin for begin, end in zip(self.begins, self.ends, strict=True)), default=0.0)
 
     def _becomes_ready(self, index: int, time: float) -> None:
         self.coming[self.tasks[index].rank][index] = time
@@ -146,26 +166,43 @@ class _Play:
 
     def _choose(self, rank: int, now: float) -> None:
         forwards, rest = self.ready[_FORWARD][rank], self.ready[_LATER][rank]
-        if self.ready[_AT_ONCE][rank]:
+        may_go_forward = bool(forwards) and self._has_room(rank, forwards[0][1])
+        if self.ready[_AT_ONCE][rank] and not (may_go_forward and self.forwards_first):
             self._start(_AT_ONCE, rank, now)
-        elif forwards and self._has_room(rank, forwards[0][0]):
+        elif may_go_forward:
             self._start(_FORWARD, rank, now)
         elif rest:
-            until = now + _PATIENCE * self.tasks[rest[0][1]].duration
+            until = now + self.patience * self.tasks[rest[0][1]].duration
             if not any(time < until and self._is_welcome(index) for index, time in self.coming[rank].items()):
                 self._start(_LATER, rank, now)
 
     def _is_welcome(self, index: int) -> bool:
         """Whether a task would be begun at once when it is ready."""
         task, urgency = self.tasks[index], self.urgency[index]
-        return urgency == _AT_ONCE or (urgency == _FORWARD and self._has_room(task.rank, task.micro_batch))
+        return urgency == _AT_ONCE or (urgency == _FORWARD and self._has_room(task.rank, index))
 
-    def _has_room(self, rank: int, micro_batch: int) -> bool:
-        if micro_batch in self.in_flight[rank]:
+    def _has_room(self, rank: int, index: int) -> bool:
+        if not self._fits(rank, index):
+            return False
+        if self.tasks[index].micro_batch in self.in_flight[rank]:
             return True
         limit, num_in_flight = self.limits[rank], len(self.in_flight[rank])
-        held = num_in_flight + limit.weight_share * len(self.put_off[rank])
-        return num_in_flight < limit.in_flight and held + 1 <= limit.held
+        return num_in_flight < limit.in_flight and num_in_flight + len(self.put_off[rank]) + 1 <= limit.held
+
+    def _fits(self, rank: int, index: int) -> bool:
+        memory = self.memories[rank]
+        return memory is None or memory.fits(self.tasks[index])
+
+    def _complain(self, head: tuple[int, int], rank: int) -> NoReturn:
+        micro_batch, index = head
+        task, memory = self.tasks[index], self.memories[rank]
+        assert memory is not None
+        raise PlanError(
+            f"no order of the tasks keeps rank {rank} within {self.limits[rank].memory:g} of memory.",
+            why=f"a forward of micro-batch {micro_batch} takes {task.memory:g}, and {memory.held:g} is held by "
+            f"{len(memory.kept)} micro-batches, none of which can go on.",
+            hint="a higher limit, smaller micro-batches, or more ranks",
+        )
 
     def _start(self, urgency: int, rank: int, now: float) -> None:
         _, index = heapq.heappop(self.ready[urgency][rank])
@@ -174,7 +211,12 @@ class _Play:
         self.is_free[rank] = False
         if task.kind is Kind.FORWARD and task.holds and self.left[Kind.BACKWARD][rank].get(task.micro_batch):
             self.in_flight[rank].add(task.micro_batch)
+        memory = self.memories[rank]
+        if memory is not None:
+            memory.start(task)
         end = now + task.duration
+        self.begins[rank] = min(self.begins[rank], now)
+        self.ends[rank] = end
         heapq.heappush(self.events, (end, index, True))
         for follower in self.followers[index]:
             there = end if self.tasks[follower].rank == rank else end + self.latency
@@ -187,6 +229,9 @@ class _Play:
         task = self.tasks[index]
         rank, micro_batch = task.rank, task.micro_batch
         self.is_free[rank] = True
+        memory = self.memories[rank]
+        if memory is not None:
+            memory.end(task)
         left = self.left[task.kind][rank]
         left[micro_batch] -= 1
         if left[micro_batch]:
@@ -197,6 +242,14 @@ class _Play:
                 self.put_off[rank].add(micro_batch)
         elif task.kind is Kind.WEIGHT:
             self.put_off[rank].discard(micro_batch)
+
+
+def _memories(tasks: Sequence[Task], limits: Sequence[Limits]) -> list[Memory | None]:
+    """Of each rank whose memory has a limit."""
+    return [
+        None if limit.memory == math.inf else Memory(limit.memory, (task for task in tasks if task.rank == rank))
+        for rank, limit in enumerate(limits)
+    ]
 
 
 def _urgency(tasks: Sequence[Task], followers: Sequence[Sequence[int]]) -> list[int]:
@@ -210,25 +263,3 @@ def _urgency(tasks: Sequence[Task], followers: Sequence[Sequence[int]]) -> list[
         ):
             urgency[index] = _AT_ONCE
     return urgency
-
-
-def _limits_of_1f1b(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> list[Limits]:
-    depths = _depths(tasks, num_ranks)
-    held = max(depths) + run_ahead
-    has_weights = {task.rank for task in tasks if task.kind is Kind.WEIGHT}
-    return [
-        Limits(in_flight=depth + (run_ahead if depth > 1 or rank in has_weights else 0), held=held)
-        for rank, depth in enumerate(depths)
-    ]
-
-
-def _depths(tasks: Sequence[Task], num_ranks: int) -> list[int]:
-    """How many levels lie between a rank's first task and the last of its micro-batch, both counted."""
-    last: dict[int, int] = {}
-    forwards = [task for task in tasks if task.kind is Kind.FORWARD]
-    for task in forwards:
-        last[task.micro_batch] = max(last.get(task.micro_batch, 0), task.level)
-    depths = [1] * num_ranks
-    for task in forwards:
-        depths[task.rank] = max(depths[task.rank], last[task.micro_batch] - task.level + 1)
-    return depths

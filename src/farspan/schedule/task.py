@@ -23,11 +23,14 @@ class Task:
         kind: Forward, backward, or weight gradients.
         rank: Who runs it.
         micro_batch: Position of the micro-batch in the step; earlier ones go first.
-        level: Depth of a forward task in its micro-batch: 0 for what needs nothing.
+        level: Depth of a forward task in its micro-batch: 0 for what needs nothing. Of other tasks it is not read.
         duration: Relative cost; any unit.
         needs: Indices of the tasks that must have ended, all smaller than this task's own index.
         holds: Whether the micro-batch's activations stay with the rank until its backward, weight gradients included,
             has run here.
+        memory: What the rank holds more from its start on (a forward keeps activations) or, if negative, less from its
+            end on (a backward lets go of most of them, weight gradients of the rest). Any unit.
+        output_bytes: Size of its message to each other rank that needs it.
     """
 
     kind: Kind
@@ -37,3 +40,5 @@ class Task:
     duration: float
     needs: tuple[int, ...]
     holds: bool
+    memory: float = 0.0
+    output_bytes: float = 0.0

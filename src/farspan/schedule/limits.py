@@ -1,0 +1,110 @@
+"""How much a rank may hold at once, which is what makes a list schedule 1F1B or anything else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from farspan.schedule.task import Kind, Task
+
+__all__ = ["Limits", "depths", "limits_of_1f1b"]
+
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a rank may hold at once.
+
+    Attributes:
+        in_flight: Micro-batches between their forward and their backward.
+        held: Micro-batches between their forward and their weight gradients.
+        memory: The sum of `Task.memory`, in its unit. The two others give way where nothing else could run; this one
+            never does.
+    """
+
+    in_flight: int
+    held: float = math.inf
+    memory: float = math.inf
+
+
+def limits_of_1f1b(tasks: Sequence[Task], num_ranks: int, *, run_ahead: int = 0, latency: float = 0.0) -> list[Limits]:
+    """As many micro-batches in flight as a rank is deep, as many held as the deepest rank may hold.
+
+    With a latency, as many more as keep all ranks busy. On links as slow as a forward:
+
+        rank 0   F0 F1 F2 F3 F4 .. .. .. .. B0 F5 B1 .. B2 .. B3 .. B4 .. B5
+        rank 1   .. .. F0 F1 F2 .. .. B0 F3 B1 F4 B2 F5 B3 .. B4 .. B5
+        rank 2   .. .. .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5
+
+    where 1F1B would wait for each gradient:
+
+        rank 0   F0 F1 F2 .. .. .. .. .. .. B0 F3 B1 F4 .. .. B2 F5 .. .. B3 .. B4 .. .. .. B5
+        rank 1   .. .. F0 F1 .. .. .. B0 F2 B1 .. .. F3 B2 F4 .. .. B3 F5 B4 .. .. .. B5
+        rank 2   .. .. .. .. F0 B0 F1 B1 .. .. F2 B2 .. .. F3 B3 F4 B4 .. .. F5 B5
+
+    Args:
+        tasks: All tasks of the step.
+        num_ranks: Ranks are 0 .. num_ranks - 1.
+        run_ahead: How many more than that.
+        latency: From the end of a task to when another rank has what it made. While micro-batches are on their way a
+            rank needs others to work on. Where ranks alternate forwards and backwards they run in step, so each hop
+            there and back costs whole micro-batches: as many as the busiest rank works off in that time, rounded up.
+    """
+    deep = depths(tasks, num_ranks)
+    extra = [run_ahead] * num_ranks
+    if latency:
+        extra = [run_ahead + more for more in _on_their_way(tasks, num_ranks, latency)]
+    held = max(depth + more for depth, more in zip(deep, extra, strict=True))
+    has_weights = {task.rank for task in tasks if task.kind is Kind.WEIGHT}
+    return [
+        Limits(in_flight=depth + (more if depth > 1 or rank in has_weights else 0), held=held)
+        for rank, (depth, more) in enumerate(zip(deep, extra, strict=True))
+    ]
+
+
+def depths(tasks: Sequence[Task], num_ranks: int) -> list[int]:
+    """How many levels lie between a rank's first task and the last of its micro-batch, both counted."""
+    last: dict[int, int] = {}
+    forwards = [task for task in tasks if task.kind is Kind.FORWARD]
+    for task in forwards:
+        last[task.micro_batch] = max(last.get(task.micro_batch, 0), task.level)
+    found = [1] * num_ranks
+    for task in forwards:
+        found[task.rank] = max(found[task.rank], last[task.micro_batch] - task.level + 1)
+    return found
+
+
+def _on_their_way(tasks: Sequence[Task], num_ranks: int, latency: float) -> list[int]:
+    """For each rank how many micro-batches more it takes to keep all ranks busy."""
+    work = [0.0] * num_ranks
+    for task in tasks:
+        work[task.rank] += task.duration
+    pace = max(work) / max(1, len({task.micro_batch for task in tasks}))
+    if not pace:
+        return [0] * num_ranks
+    with_transfers, without = _round_trips(tasks, latency), _round_trips(tasks, 0.0)
+    hops = [0] * num_ranks
+    for (rank, micro_batch), trip in with_transfers.items():
+        there_and_back = (trip - without[rank, micro_batch]) / (2 * latency)
+        hops[rank] = max(hops[rank], math.ceil(there_and_back - _SLACK))
+    return [count * math.ceil(2 * latency / pace - _SLACK) for count in hops]
+
+
+def _round_trips(tasks: Sequence[Task], latency: float) -> dict[tuple[int, int], float]:
+    """By rank and micro-batch the time from its first forward to its last backward, if nothing else were to do."""
+    ends: list[float] = []
+    first: dict[tuple[int, int], float] = {}
+    last: dict[tuple[int, int], float] = {}
+    for task in tasks:
+        start = max(
+            (ends[need] + (latency if tasks[need].rank != task.rank else 0.0) for need in task.needs), default=0.0
+        )
+        ends.append(start + task.duration)
+        key = task.rank, task.micro_batch
+        if task.kind is Kind.FORWARD:
+            first[key] = min(first.get(key, start), start)
+        elif task.kind is Kind.BACKWARD:
+            last[key] = max(last.get(key, 0.0), ends[-1])
+    return {key: end - first[key] for key, end in last.items() if key in first}

@@ -1,0 +1,29 @@
+"""The schedules that have names, for plain pipelines."""
+
+from farspan.schedule.named.chain import Chain as Chain
+from farspan.schedule.named.chain import Costs as Costs
+from farspan.schedule.named.chain import looped as looped
+from farspan.schedule.named.chain import straight as straight
+from farspan.schedule.named.chain import vee as vee
+from farspan.schedule.named.classic import gpipe as gpipe
+from farspan.schedule.named.classic import interleaved as interleaved
+from farspan.schedule.named.classic import one_f_one_b as one_f_one_b
+from farspan.schedule.named.zero_bubble import zb_1p as zb_1p
+from farspan.schedule.named.zero_bubble import zb_2p as zb_2p
+from farspan.schedule.named.zero_bubble import zb_h1 as zb_h1
+from farspan.schedule.named.zero_bubble import zb_v as zb_v
+
+__all__ = [
+    "Chain",
+    "Costs",
+    "gpipe",
+    "interleaved",
+    "looped",
+    "one_f_one_b",
+    "straight",
+    "vee",
+    "zb_1p",
+    "zb_2p",
+    "zb_h1",
+    "zb_v",
+]
