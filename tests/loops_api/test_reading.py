@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.loop import X, Y, on_ranks, same_everywhere
+from tests.support.loop import X, Y, mlp, on_ranks, same_everywhere
 from torch import Tensor, nn
 
 import farspan
@@ -84,3 +84,43 @@ def test_a_read_on_one_rank_inside_the_window_is_named_at_once() -> None:
 
     with pytest.raises(DivergenceError, match="programs differ"):
         on_ranks(2, program)
+
+
+def _norm(gradient: Any) -> float:
+    return gradient.detach().data.norm(2).item()
+
+
+def _mean_of_squares(gradient: Any) -> float:
+    return float((gradient * gradient + 1e-3 * gradient.abs()).mean())
+
+
+def _num_flushes() -> int:
+    engine = current_engine()
+    return 0 if engine is None else engine.num_flushes
+
+
+@pytest.mark.parametrize("how", [_norm, _mean_of_squares])
+def test_what_is_read_of_each_gradient_is_computed_together(how: Any) -> None:
+    """`p.grad.norm().item()` in a loop: a few small steps for all parameters, not one for each."""
+
+    def program(model: nn.Module, distribute: Any) -> Any:
+        distribute(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen: list[Any] = []
+        flushes: list[int] = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(X), Y).backward()
+            next(model.parameters()).grad.sum().item()  # type: ignore[union-attr]
+            before = _num_flushes()
+            seen.append([how(parameter.grad) for parameter in model.parameters()])
+            flushes.append(_num_flushes() - before)
+            list(model.parameters())[3].grad.mul_(2)  # type: ignore[union-attr]
+            seen.append([how(parameter.grad) for parameter in model.parameters()])
+            optimizer.step()
+        return seen, flushes
+
+    wanted, _ = program(mlp(), lambda model: model)
+    for got, flushes in on_ranks(2, lambda model: program(model, farspan.distribute)):
+        assert got == wanted
+        assert flushes[0] <= 5 and flushes[2] <= 2 and len(wanted[0]) == 14

@@ -152,3 +152,27 @@ def test_second_derivatives_are_refused_by_name() -> None:
             model(X).sum().backward(create_graph=True)
 
     on_ranks(2, program)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_each_parameter_may_have_an_optimizer_that_steps_in_its_hook(kind: type[torch.optim.Optimizer]) -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizers: dict[Any, Any] = {item: kind([item], lr=0.05) for item in model.parameters()}  # type: ignore[call-arg]
+
+        def step(parameter: torch.Tensor) -> None:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        losses: list[float] = []
+        for shift in range(4):
+            loss = F.cross_entropy(model(X + shift), Y)
+            loss.backward()
+            losses.append(loss.item())
+        states = [optimizer.state_dict()["state"] or {0: {}} for optimizer in optimizers.values()]
+        kept = [{name: str(torch.as_tensor(value).tolist()) for name, value in state[0].items()} for state in states]
+        return losses, weights(model), kept, [parameter.grad for parameter in model.parameters()]
+
+    same_everywhere(program)

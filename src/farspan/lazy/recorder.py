@@ -93,6 +93,8 @@ class Recorder:
         self.pending: list[Graph] = []
         self.num_graphs = 0
         self.num_pending_backwards = 0
+        self.runs_each_backward = False
+        """A parameter has a post-accumulate hook, which may step an optimizer: what comes next sees the new weights."""
         self.num_copies = 0
         """Of distributed models and their parts."""
         self.current = self._new_graph()
@@ -319,6 +321,8 @@ class Recorder:
         record_backward(self, tensors, gradients, *args, **kwargs)
         self.num_pending_backwards += 1
         self.next_graph()
+        if self.runs_each_backward:
+            self.engine.flush("a backward with a post-accumulate hook")
 
     def next_graph(self) -> None:
         """Begin a new micro-batch, if the current one has begun at all."""
@@ -381,7 +385,7 @@ class Recorder:
     # Values.
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
-        return self.engine.read(lazy._value)
+        return self.gradients.read(lazy._value)
 
     def read_parameter(self, stub: StubParameter) -> torch.Tensor:
         return self.engine.read_parameter(self.placed[id(stub)])

@@ -127,7 +127,7 @@ class Engine:
         began_ns = time.perf_counter_ns()
         digest = self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}")
         self.side.start(step, digest)
-        if learning is not None or _changes_state(graphs):
+        if learning is not None or self.recorder.runs_each_backward or _changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
         with self._executing():
             self.inputs.check(graphs)

@@ -74,8 +74,8 @@ class SharedValues:
         """Ask `rank` for a "parameter" or "gradient" by name, or for a "value" by key."""
         return unpack_tensor(*self._ask(rank, kind, what))
 
-    def pull_state(self, rank: int, number: int, name: str) -> Any:
-        """Ask `rank` what optimizer `number` keeps for one of its parameters."""
+    def pull_state(self, rank: int, number: int | None, name: str) -> Any:
+        """Ask `rank` what optimizer `number`, or the one that steps in a hook, keeps for one of its parameters."""
         return self.optimizers.unpack(*self._ask(rank, "state", [number, name]))
 
     def _ask(self, rank: int, kind: str, what: Any) -> tuple[dict[str, Any], bytearray]:

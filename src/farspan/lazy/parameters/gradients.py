@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from farspan.graph import Meta, Value
 from farspan.lazy.metadata import intern
+from farspan.lazy.shared.reads import Reads
 from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import raw_grad
 
@@ -23,6 +26,7 @@ class Gradients:
         self.recorder = recorder
         self._views: dict[str, LazyTensor] = {}
         """One tensor for each gradient, so that a write through it shows when it is read again."""
+        self._reads = Reads(self)
 
     def get(self, placed: Placed) -> LazyTensor | None:
         """Run the backwards that wait, and return the gradient; None where there is none."""
@@ -53,6 +57,14 @@ class Gradients:
             return
         recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
 
+    def read(self, value: Value) -> torch.Tensor:
+        """The data of a recorded value. One that is made of a parameter's gradient alone is likely to be read of other
+        parameters too, and so computed together with theirs.
+        """
+        known = self._reads.foresee(value) if value.pending and value.meta.numel == 1 else None
+        return self.recorder.engine.read(value if known is None else known)
+
     def forget(self) -> None:
         """The gradients are other tensors now: a backward or an optimizer step has run."""
         self._views.clear()
+        self._reads.forget()

@@ -37,6 +37,7 @@ def register(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: d
         )
     recorder.flush_before_change("a gradient hook is registered")
     placed.hooked_at = find_where()
+    recorder.runs_each_backward |= function is torch.Tensor.register_post_accumulate_grad_hook
     if not placed.is_owned:
         return RemovableHandle(OrderedDict())
     with DisableTorchFunctionSubclass():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ class OptimizerStates:
         """How many steps are running, one inside the other."""
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self._in_hooks: weakref.WeakValueDictionary[str, Optimizer] = weakref.WeakValueDictionary()
+        """By parameter of this rank: the optimizers that step in a gradient hook, which no other rank sees."""
         self._next = itertools.count()
 
     def number_of(self, optimizer: Optimizer) -> int | None:
@@ -40,10 +42,14 @@ class OptimizerStates:
         self._optimizers[number] = optimizer
         return True
 
-    def answer(self, number: int, name: str) -> tuple[dict[str, Any], bytes]:
-        """What optimizer `number` keeps for a parameter of this rank."""
-        optimizer = self._optimizers[number]
-        state = optimizer.state.get(self.parameters[name].tensor)
+    def add_in_hook(self, optimizer: Optimizer, names: Iterable[str]) -> None:
+        """This rank alone steps it, in a gradient hook of one of its parameters."""
+        self._in_hooks.update(dict.fromkeys(names, optimizer))
+
+    def answer(self, number: int | None, name: str) -> tuple[dict[str, Any], bytes]:
+        """What optimizer `number`, or the one that steps in a hook, keeps for a parameter of this rank."""
+        optimizer = self._in_hooks.get(name) if number is None else self._optimizers[number]
+        state = None if optimizer is None else optimizer.state.get(self.parameters[name].tensor)
         template, tensors = flatten(state)
         packed = [pack_tensor(tensor) for tensor in tensors]
         header = {

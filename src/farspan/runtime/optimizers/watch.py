@@ -56,8 +56,9 @@ def _whole_state(engine: Engine, optimizer: Optimizer) -> defaultdict[Any, Any]:
     whole: defaultdict[Any, Any] = defaultdict(dict)
     for placed in placed_in(optimizer, engine.recorder.placed):
         state = optimizer.state.get(placed.tensor)
-        if not placed.is_owned and number is not None and not _is_recorded(optimizer):
-            state = engine.values.pull_state(engine.stages[placed.stage].rank, number, placed.name)
+        steps_elsewhere = number is not None or engine.recorder.runs_each_backward
+        if not placed.is_owned and steps_elsewhere and not _is_recorded(optimizer):
+            state = engine.values.pull_state(engine.stages[placed.stage].rank, number, placed.name) or state
         if state is not None:
             whole[placed.tensor] = read_recorded(state)
     whole.update((key, state) for key, state in optimizer.state.items() if key not in whole)
@@ -93,12 +94,8 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     if engine is None or not placed_in(optimizer, engine.recorder.placed):
         return None
     if not engine.recorder.is_recording and not engine.recorder.is_in_optimizer:
-        raise RecordError(
-            "optimizer.step() is called in a gradient hook.",
-            why="the backward runs when all micro-batches of the step have been recorded: the parameters would\n"
-            "change while later ones still need them.",
-            hint="call optimizer.step() after loss.backward()",
-        )
+        _check_step_in_hook(engine, optimizer)
+        return None
     if _is_recorded(optimizer):
         return None
     steps = engine.values.optimizers
@@ -115,6 +112,26 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     steps.depth = 1
     engine.recorder.enter_optimizer()
     return args, kwargs
+
+
+def _check_step_in_hook(engine: Engine, optimizer: Optimizer) -> None:
+    """The step is called while a backward runs, at the owner of the parameter whose hook it is."""
+    placed = placed_in(optimizer, engine.recorder.placed)
+    if not engine.recorder.runs_each_backward:
+        raise RecordError(
+            "optimizer.step() is called in a gradient hook.",
+            why="the backward runs when all micro-batches of the step have been recorded: the parameters would\n"
+            "change while later ones still need them.",
+            hint="parameter.register_post_accumulate_grad_hook(hook), with an optimizer for each parameter",
+        )
+    others = [item.name for item in placed if not item.is_owned]
+    if others:
+        raise RecordError(
+            "optimizer.step() is called in a gradient hook, for parameters of several ranks.",
+            why=f"the hook runs where its parameter lives; {others[0]} lives on another rank.",
+            hint="an optimizer for each parameter, or optimizer.step() after loss.backward()",
+        )
+    engine.values.optimizers.add_in_hook(optimizer, [item.name for item in placed])
 
 
 def _run_recorded(engine: Engine, reason: str) -> None:
