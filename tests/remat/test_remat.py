@@ -14,7 +14,7 @@ from tests.promises.test_randomness import build as build_seeded
 from tests.promises.test_randomness import case as case_of
 from tests.support.cases import CASES
 from tests.support.loop import on_ranks
-from tests.support.parity import all_plans, build, train, train_plainly
+from tests.support.parity import all_plans, build, last_plan, train, train_plainly
 from tests.support.plainly import X, Y, assert_same_as_plainly
 from tests.support.plainly import train as train_twice
 from tests.support.ranks import run_threads
@@ -59,7 +59,7 @@ def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
     case = CASES[name]
     wanted = train_plainly(case)
     for choice, remat in {**CHOICES, **({"finer": FINER[name]} if name in FINER else {})}.items():
-        for plan_name, plan in list(all_plans(case, num_ranks).items())[0 if choice == "all" else -1 :]:
+        for plan_name, plan in (all_plans if choice == "all" else last_plan)(case, num_ranks).items():
             models = [build(case) for _ in range(num_ranks)]
 
             def program(rank: int) -> Any:

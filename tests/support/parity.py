@@ -15,7 +15,7 @@ from torch import nn
 import farspan
 from farspan.runtime.world import current_engine
 
-__all__ = ["History", "all_plans", "train", "train_distributed", "train_plainly"]
+__all__ = ["History", "all_plans", "build", "compare_all", "last_plan", "train", "train_distributed", "train_plainly"]
 
 
 @dataclass
@@ -83,13 +83,18 @@ def all_plans(case: Case, num_ranks: int) -> dict[str, Any]:
     return {**automatic, **{name: make(num_ranks) for name, make in case.plans.items()}}
 
 
+def last_plan(case: Case, num_ranks: int) -> dict[str, Any]:
+    """The last of these, which is the most unusual one."""
+    return dict(list(all_plans(case, num_ranks).items())[-1:])
+
+
 def compare_all(names: Sequence[str], num_ranks: int) -> dict[str, list[str]]:
     """Train each of the named cases under its last plan on this rank; what differs from the plain loop, by case."""
     found: dict[str, list[str]] = {}
     for name in names:
         case = CASES[name]
         wanted = train_plainly(case)
-        for plan_name, plan in list(all_plans(case, num_ranks).items())[-1:]:
+        for plan_name, plan in last_plan(case, num_ranks).items():
             got = train_distributed(copy.deepcopy(build(case)), case, plan)
             found[f"{name}/{plan_name}"] = got.differences(wanted)
     return found
