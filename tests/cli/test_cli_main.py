@@ -122,3 +122,22 @@ def test_bad_use_is_told_in_three_parts(farspan, words, says):
     assert "\n  why  " in result.stderr and "\n  try  " in result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.splitlines()) <= 8
+
+
+def test_report_explains_and_draws_a_step(farspan, tmp_path):
+    from tests.report.test_report_measured import ROWS, step
+
+    (tmp_path / "step.json").write_text(step(ROWS).to_json())
+    done = farspan("report", "step.json", "--html", "step.html", "--perfetto", "trace.json")
+    assert done.returncode == 0, done.stderr
+    assert "waiting for a late stage" in done.stdout and done.stdout.startswith("planned\nrank 0")
+    page = (tmp_path / "step.html").read_text()
+    assert page.index("Planned") < page.index("Measured") < page.index("Where the time went")
+    assert "traceEvents" in (tmp_path / "trace.json").read_text()
+
+
+def test_report_of_another_file_is_refused(farspan, tmp_path):
+    (tmp_path / "other.json").write_text("{}")
+    done = farspan("report", "other.json")
+    assert done.returncode == 2
+    assert "other.json cannot be read" in done.stderr and "  try  farspan run" in done.stderr

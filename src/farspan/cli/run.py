@@ -34,7 +34,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("-n", "--num-processes", type=int, metavar="N", help="number of processes (ranks)")
     parser.add_argument("--log-dir", metavar="DIR", help="folder for rank1.log, ... (default: a fresh one)")
     parser.add_argument(
-        "--report", metavar="FILE", help="write a report of a training step (.html), or its picture alone (.svg)"
+        "--report",
+        metavar="FILE",
+        help="write a report of a training step (.html), its picture (.svg), or the file for `farspan report` (.json)",
     )
     parser.add_argument("--verbose", action="store_true", help="say more, here and in the script")
     parser.add_argument("--port", type=int, metavar="P", help="port of rank 0 (default: a free one)")

@@ -6,6 +6,9 @@ Path("step.html").write_text(farspan.report.html(timeline))
 """
 
 from farspan.report.html import html as html
+from farspan.report.measured import MeasuredStep as MeasuredStep
+from farspan.report.measured import Shares as Shares
+from farspan.report.measured import page_of as page_of
 from farspan.report.perfetto import perfetto as perfetto
 from farspan.report.svg import svg as svg
 from farspan.report.text import lanes as lanes
@@ -14,4 +17,16 @@ from farspan.report.timeline import Kind as Kind
 from farspan.report.timeline import Span as Span
 from farspan.report.timeline import Timeline as Timeline
 
-__all__ = ["Kind", "Span", "Timeline", "html", "lanes", "perfetto", "summary", "svg"]
+__all__ = [
+    "Kind",
+    "MeasuredStep",
+    "Shares",
+    "Span",
+    "Timeline",
+    "html",
+    "lanes",
+    "page_of",
+    "perfetto",
+    "summary",
+    "svg",
+]

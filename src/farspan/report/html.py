@@ -44,12 +44,22 @@ footer{margin-top:32px;color:var(--muted);font-size:12px}
 """
 
 
-def html(timeline: Timeline, *, title: str = "", plan: str = "", environment: Sequence[str] = ()) -> str:
+def html(
+    timeline: Timeline,
+    *,
+    title: str = "",
+    planned: Timeline | None = None,
+    shares: str = "",
+    plan: str = "",
+    environment: Sequence[str] = (),
+) -> str:
     """The page.
 
     Args:
         timeline: The step.
         title: Heading of the page; by default the timeline's.
+        planned: The same step by its schedule, drawn above it.
+        shares: Where the time went, as a text table; left out where it is empty.
         plan: The plan as a text table, shown as it is; the section is left out where it is empty.
         environment: One fact per line ("torch 2.13.0", "2 x H100"); left out where it is empty.
 
@@ -62,9 +72,14 @@ def html(timeline: Timeline, *, title: str = "", plan: str = "", environment: Se
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
         f"<title>{heading}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{heading}</h1>",
         _numbers(timeline),
-        f'<div class="timeline">{svg(timeline, width=1040, heading=False)}</div>',
-        _ranks(timeline),
     ]
+    if planned is not None:
+        parts.append(f'<h2>Planned</h2>\n<div class="timeline">{svg(planned, width=1040, heading=False)}</div>')
+        parts.append("<h2>Measured</h2>")
+    parts.append(f'<div class="timeline">{svg(timeline, width=1040, heading=False)}</div>')
+    if shares:
+        parts.append(f'<h2>Where the time went</h2>\n<div class="card"><pre>{escape(shares)}</pre></div>')
+    parts.append(_ranks(timeline))
     if plan:
         parts.append(f'<h2>Plan</h2>\n<div class="card"><pre>{escape(plan.strip(chr(10)))}</pre></div>')
     if environment:

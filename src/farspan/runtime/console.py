@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from farspan.plan import Plan
-from farspan.report import Span, Timeline, html, summary, svg
+from farspan.report import MeasuredStep, Span, Timeline, page_of, summary, svg
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.observe import StepRecord
 
@@ -54,26 +54,28 @@ class Console:
         if self.side.rank == 0:
             parts = self.side.gathered(key, self.deadline_s)
             timeline = Timeline.merge([Timeline.from_json(part) for part in parts])
-            self._write(timeline)
+            self._write(timeline, record)
         self.side.forget(key)
 
-    def _write(self, timeline: Timeline) -> None:
+    def _write(self, timeline: Timeline, record: StepRecord) -> None:
         path = Path(self.report_path)
-        page = (
-            svg(timeline)
-            if path.suffix == ".svg"
-            else html(
-                timeline,
-                title=f"farspan: {Path(sys.argv[0]).name}",
-                plan=str(self.plan or ""),
-                environment=[
-                    f"training step {self.num_training_steps} of {' '.join(sys.argv)}",
-                    summary(timeline),
-                    f"torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}",
-                    f"{self.side.world_size} ranks of {torch.get_num_threads()} threads on {os.cpu_count()} cores",
-                ],
-            )
+        step = MeasuredStep(
+            timeline=timeline,
+            schedule=record.schedule,
+            plan=str(self.plan or ""),
+            environment=(
+                f"training step {self.num_training_steps} of {' '.join(sys.argv)}",
+                summary(timeline),
+                f"torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}",
+                f"{self.side.world_size} ranks of {torch.get_num_threads()} threads on {os.cpu_count()} cores",
+            ),
         )
+        if path.suffix == ".svg":
+            page = svg(timeline)
+        elif path.suffix == ".json":
+            page = step.to_json()
+        else:
+            page = page_of(step, title=f"farspan: {Path(sys.argv[0]).name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(path.name + ".part")
         scratch.write_text(page, encoding="utf-8")

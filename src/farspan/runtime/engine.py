@@ -164,6 +164,7 @@ class Engine:
             build_s=(built_ns - began_ns) / 1e9,
             traces=tuple(self.executor.traces),
             exchange=exchange,
+            schedule=program.schedule,
         )
         if has_backward:
             self.last_training_step = self.last_step

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from farspan.runtime.exchange import Exchange
 from farspan.runtime.step.executor import Trace
+from farspan.schedule import Schedule
 
 __all__ = ["StepRecord"]
 
@@ -23,6 +24,8 @@ class StepRecord:
     """Time spent on the schedule, before the first task."""
     traces: tuple[Trace, ...]
     exchange: Exchange | None
+    schedule: Schedule
+    """Of all ranks."""
 
     @property
     def duration_s(self) -> float:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from farspan.graph import EVERYWHERE, Call, Edge, Graph, Part, Segment, Value, route
-from farspan.schedule import Kind, Task, list_schedule
+from farspan.schedule import Kind, Schedule, Task, list_schedule
 
 __all__ = ["LEAST_WEIGHT_WORK_S", "Bundle", "Program", "Site", "Step", "build_program"]
 
@@ -99,6 +99,8 @@ class Program:
     gpu_channels: set[tuple[int, int, int]]
     """(source, destination, channel) of everything that goes from one GPU to another, on all ranks."""
     num_micro_batches: int
+    schedule: Schedule
+    """Of all ranks."""
 
 
 class _Builder:
@@ -276,7 +278,8 @@ class _Builder:
             if bundle.is_between_gpus
         }
         num_micro_batches = sum(number >= 0 for number in numbers)
-        return Program(steps, prologue_sends, prologue_receives, parts, gpu_channels, num_micro_batches)
+        schedule = Schedule(tasks=tuple(self.tasks), orders=tuple(map(tuple, orders)))
+        return Program(steps, prologue_sends, prologue_receives, parts, gpu_channels, num_micro_batches, schedule)
 
     def step(self, index: int, numbers: Sequence[int]) -> Step:
         task = self.tasks[index]

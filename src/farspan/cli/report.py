@@ -1,0 +1,54 @@
+"""`farspan report step.json`: a step that `farspan run --report step.json` has measured, explained and drawn."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from farspan.errors import FarspanError
+
+__all__ = ["add_command"]
+
+_EPILOG = """examples:
+  farspan run -n 4 --report step.json train.py     measures a step
+  farspan report step.json                         says where its time went
+  farspan report step.json --html step.html        and draws it, below what was planned
+  farspan report step.json --perfetto trace.json   for https://ui.perfetto.dev
+"""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add the parser of `farspan report`."""
+    parser = commands.add_parser(
+        "report",
+        help="say where the time of a measured step went, and draw it",
+        description="Say where the time of a measured step went, and draw it beside its schedule.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("step", metavar="STEP", help="the file that `farspan run --report step.json` has written")
+    parser.add_argument("--html", metavar="FILE", help="write a page with the planned and the measured timeline")
+    parser.add_argument("--perfetto", metavar="FILE", help="write a trace for https://ui.perfetto.dev")
+    parser.set_defaults(execute=_execute)
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    from farspan.report import MeasuredStep, lanes, page_of, perfetto
+
+    try:
+        step = MeasuredStep.from_json(Path(arguments.step).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FarspanError(
+            f"{arguments.step} cannot be read.", why=str(error), hint="farspan run -n 2 --report step.json train.py"
+        ) from error
+    for title, timeline in (("planned", step.planned()), ("measured", step.timeline)):
+        sys.stdout.write(f"{title}\n{lanes(timeline)}\n\n")
+    sys.stdout.write(f"{step.table()}\n")
+    if arguments.html is not None:
+        page = page_of(step, title=f"farspan: {Path(arguments.step).name}")
+        Path(arguments.html).write_text(page, encoding="utf-8")
+    if arguments.perfetto is not None:
+        Path(arguments.perfetto).write_text(perfetto(step.timeline), encoding="utf-8")
+    return 0
