@@ -19,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
-__all__ = ["ROOT", "arguments", "finish", "machine", "micros", "run_ranks"]
+__all__ = ["ROOT", "arguments", "data_folder", "finish", "machine", "micros", "run_ranks"]
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -40,6 +40,11 @@ def finish(args: argparse.Namespace, *, rows: Sequence[dict[str, Any]], figure: 
     print(machine())
     print(f"{figure}: {'holds' if holds else 'DOES NOT HOLD'}", flush=True)
     sys.exit(1 if args.check and not holds else 0)
+
+
+def data_folder() -> Path:
+    """Where public profiles and published figures lie: FARSPAN_DATA, by default ../shared/data."""
+    return Path(os.environ.get("FARSPAN_DATA") or ROOT.parent / "shared" / "data")
 
 
 def machine() -> str:

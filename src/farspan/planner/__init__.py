@@ -2,6 +2,12 @@
 
 from farspan.planner.auto import Atom as Atom
 from farspan.planner.auto import auto_plan as auto_plan
+from farspan.planner.costed import read_graph as read_graph
 from farspan.planner.partition import partition as partition
+from farspan.planner.pipeline import Pipeline as Pipeline
+from farspan.planner.pipeline import plan_pipeline as plan_pipeline
+from farspan.planner.placement import Placement as Placement
+from farspan.planner.placement import place as place
+from farspan.planner.search.stages import Rules as Rules
 
-__all__ = ["Atom", "auto_plan", "partition"]
+__all__ = ["Atom", "Pipeline", "Placement", "Rules", "auto_plan", "partition", "place", "plan_pipeline", "read_graph"]
