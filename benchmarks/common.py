@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
-__all__ = ["ROOT", "arguments", "finish", "machine", "micros", "published", "run_ranks"]
+__all__ = ["ROOT", "arguments", "data_folder", "finish", "machine", "micros", "published", "run_ranks"]
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -41,6 +41,11 @@ def finish(args: argparse.Namespace, *, rows: Sequence[dict[str, Any]], figure: 
     print(machine())
     print(f"{figure}: {'holds' if holds else 'DOES NOT HOLD'}", flush=True)
     sys.exit(1 if args.check and not holds else 0)
+
+
+def data_folder() -> Path:
+    """Where public profiles and published figures lie: FARSPAN_DATA, by default ../shared/data."""
+    return Path(os.environ.get("FARSPAN_DATA") or ROOT.parent / "shared" / "data")
 
 
 def machine() -> str:
@@ -67,13 +72,12 @@ def _processor() -> str:
 
 
 def published(name: str) -> list[dict[str, str]]:
-    """The rows of a table others have published: a CSV file in FARSPAN_DATA, or in shared/data beside the repository.
+    """The rows of a table others have published: a CSV file of the data folder.
 
     Raises:
         SystemExit: It is not there.
     """
-    folder = Path(os.environ.get("FARSPAN_DATA", ROOT.parent / "shared" / "data"))
-    file = folder / "published" / name
+    file = data_folder() / "published" / name
     if not file.is_file():
         sys.exit(f"{file} does not exist; FARSPAN_DATA=folder says where the published tables are")
     with file.open(newline="") as lines:

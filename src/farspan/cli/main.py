@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from farspan.cli import report, run
+from farspan.cli import plan, report, run
 from farspan.errors import FarspanError
 
 __all__ = ["main"]
@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     run.add_command(commands)
+    plan.add_command(commands)
     report.add_command(commands)
     words, script_argv = run.split_script(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(words, argparse.Namespace(script_argv=script_argv))

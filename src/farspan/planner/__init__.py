@@ -2,10 +2,30 @@
 
 from farspan.planner.auto import Atom as Atom
 from farspan.planner.auto import auto_plan as auto_plan
+from farspan.planner.costed import read_graph as read_graph
 from farspan.planner.links import Link as Link
 from farspan.planner.links import own_links as own_links
 from farspan.planner.partition import partition as partition
+from farspan.planner.pipeline import Pipeline as Pipeline
+from farspan.planner.pipeline import plan_pipeline as plan_pipeline
+from farspan.planner.placement import Placement as Placement
+from farspan.planner.placement import place as place
+from farspan.planner.search.stages import Rules as Rules
 from farspan.planner.simulate import simulate as simulate
 from farspan.planner.simulation import Simulation as Simulation
 
-__all__ = ["Atom", "Link", "Simulation", "auto_plan", "own_links", "partition", "simulate"]
+__all__ = [
+    "Atom",
+    "Link",
+    "Pipeline",
+    "Placement",
+    "Rules",
+    "Simulation",
+    "auto_plan",
+    "own_links",
+    "partition",
+    "place",
+    "plan_pipeline",
+    "read_graph",
+    "simulate",
+]

@@ -1,0 +1,8 @@
+"""The machines to plan for: device classes and the links between them. Knows neither torch nor the machines at hand."""
+
+from __future__ import annotations
+
+from farspan.cluster.cluster import Cluster, DeviceClass
+from farspan.cluster.read import read_cluster
+
+__all__ = ["Cluster", "DeviceClass", "read_cluster"]

@@ -1,0 +1,69 @@
+"""A cluster: device classes, each of devices that are alike in every way that a plan can notice.
+
+class a  4 hosts x 8 devices      class b  2 hosts x 4 devices
++--+--+..+--+                     +--+--+--+--+
+|  within  |  --- between --- ... |  within   |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["Cluster", "DeviceClass"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceClass:
+    """Devices that are alike: same kind, memory, speed and links.
+
+    Attributes:
+        name: Its own name, by which nodes of a graph may allow or forbid it.
+        kind: What the devices are ("A100", "cpu"); times of a graph may be given by kind.
+        num_hosts: Hosts that are alike.
+        devices_per_host: Devices on each of them.
+        memory_bytes: Of each device; infinite if it is not a limit.
+        speed: How much faster than the device that the seconds of a graph are of (where these are not by kind).
+        within_bytes_per_s: Bandwidth between devices of one host.
+        between_bytes_per_s: Bandwidth between hosts, for each device.
+        latency_s: What a transfer takes besides.
+        pays_transfers: Whether transfers count for these devices in the objective max-load.
+    """
+
+    name: str
+    kind: str
+    num_hosts: int = 1
+    devices_per_host: int = 1
+    memory_bytes: float = math.inf
+    speed: float = 1.0
+    within_bytes_per_s: float = math.inf
+    between_bytes_per_s: float = math.inf
+    latency_s: float = 0.0
+    pays_transfers: bool = True
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_hosts * self.devices_per_host
+
+    def bandwidth(self, num_devices: int) -> float:
+        """Bytes per second of the slowest link in a group of that many of these devices."""
+        return self.within_bytes_per_s if num_devices <= self.devices_per_host else self.between_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What there is to plan for: the classes, and in each the number of devices."""
+
+    classes: tuple[DeviceClass, ...]
+
+    @property
+    def num_devices(self) -> int:
+        return sum(each.num_devices for each in self.classes)
+
+    @property
+    def num_hosts(self) -> int:
+        return sum(each.num_hosts for each in self.classes)
+
+    def link(self, device_class: DeviceClass) -> float:
+        """Bytes per second from a device of that class to the next stage: within its host where there is no other."""
+        return device_class.within_bytes_per_s if self.num_hosts == 1 else device_class.between_bytes_per_s

@@ -1,0 +1,204 @@
+"""A graph with costs: what there is to place, what each part takes, and what flows between the parts.
+
+A node is a call, or several; `forward_s` and `backward_s` are seconds for one micro-batch. Where a profile holds the
+backward of a call as a node of its own, that node is marked `is_backward`: the order of a pipeline is that of the
+forward nodes, and nodes with the same `together` lie on the same device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from farspan.errors import PlanError
+
+__all__ = ["CostedEdge", "CostedGraph", "CostedNode", "NodeOption", "Seconds"]
+
+Seconds = float | Mapping[str, float]
+"""Seconds on a device of speed 1, or by kind of device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOption:
+    """Another way to run a node: remat, or split over several devices (tensor parallel), or both.
+
+    Attributes:
+        name: Unique among the options of a node and degree.
+        tensor_parallel: Over how many devices; all nodes of a stage use the same degree.
+        forward_s: As of the node; and so are the next four.
+        border_bytes: Name of a neighbour: what this option moves in addition when that neighbour is elsewhere.
+    """
+
+    name: str
+    tensor_parallel: int = 1
+    forward_s: Seconds = 0.0
+    backward_s: Seconds = 0.0
+    parameter_bytes: float = 0.0
+    saved_bytes: float = 0.0
+    memory_bytes: float = 0.0
+    border_bytes: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedNode:
+    """A call, or calls that are not to be separated.
+
+    Attributes:
+        name: Unique in the graph.
+        forward_s: Seconds of the forward of one micro-batch.
+        backward_s: Seconds of its backward.
+        parameter_bytes: What replicas have to reduce after the backward.
+        saved_bytes: What stays of each micro-batch between forward and backward.
+        memory_bytes: What lies there all the time: parameters, gradients, optimizer state, buffers.
+        devices: Names or kinds of the device classes that may run it; None for any.
+        together: Nodes with the same word lie on the same device.
+        is_backward: It is (part of) the backward of others: it has no say in the order of stages.
+        options: Other ways to run it.
+    """
+
+    name: str
+    forward_s: Seconds = 0.0
+    backward_s: Seconds = 0.0
+    parameter_bytes: float = 0.0
+    saved_bytes: float = 0.0
+    memory_bytes: float = 0.0
+    devices: tuple[str, ...] | None = None
+    together: str | None = None
+    is_backward: bool = False
+    options: tuple[NodeOption, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedEdge:
+    """One node's use of what another made.
+
+    Attributes:
+        source: Name of the node that makes it.
+        target: Name of the node that uses it.
+        size_bytes: What has to be moved if they are on different devices.
+        time_s: What that takes, where this is known instead.
+        value: Edges of one source with the same word carry the same value: sent once to each device that needs it.
+    """
+
+    source: str
+    target: str
+    size_bytes: float = 0.0
+    time_s: float = 0.0
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedGraph:
+    """Nodes and edges without circles, checked.
+
+    Raises:
+        PlanError: Two nodes have the same name, an edge ends nowhere, a cost is not a number from 0, ...
+
+    Example:
+        >>> a, b = CostedNode(name="a", forward_s=1.0), CostedNode(name="b", forward_s=2.0)
+        >>> len(CostedGraph(nodes=(a, b), edges=(CostedEdge(source="a", target="b"),)).nodes)
+        2
+    """
+
+    nodes: tuple[CostedNode, ...]
+    edges: tuple[CostedEdge, ...] = ()
+    source: str = "the graph"
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise PlanError(f"{self.source} has no nodes.", why="there is nothing to place.", hint='"nodes": [...]')
+        names: set[str] = set()
+        for node in self.nodes:
+            if not node.name or node.name in names:
+                raise PlanError(
+                    f'{self.source}: two nodes are called "{node.name}".'
+                    if node.name
+                    else f"{self.source}: a node has no name.",
+                    why="edges and plans name nodes.",
+                    hint=f'"name": "{node.name or "node"}_2"',
+                )
+            names.add(node.name)
+            self._check_node(node)
+        sizes: dict[tuple[str, str], CostedEdge] = {}
+        seen: set[tuple[str, str, str]] = set()
+        for edge in self.edges:
+            self._check_edge(edge, names, sizes, seen)
+        self._check_order()
+
+    def _check_node(self, node: CostedNode) -> None:
+        where = f'{self.source}: node "{node.name}"'
+        self._check_costs(node, where)
+        if node.devices is not None and not node.devices:
+            raise PlanError(f"{where} may run nowhere.", why='"devices" is empty.', hint='leave "devices" out')
+        seen: set[tuple[str, int]] = set()
+        for option in node.options:
+            if option.tensor_parallel < 1 or (option.name, option.tensor_parallel) in seen:
+                raise PlanError(
+                    f'{where}: option "{option.name}" (tensor_parallel {option.tensor_parallel}) cannot be.',
+                    why="a degree is a whole number from 1, and options of one degree have different names.",
+                    hint='{"name": "remat", "tensor_parallel": 1, ...}',
+                )
+            seen.add((option.name, option.tensor_parallel))
+            self._check_costs(option, f'{where}, option "{option.name}"')
+            for neighbour, size in option.border_bytes.items():
+                _check_cost(size, f'{where}, option "{option.name}": border_bytes of "{neighbour}"')
+
+    def _check_costs(self, owner: CostedNode | NodeOption, where: str) -> None:
+        for key in ("forward_s", "backward_s"):
+            seconds: Seconds = getattr(owner, key)
+            for value in seconds.values() if isinstance(seconds, Mapping) else (seconds,):
+                _check_cost(value, f"{where}: {key}")
+        for key in ("parameter_bytes", "saved_bytes", "memory_bytes"):
+            _check_cost(getattr(owner, key), f"{where}: {key}")
+
+    def _check_edge(
+        self,
+        edge: CostedEdge,
+        names: set[str],
+        sizes: dict[tuple[str, str], CostedEdge],
+        seen: set[tuple[str, str, str]],
+    ) -> None:
+        where = f'{self.source}: edge "{edge.source}" -> "{edge.target}"'
+        for end in (edge.source, edge.target):
+            if end not in names:
+                raise PlanError(f"{where} ends nowhere.", why=f'there is no node "{end}".', hint="name a node")
+        _check_cost(edge.size_bytes, f"{where}: bytes")
+        _check_cost(edge.time_s, f"{where}: seconds")
+        if edge.source == edge.target or (edge.source, edge.target, edge.value) in seen:
+            what = "begins where it ends" if edge.source == edge.target else "is there twice"
+            raise PlanError(f"{where} {what}.", why="an edge is one node's use of another's value.", hint="take it out")
+        seen.add((edge.source, edge.target, edge.value))
+        first = sizes.setdefault((edge.source, edge.value), edge)
+        if (first.size_bytes, first.time_s) != (edge.size_bytes, edge.time_s):
+            raise PlanError(
+                f'{where} costs something else than the edge to "{first.target}".',
+                why="edges of one source carry the same value, unless they name different values.",
+                hint='"value": "second output"',
+            )
+
+    def _check_order(self) -> None:
+        waits = {node.name: 0 for node in self.nodes}
+        targets: dict[str, list[str]] = {}
+        for edge in self.edges:
+            waits[edge.target] += 1
+            targets.setdefault(edge.source, []).append(edge.target)
+        ready = [name for name, count in waits.items() if count == 0]
+        for name in ready:  # grows
+            for target in targets.get(name, ()):
+                waits[target] -= 1
+                if waits[target] == 0:
+                    ready.append(target)
+        if len(ready) < len(self.nodes):
+            left = [name for name, count in waits.items() if count]
+            raise PlanError(
+                f"{self.source} has a circle.",
+                why=f"none of {len(left)} nodes can be the first to run: {', '.join(left[:4])}"
+                + (", ..." if left[4:] else "."),
+                hint="turn one of their edges round, or make them one node",
+            )
+
+
+def _check_cost(value: object, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise PlanError(f"{where} is {value!r}.", why="a cost is a finite number from 0.", hint="0.001")

@@ -1,0 +1,326 @@
+"""Pipelines: stages of replicas, tensor-parallel degrees and remat, on devices of several classes.
+
+    units of    classes in one product, or      objective
+    devices     in an order, one by one
+    1, 2, 4 ..  x  ab | a>b | b>a           x   slowest stage, or the time of a step (a sweep over its drain)
+
+Each is searched by dynamic programming; what is exact and what is not shows in the bound.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from farspan.cluster import Cluster
+from farspan.errors import PlanError
+from farspan.planner.costed.bounds import best_weights
+from farspan.planner.costed.graph import CostedGraph
+from farspan.planner.costed.problem import group_nodes
+from farspan.planner.search.chain import Chain, Step, best_chain
+from farspan.planner.search.cuts import good_prefixes
+from farspan.planner.search.lattice import make_lattice
+from farspan.planner.search.stages import Rules, StageLoads
+
+__all__ = ["Pipeline", "PipelineStage", "plan_pipeline"]
+
+Objective = Literal["bottleneck", "step-time"]
+
+_MAX_WORK = 6e8
+"""Elementary steps of one dynamic programme."""
+_ALL_DEPTHS, _SOME_DEPTHS = 1_000_000, 32
+"""How many replicas in all stages together are told apart, in units."""
+_LITTLE_WORK = 1e8
+_NUM_SWEPT = 3
+_SWEEP, _SHORT_SWEEP = 24, 5
+_FIRST_GROWTH = 1.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStage:
+    """One stage of a pipeline.
+
+    Attributes:
+        device_class: Name of the class of its devices.
+        replicas: Data-parallel degree.
+        tensor_parallel: Devices of each replica.
+        nodes: Names.
+        options: Name of a node: the option it runs with, where that is not as it is given.
+        once_s: Seconds of one micro-batch.
+        rate_s: Seconds for each micro-batch, steadily.
+        drain_s: Seconds from the end of the first micro-batch to the end of the step.
+        memory_bytes: Of each device.
+        in_flight: Micro-batches in each replica.
+    """
+
+    device_class: str
+    replicas: int
+    tensor_parallel: int
+    nodes: tuple[str, ...]
+    options: dict[str, str]
+    once_s: float
+    rate_s: float
+    drain_s: float
+    memory_bytes: float
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """The result of `plan_pipeline`: `value` is the objective in seconds, and no pipeline has one below `bound`."""
+
+    objective: Objective
+    stages: tuple[PipelineStage, ...]
+    value: float
+    bound: float
+    search_s: float
+
+    @property
+    def gap(self) -> float:
+        return 1.0 - self.bound / self.value if self.value else 0.0
+
+
+def plan_pipeline(
+    graph: CostedGraph, cluster: Cluster, *, rules: Rules | None = None, objective: Objective = "step-time"
+) -> Pipeline:
+    """The best pipeline found for a graph with costs on a cluster.
+
+    Args:
+        graph: What to run. The groups of it that must stay together, and its order, make the possible cuts.
+        cluster: Where.
+        rules: What a step is.
+        objective: "step-time": seconds of a step; "bottleneck": seconds for each micro-batch of the slowest stage.
+
+    Raises:
+        PlanError: Nothing fits.
+    """
+    began = time.monotonic()
+    search = _Search(graph, cluster, rules or Rules(), objective)
+    value, loads, chain = search.run()
+    stages = tuple(_stage(graph, each, step) for each, step in zip(loads, chain.steps, strict=True))
+    return Pipeline(
+        objective=objective,
+        stages=stages,
+        value=value,
+        bound=min(search.bound(value), value),
+        search_s=time.monotonic() - began,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    value: float
+    chain: Chain
+    phases: list[StageLoads]
+
+
+class _Search:
+    def __init__(self, graph: CostedGraph, cluster: Cluster, rules: Rules, objective: Objective) -> None:
+        self.graph, self.cluster, self.rules, self.objective = graph, cluster, rules, objective
+        self.group_of, before = group_nodes(graph)
+        num_groups = max(self.group_of) + 1
+        prefixes, self.is_complete = good_prefixes(graph, self.group_of, before)
+        self.lattice = make_lattice(num_groups, prefixes, is_complete=self.is_complete)
+        self.is_exact = False
+
+    def run(self) -> tuple[float, list[StageLoads], Chain]:
+        """The objective, the chain, and for each of its steps the loads it is of."""
+        tried: list[_Found] = []
+        # The largest units first: they take little time, and what they find cuts the others short.
+        for unit in reversed(self._units()):
+            self._try(self._phases(unit), tried)
+        if tried:
+            best = min(tried, key=lambda each: each.value).phases
+            for order in self._other_orders(best):
+                self._try(order, tried)
+        if not tried:
+            raise self._nothing_fits()
+        tried.sort(key=lambda each: each.value)
+        if self.objective == "step-time":
+            for each in tried[: _NUM_SWEPT if self._work(tried[0].phases) <= _LITTLE_WORK else 1]:
+                value, chain, _ = self._sweep(each.phases, tried[0].value)
+                if chain is not None:
+                    tried.append(_Found(value=value, chain=chain, phases=each.phases))
+        found = min(tried, key=lambda each: each.value)
+        return found.value, [found.phases[step.phase] for step in found.chain.steps], found.chain
+
+    def _try(self, phases: list[StageLoads], tried: list[_Found]) -> None:
+        """Add the chain with the smallest rate, or drain, if it is worth it."""
+        if not phases:
+            return
+        upper = min((each.value for each in tried), default=math.inf) * (1 + 1e-9)
+        what = "rate" if self.objective == "bottleneck" else "drain"
+        chain = self._chain(phases, what, math.inf, upper)
+        if chain is None:
+            return
+        value = chain.value
+        if self.objective == "step-time":
+            for each in phases:
+                each.what = "fill"
+            value += sum(_load(phases[step.phase], step) for step in chain.steps)
+        tried.append(_Found(value=value, chain=chain, phases=phases))
+
+    def bound(self, value: float) -> float:
+        """Below what no pipeline can be, given one of that value."""
+        general = self._general_bound()
+        if not self.is_exact:
+            return general
+        loads = self._loads(1, _ALL_DEPTHS, relaxed=True)
+        if self.objective == "bottleneck":
+            chain = self._chain([loads], "rate", math.inf, value * (1 + 1e-9))
+            return max(general, chain.value * (1 - 1e-9) if chain else 0.0)
+        return max(general, self._sweep([loads], value)[2] * (1 - 1e-9))
+
+    def _loads(self, unit: int, max_depth: int, *, relaxed: bool = False) -> StageLoads:
+        return StageLoads(
+            self.graph,
+            self.cluster,
+            self.group_of,
+            self.lattice,
+            self.rules,
+            unit=unit,
+            max_depth=max_depth,
+            relaxed=relaxed,
+        )
+
+    def _units(self) -> list[int]:
+        most = max(each.num_devices for each in self.cluster.classes)
+        return [2**power for power in range(most.bit_length()) if self.rules.micro_batches % 2**power == 0]
+
+    def _phases(self, unit: int) -> list[StageLoads]:
+        """All classes in one phase, or one after the other; empty if both are too much work."""
+        for max_depth in (_ALL_DEPTHS, _SOME_DEPTHS):
+            loads = self._loads(unit, max_depth)
+            if loads.options and self._work([loads]) <= _MAX_WORK:
+                self.is_exact |= unit == 1 and self.is_complete and max_depth == _ALL_DEPTHS
+                return [loads]
+            # By memory: early stages keep more micro-batches.
+            classes = sorted(
+                (index for index, count in enumerate(loads.counts) if count),
+                key=lambda index: -self.cluster.classes[index].memory_bytes,
+            )
+            phases = [loads.only(index) for index in classes]
+            if phases and self._work(phases) <= _MAX_WORK:
+                return phases
+        return []
+
+    def _other_orders(self, phases: list[StageLoads]) -> list[list[StageLoads]]:
+        """Of classes in phases: the fast ones first, or last, or those of little memory."""
+        kinds = {id(each): next(iter(each.degrees.values())).kind for each in phases}
+        orders = [
+            sorted(phases, key=lambda each: sign * getattr(kinds[id(each)], what))
+            for what in ("speed", "memory_bytes")
+            for sign in (1, -1)
+        ]
+        seen, others = [list(map(id, phases))], list[list[StageLoads]]()
+        for order in orders:
+            if list(map(id, order)) not in seen:
+                seen.append(list(map(id, order)))
+                others.append(order)
+        return others
+
+    def _work(self, phases: Sequence[StageLoads]) -> float:
+        states = (math.prod(count + 1 for count in each.counts) * each.num_depths for each in phases)
+        pairs = len(self.lattice.prefixes) ** 2 / 2
+        return pairs * sum(len(each.options) * count for each, count in zip(phases, states, strict=True))
+
+    def _sweep(self, phases: Sequence[StageLoads], known: float) -> tuple[float, Chain | None, float]:
+        """The best time of a step if it is better than `known`, its chain, and a lower bound.
+
+        With cap(i) rising, S(i) the smallest sum of fills among chains whose drains are at most cap(i): a chain whose
+        largest drain lies between cap(i) and cap(i + 1) takes at least cap(i) + S(i + 1).
+        """
+        best, best_chain_, bound = known, None, math.inf
+        least = self._chain(phases, "drain", math.inf, known)
+        free = self._chain(phases, "fill", known)
+        if least is None or free is None:
+            return best, None, known
+        cap = previous = least.value
+        sweep = _SWEEP if self._work(phases) <= _LITTLE_WORK else _SHORT_SWEEP
+        for number in range(sweep):
+            chain = self._chain(phases, "fill", cap * (1 + 1e-9))
+            assert chain is not None
+            value = chain.value + self._drain(phases, chain)
+            if value < best:
+                best, best_chain_ = value, chain
+            bound = min(bound, previous + chain.value)
+            previous = cap
+            if cap + free.value >= best:
+                break
+            cap = max(cap * _FIRST_GROWTH, cap + (best - free.value - cap) / (sweep - number))
+        return best, best_chain_, min(bound, previous + free.value, best)
+
+    def _chain(
+        self, phases: Sequence[StageLoads], what: Literal["rate", "fill", "drain"], cap: float, upper: float = math.inf
+    ) -> Chain | None:
+        for each in phases:
+            each.what, each.cap = what, cap
+        return best_chain([(each, each.counts) for each in phases], upper=upper, total=what == "fill")
+
+    def _drain(self, phases: Sequence[StageLoads], chain: Chain) -> float:
+        for each in phases:
+            each.what = "drain"
+        return max(_load(phases[step.phase], step) for step in chain.steps)
+
+    def _general_bound(self) -> float:
+        """All work on all devices in fractions, each node at its cheapest; and one micro-batch at its fastest."""
+        loads = self._loads(1, 1)
+        counts = [each.num_devices for each in self.cluster.classes]
+        work = np.full((len(self.graph.nodes), len(counts)), math.inf)
+        fastest = np.full(len(self.graph.nodes), math.inf)
+        for (index, degree), each in loads.degrees.items():
+            for node, choices in enumerate(each.choices):
+                if choices:
+                    least = min(choice.time_s for choice in choices)
+                    work[node, index] = min(work[node, index], degree * least)
+                    fastest[node] = min(fastest[node], least)
+        rate = float(best_weights(work, counts)[1].sum())
+        if self.objective == "bottleneck":
+            return rate * (1 - 1e-9)
+        return max(self.rules.micro_batches * rate, float(fastest.sum())) * (1 - 1e-9)
+
+    def _nothing_fits(self) -> PlanError:
+        from farspan.units import format_bytes
+
+        most = max(each.memory_bytes for each in self.cluster.classes)
+        return PlanError(
+            f"{self.graph.source}: no pipeline fits {self.cluster.num_devices} devices of {format_bytes(most)}.",
+            why=f"the nodes keep {format_bytes(sum(node.memory_bytes for node in self.graph.nodes))}, and "
+            f"{format_bytes(sum(node.saved_bytes for node in self.graph.nodes))} of each micro-batch in flight.",
+            hint="more devices, smaller micro-batches, or options with remat for the nodes that keep the most",
+        )
+
+
+def _load(loads: StageLoads, step: Step) -> float:
+    found = loads.loads(step.start, np.array([step.end]))
+    return float(found[step.option][0, step.depth])
+
+
+def _stage(graph: CostedGraph, loads: StageLoads, step: Step) -> PipelineStage:
+    option = loads.options[step.option]
+    degree = loads.degrees[option.device_class, option.tensor_parallel]
+    replicas = option.replicas * loads.unit
+    in_flight = loads.in_flight(step.depth, option.replicas)
+    chosen = loads.remat(step)
+    values: dict[str, float] = {}
+    loads.cap = math.inf
+    for what in ("rate", "fill", "drain"):
+        loads.what = what
+        values[what] = _load(loads, step)
+    return PipelineStage(
+        device_class=degree.kind.name,
+        replicas=replicas,
+        tensor_parallel=option.tensor_parallel,
+        nodes=tuple(graph.nodes[node].name for node in sorted(chosen)),
+        options={graph.nodes[node].name: choice.name for node, choice in sorted(chosen.items()) if choice.name},
+        once_s=values["fill"],
+        rate_s=values["rate"],
+        drain_s=values["drain"],
+        memory_bytes=sum(choice.memory(in_flight) for choice in chosen.values()),
+        in_flight=in_flight,
+    )

@@ -1,0 +1,119 @@
+"""Contiguous placements: each device has one stage of a pipeline.
+
+Exact where the graph has few enough prefixes. Elsewhere: the best cuts of a few linear orders, then of all prefixes a
+few groups away from those cuts, and again, until nothing is gained.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from farspan.planner.costed.problem import Problem
+from farspan.planner.search.chain import Chain, best_chain
+from farspan.planner.search.lattice import Lattice, all_prefixes, linear_order, make_lattice, nearby_prefixes
+from farspan.planner.search.loads import PlacementLoads
+
+__all__ = ["Contiguous", "contiguous_placement"]
+
+MAX_PREFIXES = 60_000
+_NEARBY = 2_000
+_MAX_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contiguous:
+    """A contiguous placement.
+
+    Attributes:
+        device_of: [group].
+        stages: For each stage, in order: its device and its groups.
+        value: The max-load.
+        is_optimal: No contiguous placement has a smaller one.
+    """
+
+    device_of: tuple[int, ...]
+    stages: tuple[tuple[int, tuple[int, ...]], ...]
+    value: float
+    is_optimal: bool
+
+
+def contiguous_placement(problem: Problem) -> Contiguous | None:
+    """The best contiguous placement found; None where none fits."""
+    if not np.isfinite(problem.time_s).any(axis=1).all():
+        return None  # some group may lie nowhere
+    first = _from_orders(problem)
+    prefixes = all_prefixes(problem.num_groups, problem.before, limit=MAX_PREFIXES)
+    if prefixes is None:
+        return _refined(problem, first) if first else None
+    if first is not None and len(prefixes) > _NEARBY:  # the better what is known, the less there is to look at
+        first = _refined(problem, first)
+    lattice = make_lattice(problem.num_groups, prefixes, is_complete=True)
+    upper = first.value if first else math.inf
+    found = _on_lattice(problem, lattice, upper)
+    return found or first
+
+
+def _from_orders(problem: Problem) -> Contiguous | None:
+    """The best cut of some linear orders."""
+    found: list[Contiguous] = []
+    for depth_first in (True, False):
+        for sign in (1, -1):
+            order = linear_order(
+                problem.num_groups,
+                problem.before,
+                keys=[sign * group for group in range(problem.num_groups)],
+                depth_first=depth_first,
+            )
+            upper = min((each.value for each in found), default=math.inf)
+            placed = _on_lattice(problem, _order_lattice(order), upper)
+            found += [placed] if placed else []
+    return min(found, key=lambda each: each.value, default=None)
+
+
+def _order_lattice(order: list[int]) -> Lattice:
+    prefixes, prefix = [0], 0
+    for group in order:
+        prefix |= 1 << group
+        prefixes.append(prefix)
+    return make_lattice(len(order), prefixes)
+
+
+def _refined(problem: Problem, found: Contiguous) -> Contiguous:
+    for seed in range(_MAX_ROUNDS):
+        cuts, prefix = [0], 0
+        for _, groups in found.stages:
+            prefix |= sum(1 << group for group in groups)
+            cuts.append(prefix)
+        near = nearby_prefixes(cuts, problem.num_groups, problem.before, limit=_NEARBY, seed=seed)
+        better = _on_lattice(problem, make_lattice(problem.num_groups, near), found.value)
+        if better is None or better.value >= found.value * (1 - 1e-9):
+            return found
+        found = better
+    return found
+
+
+def _on_lattice(problem: Problem, lattice: Lattice, upper: float) -> Contiguous | None:
+    loads = PlacementLoads(problem, lattice, upper=upper)
+    chain = best_chain([(loads, problem.counts)], upper=upper * (1 + 1e-9))
+    return _placed(problem, lattice, chain) if chain else None
+
+
+def _placed(problem: Problem, lattice: Lattice, chain: Chain) -> Contiguous:
+    firsts = [sum(problem.counts[:index]) for index in range(len(problem.counts))]
+    device_of = [-1] * problem.num_groups
+    stages: list[tuple[int, tuple[int, ...]]] = []
+    for step in chain.steps:
+        groups, option = tuple(lattice.difference(step.start, step.end)), step.option
+        for group in groups:
+            device_of[group] = firsts[option]
+        stages.append((firsts[option], groups))
+        firsts[option] += 1
+    return Contiguous(
+        device_of=tuple(device_of),
+        stages=tuple(stages),
+        value=problem.max_load(device_of),
+        is_optimal=lattice.is_complete,
+    )

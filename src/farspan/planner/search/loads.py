@@ -1,0 +1,136 @@
+"""What a stage costs each device class, over any lattice of prefixes.
+
+The values that leave or enter a stage between prefixes A and B, with X(A) those with pins on both sides of A:
+
+    crossing(B - A) = crossing(B) + sum over v in X(A) of cost(v) ([v within B] - [v has no pin in B - A])
+
+so only the few values of X(A) are looked at, for all ends B of A at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from farspan.planner.costed.bounds import best_weights
+from farspan.planner.costed.problem import FloatArray, Problem
+from farspan.planner.search.chain import IntArray, StageOption
+from farspan.planner.search.lattice import Lattice
+
+__all__ = ["Crossings", "PlacementLoads"]
+
+
+class Crossings:
+    """What crosses the borders of stages.
+
+    Args:
+        lattice: The prefixes.
+        pins: Of each value.
+        costs: [value, column]: any number of costs of each.
+    """
+
+    def __init__(self, lattice: Lattice, pins: Sequence[Sequence[int]], costs: FloatArray) -> None:
+        self._lattice = lattice
+        self._costs = costs
+        self._masks = [sum(1 << pin for pin in each) for each in pins]
+        self._open = self._open_values(lattice, pins)
+        self.of_prefix: FloatArray = np.array([costs[values].sum(axis=0) for values in self._open])  # [prefix, column]
+
+    def between(self, start: int, ends: IntArray) -> FloatArray:
+        """[end, column]: what leaves or enters the stage from `start` to each of `ends`."""
+        moved = self.of_prefix[ends]
+        prefix, words = self._lattice.prefixes[start], self._lattice.words
+        for value in self._open[start]:
+            mask = self._masks[value]
+            inside = np.ones(len(ends), dtype=bool)  # all its pins are in the end
+            beyond = np.ones(len(ends), dtype=bool)  # none of its pins is in the stage
+            for word in range(words.shape[1]):
+                bits = np.uint64(mask >> 64 * word & (1 << 64) - 1)
+                if bits:
+                    outside = np.uint64((mask & ~prefix) >> 64 * word & (1 << 64) - 1)
+                    there = words[ends, word]
+                    inside &= (there & bits) == bits
+                    beyond &= (there & outside) == 0
+            moved = moved + (inside.astype(float) - beyond)[:, None] * self._costs[value]
+        return np.maximum(moved, 0.0)
+
+    def _open_values(self, lattice: Lattice, pins: Sequence[Sequence[int]]) -> list[list[int]]:
+        """For each prefix the values with pins on both sides of it."""
+        if not pins:
+            return [[] for _ in lattice.prefixes]
+        found: list[list[int]] = []
+        pairs = np.array([(value, pin) for value, each in enumerate(pins) for pin in each])
+        sizes = np.array([len(each) for each in pins])
+        firsts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        for row in lattice.members():
+            inside = np.add.reduceat(row[pairs[:, 1]].astype(np.int64), firsts)
+            found.append(np.flatnonzero((inside > 0) & (inside < sizes)).tolist())
+        return found
+
+
+class PlacementLoads:
+    """Loads of stages of one device each, by the objective max-load.
+
+    Args:
+        problem: What to place.
+        lattice: The prefixes between which stages lie.
+        upper: Stages of larger load are of no interest: what cannot be part of a chain without such is left out.
+    """
+
+    def __init__(self, problem: Problem, lattice: Lattice, *, upper: float = math.inf) -> None:
+        self.problem = problem
+        self.lattice = lattice
+        self.num_prefixes = len(lattice.prefixes)
+        self.num_depths = 1
+        self.options: Sequence[StageOption] = [StageOption(device_class=index) for index in range(len(problem.counts))]
+        members = lattice.members()
+        finite = np.isfinite(problem.time_s)
+        self._work = members @ np.where(finite, problem.time_s, 0.0)  # [prefix, class]
+        self._refused = members @ (~finite).astype(float)
+        self._memory = members @ problem.memory_bytes
+        self._crossings = Crossings(lattice, problem.pins, problem.cost_s)
+        self._is_open = self._band(upper)
+
+    def ends(self, start: int) -> IntArray:
+        if not self._is_open[start]:
+            return self._by_share[:0]
+        low, high = np.searchsorted(
+            self._shares, (self._share[start] - self._reach * 1e-9, self._share[start] + self._reach)
+        )
+        later = self.lattice.within(start, self._by_share[low:high])
+        return later[later != start]
+
+    def loads(self, start: int, ends: IntArray) -> list[FloatArray]:
+        load = self._work[ends] - self._work[start] + self._crossings.between(start, ends)
+        memory = self._memory[ends] - self._memory[start]
+        load[self._refused[ends] - self._refused[start] > 0] = math.inf
+        load[memory[:, None] > self.problem.limits[None, :]] = math.inf
+        return [load[:, index, None] for index in range(load.shape[1])]
+
+    def _band(self, upper: float) -> np.ndarray:
+        """Which prefixes some devices could reach, and the others finish, without a load above `upper`.
+
+        By the shares of the bound: a stage on class c with a load of at most `upper` has at most w(c) upper of them.
+        """
+        weights, work = best_weights(self.problem.time_s, self.problem.counts)
+        before = self.lattice.members() @ work
+        after = before[-1] - before
+        is_open = np.ones(self.num_prefixes, dtype=bool)
+        self._reach = float(before[-1]) + 1.0
+        if math.isfinite(upper):
+            counts = self.problem.counts
+            amounts = ((np.arange(count + 1) * weight).tolist() for count, weight in zip(counts, weights, strict=True))
+            capacity = np.array([sum(chosen) for chosen in itertools.product(*amounts)])
+            reach = upper * (1 + 1e-9)
+            is_open[:] = False
+            for have in np.unique(capacity):
+                is_open |= (before <= have * reach) & (after <= (capacity.max() - have) * reach)
+            self._reach = float(weights.max()) * reach
+        self._share = before
+        open_prefixes = np.flatnonzero(is_open)
+        self._by_share: IntArray = open_prefixes[np.argsort(before[open_prefixes], kind="stable")]
+        self._shares = before[self._by_share]
+        return is_open

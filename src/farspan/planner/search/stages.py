@@ -1,0 +1,333 @@
+"""What a stage costs that runs as several replicas, each on several devices, with remat where memory asks for it.
+
+For a stage S on r replicas of t devices of class c, with R micro-batches for the whole step and s replicas in this and
+all later stages (1F1B: s / r micro-batches are in flight in each replica):
+
+    once(S)   = seconds of all nodes, at degree t, with the remat that memory asks for
+              + passes * (bytes over the border of S) / bandwidth            one micro-batch, start to end
+    sync(S)   = sync_passes * (r - 1) / r * parameter bytes / bandwidth      once a step: replicas agree on gradients
+    rate(S)   = once(S) / r + sync(S) / R                                    seconds for each micro-batch, steadily
+    memory(S) = sum of memory_bytes + ceil(s / r) * sum of saved_bytes       of each device
+
+The bottleneck objective (PipeDream, Piper: time per sample) is the largest rate. The time of a step of a pipeline that
+starts and ends empty is
+
+    sum over S of once(S) + max over S of ((R / r - 1) once(S) + sync(S))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farspan.cluster import Cluster, DeviceClass
+from farspan.planner.costed.graph import CostedGraph, CostedNode
+from farspan.planner.costed.problem import FloatArray, seconds_on
+from farspan.planner.search.chain import IntArray, StageOption, Step
+from farspan.planner.search.lattice import Lattice
+from farspan.planner.search.loads import Crossings
+from farspan.planner.search.remat import Choice, Steps, make_steps
+
+__all__ = ["Rules", "StageLoads"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a step is.
+
+    Attributes:
+        micro_batches: In a step, over all replicas; the replicas of a stage divide it.
+        passes: How often a value crosses a border: forward, and its gradient back.
+        sync_passes: Bytes that a replica moves to agree on gradients, as a multiple of (r - 1) / r of them: 2 in a
+            ring, 4 in the model of PipeDream and Piper.
+    """
+
+    micro_batches: int = 8
+    passes: float = 2.0
+    sync_passes: float = 2.0
+
+
+_MAX_CACHE = 300_000_000
+
+
+class _Degree:
+    """All nodes at one tensor-parallel degree on one class, as sums over prefixes."""
+
+    def __init__(
+        self, graph: CostedGraph, group_of: Sequence[int], members: NDArray[np.bool_], kind: DeviceClass, degree: int
+    ) -> None:
+        self.kind = kind
+        self.degree = degree
+        self.choices = [_choices(node, kind, degree) for node in graph.nodes]
+        self.fastest = [
+            min(range(len(each)), key=lambda index, each=each: (each[index].time_s, each[index].memory(1)))
+            if each
+            else -1
+            for each in self.choices
+        ]
+        self.group_of = group_of
+        self._members = members
+        self._steps: Steps | None = None
+        num_groups = members.shape[1]
+        time_s, saved, memory, refused, parameters = (np.zeros(num_groups) for _ in range(5))
+        index_of = {node.name: index for index, node in enumerate(graph.nodes)}
+        self.border: list[tuple[int, int, float]] = []
+        for index, (node, group) in enumerate(zip(graph.nodes, group_of, strict=True)):
+            if not self.choices[index]:
+                refused[group] += 1
+                continue
+            choice = self.choices[index][self.fastest[index]]
+            time_s[group] += choice.time_s
+            saved[group] += choice.saved_bytes
+            memory[group] += choice.memory_bytes
+            sizes, borders = _of_degree(node, degree)
+            parameters[group] += sizes
+            self.border += [
+                (group, group_of[index_of[name]], size) for name, size in borders.items() if name in index_of and size
+            ]
+        self.time_s, self.saved, self.memory = members @ time_s, members @ saved, members @ memory
+        self.refused, self.parameters = members @ refused, members @ parameters
+
+    def steps_for(self, flights: Sequence[int]) -> Steps:
+        """The steps for those numbers of micro-batches in flight."""
+        if self._steps is None:
+            self._steps = make_steps(self.choices, self.group_of, self.fastest, flights, self._members)
+        return self._steps
+
+
+class StageLoads:
+    """Loads of stages for `best_chain`.
+
+    Args:
+        graph: What to place.
+        cluster: Where.
+        group_of: [node] its group.
+        lattice: Of the groups.
+        rules: What a step is.
+        unit: Replicas come in multiples of this number, and devices of a class in units of so many.
+        max_depth: Replicas in all stages together, in units, that are told apart.
+        max_replicas: In units, of one stage.
+        relaxed: Lower bounds instead of what the best known choice of remat costs.
+    """
+
+    def __init__(
+        self,
+        graph: CostedGraph,
+        cluster: Cluster,
+        group_of: Sequence[int],
+        lattice: Lattice,
+        rules: Rules,
+        *,
+        unit: int = 1,
+        max_depth: int = 64,
+        max_replicas: int | None = None,
+        relaxed: bool = False,
+    ) -> None:
+        self.lattice, self.rules, self.unit, self.relaxed = lattice, rules, unit, relaxed
+        self.cluster = cluster
+        self.counts = tuple(each.num_devices // unit for each in cluster.classes)
+        self.num_prefixes = len(lattice.prefixes)
+        self._members = lattice.members()
+        degrees = sorted({1, *(option.tensor_parallel for node in graph.nodes for option in node.options)})
+        self.degrees: dict[tuple[int, int], _Degree] = {}
+        self.options: list[StageOption] = []
+        has_limit = False
+        for index, kind in enumerate(cluster.classes):
+            for degree in degrees:
+                if degree > kind.devices_per_host or degree > self.counts[index] * unit:
+                    continue
+                self.degrees[index, degree] = _Degree(graph, group_of, self._members, kind, degree)
+                has_limit |= math.isfinite(kind.memory_bytes)
+                most = min(self.counts[index] // degree, max_replicas or self.counts[index])
+                self.options += [
+                    StageOption(device_class=index, replicas=replicas, tensor_parallel=degree)
+                    for replicas in range(1, most + 1)
+                    if rules.micro_batches % (replicas * unit) == 0
+                ]
+        self.num_depths = min(sum(self.counts), max_depth) + 1 if has_limit else 1
+        self._transfers = _transfers(graph, group_of, lattice)
+        units = sorted({option.replicas for option in self.options})
+        self.flights = sorted({self.in_flight(depth, each) for each in units for depth in range(self.num_depths)})
+        self._flight_of = {
+            each: np.array([self.flights.index(self.in_flight(depth, each)) for depth in range(self.num_depths)])
+            for each in units
+        }
+        self._cache: dict[int, _Stages] = {}
+        self.what: Literal["rate", "fill", "drain"] = "rate"
+        """What `loads` gives: rate(S); once(S); or (R / r - 1) once(S) + sync(S)."""
+        self.cap = math.inf
+
+    def only(self, device_class: int) -> StageLoads:
+        """The same with stages on that class alone, as class 0."""
+        other = copy(self)
+        chosen = [option for option in self.options if option.device_class == device_class]
+        other.options = [replace(option, device_class=0) for option in chosen]
+        other.degrees = {(0, degree): each for (index, degree), each in self.degrees.items() if index == device_class}
+        other.counts = (self.counts[device_class],)
+        other._cache = {}
+        return other
+
+    def ends(self, start: int) -> IntArray:
+        return self._stages(start).ends
+
+    def loads(self, start: int, ends: IntArray) -> list[FloatArray]:
+        """By `what`; "fill" leaves stages of larger drains than `cap` out."""
+        stages = self._stages(start)
+        rows = np.searchsorted(stages.ends, ends)
+        found: list[FloatArray] = []
+        for option in self.options:
+            replicas = option.replicas * self.unit
+            once = stages.once[option.device_class, option.tensor_parallel]
+            seconds, sync = once.seconds(option.replicas)[rows], once.sync(replicas)[rows, None]
+            rounds = self.rules.micro_batches / replicas
+            # One round has nothing to drain, but what cannot be still cannot be: not 0 times infinity.
+            drain = (rounds - 1) * seconds + sync if rounds > 1 else np.where(np.isinf(seconds), math.inf, sync)
+            if self.what == "rate":
+                found.append(seconds / replicas + sync / self.rules.micro_batches)
+            elif self.what == "drain":
+                found.append(drain)
+            else:
+                found.append(np.where(drain <= self.cap, seconds, math.inf))
+        return found
+
+    def remat(self, step: Step) -> dict[int, Choice]:
+        """How each node of a stage runs."""
+        option = self.options[step.option]
+        degree = self.degrees[option.device_class, option.tensor_parallel]
+        in_flight = self.in_flight(step.depth, option.replicas)
+        inside = self._members[step.end] & ~self._members[step.start]
+        nodes = [node for node, group in enumerate(degree.group_of) if inside[group]]
+        chosen = {node: degree.fastest[node] for node in nodes}
+        memory = sum(degree.choices[node][at].memory(in_flight) for node, at in chosen.items())
+        missing = memory - degree.kind.memory_bytes
+        if missing > 0:
+            flight = self.flights.index(in_flight)
+            chosen |= degree.steps_for(self.flights).chosen(flight, set(nodes), missing)
+        return {node: degree.choices[node][at] for node, at in chosen.items()}
+
+    def _stages(self, start: int) -> _Stages:
+        if start not in self._cache:
+            ends = self.lattice.within(start, np.arange(start + 1, self.num_prefixes))
+            inside = self._members[ends] & ~self._members[start]
+            moved = self._transfers.between(start, ends)
+            once = {key: _Once(self, each, start, ends, inside, moved) for key, each in self.degrees.items()}
+            if len(self._cache) * self.num_prefixes * self._members.shape[1] > _MAX_CACHE:
+                self._cache.clear()
+            self._cache[start] = _Stages(ends=ends, once=once)
+        return self._cache[start]
+
+    def flight_of(self, replicas: int) -> IntArray:
+        """[depth] which of `flights` it is."""
+        return self._flight_of[replicas]
+
+    def in_flight(self, depth: int, replicas: int) -> int:
+        """Micro-batches in each replica, for replicas and depth in units."""
+        if self.num_depths == 1:
+            return 1
+        rounds = max(self.rules.micro_batches // (replicas * self.unit), 1)
+        return min(max(math.ceil(depth / replicas), 1), rounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stages:
+    """The stages from one start."""
+
+    ends: IntArray
+    once: dict[tuple[int, int], _Once]
+
+
+class _Once:
+    """Seconds of one micro-batch in the stages from one start, at one degree on one class."""
+
+    def __init__(
+        self,
+        loads: StageLoads,
+        degree: _Degree,
+        start: int,
+        ends: IntArray,
+        inside: NDArray[np.bool_],
+        moved: FloatArray,
+    ) -> None:
+        self._loads, self._degree, self._start, self._ends = loads, degree, start, ends
+        kind = degree.kind
+        sizes = moved[:, 0].copy()
+        for group, neighbour, size in degree.border:
+            sizes += size * (inside[:, group] & ~inside[:, neighbour])
+        transfers = sizes / loads.cluster.link(kind) + moved[:, 1] + kind.latency_s * moved[:, 2]
+        self._fixed = degree.time_s[ends] - degree.time_s[start] + loads.rules.passes * transfers
+        self._fixed[degree.refused[ends] > degree.refused[start]] = math.inf
+        self._saved = degree.saved[ends] - degree.saved[start]
+        self._memory = degree.memory[ends] - degree.memory[start]
+        self._parameters = degree.parameters[ends] - degree.parameters[start]
+        self._by_flight: FloatArray | None = None  # [flight, end]
+
+    def seconds(self, replicas: int) -> FloatArray:
+        """[end, depth]."""
+        if self._by_flight is None:
+            self._by_flight = self._with_remat()
+        return self._by_flight[self._loads.flight_of(replicas)].T
+
+    def sync(self, replicas: int) -> FloatArray:
+        """[end]."""
+        kind, degree = self._degree.kind, self._degree.degree
+        share = self._loads.rules.sync_passes * (replicas - 1) / replicas
+        return share * self._parameters / kind.bandwidth(replicas * degree)
+
+    def _with_remat(self) -> FloatArray:
+        flights = self._loads.flights
+        total = np.repeat(self._fixed[None, :], len(flights), axis=0)
+        limit = self._degree.kind.memory_bytes
+        if math.isfinite(limit):
+            missing = self._memory[None, :] + np.array(flights)[:, None] * self._saved[None, :] - limit
+            if (missing > 0).any():
+                steps = self._degree.steps_for(flights)
+                total += steps.extra(self._start, self._ends, missing, relaxed=self._loads.relaxed)
+        return total
+
+
+def _choices(node: CostedNode, kind: DeviceClass, degree: int) -> list[Choice]:
+    """How a node can run at that degree; as it is given is a choice of degree 1."""
+    found: list[Choice] = []
+    if degree == 1:
+        found.append(
+            Choice(name="", time_s=seconds_on(node, kind), saved_bytes=node.saved_bytes, memory_bytes=node.memory_bytes)
+        )
+    for option in node.options:
+        if option.tensor_parallel == degree:
+            seconds = seconds_on(replace(node, forward_s=option.forward_s, backward_s=option.backward_s), kind)
+            found.append(
+                Choice(
+                    name=option.name, time_s=seconds, saved_bytes=option.saved_bytes, memory_bytes=option.memory_bytes
+                )
+            )
+    return found if all(math.isfinite(choice.time_s) for choice in found) else []
+
+
+def _of_degree(node: CostedNode, degree: int) -> tuple[float, Mapping[str, float]]:
+    """Parameter bytes of a device, and border bytes, at that degree: the options of one degree differ in remat only."""
+    for option in node.options:
+        if option.tensor_parallel == degree and degree > 1:
+            return option.parameter_bytes, option.border_bytes
+    borders = [option.border_bytes for option in node.options if option.tensor_parallel == degree]
+    return node.parameter_bytes, borders[0] if borders else {}
+
+
+def _transfers(graph: CostedGraph, group_of: Sequence[int], lattice: Lattice) -> Crossings:
+    """What crosses borders: bytes, seconds, values."""
+    index_of = {node.name: index for index, node in enumerate(graph.nodes)}
+    pins: dict[tuple[str, str], set[int]] = {}
+    costs: dict[tuple[str, str], tuple[float, float, float]] = {}
+    for edge in graph.edges:
+        key = (edge.source, edge.value)
+        pins.setdefault(key, {group_of[index_of[edge.source]]}).add(group_of[index_of[edge.target]])
+        costs[key] = (edge.size_bytes, edge.time_s, 1.0)
+    keys = [key for key in pins if len(pins[key]) > 1]
+    return Crossings(
+        lattice, [sorted(pins[key]) for key in keys], np.array([costs[key] for key in keys]).reshape(-1, 3)
+    )

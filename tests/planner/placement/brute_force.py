@@ -1,0 +1,184 @@
+"""Small random graphs and clusters, and the best of all plans by trying all: definitions written anew, for tests."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from hypothesis import strategies as st
+
+from farspan.cluster import Cluster, DeviceClass
+from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.search.stages import Rules
+
+__all__ = ["all_chains", "clusters", "graphs", "is_contiguous", "max_load", "pipeline_objectives"]
+
+
+@st.composite
+def graphs(draw: st.DrawFn, *, max_nodes: int = 8, options: bool = False, training: bool = False) -> CostedGraph:
+    """Graphs whose nodes may need more memory than a device has, be allowed on some kinds only, and hang together."""
+    num_nodes = draw(st.integers(1, max_nodes))
+    costs = st.sampled_from([0.0, 1.0, 2.0, 3.0, 5.0])
+    nodes: list[CostedNode] = []
+    for number in range(num_nodes):
+        memory, saved = draw(st.integers(0, 4)), draw(st.integers(0, 2)) if options else 0
+        seconds = draw(costs)
+        remat = NodeOption(name="remat", forward_s=seconds + draw(costs), memory_bytes=memory, saved_bytes=saved / 2)
+        half = NodeOption(name="half", tensor_parallel=2, forward_s=seconds * 0.75, memory_bytes=memory / 2)
+        nodes.append(
+            CostedNode(
+                name=f"n{number}",
+                forward_s=seconds,
+                memory_bytes=memory,
+                saved_bytes=saved,
+                parameter_bytes=draw(st.integers(0, 3)) if options else 0.0,
+                devices=draw(st.sampled_from([None, None, None, ("a",), ("b",)])) if not options else None,
+                together=draw(st.sampled_from([None, None, "x", "y"])) if not options else None,
+                is_backward=training and draw(st.booleans()),
+                options=(remat, half) if options and draw(st.booleans()) else (remat,) if options else (),
+            )
+        )
+    sizes = [draw(costs) for _ in nodes]
+    pairs = [pair for pair in itertools.combinations(range(num_nodes), 2) if draw(st.booleans())]
+    edges = [
+        CostedEdge(source=f"n{a}", target=f"n{b}", time_s=sizes[a])
+        for a, b in pairs
+        if not (nodes[a].is_backward and not nodes[b].is_backward)
+    ]
+    return CostedGraph(nodes=tuple(nodes), edges=tuple(edges))
+
+
+@st.composite
+def clusters(draw: st.DrawFn, *, max_devices: int = 3, bandwidth: float = math.inf) -> Cluster:
+    """One or two classes: some devices with little memory, some slow, some that do not pay for transfers."""
+    first = draw(st.integers(1, max_devices))
+    second = draw(st.integers(0, max_devices - first))
+    classes = [
+        DeviceClass(
+            name=name,
+            kind=name,
+            devices_per_host=count,
+            memory_bytes=draw(st.sampled_from([4.0, 8.0, 12.0, math.inf])),
+            speed=draw(st.sampled_from([1.0, 2.0])),
+            within_bytes_per_s=bandwidth,
+            between_bytes_per_s=bandwidth,
+            pays_transfers=name == "a" or draw(st.booleans()),
+        )
+        for name, count in (("a", first), ("b", second))
+        if count
+    ]
+    return Cluster(classes=tuple(classes))
+
+
+def max_load(graph: CostedGraph, cluster: Cluster, device_of: Sequence[int]) -> float:
+    """The definition of dnn-partitioning, node by node; infinite where the placement is not allowed."""
+    kinds = [each for each in cluster.classes for _ in range(each.num_devices)]
+    where = {node.name: device for node, device in zip(graph.nodes, device_of, strict=True)}
+    first: dict[str, int] = {}
+    for node, device in zip(graph.nodes, device_of, strict=True):
+        if node.devices is not None and kinds[device].kind not in node.devices:
+            return math.inf
+        if node.together is not None and first.setdefault(node.together, device) != device:
+            return math.inf
+    worst = 0.0
+    for device, kind in enumerate(kinds):
+        mine = [node for node in graph.nodes if where[node.name] == device]
+        if sum(node.memory_bytes for node in mine) > kind.memory_bytes:
+            return math.inf
+        load = sum(float(node.forward_s) for node in mine) / kind.speed  # type: ignore[arg-type]
+        if kind.pays_transfers:
+            crossing = {
+                (edge.source, edge.time_s)
+                for edge in graph.edges
+                if (where[edge.source] == device) != (where[edge.target] == device)
+            }
+            load += sum(seconds for _, seconds in crossing)
+        worst = max(worst, load)
+    return worst
+
+
+def is_contiguous(graph: CostedGraph, device_of: Sequence[int]) -> bool:
+    """Whether some order of the devices has no forward edge that goes back."""
+    where = {node.name: device for node, device in zip(graph.nodes, device_of, strict=True)}
+    backward = {node.name for node in graph.nodes if node.is_backward}
+    pairs = {
+        (where[edge.source], where[edge.target]) for edge in graph.edges if not backward & {edge.source, edge.target}
+    }
+    used = sorted(set(device_of))
+    return any(all(order.index(a) <= order.index(b) for a, b in pairs) for order in itertools.permutations(used))
+
+
+def all_chains(graph: CostedGraph) -> Iterator[list[list[str]]]:
+    """All ways to cut a graph into a row of stages."""
+    needs: dict[str, set[str]] = {node.name: set() for node in graph.nodes}
+    for edge in graph.edges:
+        needs[edge.target].add(edge.source)
+
+    def rest(done: frozenset[str]) -> Iterator[list[list[str]]]:
+        left = [node.name for node in graph.nodes if node.name not in done]
+        if not left:
+            yield []
+        for size in range(1, len(left) + 1):
+            for stage in itertools.combinations(left, size):
+                if all(needs[name] <= done | set(stage) for name in stage):
+                    for later in rest(done | set(stage)):
+                        yield [list(stage), *later]
+
+    return rest(frozenset())
+
+
+def pipeline_objectives(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Iterator[tuple[float, float]]:
+    """(slowest rate, time of a step) of every pipeline: all stages, classes, replicas, degrees and options."""
+    for stages in all_chains(graph):
+        ways = [
+            (kind, replicas, degree)
+            for kind in cluster.classes
+            for degree in (1, 2)
+            for replicas in range(1, kind.num_devices + 1)
+            if replicas * degree <= kind.num_devices and rules.micro_batches % replicas == 0
+        ]
+        for chosen in itertools.product(ways, repeat=len(stages)):
+            if any(sum(r * t for kind, r, t in chosen if kind is each) > each.num_devices for each in cluster.classes):
+                continue
+            found = [_stage(graph, rules, stages, index, chosen) for index in range(len(stages))]
+            if all(found):
+                yield from _objectives(rules, chosen, found)
+
+
+def _objectives(rules, chosen, found) -> Iterator[tuple[float, float]]:
+    for combination in itertools.product(*found):  # the options of each stage are its own choice
+        rates, fill, drain = [], 0.0, 0.0
+        for (_, replicas, _), (once, sync) in zip(chosen, combination, strict=True):
+            rates.append(once / replicas + sync / rules.micro_batches)
+            fill += once
+            drain = max(drain, (rules.micro_batches / replicas - 1) * once + sync)
+        yield max(rates), fill + drain
+
+
+def _stage(graph, rules, stages, index, chosen) -> list[tuple[float, float]]:
+    """(once, sync) of a stage with its best options; empty where none fits."""
+    kind, replicas, degree = chosen[index]
+    later = sum(each[1] for each in chosen[index:])
+    in_flight = min(max(math.ceil(later / replicas), 1), rules.micro_batches // replicas)
+    mine = [node for node in graph.nodes if node.name in stages[index]]
+    ways = [[each for each in (node, *node.options) if getattr(each, "tensor_parallel", 1) == degree] for node in mine]
+    crossing = {
+        (edge.source, edge.time_s)
+        for edge in graph.edges
+        if (edge.source in stages[index]) != (edge.target in stages[index])
+    }
+    best = math.inf
+    for options in itertools.product(*ways):
+        memory = sum(each.memory_bytes + in_flight * each.saved_bytes for each in options)
+        if memory <= kind.memory_bytes:
+            best = min(best, sum(each.forward_s for each in options) / kind.speed)
+    if not all(ways) or math.isinf(best):
+        return []
+    once = best + rules.passes * sum(seconds for _, seconds in crossing)
+    parameters = sum(
+        node.parameter_bytes if degree == 1 else next(o.parameter_bytes for o in node.options if o.tensor_parallel == 2)
+        for node in mine
+    )
+    bandwidth = kind.within_bytes_per_s
+    return [(once, rules.sync_passes * (replicas - 1) / replicas * parameters / bandwidth)]
