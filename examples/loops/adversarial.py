@@ -59,16 +59,18 @@ def train(epoch: int) -> None:
 
 def test(epsilon: float) -> None:
     """Fast gradient sign: the gradient of the loss by the data themselves."""
-    correct = 0
+    correct = total = 0
     for data, target in test_loader:
         data.requires_grad = True
         output = model(data)
         loss = F.nll_loss(F.log_softmax(output, dim=1), target)
         model.zero_grad()
         loss.backward()
+        assert data.grad is not None
         perturbed = torch.clamp(data + epsilon * data.grad.data.sign(), 0, 1)
+        total += len(target)
         correct += (model(perturbed).argmax(dim=1) == target).sum().item()
-    log.show(f"epsilon {epsilon}", accuracy=correct / len(test_loader.dataset))
+    log.show(f"epsilon {epsilon}", accuracy=correct / total)
 
 
 torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Neural style transfer: an image is trained by LBFGS, until a frozen network sees one's content in the other's style."""
+"""Neural style transfer: LBFGS trains an image, until a frozen network sees one's content in the other's style."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ def closure() -> Tensor:
         input_img.clamp_(0, 1)
     optimizer.zero_grad()
     features = cnn(input_img)
-    style_score = sum(F.mse_loss(gram_matrix(f), gram_matrix(s)) for f, s in zip(features, style_features, strict=True))
+    pairs = zip(features, style_features, strict=True)
+    style_score = torch.stack([F.mse_loss(gram_matrix(f), gram_matrix(s)) for f, s in pairs]).sum()
     content_score = F.mse_loss(features[-1], content_features[-1])
     loss = style_score * STYLE_WEIGHT + content_score * CONTENT_WEIGHT
     loss.backward()
-    log.show("step", style=float(style_score), content=content_score.item())
+    log.show("step", style=style_score.item(), content=content_score.item())
     return loss
 
 
