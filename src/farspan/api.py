@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from farspan.planner import auto_plan
 from farspan.profile import atoms, keepers, tied
 from farspan.runtime.optimizers.watch import watch_optimizers
 from farspan.runtime.step.observe import StepRecord
+from farspan.runtime.step.program import LEAST_WEIGHT_WORK_S
 from farspan.runtime.step.sites import StageSite, site_of, stages_at
 from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be
 
@@ -35,6 +35,7 @@ def distribute(
     plan: str | os.PathLike[str] | Plan | Mapping[str, str] = "auto",
     stages: int | str = "auto",
     remat: bool | Sequence[str] | None = None,
+    schedule: str | None = None,
     seed: int = 0,
 ) -> nn.Module:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
@@ -53,13 +54,18 @@ def distribute(
             module lists, and of a `Sequential` of several of a kind; in a model without any, each module that is
             called as a whole). Names of modules (or glob patterns, `["blocks.*.mlp"]`): each call of one of these,
             wherever it runs. False: none. None: what the plan says.
+        schedule: In which order each rank runs the forwards and backwards of the micro-batches; gradients are the same
+            to the last bit. "auto": weight gradients are put off, to fill gaps, where that is likely to pay;
+            "zero-bubble": wherever another rank waits; "1f1b": nowhere (interleaved where a rank has several stages);
+            "gpipe": nor does a backward start before all forwards. None: what the plan says.
         seed: Of the dropout masks and other random numbers drawn inside the model.
 
     Returns:
         `model` itself.
 
     Raises:
-        PlanError: The plan does not fit the model or the number of ranks, or `remat` names no module of the model.
+        PlanError: The plan does not fit the model or the number of ranks, `remat` names no module of the model, or
+            there is no such schedule.
         LaunchError: The other ranks cannot be found.
 
     Example:
@@ -82,6 +88,8 @@ def distribute(
     chosen = _choose_plan(model, plan, stages, engine.num_ranks)
     if remat is not None:
         chosen = dataclasses.replace(chosen, remat=remat)
+    if schedule is not None:
+        chosen = dataclasses.replace(chosen, schedule=schedule)
     parameters, aliases = tied(model)
     resolved = resolve(
         chosen,
@@ -111,8 +119,8 @@ def distribute(
         prefix=f"model{number}." if number else "",
     )
     engine.lookahead = chosen.lookahead
-    if chosen.schedule == "1f1b":
-        engine.least_weight_work_s = math.inf
+    engine.schedule = chosen.schedule
+    engine.least_weight_work_s = LEAST_WEIGHT_WORK_S[chosen.schedule]
     engine.add_parameters(placed)
     engine.executor.remat.add(model, again)
     watch_optimizers()

@@ -41,7 +41,7 @@ def test_json_is_readable_with_one_placement_per_line() -> None:
     text = Plan.from_mapping({"embed": "rank:0", "blocks.*": "rank:1"}).to_json()
     assert text == (
         '{\n  "format": "farspan-plan/1",\n  "stages": [\n    "rank:0",\n    "rank:1"\n  ],\n'
-        '  "schedule": "zero-bubble",\n  "lookahead": 2,\n'
+        '  "schedule": "auto",\n  "lookahead": 2,\n'
         '  "placement": {\n    "embed": 0,\n    "blocks.*": 1\n  }\n}\n'
     )
 
@@ -146,7 +146,7 @@ def test_a_plan_is_a_value() -> None:
 
 def test_prints_as_a_table() -> None:
     assert str(PLAN).splitlines() == [
-        "3 stages on 2 ranks, 1f1b",
+        "3 stages on 2 ranks, 1f1b schedule",
         "stage  where          what             parameters      size  share",
         "    0  rank:0         embed, blocks.0          10      40 B   10 %",
         "    1  rank:1/cuda:0  blocks.*             20.0 M  76.3 MiB   80 %",
@@ -158,7 +158,7 @@ def test_the_table_compresses_runs_and_leaves_out_what_is_not_known() -> None:
     names = ["blocks.9", "blocks.10", "blocks.11", "norm", "blocks.13", "0", "1"]
     plan = Plan(stages=("rank:0", "rank:1"), placement={**dict.fromkeys(names, 0), "": 1})
     assert str(plan).splitlines() == [
-        "2 stages on 2 ranks, zero-bubble",
+        "2 stages on 2 ranks, auto schedule",
         "stage  where   what",
         "    0  rank:0  blocks.9-blocks.11, norm, blocks.13, 0-1",
         "    1  rank:1  (the whole model)",

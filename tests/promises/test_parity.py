@@ -26,16 +26,17 @@ def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
             assert history.differences(wanted) == [], f"plan {plan_name}, rank {rank}"
 
 
-@pytest.mark.parametrize("num_ranks", [3])
+@pytest.mark.parametrize("schedule", ["zero-bubble", "1f1b", "gpipe"])
 @pytest.mark.parametrize("name", CASES)
-def test_same_numbers_where_every_backward_is_split(name: str, num_ranks: int) -> None:
-    case = CASES[name]
+def test_same_numbers_under_every_schedule(name: str, schedule: str) -> None:
+    """Under zero-bubble every backward that another rank waits for is split."""
+    case, num_ranks = CASES[name], 3
     wanted = train_plainly(case)
     for plan_name, plan in last_plan(case, num_ranks).items():
         models = [build(case) for _ in range(num_ranks)]
         histories = run_threads(
             num_ranks,
-            lambda rank: train_distributed(models[rank], case, plan, with_every_backward_split=True),  # noqa: B023
+            lambda rank: train_distributed(models[rank], case, plan, schedule=schedule),  # noqa: B023
         )
         for rank, history in enumerate(histories):
             assert history.differences(wanted) == [], f"plan {plan_name}, rank {rank}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,6 @@ from tests.support.cases import CASES, Case
 from torch import nn
 
 import farspan
-from farspan.runtime.world import current_engine
 
 __all__ = ["History", "all_plans", "build", "compare_all", "last_plan", "train", "train_distributed", "train_plainly"]
 
@@ -67,14 +65,9 @@ def train_plainly(case: Case) -> History:
     return train(build(case), case)
 
 
-def train_distributed(model: nn.Module, case: Case, plan: Any, *, with_every_backward_split: bool = False) -> History:
+def train_distributed(model: nn.Module, case: Case, plan: Any, *, schedule: str | None = None) -> History:
     """`model` must be this rank's own copy."""
-    model = farspan.distribute(model, plan=plan)
-    engine = current_engine()
-    assert engine is not None
-    if with_every_backward_split:
-        engine.least_weight_work_s = -math.inf
-    return train(model, case)
+    return train(farspan.distribute(model, plan=plan, schedule=schedule), case)
 
 
 def all_plans(case: Case, num_ranks: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard, cast
@@ -11,7 +12,7 @@ from farspan.plan.device import format_place, parse_place
 
 __all__ = ["SCHEDULES", "estimates", "lookahead", "placement", "remat", "schedule", "stages"]
 
-SCHEDULES = ("zero-bubble", "1f1b")
+SCHEDULES = ("auto", "zero-bubble", "1f1b", "gpipe")
 """Names of the schedules a plan may ask for."""
 
 
@@ -60,7 +61,12 @@ def placement(value: object, num_stages: int) -> dict[str, int]:
 def schedule(value: object) -> None:
     """A name in `SCHEDULES`."""
     if not isinstance(value, str) or value not in SCHEDULES:
-        raise _wrong("schedule", value, " or ".join(f'"{name}"' for name in SCHEDULES))
+        near = difflib.get_close_matches(str(value).lower(), SCHEDULES, n=1, cutoff=0.3)
+        raise PlanError(
+            f'"schedule" cannot be {value!r:.60}.',
+            why=f"the schedules are {', '.join(SCHEDULES)}.",
+            hint=f'"schedule": "{near[0] if near else SCHEDULES[0]}"',
+        )
 
 
 def lookahead(value: object) -> None:

@@ -29,8 +29,9 @@ class Plan:
         stages: Device string of each pipeline stage ("rank:1", "rank:1/cuda:0"); the index is the stage.
         placement: Name of a module or parameter, or glob pattern of names, to stage; "" is the whole model. Among
             patterns that match the same name the later wins, so the order counts.
-        schedule: "zero-bubble": the backward of a stage that another one waits for is split where that pays, and its
-            weight gradients fill the gaps; "1f1b": every backward is one task. Both run one forward, one backward.
+        schedule: "auto": the backward of a stage that another rank waits for is split where that is likely to pay, and
+            its weight gradients fill the gaps; "zero-bubble": wherever another rank waits; "1f1b": every backward is
+            one task, in turns with the forwards; "gpipe": all forwards, then all backwards.
         lookahead: How many micro-batches may be in flight beyond what the schedule needs.
         remat: What is computed again in the backward instead of being kept from the forward: True for each repeated
             block (without any, each leaf), or names of modules (or globs) for each call of these.
@@ -50,7 +51,7 @@ class Plan:
 
     stages: tuple[str, ...]
     placement: Mapping[str, int]
-    schedule: str = "zero-bubble"
+    schedule: str = "auto"
     lookahead: int = 2
     remat: bool | tuple[str, ...] = False
     estimates: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])

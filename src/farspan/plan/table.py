@@ -1,6 +1,6 @@
 """A plan as a plain-text table: stage, where, what, and how much of the model that is.
 
-2 stages on 2 ranks, 1f1b
+2 stages on 2 ranks, 1f1b schedule
 stage  where   what                        parameters      size  share
     0  rank:0  embed, blocks.0-blocks.3         3.2 M  12.1 MiB   49 %
     1  rank:1  blocks.4-blocks.7, head          3.2 M  12.3 MiB   51 %
@@ -42,7 +42,7 @@ def format_plan(
         rows.append([str(stage), where, lines[0], *(show(row[stage]) for _, row, show in numbers)])
         rows.extend(["", "", line, *("" for _ in numbers)] for line in lines[1:])
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    title = f"{_plural(len(stages), 'stage')} on {_plural(num_ranks, 'rank')}, {schedule}"
+    title = f"{_plural(len(stages), 'stage')} on {_plural(num_ranks, 'rank')}, {schedule} schedule"
     return "\n".join([title, *_remat_lines(remat), *(_line(row, widths) for row in rows)])
 
 

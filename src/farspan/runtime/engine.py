@@ -62,7 +62,8 @@ class Engine:
         self.num_ranks = side.world_size
         self.deadline_s = deadline_s
         self.lookahead = LOOKAHEAD
-        self.least_weight_work_s = LEAST_WEIGHT_WORK_S
+        self.schedule = "auto"
+        self.least_weight_work_s = LEAST_WEIGHT_WORK_S["auto"]
         """A backward is split if its weight gradients are likely to take so long; never, if infinite."""
         self.stages: list[StageSite] = []
         self.parameters: dict[str, Placed] = {}
@@ -138,6 +139,7 @@ class Engine:
                 num_ranks=self.num_ranks,
                 lookahead=self.lookahead,
                 hosts=hosts_of(self.stages, self.num_ranks) if self.recorder.outside.is_used else (),
+                schedule=self.schedule,
                 least_weight_work_s=self.least_weight_work_s,
             )
             check_hooks(program.parts, self.parameters)

@@ -13,6 +13,7 @@ from farspan.schedule.named import gpipe as gpipe
 from farspan.schedule.named import interleaved as interleaved
 from farspan.schedule.named import looped as looped
 from farspan.schedule.named import one_f_one_b as one_f_one_b
+from farspan.schedule.named import orders_by_name as orders_by_name
 from farspan.schedule.named import straight as straight
 from farspan.schedule.named import vee as vee
 from farspan.schedule.named import zb_1p as zb_1p
@@ -40,6 +41,7 @@ __all__ = [
     "list_schedule",
     "looped",
     "one_f_one_b",
+    "orders_by_name",
     "straight",
     "vee",
     "zb_1p",

@@ -20,12 +20,13 @@ class Limits:
     Attributes:
         in_flight: Micro-batches between their forward and their backward.
         held: Micro-batches between their forward and their weight gradients.
-        memory: The sum of `Task.memory`, in its unit. The two others give way where nothing else could run; this one
-            never does.
+        stored: The sum of `Task.memory`, in its unit.
+        memory: The same. The others give way where nothing else could run; this one never does.
     """
 
-    in_flight: int
+    in_flight: float
     held: float = math.inf
+    stored: float = math.inf
     memory: float = math.inf
 
 

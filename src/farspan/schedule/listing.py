@@ -36,6 +36,9 @@ __all__ = ["Play", "list_schedule"]
 
 
 _AT_ONCE, _FORWARD, _LATER = range(3)
+_Turn = tuple[int, int, int]
+_ROUNDING = 1 + 1e-9
+"""Sums of fractions are not exact."""
 
 
 def list_schedule(
@@ -78,6 +81,8 @@ class Play:
         latency: From the end of a task to when another rank has what it made.
         patience: What nobody waits for is not begun if something else will be ready within this share of its duration.
         forwards_first: Whether a forward for which there is room goes before a backward.
+        group: So many micro-batches go through a stage of a rank before its next stage takes the first of them:
+            interleaving. With 1 the oldest micro-batch always goes first.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class Play:
         *,
         patience: float = 0.5,
         forwards_first: bool = False,
+        group: int = 1,
     ) -> None:
         num_ranks = len(limits)
         self.tasks = tasks
@@ -95,6 +101,7 @@ class Play:
         self.latency = latency
         self.patience = patience
         self.forwards_first = forwards_first
+        self.group = group
         self.orders: list[list[int]] = [[] for _ in range(num_ranks)]
         self.waiting = [len(task.needs) for task in tasks]
         self.arrival = [0.0] * len(tasks)
@@ -105,8 +112,8 @@ class Play:
                 self.followers[need].append(index)
         self.is_free = [True] * num_ranks
         self.urgency = _urgency(tasks, self.followers)
-        self.ready: list[list[list[tuple[int, int]]]] = [[[] for _ in range(num_ranks)] for _ in range(3)]
-        """By urgency and rank a heap of (micro-batch, task)."""
+        self.ready: list[list[list[tuple[_Turn, int]]]] = [[[] for _ in range(num_ranks)] for _ in range(3)]
+        """By urgency and rank a heap of (whose turn it is, task)."""
         self.coming: list[dict[int, float]] = [{} for _ in range(num_ranks)]
         """Tasks of which it is known when they will be ready."""
         self.events: list[tuple[float, int, bool]] = []
@@ -120,6 +127,8 @@ class Play:
         self.put_off: list[set[int]] = [set() for _ in range(num_ranks)]
         """Micro-batches whose backward has run, and whose weight gradients have not."""
         self.memories = _memories(tasks, limits)
+        self.stored = [0.0] * num_ranks
+        """The sum of `Task.memory`, by rank."""
         self.begins = [math.inf] * num_ranks
         self.ends = [0.0] * num_ranks
         """When each rank's first task begins, and when its last one ends."""
@@ -162,7 +171,12 @@ class Play:
     def _arrive(self, index: int) -> None:
         task = self.tasks[index]
         del self.coming[task.rank][index]
-        heapq.heappush(self.ready[self.urgency[index]][task.rank], (task.micro_batch, index))
+        heapq.heappush(self.ready[self.urgency[index]][task.rank], (self._turn_of(task), index))
+
+    def _turn_of(self, task: Task) -> _Turn:
+        """Forwards go down the stages, backwards up."""
+        depth = task.level if task.kind is Kind.FORWARD else -task.level
+        return task.micro_batch // self.group, depth, task.micro_batch
 
     def _choose(self, rank: int, now: float) -> None:
         forwards, rest = self.ready[_FORWARD][rank], self.ready[_LATER][rank]
@@ -182,24 +196,26 @@ class Play:
         return urgency == _AT_ONCE or (urgency == _FORWARD and self._has_room(task.rank, index))
 
     def _has_room(self, rank: int, index: int) -> bool:
-        if not self._fits(rank, index):
+        task, limit = self.tasks[index], self.limits[rank]
+        if not self._fits(rank, index) or (
+            task.memory > 0 and self.stored[rank] + task.memory > limit.stored * _ROUNDING
+        ):
             return False
-        if self.tasks[index].micro_batch in self.in_flight[rank]:
+        if task.micro_batch in self.in_flight[rank]:
             return True
-        limit, num_in_flight = self.limits[rank], len(self.in_flight[rank])
+        num_in_flight = len(self.in_flight[rank])
         return num_in_flight < limit.in_flight and num_in_flight + len(self.put_off[rank]) + 1 <= limit.held
 
     def _fits(self, rank: int, index: int) -> bool:
         memory = self.memories[rank]
         return memory is None or memory.fits(self.tasks[index])
 
-    def _complain(self, head: tuple[int, int], rank: int) -> NoReturn:
-        micro_batch, index = head
-        task, memory = self.tasks[index], self.memories[rank]
+    def _complain(self, head: tuple[_Turn, int], rank: int) -> NoReturn:
+        task, memory = self.tasks[head[1]], self.memories[rank]
         assert memory is not None
         raise PlanError(
             f"no order of the tasks keeps rank {rank} within {self.limits[rank].memory:g} of memory.",
-            why=f"a forward of micro-batch {micro_batch} takes {task.memory:g}, and {memory.held:g} is held by "
+            why=f"a forward of micro-batch {task.micro_batch} takes {task.memory:g}, and {memory.held:g} is held by "
             f"{len(memory.kept)} micro-batches, none of which can go on.",
             hint="a higher limit, smaller micro-batches, or more ranks",
         )
@@ -214,6 +230,7 @@ class Play:
         memory = self.memories[rank]
         if memory is not None:
             memory.start(task)
+        self.stored[rank] += max(0.0, task.memory)
         end = now + task.duration
         self.begins[rank] = min(self.begins[rank], now)
         self.ends[rank] = end
@@ -232,6 +249,7 @@ class Play:
         memory = self.memories[rank]
         if memory is not None:
             memory.end(task)
+        self.stored[rank] += min(0.0, task.memory)
         left = self.left[task.kind][rank]
         left[micro_batch] -= 1
         if left[micro_batch]:

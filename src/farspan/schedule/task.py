@@ -23,7 +23,7 @@ class Task:
         kind: Forward, backward, or weight gradients.
         rank: Who runs it.
         micro_batch: Position of the micro-batch in the step; earlier ones go first.
-        level: Depth of a forward task in its micro-batch: 0 for what needs nothing. Of other tasks it is not read.
+        level: Depth of its segment in the micro-batch: 0 for what needs nothing.
         duration: Relative cost; any unit.
         needs: Indices of the tasks that must have ended, all smaller than this task's own index.
         holds: Whether the micro-batch's activations stay with the rank until its backward, weight gradients included,

@@ -50,17 +50,23 @@ def kinds_of_a_step(num_ranks: int, *, schedule: str, least_s: float | None = No
 
 
 def test_a_rank_that_another_waits_for_puts_weight_gradients_off() -> None:
-    assert kinds_of_a_step(3, schedule="zero-bubble", least_s=-math.inf) == [
+    assert kinds_of_a_step(3, schedule="zero-bubble") == kinds_of_a_step(3, schedule="auto", least_s=-math.inf)
+    assert kinds_of_a_step(3, schedule="zero-bubble") == [
         "F0 F1 F2 F3 B0 B1 B2 B3",
         "F0 F1 F2 B0 F3 B1 W0 B2 W1 B3 W2 W3",
         "F0 B0 F1 B1 F2 B2 F3 B3 W0 W1 W2 W3",
     ]
 
 
-@pytest.mark.parametrize("schedule", ["zero-bubble", "1f1b"])
+@pytest.mark.parametrize("schedule", ["auto", "1f1b"])
 def test_nothing_is_split_where_it_does_not_pay_or_the_plan_forbids_it(schedule: str) -> None:
-    orders = kinds_of_a_step(3, schedule=schedule)
-    assert orders == ["F0 F1 F2 F3 B0 B1 B2 B3", "F0 F1 F2 B0 F3 B1 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"]
+    first = {"auto": "F0 F1 F2 F3 B0 B1 B2 B3", "1f1b": "F0 F1 F2 B0 F3 B1 B2 B3"}[schedule]  # auto runs ahead
+    second = {"auto": "F0 F1 F2 B0 F3 B1 B2 B3", "1f1b": "F0 F1 B0 F2 B1 F3 B2 B3"}[schedule]
+    assert kinds_of_a_step(3, schedule=schedule) == [first, second, "F0 B0 F1 B1 F2 B2 F3 B3"]
+
+
+def test_gpipe_runs_all_forwards_first() -> None:
+    assert kinds_of_a_step(3, schedule="gpipe") == ["F0 F1 F2 F3 B0 B1 B2 B3"] * 3
 
 
 class Sometimes(nn.Module):

@@ -7,23 +7,25 @@ message without exchanging a word.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from farspan.graph import EVERYWHERE, Call, Edge, Graph, Part, Segment, Value, route
-from farspan.schedule import Kind, Schedule, Task, list_schedule
+from farspan.graph import EVERYWHERE, Backward, Call, Edge, Graph, Part, Segment, Value, route
+from farspan.schedule import Kind, Schedule, Task, orders_by_name
 
 __all__ = ["LEAST_WEIGHT_WORK_S", "Bundle", "Program", "Site", "Step", "build_program"]
 
 _FORWARD_COST, _INPUT_COST, _WEIGHT_COST = 1.0, 1.0, 1.0
 _PROLOGUE = -1
+_NOT_AHEAD = ("gpipe", "1f1b")
 _FLOPS_PER_S = {"cpu": 2e10, "cuda": 2e13}
 """Of one core, of one GPU, as models use them: an order of magnitude."""
-LEAST_WEIGHT_WORK_S = 2e-3
-"""Splitting a backward costs 0.3 ms for each block of a transformer: what is put off must take longer."""
+LEAST_WEIGHT_WORK_S = {"auto": 2e-3, "zero-bubble": 0.0, "1f1b": math.inf, "gpipe": math.inf}
+"""By schedule. Splitting a backward costs 0.3 ms for each block of a transformer: putting off should save more."""
 
 
 class Site(Protocol):
@@ -122,22 +124,29 @@ class _Builder:
         self.last_use: dict[object, int] = {}
         """For leaves with buffers (running statistics): the task that used them last, in the loop's order."""
         self.num_users: dict[tuple[Value, int], int] = {}
+        self.awaited: set[Part] = set()
+        """Backward work that another rank waits for, if only for what this rank makes of it."""
         self.trains: dict[object, bool] = {}
         """Of the leaves met, whether they have a parameter that is trained."""
         self.needed_by: dict[Bundle, list[int]] = {}
         backwards = [backward for graph in graphs for backward in graph.backwards]
         positions = {graph.index: position for position, graph in enumerate(graphs)}
         with_backward = {backward.graph.index for backward in backwards}
+        released: set[Call] = set()
+        routes: list[tuple[Backward, list[Part]]] = []
+        for backward in backwards:
+            routes.append((backward, route(backward, hosts, released)))
+            if not backward.retain_graph:
+                released.update(call for part in routes[-1][1] for call in part.calls)
+        self.letting_go = _letting_go(routes)
         for graph in graphs:
             for segment in sorted(graph.segments, key=lambda segment: segment.order):
                 self.add_forward(segment, positions[graph.index], graph.index in with_backward)
         last_touch: dict[object, tuple[int, ...]] = {}
-        released: set[Call] = set()
-        for backward in backwards:
-            for part in route(backward, hosts, released):
+        for backward, parts in routes:
+            self.note_awaited(parts)
+            for part in parts:
                 self.add_backward(part, positions[backward.graph.index], last_touch)
-                if not backward.retain_graph:
-                    released.update(part.calls)
 
     def add(
         self,
@@ -149,6 +158,7 @@ class _Builder:
         *,
         level: int = 0,
         holds: bool = False,
+        memory: float = 0.0,
     ) -> int:
         index = len(self.tasks)
         self.work.append(work)
@@ -161,6 +171,7 @@ class _Builder:
                 duration=duration,
                 needs=tuple(sorted(needs)),
                 holds=holds,
+                memory=memory,
             )
         )
         return index
@@ -170,7 +181,16 @@ class _Builder:
         needs = {index for _, index in sources if index is not None}
         stateful = [call.target for call in segment.calls if getattr(call.target, "has_buffers", False)]
         needs.update(self.last_use[leaf] for leaf in stateful if leaf in self.last_use)
-        task = self.add(segment, Kind.FORWARD, micro_batch, needs, _FORWARD_COST, level=segment.level, holds=holds)
+        task = self.add(
+            segment,
+            Kind.FORWARD,
+            micro_batch,
+            needs,
+            _FORWARD_COST,
+            level=segment.level,
+            holds=holds,
+            memory=float(segment in self.letting_go),
+        )
         self.index_of[segment] = task
         self.last_use.update(dict.fromkeys(stateful, task))
         for value, index in sources:
@@ -183,15 +203,19 @@ class _Builder:
         if part.segment is not None and part.segment in self.index_of:
             needs.add(self.index_of[part.segment])
         before = [last_touch[key] for key in part.touches if key in last_touch]
+        level = 0 if part.segment is None else part.segment.level
+        memory = -1.0 if part.segment is not None and self.letting_go.get(part.segment) is part else 0.0
         if self.is_split(part):
             needs.update(tasks[0] for tasks in before)
-            task = self.add(part, Kind.BACKWARD, micro_batch, needs, _INPUT_COST)
+            task = self.add(part, Kind.BACKWARD, micro_batch, needs, _INPUT_COST, level=level)
             self.index_of[part] = task
             needs = {task, *(tasks[-1] for tasks in before)}
-            touched = (task, self.add(part, Kind.WEIGHT, micro_batch, needs, _WEIGHT_COST))
+            weight = self.add(part, Kind.WEIGHT, micro_batch, needs, _WEIGHT_COST, level=level, memory=memory)
+            touched = (task, weight)
         else:
             needs.update(tasks[-1] for tasks in before)
-            task = self.add(part, Kind.BACKWARD, micro_batch, needs, _INPUT_COST + _WEIGHT_COST)
+            cost = _INPUT_COST + _WEIGHT_COST
+            task = self.add(part, Kind.BACKWARD, micro_batch, needs, cost, level=level, memory=memory)
             self.index_of[part] = task
             touched = (task,)
         for key in part.touches:
@@ -199,12 +223,18 @@ class _Builder:
         for edge in part.incoming:
             self.connect(self.index_of[edge.src], edge.src.stage, task, edge, is_gradient=True)
 
+    def note_awaited(self, parts: Sequence[Part]) -> None:
+        for part in reversed(parts):
+            rank = self.sites[part.stage].rank
+            if any(self.sites[edge.dst.stage].rank != rank or edge.dst in self.awaited for edge in part.outgoing):
+                self.awaited.add(part)
+
     def is_split(self, part: Part) -> bool:
         """Whether another rank waits for this part, and its weight gradients are worth a task of their own."""
         site = self.sites[part.stage]
-        if part.backward.retain_graph or part.backward.wanted is not None:
+        if part.backward.retain_graph or part.backward.wanted is not None or part not in self.awaited:
             return False
-        if all(self.sites[edge.dst.stage].rank == site.rank for edge in part.outgoing):
+        if not any(map(self.has_weights, part.calls)):
             return False
         # Those of the forward: a product takes as many for the gradient of either side.
         flops = sum(call.entry.flops for call in part.calls if self.has_weights(call))
@@ -301,10 +331,20 @@ class _Builder:
         return numbers
 
 
+def _letting_go(routes: Iterable[tuple[Backward, Sequence[Part]]]) -> dict[Segment, Part]:
+    """For each segment whose forward and backward are in one micro-batch, the last of its parts.
+
+    Until then it counts as one piece of memory. Others (a state that is carried on to the next micro-batch) do not
+    count: the later micro-batch would need what the earlier one holds.
+    """
+    last = {part.segment: part for _, parts in routes for part in parts if part.segment is not None}
+    return {segment: part for segment, part in last.items() if segment.graph is part.backward.graph}
+
+
 @functools.lru_cache(maxsize=16)
-def _order(tasks: tuple[Task, ...], num_ranks: int, run_ahead: int) -> list[list[int]]:
+def _order(schedule: str, tasks: tuple[Task, ...], num_ranks: int, run_ahead: int) -> list[list[int]]:
     """The order of every rank's tasks. Steps that look alike share it: finding it costs ranks x micro-batches."""
-    return list_schedule(tasks, num_ranks, run_ahead=run_ahead)
+    return orders_by_name(schedule, tasks, num_ranks, run_ahead=run_ahead)
 
 
 def build_program(
@@ -315,7 +355,8 @@ def build_program(
     num_ranks: int,
     lookahead: int,
     hosts: Sequence[int] = (),
-    least_weight_work_s: float = LEAST_WEIGHT_WORK_S,
+    schedule: str = "auto",
+    least_weight_work_s: float = LEAST_WEIGHT_WORK_S["auto"],
 ) -> Program:
     """Turn recorded graphs into the program of `rank`.
 
@@ -325,11 +366,13 @@ def build_program(
         rank: Whose program.
         num_ranks: How many ranks there are.
         lookahead: How many boundary buffers a rank may hold beyond one for each stage, to hide transfers: one for a
-            forward more than 1F1B has in flight, the others for receives that are posted so many tasks ahead.
+            forward more than the schedule has in flight (GPipe and 1F1B take none), the others for receives that are
+            posted so many tasks ahead.
         hosts: A stage of each rank, where gradients of tensors outside the model arrive; if there are such tensors.
+        schedule: The name of the order.
         least_weight_work_s: A backward is split if its weight gradients are likely to take so long.
     """
     builder = _Builder(graphs, sites, num_ranks, hosts, least_weight_work_s)
-    run_ahead = min(1, lookahead // 2)
-    orders = _order(tuple(builder.tasks), num_ranks, run_ahead)
+    run_ahead = 0 if schedule in _NOT_AHEAD else min(1, lookahead // 2)
+    orders = _order(schedule, tuple(builder.tasks), num_ranks, run_ahead)
     return builder.program_of(rank, orders, lookahead - run_ahead, len(graphs))

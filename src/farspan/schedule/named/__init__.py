@@ -1,4 +1,4 @@
-"""The schedules that have names, for plain pipelines."""
+"""The schedules that have names: for plain pipelines, and for any graph of segments."""
 
 from farspan.schedule.named.chain import Chain as Chain
 from farspan.schedule.named.chain import Costs as Costs
@@ -8,6 +8,7 @@ from farspan.schedule.named.chain import vee as vee
 from farspan.schedule.named.classic import gpipe as gpipe
 from farspan.schedule.named.classic import interleaved as interleaved
 from farspan.schedule.named.classic import one_f_one_b as one_f_one_b
+from farspan.schedule.named.recorded import orders_by_name as orders_by_name
 from farspan.schedule.named.zero_bubble import zb_1p as zb_1p
 from farspan.schedule.named.zero_bubble import zb_2p as zb_2p
 from farspan.schedule.named.zero_bubble import zb_h1 as zb_h1
@@ -20,6 +21,7 @@ __all__ = [
     "interleaved",
     "looped",
     "one_f_one_b",
+    "orders_by_name",
     "straight",
     "vee",
     "zb_1p",

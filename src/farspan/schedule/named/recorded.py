@@ -1,0 +1,148 @@
+"""Schedules by name for any graph of segments: what a plan asks for, as priorities and limits of the list scheduler.
+
+    name          split backwards     order
+    gpipe         none                all forwards, then all backwards
+    1f1b          none                one forward, one backward; interleaved where a rank has several stages
+    zero-bubble   all that others     weight gradients fill the gaps
+                  wait for
+    auto          where it pays       the shortest of the two before
+
+The orders are made for nominal durations (a forward as long as input gradients, as long as weight gradients), not for
+those of the stages at hand: on a plain pipeline they are `gpipe`, `one_f_one_b`, `interleaved`, and as short as
+`zb_h1` and `zb_v`. Ranks that differ keep such an order better than one that is made to fit their durations.
+
+Memory is counted in `Task.memory`. In 1F1B a rank holds, of each of its segments, as many micro-batches as there are
+levels from there to the last, or less if they are interleaved; zero-bubble holds as much on every rank as the fullest
+one does then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from farspan.schedule.limits import Limits, limits_of_1f1b
+from farspan.schedule.listing import Play
+from farspan.schedule.task import Kind, Task
+
+__all__ = ["orders_by_name"]
+
+_Orders = list[list[int]]
+
+
+def orders_by_name(name: str, tasks: Sequence[Task], num_ranks: int, *, run_ahead: int = 0) -> _Orders:
+    """For each rank the indices of its tasks, in the order of the schedule called `name`.
+
+    Args:
+        name: One of `farspan.plan.SCHEDULES`.
+        tasks: All tasks of the step; each needs only tasks before it. Which backwards are split has been decided.
+        num_ranks: Ranks are 0 .. num_ranks - 1.
+        run_ahead: How many micro-batches more than it needs zero-bubble may have in flight: memory for latency. GPipe
+            and 1F1B do not run ahead.
+    """
+    return _MAKERS[name](tasks, num_ranks, run_ahead)
+
+
+def _gpipe(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
+    del run_ahead
+    play = _played(Play(tasks, [Limits(in_flight=len(tasks))] * num_ranks, 0.0, forwards_first=True))
+    # No forward needs a backward, so they can all go first where one came late in the play.
+    return [sorted(order, key=lambda index: tasks[index].kind is not Kind.FORWARD) for order in play.orders]
+
+
+def _one_f_one_b(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
+    del run_ahead
+    return _shortest(_plays_of_1f1b(tasks, num_ranks)).orders
+
+
+def _zero_bubble(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
+    return _shortest(_plays_of_zero_bubble(tasks, num_ranks, run_ahead)).orders
+
+
+def _auto(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
+    plays = _plays_of_zero_bubble(tasks, num_ranks, run_ahead)
+    if _is_interleaved(tasks):
+        plays += _plays_of_1f1b(tasks, num_ranks)
+    return _shortest(plays).orders
+
+
+_MAKERS: dict[str, Callable[[Sequence[Task], int, int], _Orders]] = {
+    "gpipe": _gpipe,
+    "1f1b": _one_f_one_b,
+    "zero-bubble": _zero_bubble,
+    "auto": _auto,
+}
+
+
+def _plays_of_1f1b(tasks: Sequence[Task], num_ranks: int) -> list[Play]:
+    """Micro-batches one by one; where a rank has several segments of one, also in groups, and with less memory."""
+    alone = [Limits(in_flight=limit.in_flight) for limit in limits_of_1f1b(tasks, num_ranks)]
+    plays = [Play(tasks, alone, 0.0)]
+    if _is_interleaved(tasks):
+        grouped = [Limits(in_flight=len(tasks), stored=size) for size in _stored_when_interleaved(tasks, num_ranks)]
+        plays.insert(0, Play(tasks, grouped, 0.0, patience=0.0, forwards_first=True, group=num_ranks))
+        plays += _plays_of_zero_bubble(tasks, num_ranks, 0)
+    return plays
+
+
+def _plays_of_zero_bubble(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> list[Play]:
+    of_one, of_1f1b = _stored(tasks, num_ranks)
+    most = min(max(of_1f1b), max(*of_one, *_stored_when_interleaved(tasks, num_ranks)))
+    limits = [
+        Limits(in_flight=limit.in_flight, memory=most + run_ahead * one)
+        for limit, one in zip(limits_of_1f1b(tasks, num_ranks, run_ahead=run_ahead), of_one, strict=True)
+    ]
+    return [Play(tasks, limits, 0.0, patience=0.0, forwards_first=first) for first in (False, True)]
+
+
+def _played(play: Play) -> Play:
+    play.run()
+    return play
+
+
+def _shortest(plays: Sequence[Play]) -> Play:
+    return min(map(_played, plays), key=lambda play: max(play.ends, default=0.0))
+
+
+def _forwards(tasks: Sequence[Task]) -> dict[tuple[int, int], list[Task]]:
+    """By rank and micro-batch, those that keep something."""
+    found: dict[tuple[int, int], list[Task]] = {}
+    for task in tasks:
+        if task.kind is Kind.FORWARD and task.memory > 0:
+            found.setdefault((task.rank, task.micro_batch), []).append(task)
+    return found
+
+
+def _is_interleaved(tasks: Sequence[Task]) -> bool:
+    """Whether a rank has several segments of one micro-batch."""
+    return any(len(own) > 1 for own in _forwards(tasks).values())
+
+
+def _last_levels(tasks: Sequence[Task]) -> dict[int, int]:
+    """By micro-batch."""
+    last: dict[int, int] = {}
+    for task in tasks:
+        last[task.micro_batch] = max(last.get(task.micro_batch, 0), task.level)
+    return last
+
+
+def _stored(tasks: Sequence[Task], num_ranks: int) -> tuple[list[float], list[float]]:
+    """For each rank what it holds of one micro-batch at most, and of all in 1F1B."""
+    of_one, of_1f1b = [0.0] * num_ranks, [0.0] * num_ranks
+    last = _last_levels(tasks)
+    for (rank, micro_batch), own in _forwards(tasks).items():
+        of_one[rank] = max(of_one[rank], sum(task.memory for task in own))
+        size = sum(task.memory * (last[micro_batch] - task.level + 1) for task in own)
+        of_1f1b[rank] = max(of_1f1b[rank], size)
+    return of_one, of_1f1b
+
+
+def _stored_when_interleaved(tasks: Sequence[Task], num_ranks: int) -> list[float]:
+    """What interleaved 1F1B holds (D. Narayanan et al., 2021, arXiv 2104.04473): a group for each segment but the last,
+    and of the last twice the way to the last level and back."""
+    sizes = [0.0] * num_ranks
+    last = _last_levels(tasks)
+    for (rank, micro_batch), own in _forwards(tasks).items():
+        after = last[micro_batch] - max(task.level for task in own)
+        num_forwards = (len(own) - 1) * num_ranks + 2 * after + 1
+        sizes[rank] = max(sizes[rank], num_forwards * sum(task.memory for task in own) / len(own))
+    return sizes
