@@ -64,7 +64,7 @@ def read_profile(path: Path) -> Profile:
     assert prefixes is not None, f"{path.name} has too many states"
     lattice = make_lattice(len(names), prefixes, is_complete=True)
     table = np.array([costs[name] for name in names])
-    sums = lattice.members() @ table
+    sums = np.asarray(lattice.members(), dtype=np.float64) @ table
     cuts = _cuts(lattice, before, table[:, 1])
     return Profile(lattice=lattice, seconds=sums[:, 0], parameters=sums[:, 2], cuts=cuts)
 
