@@ -1,5 +1,8 @@
 """What pytest must know of this folder."""
 
+from __future__ import annotations
+
+import pytest
 from hypothesis import settings
 
 collect_ignore_glob = ["programs/*"]  # run as programs of their own, with a rank
@@ -7,3 +10,10 @@ collect_ignore_glob = ["programs/*"]  # run as programs of their own, with a ran
 # A machine under load may stop for longer than any example should take.
 settings.register_profile("steady", deadline=None)
 settings.load_profile("steady")
+
+_LONGEST = ("test_coverage", "test_parity", "test_remat_processes", "test_wrong_use", "test_generation", "test_modes")
+"""Files that take a minute and more: they begin first, so that none is left over for one worker at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in _LONGEST)  # stable: files stay whole and in order
