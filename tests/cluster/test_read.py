@@ -68,5 +68,5 @@ def test_a_mistake_is_named(text: str, message: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path) -> None:
-    with pytest.raises(PlanError, match="cannot read"):
+    with pytest.raises(PlanError, match="cannot be read"):
         read_cluster(tmp_path / "none.toml")

@@ -139,6 +139,25 @@ def a_module_outside_has_an_optimizer_of_its_own(model: nn.Module, distribute: _
     return weights(before), weights(model)
 
 
+def gradients_on_both_sides_are_scaled(model: nn.Module, distribute: _Distribute) -> Any:
+    distribute(model)
+    before = _linear(5, 12, 12)
+    optimizer = torch.optim.AdamW([*before.parameters(), *model.parameters()], lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    scales: list[float] = []
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(before(X)), Y)
+        scaler.scale(loss * float("inf") if step == 2 else loss).backward()
+        if step % 2:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_value_([*before.parameters(), *model.parameters()], 0.02)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales, weights(before), weights(model)
+
+
 def one_tensor_is_used_on_several_stages(model: nn.Module, distribute: _Distribute) -> Any:
     distribute(model)
     scale = torch.full((5,), 1.5, requires_grad=True)
@@ -175,6 +194,7 @@ def a_graph_is_kept_for_a_second_backward(model: nn.Module, distribute: _Distrib
         an_image_is_trained_by_lbfgs,
         an_image_is_trained_by_adam,
         losses_have_learned_weights,
+        gradients_on_both_sides_are_scaled,
         modules_around_stay_whole,
         a_module_outside_has_an_optimizer_of_its_own,
         one_tensor_is_used_on_several_stages,

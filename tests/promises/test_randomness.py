@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,8 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils.checkpoint import checkpoint
 
 import farspan
-from farspan.lazy.randomness import DRAWS
+from farspan.lazy.randomness import DRAWS, GENERATORS
+from farspan.runtime.step.rng import load_generators, save_generators
 
 _generator = torch.Generator().manual_seed(11)
 STEPS = [[(torch.randn(6, 4, 8, generator=_generator),) for _ in range(2)] for _ in range(2)]
@@ -320,3 +322,17 @@ def test_all_that_torch_says_to_draw_is_known() -> None:
             if draws and callable(getattr(room, name)) and getattr(room, name) not in DRAWS:
                 unknown.append(f"{room.__name__}.{name}")
     assert unknown == ["torch.miopen_rnn"]  # behind torch.lstm on ROCm
+
+
+def test_generators_are_set_only_while_nobody_draws() -> None:
+    saved = save_generators()
+    is_set = threading.Event()
+
+    def load() -> None:
+        load_generators(saved)
+        is_set.set()
+
+    with GENERATORS:
+        threading.Thread(target=load, daemon=True).start()
+        assert not is_set.wait(0.2)
+    assert is_set.wait(20.0)

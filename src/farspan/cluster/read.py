@@ -18,7 +18,6 @@ pays_transfers = false           # left out: true
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import tomllib
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from farspan.cluster.cluster import Cluster, DeviceClass
+from farspan.documents import check_keys, read_text
 from farspan.errors import PlanError
 
 __all__ = ["parse_cluster", "read_cluster"]
@@ -48,12 +48,7 @@ def read_cluster(path: str | Path) -> Cluster:
     Raises:
         PlanError: There is no such file, it is no TOML, or it does not describe a cluster.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror or "" if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise PlanError(f"cannot read {path}.", why=f"{why}.", hint="--cluster cluster.toml") from None
-    return parse_cluster(text, source=str(path))
+    return parse_cluster(read_text(path, hint="--cluster cluster.toml"), source=str(path))
 
 
 def parse_cluster(text: str, *, source: str = "cluster.toml") -> Cluster:
@@ -66,9 +61,9 @@ def parse_cluster(text: str, *, source: str = "cluster.toml") -> Cluster:
         document: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise PlanError(f"{source} is not TOML.", why=f"{error}.", hint='[[hosts]]\nkind = "A100"') from None
-    _check_keys(document, ("links", "hosts"), source)
+    check_keys(document, ("links", "hosts"), source)
     links = _table(document.get("links", {}), f"{source}: links")
-    _check_keys(links, _LINK_KEYS, f"{source}: links")
+    check_keys(links, _LINK_KEYS, f"{source}: links")
     hosts: Any = document.get("hosts")
     if not isinstance(hosts, list) or not hosts:
         raise PlanError(
@@ -90,7 +85,7 @@ def parse_cluster(text: str, *, source: str = "cluster.toml") -> Cluster:
 
 
 def _device_class(entry: Mapping[str, Any], where: str) -> DeviceClass:
-    _check_keys(entry, _HOST_KEYS, where)
+    check_keys(entry, _HOST_KEYS, where)
     kind = entry.get("kind")
     name = entry.get("name", kind)
     for key, value in (("kind", kind), ("name", name)):
@@ -149,14 +144,3 @@ def _table(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise PlanError(f"{where} is {value!r}.", why="it is a table.", hint='[[hosts]]\nkind = "A100"')
     return cast("dict[str, Any]", value)
-
-
-def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            raise PlanError(
-                f'{where}: unknown key "{key}".',
-                why="the keys here are " + ", ".join(known) + ".",
-                hint=near[0] if near else "take it out",
-            )

@@ -5,11 +5,11 @@ Reading here ends with the keys: that the values make a plan is checked where th
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farspan.documents import check_keys, parse_json
 from farspan.errors import PlanError
 
 __all__ = ["FORMAT", "read", "write"]
@@ -53,14 +53,7 @@ def read(text: str, source: str) -> dict[str, Any]:
     Raises:
         PlanError: It is no JSON, not this format, or a key is unknown, missing or there twice.
     """
-    try:
-        values: Any = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, source))
-    except json.JSONDecodeError as error:
-        raise PlanError(
-            f"{source} is not JSON: line {error.lineno}, column {error.colno}.",
-            why=f"{error.msg}.",
-            hint="look for a missing or a trailing comma there; JSON has no comments",
-        ) from None
+    values = parse_json(text, source, object_of=lambda pairs: _object(pairs, source))
     if not isinstance(values, dict):
         raise PlanError(f"{source} is not a plan.", why="its JSON is no object.", hint=f'{{"format": "{FORMAT}", ...}}')
     members: dict[str, Any] = {**values}
@@ -70,14 +63,7 @@ def read(text: str, source: str) -> dict[str, Any]:
             why=f"this version of farspan reads {FORMAT!r} only.",
             hint="save the plan anew: farspan.plan_of(model).save(path)",
         )
-    for key in members:
-        if key not in _KEYS:
-            near = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.5)
-            raise PlanError(
-                f'{source}: unknown key "{key}".',
-                why="a plan's keys are " + ", ".join(_KEYS) + ".",
-                hint=f'"{near[0]}"' if near else "take the key out",
-            )
+    check_keys(members, _KEYS, source)
     for key in _REQUIRED:
         if key not in members:
             raise PlanError(

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from farspan.documents import read_text
 from farspan.errors import PlanError
 from farspan.plan import check, document, table
 from farspan.plan.device import format_place, parse_place
@@ -150,13 +151,7 @@ class Plan:
         Raises:
             PlanError: The file cannot be read or is no plan; names the file and the key at fault.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(
-                f"the plan {os.fspath(path)} cannot be read.", why=str(error), hint="farspan.plan_of(model).save(path)"
-            ) from error
-        return cls._read(text, os.fspath(path))
+        return cls._read(read_text(path, hint="farspan.plan_of(model).save(path)"), os.fspath(path))
 
     @classmethod
     def _read(cls, text: str, source: str) -> Plan:

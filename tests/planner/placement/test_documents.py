@@ -74,7 +74,7 @@ def test_no_json_and_no_file_are_errors(tmp_path) -> None:
 
     with pytest.raises(PlanError, match="line 1"):
         parse_graph("{")
-    with pytest.raises(PlanError, match="cannot read"):
+    with pytest.raises(PlanError, match="cannot be read"):
         read_graph(tmp_path / "none.json")
 
 

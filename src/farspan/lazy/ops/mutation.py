@@ -12,6 +12,7 @@ from farspan.graph import Call, Value
 from farspan.lazy.leaf import Leaf
 from farspan.lazy.metadata import Entry, flatten_arguments, rebuild
 from farspan.lazy.ops.functions import find_where, format_where
+from farspan.lazy.ops.special import read_data
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.ops.views import Through, is_shared, root_of, write_through
 from farspan.lazy.parameters.outside import plain_of
@@ -83,9 +84,7 @@ def write_apart(
     """
     where = format_where(find_where())
     if type(target) is not Leaf and any(recorder.outside.is_gradient(tensors[i]) for i in entry.mutated):
-        args, kwargs = rebuild(
-            template, [tensor.read() if type(tensor) is LazyTensor else tensor for tensor in tensors]
-        )
+        args, kwargs = rebuild(template, list(map(read_data, tensors)))
         return True, target(*args, **kwargs)
     for tensor in [tensors[i] for i in entry.mutated]:
         if type(tensor) is not LazyTensor and id(tensor) not in recorder.placed:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from farspan.documents import check_keys, parse_json, read_text
 from farspan.errors import PlanError
 from farspan.planner.costed.graph import CostedEdge, CostedGraph, CostedNode, NodeOption, Seconds
 
@@ -26,12 +26,7 @@ def read_graph(path: str | Path) -> CostedGraph:
     Raises:
         PlanError: There is no such file, it is no JSON, or it does not describe a graph.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror or "" if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise PlanError(f"cannot read {path}.", why=f"{why}.", hint="--graph graph.json") from None
-    return parse_graph(text, source=str(path))
+    return parse_graph(read_text(path, hint="--graph graph.json"), source=str(path))
 
 
 def parse_graph(text: str, *, source: str = "graph.json") -> CostedGraph:
@@ -40,15 +35,7 @@ def parse_graph(text: str, *, source: str = "graph.json") -> CostedGraph:
     >>> parse_graph('{"format": "farspan-graph/1", "nodes": [{"name": "a", "forward_s": 1}]}').nodes[0].forward_s
     1.0
     """
-    try:
-        document: Any = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlanError(
-            f"{source} is not JSON: line {error.lineno}, column {error.colno}.",
-            why=f"{error.msg}.",
-            hint="look for a missing or a trailing comma there; JSON has no comments",
-        ) from None
-    members = _object(document, ("format", "nodes", "edges"), source)
+    members = _object(parse_json(text, source), ("format", "nodes", "edges"), source)
     if members.get("format") != FORMAT:
         raise PlanError(
             f'{source}: "format" is {members.get("format")!r}.',
@@ -166,14 +153,7 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 def _object(value: Any, known: Sequence[str], where: str) -> dict[str, Any]:
     members = _mapping(value, where)
-    for key in members:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            raise PlanError(
-                f'{where}: unknown key "{key}".',
-                why="the keys here are " + ", ".join(known) + ".",
-                hint=f'"{near[0]}"' if near else "take the key out",
-            )
+    check_keys(members, known, where)
     return members
 
 

@@ -8,15 +8,19 @@ import random
 import numpy as np
 import torch
 
+from farspan.lazy.randomness import GENERATORS
+
 __all__ = ["load_generators", "save_generators"]
 
 
 def save_generators() -> bytes:
     """The states of Python's, numpy's and torch's generators."""
-    version, internal, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()
+    with GENERATORS:
+        version, internal, gauss = random.getstate()
+        kind, keys, position, has_gauss, cached = np.random.get_state()
+        in_torch = torch.get_rng_state()
     head = json.dumps([version, list(internal), gauss, kind, int(position), int(has_gauss), float(cached)]).encode()
-    body = np.asarray(keys, dtype=np.uint32).tobytes() + torch.get_rng_state().numpy().tobytes()
+    body = np.asarray(keys, dtype=np.uint32).tobytes() + in_torch.numpy().tobytes()
     return len(head).to_bytes(8, "little") + head + body
 
 
@@ -25,6 +29,8 @@ def load_generators(saved: bytes) -> None:
     end = 8 + int.from_bytes(saved[:8], "little")
     version, internal, gauss, kind, position, has_gauss, cached = json.loads(saved[8:end])
     keys = np.frombuffer(saved, dtype=np.uint32, count=624, offset=end)
-    random.setstate((version, tuple(internal), gauss))
-    np.random.set_state((kind, keys, position, has_gauss, cached))
-    torch.set_rng_state(torch.frombuffer(bytearray(saved[end + keys.nbytes :]), dtype=torch.uint8))
+    in_torch = torch.frombuffer(bytearray(saved[end + keys.nbytes :]), dtype=torch.uint8)
+    with GENERATORS:
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state((kind, keys, position, has_gauss, cached))
+        torch.set_rng_state(in_torch)
