@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,24 @@ def micros(seconds: float) -> str:
     return f"{seconds * 1e6:,.0f} us"
 
 
-def run_ranks(script: str, num_ranks: int, words: Sequence[str], *, timeout_s: float) -> Any:
+def run_ranks(
+    script: str,
+    num_ranks: int,
+    words: Sequence[str],
+    *,
+    timeout_s: float,
+    prefix_of: Callable[[int], Sequence[str]] = lambda rank: (),
+    environment: Mapping[str, str] | None = None,
+) -> Any:
     """Run `script --worker FILE words...` as `num_ranks` processes of one thread each; return the JSON in FILE.
+
+    Args:
+        script: The benchmark itself.
+        num_ranks: How many.
+        words: More arguments.
+        timeout_s: When they are ended.
+        prefix_of: What stands before a rank's command.
+        environment: More variables.
 
     Raises:
         RuntimeError: A process failed, or not all had ended after `timeout_s` seconds; none is left behind.
@@ -101,7 +117,7 @@ def run_ranks(script: str, num_ranks: int, words: Sequence[str], *, timeout_s: f
         result = Path(folder, "result.json")
         processes = [
             subprocess.Popen(
-                [sys.executable, script, "--worker", str(result), *words],
+                [*prefix_of(rank), sys.executable, script, "--worker", str(result), *words],
                 env={
                     **os.environ,
                     "RANK": str(rank),
@@ -110,6 +126,7 @@ def run_ranks(script: str, num_ranks: int, words: Sequence[str], *, timeout_s: f
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port),
                     "OMP_NUM_THREADS": "1",
+                    **(environment or {}),
                 },
                 start_new_session=True,
             )

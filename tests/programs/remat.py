@@ -52,9 +52,9 @@ class Frozen(Block):
 
 
 class Net(nn.Module):
-    def __init__(self, make: Any) -> None:
+    def __init__(self, make: Any, num_blocks: int = 4) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([make() for _ in range(4)])
+        self.blocks = nn.ModuleList([make() for _ in range(num_blocks)])
         self.head = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,8 +85,8 @@ MODELS = {
     "autocast": lambda: InAutocast(Block),
     "nonzero": lambda: Net(Picking),
     "frozen": lambda: Net(Frozen),
-    "compiled": lambda: Net(compiled),
-    "compiled in place": lambda: Net(compiled_in_place),
+    "compiled": lambda: Net(compiled, 2),
+    "compiled in place": lambda: Net(compiled_in_place, 2),
 }
 
 

@@ -13,20 +13,22 @@ from tests.support.ranks import run_processes, run_threads
 PROGRAM = Path(__file__).parents[1] / "programs" / "parity.py"
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", CASES)
+_SEVERAL = ("mlp", "gpt_tied", "unet", "siamese")
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks"),
+    [*((name, 2) for name in CASES), *((name, number) for number in (1, 3, 4) for name in _SEVERAL)],
+)
 def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
+    """Under each of its plans; all cases over four ranks are below, as real processes."""
     case = CASES[name]
     wanted = train_plainly(case)
-    plans = all_plans(case, num_ranks) if num_ranks in (2, 4) else last_plan(case, num_ranks)
-    for plan_name, plan in plans.items():
+    for plan_name, plan in all_plans(case, num_ranks).items():
         models = [build(case) for _ in range(num_ranks)]
         histories = run_threads(num_ranks, lambda rank: train_distributed(models[rank], case, plan))  # noqa: B023
         for rank, history in enumerate(histories):
             assert history.differences(wanted) == [], f"plan {plan_name}, rank {rank}"
-
-
-_SEVERAL = ("mlp", "gpt_tied", "unet", "siamese")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.promises.test_randomness import build as build_seeded
 from tests.promises.test_randomness import case as case_of
 from tests.support.cases import CASES
 from tests.support.loop import on_ranks
-from tests.support.parity import all_plans, build, last_plan, train, train_plainly
+from tests.support.parity import build, last_plan, train, train_plainly
 from tests.support.plainly import X, Y, assert_same_as_plainly
 from tests.support.plainly import train as train_twice
 from tests.support.ranks import run_threads
@@ -59,7 +59,7 @@ def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
     case = CASES[name]
     wanted = train_plainly(case)
     for choice, remat in {**CHOICES, **({"finer": FINER[name]} if name in FINER else {})}.items():
-        for plan_name, plan in (all_plans if choice == "all" else last_plan)(case, num_ranks).items():
+        for plan_name, plan in last_plan(case, num_ranks).items():
             models = [build(case) for _ in range(num_ranks)]
 
             def program(rank: int) -> Any:
@@ -69,13 +69,16 @@ def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
                 assert history.differences(wanted) == [], f"{choice}, plan {plan_name}, rank {rank}"
 
 
-@pytest.mark.parametrize("remat", [True, ["blocks.*"], ["blocks.0", "blocks.1.a", "head"]])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    [
+        *((name, remat) for name in MODELS for remat in (True, ["blocks.*"])),
+        ("dropout", ["blocks.0", "blocks.1.a", "head"]),
+    ],
+)
 def test_the_same_random_numbers_are_drawn_again(name: str, remat: Any) -> None:
-    if name != "dropout" and remat not in (True, ["blocks.*"]):
-        pytest.skip("these names are of the model with dropout")
     make, case = MODELS[name], case_of(MODELS[name])
-    for num_ranks in (1, 2):
+    for num_ranks in (1, 2) if remat is True else (2,):
 
         def program(remat: Any, num_ranks: int = num_ranks) -> Any:
             models = [build_seeded(make) for _ in range(num_ranks)]

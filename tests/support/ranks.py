@@ -1,18 +1,26 @@
-"""Several ranks: as threads of this process over an in-memory medium, or as real processes over gloo."""
+"""Several ranks: as threads of this process over an in-memory medium, or as real processes over gloo.
+
+Processes are children of a server that has imported torch already: each starts in a tenth of a second, and has its own
+memory, signals, exit code and output as any other. Real commands: tests/launch.
+"""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
+import multiprocessing
 import os
+import runpy
 import secrets
 import socket
-import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +35,9 @@ __all__ = ["Finished", "differences", "free_port", "run_processes", "run_threads
 
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")
 ROOT = str(Path(__file__).resolve().parents[2])
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(["farspan.api", "torch._dynamo", "torch.distributed.fsdp"])  # and what it imports
 
 
 def run_threads(
@@ -107,15 +118,22 @@ def run_processes(
     *,
     timeout_s: float = 90.0,
     environment: dict[str, str] | None = None,
-    started: Callable[[list[subprocess.Popen[str]]], None] | None = None,
 ) -> list[Finished]:
-    """Run a script on `num_ranks` processes with the usual rank variables; return how each ended, by rank.
+    """Run a script on `num_ranks` processes with the usual rank variables; return how each ended, by rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _run_processes(num_ranks, script, arguments, timeout_s, environment or {}, Path(folder))
 
-    Args:
-        started: Called with the processes once they run; may kill some.
-    """
+
+def _run_processes(
+    num_ranks: int,
+    script: str | Path,
+    arguments: Sequence[str],
+    timeout_s: float,
+    environment: dict[str, str],
+    folder: Path,
+) -> list[Finished]:
     port = free_port()
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[ForkServerProcess] = []
     began = time.monotonic()
     for rank in range(num_ranks):
         variables = {
@@ -127,37 +145,75 @@ def run_processes(
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([SOURCES, ROOT]),
-            **(environment or {}),
+            **environment,
         }
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, str(script), *arguments],
-                env=variables,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        out, err = _outputs(folder, rank)
+        processes.append(_start(script, arguments, variables, out, err))
     finished: list[Finished | None] = [None] * num_ranks
 
     def collect(rank: int) -> None:
         process = processes[rank]
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
+        process.join(timeout_s)
+        is_late = process.exitcode is None
+        if is_late:
             process.kill()
-            out, err = process.communicate()
-            err += f"\n[test: killed after {timeout_s} s]"
-        finished[rank] = Finished(code=process.returncode, stdout=out, stderr=err, duration_s=time.monotonic() - began)
+            process.join()
+        duration_s = time.monotonic() - began
+        out, err = (path.read_text(errors="replace") if path.exists() else "" for path in _outputs(folder, rank))
+        err += f"\n[test: killed after {timeout_s} s]" if is_late else ""
+        finished[rank] = Finished(code=process.exitcode or 0, stdout=out, stderr=err, duration_s=duration_s)
 
     collectors = [threading.Thread(target=collect, args=(rank,)) for rank in range(num_ranks)]
     for collector in collectors:
         collector.start()
-    if started is not None:
-        started(processes)
     for collector in collectors:
         collector.join()
     return [item for item in finished if item is not None]
+
+
+def _outputs(folder: Path, rank: int) -> tuple[Path, Path]:
+    return folder / f"{rank}.out", folder / f"{rank}.err"
+
+
+def _start(
+    script: str | Path, arguments: Sequence[str], environment: Mapping[str, str], stdout: Path, stderr: Path
+) -> ForkServerProcess:
+    """Run `python script arguments` with more `environment`, its output in two files."""
+    words = [str(script), *arguments]
+    process = _server.Process(target=_main, args=(words, dict(environment), str(stdout), str(stderr)))
+    process.start()
+    return process
+
+
+def _main(words: list[str], environment: dict[str, str], stdout: str, stderr: str) -> None:
+    for number, path in ((1, stdout), (2, stderr)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.update(environment)
+    sys.argv[:] = words
+    sys.path.insert(0, os.path.dirname(words[0]))
+    os._exit(_ended(words[0]))
+
+
+def _ended(script: str) -> int:
+    """Run the script to its end and the interpreter's; the exit code."""
+    code: Any = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as exit:
+        code = exit.code
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code or 0
 
 
 @functools.cache

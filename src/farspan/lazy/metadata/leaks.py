@@ -33,35 +33,42 @@ def remove_leaked(made: Sequence[weakref.ref[torch.Tensor]]) -> bool:
 
 
 def _remove(made: Sequence[weakref.ref[torch.Tensor]]) -> bool:
-    gc.collect()  # what is alive only in circles
-    leaked = _alive(made)
-    if not leaked:
-        return False
-    _empty_caches({id(tensor) for tensor in leaked})
-    del leaked
-    leaked = _alive(made)
-    for tensor in leaked:
-        for holder in gc.get_referrers(tensor):
-            if holder is leaked:
-                continue
-            if isinstance(holder, (list, deque)):
-                for number in reversed([number for number, item in enumerate(holder) if item is tensor]):
-                    del holder[number]
-            elif isinstance(holder, dict):
-                for key in [key for key, item in holder.items() if item is tensor]:
-                    del holder[key]
+    for generation in (1, 2):  # what is alive only in circles; a process of many objects takes long for the oldest
+        gc.collect(generation)
+        leaked = _alive(made)
+        if not leaked:
+            return False
+    holders = _holders(leaked)
+    caches = [item for item in holders if _is_cache_of(item, {id(tensor) for tensor in leaked})]
+    if caches:
+        del leaked, holders
+        for cache in caches:
+            cache.cache_clear()
+        leaked = _alive(made)
+        holders = _holders(leaked) if leaked else []
+    ids = set(map(id, leaked))
+    for holder in holders:
+        if isinstance(holder, (list, deque)):
+            for number in reversed([number for number, item in enumerate(holder) if id(item) in ids]):
+                del holder[number]
+        elif isinstance(holder, dict):
+            for key in [key for key, item in holder.items() if id(item) in ids]:
+                del holder[key]
     return bool(leaked)
+
+
+def _holders(tensors: list[torch.Tensor]) -> list[Any]:
+    """What refers to one of them, and all caches of functions: one look at all objects, which takes long."""
+    # Not `gc.get_objects()`: it would hold tuples that other threads are still making, and they may not be held then.
+    return [item for item in gc.get_referrers(_CacheWrapper, *tensors) if item is not tensors]
 
 
 def _alive(made: Sequence[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
     return [tensor for tensor in [reference() for reference in made] if tensor is not None]
 
 
-def _empty_caches(tensors: Collection[int]) -> None:
-    # Not all objects: that would hold tuples which other threads are still making, and they may not be held then.
-    for item in gc.get_referrers(_CacheWrapper):
-        if type(item) is _CacheWrapper and item.cache_info().currsize and _reaches(item, tensors):
-            item.cache_clear()
+def _is_cache_of(item: Any, tensors: Collection[int]) -> bool:
+    return type(item) is _CacheWrapper and bool(item.cache_info().currsize) and _reaches(item, tensors)
 
 
 def _reaches(item: Any, tensors: Collection[int]) -> bool:
