@@ -15,6 +15,7 @@ where a phase may end.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,10 +23,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Chain", "IntArray", "Loads", "StageOption", "Step", "best_chain"]
+__all__ = ["Chain", "IntArray", "Loads", "OutOfTimeError", "StageOption", "Step", "best_chain"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
+
+
+class OutOfTimeError(Exception):
+    """The search was to end before it could say which chain is the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,11 @@ class Chain:
 
 
 def best_chain(
-    phases: Sequence[tuple[Loads, Sequence[int]]], *, upper: float = math.inf, total: bool = False
+    phases: Sequence[tuple[Loads, Sequence[int]]],
+    *,
+    upper: float = math.inf,
+    total: bool = False,
+    until: float = math.inf,
 ) -> Chain | None:
     """The best chain of stages from the empty prefix to the full one; None where there is none.
 
@@ -92,11 +101,15 @@ def best_chain(
             classes each, and the stages of a phase come before those of the next.
         upper: No stage may cost more.
         total: Minimise the sum of the loads instead of the largest.
+        until: When to give up, on the clock of `time.monotonic`.
+
+    Raises:
+        OutOfTimeError: It is past `until`.
     """
     tables: list[FloatArray] = []
     entry: FloatArray | None = None  # [prefix, depth]: the best of all later phases
     for loads, counts in reversed(phases):
-        tables.append(_table(loads, counts, upper, total, entry))
+        tables.append(_table(loads, counts, upper, total, entry, until))
         entry = tables[-1][(slice(None), *counts)]
     tables.reverse()
     assert entry is not None
@@ -119,7 +132,9 @@ def best_chain(
     return Chain(value=value, steps=tuple(steps))
 
 
-def _table(loads: Loads, counts: Sequence[int], upper: float, total: bool, entry: FloatArray | None) -> FloatArray:
+def _table(
+    loads: Loads, counts: Sequence[int], upper: float, total: bool, entry: FloatArray | None, until: float
+) -> FloatArray:
     shape = (*(count + 1 for count in counts), loads.num_depths)
     table: FloatArray = np.full((loads.num_prefixes, *shape), math.inf)
     table[-1] = 0.0
@@ -127,6 +142,8 @@ def _table(loads: Loads, counts: Sequence[int], upper: float, total: bool, entry
         table[:] = entry.reshape(len(table), *(1 for _ in counts), loads.num_depths)
     alive = np.array([bool(np.isfinite(each).any()) for each in table])
     for start in range(loads.num_prefixes - 2, -1, -1):
+        if time.monotonic() > until:
+            raise OutOfTimeError
         ends = loads.ends(start)
         ends = ends[alive[ends]]
         if not len(ends):

@@ -1,18 +1,19 @@
 """Contiguous placements: each device has one stage of a pipeline.
 
-Exact where the graph has few enough prefixes. Elsewhere: the best cuts of a few linear orders, then of all prefixes a
-few groups away from those cuts, and again, until nothing is gained.
+Exact where the graph has few enough prefixes, and the time is enough to look at them all. Elsewhere: the best cuts of a
+few linear orders, then of all prefixes a few groups away from those cuts, and again, until nothing is gained.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from farspan.planner.costed.problem import Problem
-from farspan.planner.search.chain import Chain, best_chain
+from farspan.planner.search.chain import Chain, OutOfTimeError, best_chain
 from farspan.planner.search.lattice import Lattice, all_prefixes, linear_order, make_lattice, nearby_prefixes
 from farspan.planner.search.loads import PlacementLoads
 
@@ -40,27 +41,36 @@ class Contiguous:
     is_optimal: bool
 
 
-def contiguous_placement(problem: Problem) -> Contiguous | None:
-    """The best contiguous placement found; None where none fits."""
+def contiguous_placement(problem: Problem, *, until: float = math.inf) -> Contiguous | None:
+    """The best contiguous placement found; None where none fits.
+
+    Args:
+        problem: What to place.
+        until: When to be content with the best found, on the clock of `time.monotonic`.
+    """
     if not np.isfinite(problem.time_s).any(axis=1).all():
         return None  # some group may lie nowhere
-    first = _from_orders(problem)
+    first = _from_orders(problem, until)
     prefixes = all_prefixes(problem.num_groups, problem.before, limit=MAX_PREFIXES)
-    if prefixes is None:
-        return _refined(problem, first) if first else None
-    if first is not None and len(prefixes) > _NEARBY:  # the better what is known, the less there is to look at
-        first = _refined(problem, first)
+    if first is not None and (prefixes is None or len(prefixes) > _NEARBY):
+        first = _refined(problem, first, until)  # the better what is known, the less there is to look at
+    if prefixes is None or time.monotonic() > until:
+        return first
     lattice = make_lattice(problem.num_groups, prefixes, is_complete=True)
-    upper = first.value if first else math.inf
-    found = _on_lattice(problem, lattice, upper)
+    try:
+        found = _on_lattice(problem, lattice, first.value if first else math.inf, until)
+    except OutOfTimeError:
+        return first
     return found or first
 
 
-def _from_orders(problem: Problem) -> Contiguous | None:
-    """The best cut of some linear orders."""
+def _from_orders(problem: Problem, until: float) -> Contiguous | None:
+    """The best cut of some linear orders, or of the first alone if that took all the time."""
     found: list[Contiguous] = []
     for depth_first in (True, False):
         for sign in (1, -1):
+            if found and time.monotonic() > until:
+                break
             order = linear_order(
                 problem.num_groups,
                 problem.before,
@@ -81,23 +91,26 @@ def _order_lattice(order: list[int]) -> Lattice:
     return make_lattice(len(order), prefixes)
 
 
-def _refined(problem: Problem, found: Contiguous) -> Contiguous:
+def _refined(problem: Problem, found: Contiguous, until: float) -> Contiguous:
     for seed in range(_MAX_ROUNDS):
         cuts, prefix = [0], 0
         for _, groups in found.stages:
             prefix |= sum(1 << group for group in groups)
             cuts.append(prefix)
         near = nearby_prefixes(cuts, problem.num_groups, problem.before, limit=_NEARBY, seed=seed)
-        better = _on_lattice(problem, make_lattice(problem.num_groups, near), found.value)
+        try:
+            better = _on_lattice(problem, make_lattice(problem.num_groups, near), found.value, until)
+        except OutOfTimeError:
+            return found
         if better is None or better.value >= found.value * (1 - 1e-9):
             return found
         found = better
     return found
 
 
-def _on_lattice(problem: Problem, lattice: Lattice, upper: float) -> Contiguous | None:
+def _on_lattice(problem: Problem, lattice: Lattice, upper: float, until: float = math.inf) -> Contiguous | None:
     loads = PlacementLoads(problem, lattice, upper=upper)
-    chain = best_chain([(loads, problem.counts)], upper=upper * (1 + 1e-9))
+    chain = best_chain([(loads, problem.counts)], upper=upper * (1 + 1e-9), until=until)
     return _placed(problem, lattice, chain) if chain else None
 
 

@@ -1,0 +1,79 @@
+"""Contiguous placements of wide graphs, where the time may end before all prefixes have been looked at."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.planner.placement.brute_force import clusters, graphs, is_contiguous, max_load
+
+from farspan.cluster import Cluster, DeviceClass
+from farspan.planner import place
+from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.costed.problem import make_problem
+from farspan.planner.search import chain, contiguous
+from farspan.planner.search.contiguous import contiguous_placement
+
+CLOSE = 1 + 1e-9
+FOUR = Cluster(classes=(DeviceClass(name="gpu", kind="gpu", devices_per_host=4, memory_bytes=12.0),))
+
+
+def wide(branches: int, length: int) -> CostedGraph:
+    """Branches side by side between two nodes."""
+    names = [[f"{branch}.{place}" for place in range(length)] for branch in range(branches)]
+    ends = [("first", *row, "last") for row in names]
+    seconds = itertools.cycle((3.0, 1.0, 4.0, 1.5, 5.0, 9.0, 2.0, 6.0))
+    nodes = ["first", *itertools.chain(*names), "last"]
+    return CostedGraph(
+        nodes=tuple(CostedNode(name=name, forward_s=next(seconds), memory_bytes=1.0) for name in nodes),
+        edges=tuple(
+            CostedEdge(source=a, target=b, time_s=0.4, value=b) for row in ends for a, b in itertools.pairwise(row)
+        ),
+    )
+
+
+@pytest.mark.parametrize("nearby", [20, 2_000])
+def test_whenever_the_time_ends_there_is_a_placement_and_a_bound(monkeypatch: pytest.MonkeyPatch, nearby: int) -> None:
+    """A clock a second later at each look: the time ends among the orders, near the best of them (20), in the whole."""
+    monkeypatch.setattr(contiguous, "_NEARBY", nearby)
+    problem = make_problem(wide(3, 3), FOUR, contiguous=True)
+    best = contiguous_placement(problem)
+    assert best is not None and best.is_optimal
+    proven: list[bool] = []
+    for until in range(0, 400, 8):
+        clock = SimpleNamespace(monotonic=itertools.count().__next__)
+        monkeypatch.setattr(chain, "time", clock)
+        monkeypatch.setattr(contiguous, "time", clock)
+        found = contiguous_placement(problem, until=until)
+        assert found is not None
+        assert found.value == problem.max_load(found.device_of) >= best.value / CLOSE
+        assert found.value <= best.value * CLOSE or not found.is_optimal
+        proven.append(found.is_optimal)
+    assert not proven[0] and proven[-1] and proven == sorted(proven)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs(max_nodes=6), clusters(), st.sampled_from((1e-9, 10.0)))
+def test_the_bound_holds_however_short_the_time(graph: CostedGraph, cluster: Cluster, seconds: float) -> None:
+    devices = itertools.product(range(cluster.num_devices), repeat=len(graph.nodes))
+    best = min(max_load(graph, cluster, each) for each in devices if is_contiguous(graph, each))
+    if math.isinf(best):
+        return
+    problem = make_problem(graph, cluster, contiguous=True)
+    if contiguous_placement(problem, until=0.0) is None:
+        return  # the orders found nothing that fits
+    plan = place(graph, cluster, contiguous=True, seconds=seconds)
+    assert plan.bound <= best * CLOSE and best <= plan.value * CLOSE
+    assert plan.gap <= 1e-9 or seconds < 1.0
+
+
+def test_a_chain_is_not_given_for_the_best_when_the_time_is_over() -> None:
+    problem = make_problem(wide(2, 2), FOUR, contiguous=True)
+    lattice = contiguous.make_lattice(problem.num_groups, [])
+    loads = contiguous.PlacementLoads(problem, lattice)
+    with pytest.raises(chain.OutOfTimeError):
+        chain.best_chain([(loads, problem.counts)], until=0.0)
