@@ -22,14 +22,15 @@ export OMP_NUM_THREADS = 1
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
-test: pytest  ## all checks: ruff, pyright, all tiers of tests
+test: $(INSTALLED)  ## all checks at a time: ruff, pyright, all tiers of tests
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest
 
 lint: $(INSTALLED)  ## ruff and pyright
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-pytest: lint
+pytest: $(INSTALLED)  ## all tiers of tests
 	$(BIN)/pytest -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-trainers: $(TRAINERS_VENV)/installed  ## the real trainers (transformers, accelerate, Lightning, peft), in an environment of their own

@@ -288,7 +288,7 @@ class Block(nn.Module):
 class Blocks(nn.Module):
     def __init__(self, wrap: Callable[[Any], Any] = lambda block: block) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([wrap(Block()) for _ in range(3)])
+        self.blocks = nn.ModuleList([wrap(Block()) for _ in range(2)])
         self.head = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -53,12 +53,12 @@ def assert_same(build: Callable[[], nn.Module], program: Callable[[Any], Any], n
 # Same numbers.
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-@pytest.mark.parametrize("name", CASES)
-def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
-    case = CASES[name]
+@pytest.mark.parametrize("name", FINER)
+def test_same_numbers_as_one_process(name: str) -> None:
+    """All cases, with `remat=True`: test_remat_split."""
+    case, num_ranks = CASES[name], 2
     wanted = train_plainly(case)
-    for choice, remat in {**CHOICES, **({"finer": FINER[name]} if name in FINER else {})}.items():
+    for choice, remat in {**CHOICES, "finer": FINER[name]}.items():
         for plan_name, plan in last_plan(case, num_ranks).items():
             models = [build(case) for _ in range(num_ranks)]
 
