@@ -16,7 +16,7 @@ INSTALLED := $(VENV)/installed
 # two ranks on two cores: one thread each, and the same order of summation everywhere
 export OMP_NUM_THREADS = 1
 
-.PHONY: help test lint pytest test-trainers demo clean
+.PHONY: help test lint pytest test-slow test-trainers demo clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -31,7 +31,10 @@ lint: $(INSTALLED)  ## ruff and pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 pytest: $(INSTALLED)  ## all tiers of tests
-	$(BIN)/pytest -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not slow" -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-slow: $(INSTALLED)  ## what takes too long for every submission: ranks that are stopped, under each schedule and medium
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
 test-trainers: $(TRAINERS_VENV)/installed  ## the real trainers (transformers, accelerate, Lightning, peft), in an environment of their own
 	$(TRAINERS_VENV)/bin/pytest tests/trainers $(PYTEST_ARGS)

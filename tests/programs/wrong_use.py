@@ -1,4 +1,4 @@
-"""Programs that go wrong, each in its own way; the first argument says which."""
+"""Programs that go wrong, each in its own way; the first argument says which, the second under which schedule."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class Fragile(nn.Module):
             raise ValueError("the fragile module broke in forward")
         if self.armed and self.how == "is_killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.armed and self.how == "is_stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
         y = self.linear(x)
         if self.armed and self.how == "raises_in_backward":
             y.register_hook(break_backward)
@@ -69,10 +71,10 @@ PLANS: dict[str, Any] = {
 }
 
 
-def main(how: str) -> None:
+def main(how: str, schedule: str | None = None) -> None:
     torch.manual_seed(0)
     model = Net(how)
-    farspan.distribute(model, plan=PLANS.get(how, HALVES))
+    farspan.distribute(model, plan=PLANS.get(how, HALVES), schedule=schedule)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(4):
         model.second.armed = step == 2 and WORLD_SIZE - 1 == RANK
@@ -97,4 +99,4 @@ def main(how: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,32 @@ from tests.support.ranks import Finished, run_processes
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "wrong_use.py"
 PROMPT_S = 10.0
+SCHEDULES = ("auto", "1f1b", "gpipe", "zero-bubble")
+MEDIA = {"memory to memory": "1", "gloo": "0"}
+STOPPED = [
+    pytest.param(schedule, medium, marks=() if number == 7 else pytest.mark.slow)
+    for number, (schedule, medium) in enumerate(itertools.product(SCHEDULES, MEDIA))
+]
 
 
 def run(how: str, num_ranks: int = 2) -> list[Finished]:
     return run_processes(num_ranks, PROGRAM, [how], timeout_s=60.0, environment={"FARSPAN_DEADLINE": "40"})
+
+
+def run_under(
+    schedule: str, medium: str, how: str, *, deadline_s: int = 40, stops: int | None = None
+) -> list[Finished]:
+    """Three ranks, of which the last goes wrong."""
+    variables = {"FARSPAN_DEADLINE": str(deadline_s), "FARSPAN_SAME_HOST": MEDIA[medium]}
+    return run_processes(3, PROGRAM, [how, schedule], timeout_s=60.0, environment=variables, stops=stops)
+
+
+@pytest.fixture
+def nothing_stays_behind() -> Iterator[None]:
+    """No shared memory."""
+    before = set(Path("/dev/shm").iterdir())
+    yield
+    assert {path for path in Path("/dev/shm").iterdir() if path.name.startswith("farspan")} <= before
 
 
 def assert_all_say(finished: list[Finished], *words: str) -> None:
@@ -43,20 +67,17 @@ def test_ranks_whose_python_diverges_are_told_the_first_call_that_differs() -> N
     assert_all_say(finished, "DivergenceError", "programs differ", "rank 0: ", "rank 1: ", "wrong_use.py:", "relu")
 
 
-def test_a_module_that_raises_in_forward_on_one_rank_stops_all() -> None:
-    finished = run("raises_in_forward", 3)
-    assert_all_say(finished, "the fragile module broke in forward")
-    assert "Traceback" in finished[2].stderr and "second" in finished[2].stderr
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("medium", MEDIA)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.usefixtures("nothing_stays_behind")
+def test_a_module_that_raises_on_one_rank_stops_all(schedule: str, medium: str, where: str) -> None:
+    finished = run_under(schedule, medium, f"raises_in_{where}")
+    assert_all_say(finished, f"the fragile module broke in {where}")
+    assert "Traceback" in finished[2].stderr
     for other in finished[:2]:
         assert "RemoteError: rank 2 failed" in other.stderr
         assert "Traceback" not in other.stderr
-
-
-def test_a_module_that_raises_in_backward_on_one_rank_stops_all() -> None:
-    finished = run("raises_in_backward", 3)
-    assert_all_say(finished, "the fragile module broke in backward")
-    assert "Traceback" in finished[2].stderr
-    assert all("RemoteError: rank 2 failed" in other.stderr for other in finished[:2])
 
 
 def test_a_bug_in_the_users_own_loop_on_one_rank_stops_all() -> None:
@@ -65,12 +86,23 @@ def test_a_bug_in_the_users_own_loop_on_one_rank_stops_all() -> None:
     assert "RemoteError: rank 0 failed" in finished[1].stderr
 
 
-def test_a_killed_rank_is_named_by_all_others_at_once() -> None:
-    finished = run("is_killed", 3)
+@pytest.mark.parametrize("medium", MEDIA)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.usefixtures("nothing_stays_behind")
+def test_a_killed_rank_is_named_by_all_others_at_once(schedule: str, medium: str) -> None:
+    finished = run_under(schedule, medium, "is_killed")
     assert finished[2].code == -9
     assert_all_say(finished[:2], "RemoteError", "rank 2 died")
     killed_after = finished[2].duration_s
     assert all(other.duration_s - killed_after < PROMPT_S for other in finished[:2])
+
+
+@pytest.mark.parametrize(("schedule", "medium"), STOPPED)
+@pytest.mark.usefixtures("nothing_stays_behind")
+def test_a_stopped_rank_is_named_by_all_others_within_the_deadline(schedule: str, medium: str) -> None:
+    finished = run_under(schedule, medium, "is_stopped", deadline_s=8, stops=2)
+    assert finished[2].code == -9
+    assert_all_say(finished[:2], "rank 2 did not send it", "waited 8 s for", "  try  ")
 
 
 def test_no_hang_when_one_rank_reads_inside_the_window() -> None:

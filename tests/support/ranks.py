@@ -118,10 +118,20 @@ def run_processes(
     *,
     timeout_s: float = 90.0,
     environment: dict[str, str] | None = None,
+    stops: int | None = None,
 ) -> list[Finished]:
-    """Run a script on `num_ranks` processes with the usual rank variables; return how each ended, by rank."""
+    """Run a script on `num_ranks` processes with the usual rank variables; return how each ended, by rank.
+
+    Args:
+        num_ranks: How many.
+        script: What each runs.
+        arguments: Of the script.
+        timeout_s: When a process is ended.
+        environment: More variables.
+        stops: A rank that stops itself (SIGSTOP): it is ended once the others have ended.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        return _run_processes(num_ranks, script, arguments, timeout_s, environment or {}, Path(folder))
+        return _run_processes(num_ranks, script, arguments, timeout_s, environment or {}, stops, Path(folder))
 
 
 def _run_processes(
@@ -130,6 +140,7 @@ def _run_processes(
     arguments: Sequence[str],
     timeout_s: float,
     environment: dict[str, str],
+    stops: int | None,
     folder: Path,
 ) -> list[Finished]:
     port = free_port()
@@ -153,6 +164,10 @@ def _run_processes(
 
     def collect(rank: int) -> None:
         process = processes[rank]
+        if rank == stops:
+            for other in collectors[:rank] + collectors[rank + 1 :]:
+                other.join()
+            process.kill()
         process.join(timeout_s)
         is_late = process.exitcode is None
         if is_late:
