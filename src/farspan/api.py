@@ -22,6 +22,7 @@ from farspan.runtime.optimizers.watch import watch_optimizers
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.program import LEAST_WEIGHT_WORK_S
 from farspan.runtime.step.sites import StageSite, site_of, stages_at
+from farspan.runtime.trial import current_trial
 from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be
 
 __all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of"]
@@ -85,10 +86,11 @@ def distribute(
     adapt_trainers()
     if not engine.recorder.roots:
         engine.sow(seed)  # from_rank may have made the engine
-    chosen = _choose_plan(model, plan, stages, engine.num_ranks)
-    if remat is not None:
+    trial = current_trial()
+    chosen = trial.plan_for(model) if trial is not None else _choose_plan(model, plan, stages, engine.num_ranks)
+    if remat is not None and trial is None:
         chosen = dataclasses.replace(chosen, remat=remat)
-    if schedule is not None:
+    if schedule is not None and trial is None:
         chosen = dataclasses.replace(chosen, schedule=schedule)
     parameters, aliases = tied(model)
     resolved = resolve(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import re
+
+import torch
 import torch.nn.functional as F
-from tests.support.loop import X, Y, on_ranks
+from tests.support.loop import X, Y, on_ranks, steps
 from torch import nn
 
 import farspan
@@ -26,3 +30,20 @@ def test_what_the_loop_computes_beside_its_micro_batches_is_none() -> None:
     assert [num for num, _ in found] == [3, 3]
     assert found[0][1] == {0, 1, 2}
     assert found[1][1] == {-1, 0, 1, 2}  # where the losses are
+
+
+def test_the_third_step_is_compared_with_the_plan(caplog) -> None:
+    plan = farspan.Plan(
+        stages=("rank:0", "rank:1"),
+        placement={"layers.0": 0, "*": 1},
+        estimates={"micro_batch_s": [1e-9, 1e9]},
+    )
+    caplog.set_level(logging.INFO, logger="farspan.runtime.console")
+
+    def program(model: nn.Module) -> None:
+        steps(farspan.distribute(model, plan=plan), torch.optim.SGD(model.parameters(), 0.1), 4)
+
+    on_ranks(2, program)
+    (line,) = [record.getMessage() for record in caplog.records if "differs from the plan" in record.getMessage()]
+    (more, less) = re.findall(r"rank \d .*? \(([-+]\d+) %\)", line)
+    assert int(more) > 100_000 and int(less) == -100

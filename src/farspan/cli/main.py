@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from farspan.cli import plan, report, run
+from farspan.cli import plan, profile, report, run, script
 from farspan.errors import FarspanError
 
 __all__ = ["main"]
@@ -45,8 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     run.add_command(commands)
     plan.add_command(commands)
+    profile.add_command(commands)
     report.add_command(commands)
-    words, script_argv = run.split_script(sys.argv[1:] if argv is None else argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    split = script.split_script if given[:1] in (["plan"], ["profile"]) else run.split_script
+    words, script_argv = split(given)
     arguments = parser.parse_args(words, argparse.Namespace(script_argv=script_argv))
     if not hasattr(arguments, "execute"):
         parser.print_help(sys.stderr)

@@ -1,4 +1,4 @@
-"""`farspan plan`: where to run what, for a graph with costs (docs/planner-graph.md) and a cluster; nothing is run."""
+"""`farspan plan`: where to run what: a program's model, or a graph with costs (docs/planner-graph.md), on a cluster."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from farspan.cli.planned import plan_script
+from farspan.cli.script import add_arguments
+
 if TYPE_CHECKING:
     from farspan.planner.pipeline import Pipeline
     from farspan.planner.placement import Placement
 
 __all__ = ["add_command"]
+
+_EXAMPLES = """examples:
+  farspan plan train.py --lr 3e-4                       for this machine; --lr is the script's
+  farspan plan --cluster cluster.toml train.py          for machines that need not be there
+  farspan plan --cluster cluster.toml --roofline train.py
+  farspan plan --graph graph.json --cluster cluster.toml
+"""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -18,11 +28,18 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "plan",
         help="find out where to run what, before anything is run",
-        description="Finds a plan for a graph with costs on a cluster, and says how far from the best it can be.",
+        description="Finds a plan for the model of a script, or for a graph with costs, on a cluster, and says how far "
+        "from the best it can be. The script runs in this process up to its first steps.",
+        usage="farspan plan [options] (script.py [args ...] | -m module [args ...] | --graph FILE)",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--graph", required=True, metavar="FILE", help="graph with costs (JSON)")
-    parser.add_argument("--cluster", required=True, metavar="FILE", help="hosts, devices and links (TOML)")
+    parser.add_argument("--graph", metavar="FILE", help="graph with costs (JSON), instead of a script")
+    add_arguments(parser)
+    parser.add_argument("--output", metavar="FILE", help="script: where the plan goes (default: plan.json)")
+    parser.add_argument("--html", metavar="FILE", help="script: where the report goes (default: plan.html)")
+    parser.add_argument("--explain", metavar="MODULE", help="script: say why that module is where it is")
     parser.add_argument(
         "--objective",
         choices=("step-time", "max-load"),
@@ -31,7 +48,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--contiguous", action="store_true", help="max-load: no data flows back to an earlier stage")
     parser.add_argument(
-        "--micro-batches", type=int, default=None, metavar="M", help="step-time: micro-batches of a step (default: 8)"
+        "--micro-batches",
+        type=int,
+        default=None,
+        metavar="M",
+        help="step-time: micro-batches of a step (default: as many as the script has; of a graph 8)",
     )
     parser.add_argument(
         "--seconds", type=float, default=None, metavar="S", help="max-load: about how long to search (default: 20)"
@@ -45,6 +66,8 @@ def _execute(arguments: argparse.Namespace) -> int:
     from farspan.planner.costed import read_graph
 
     _check(arguments)
+    if arguments.script_argv:
+        return plan_script(arguments)
     graph, cluster = read_graph(arguments.graph), read_cluster(arguments.cluster)
     if arguments.objective == "max-load":
         from farspan.planner.placement import place
@@ -65,11 +88,31 @@ def _execute(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     from farspan.errors import PlanError
 
+    is_script = bool(arguments.script_argv)
+    if is_script == (arguments.graph is not None):
+        raise PlanError(
+            "a script and a graph are both given." if is_script else "there is nothing to plan.",
+            why="farspan plan finds a plan for one script, or for one graph.",
+            hint="farspan plan --cluster cluster.toml train.py",
+        )
+    if not is_script and arguments.cluster is None:
+        raise PlanError("which devices?", why="a graph is planned for a cluster.", hint="--cluster cluster.toml")
+    for option, value in (
+        ("--output", arguments.output),
+        ("--html", arguments.html),
+        ("--explain", arguments.explain),
+        ("--roofline", arguments.roofline or None),
+        ("--fresh", arguments.fresh or None),
+    ):
+        if value is not None and not is_script:
+            raise PlanError(f"{option} has no effect on a graph.", why="it belongs to scripts.", hint="leave it out")
     for option, value, objective in (
         ("--contiguous", arguments.contiguous or None, "max-load"),
         ("--seconds", arguments.seconds, "max-load"),
         ("--micro-batches", arguments.micro_batches, "step-time"),
     ):
+        if value is not None and is_script and objective == "max-load":
+            raise PlanError(f"{option} has no effect on a script.", why="it belongs to graphs.", hint="leave it out")
         if value is not None and arguments.objective != objective:
             raise PlanError(
                 f"{option} has no effect on the objective {arguments.objective}.",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from farspan.cluster.cluster import Cluster, DeviceClass
+from farspan.cluster.known import Speeds as Speeds
+from farspan.cluster.known import speeds_of as speeds_of
 from farspan.cluster.read import read_cluster
 
-__all__ = ["Cluster", "DeviceClass", "read_cluster"]
+__all__ = ["Cluster", "DeviceClass", "Speeds", "read_cluster", "speeds_of"]

@@ -14,6 +14,8 @@ memory = "80 GiB"                # of each device; left out: no limit
 speed = 1.0                      # left out: 1
 within = "600 GB/s"              # as in [links], for these hosts
 pays_transfers = false           # left out: true
+flops = "312 TFLOP/s"            # left out: by the kind, where it is known; for `farspan plan train.py` only
+memory_bandwidth = "2 TB/s"      # of the device's own memory; as above
 """
 
 from __future__ import annotations
@@ -32,13 +34,25 @@ from farspan.errors import PlanError
 __all__ = ["parse_cluster", "read_cluster"]
 
 _LINK_KEYS = ("within", "between", "latency")
-_HOST_KEYS = ("name", "kind", "count", "devices", "memory", "speed", *_LINK_KEYS, "pays_transfers")
+_HOST_KEYS = (
+    "name",
+    "kind",
+    "count",
+    "devices",
+    "memory",
+    "speed",
+    *_LINK_KEYS,
+    "pays_transfers",
+    "flops",
+    "memory_bandwidth",
+)
 _AMOUNT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*", re.IGNORECASE)
 _BYTES = {"": 1.0, "b": 1.0} | {
     f"{prefix}{infix}b": (1024.0 if infix else 1000.0) ** (power + 1)
     for power, prefix in enumerate("kmgtp")
     for infix in ("", "i")
 }
+_FLOPS = {"": 1.0} | {f"{prefix}flop": 1000.0 ** (power + 1) for power, prefix in enumerate("kmgtp")}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -108,6 +122,8 @@ def _device_class(entry: Mapping[str, Any], where: str) -> DeviceClass:
         between_bytes_per_s=_amount(entry, "between", _BYTES, math.inf, "25 GB/s", where),
         latency_s=_amount(entry, "latency", _SECONDS, 0.0, "5 us", where),
         pays_transfers=pays,
+        flops_per_s=_amount(entry, "flops", _FLOPS, 0.0, "312 TFLOP/s", where),
+        memory_bytes_per_s=_amount(entry, "memory_bandwidth", _BYTES, 0.0, "2 TB/s", where),
     )
 
 

@@ -23,6 +23,7 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
@@ -56,6 +57,7 @@ __all__ = [
     "is_caching_parametrizations",
     "is_compiled",
     "is_compiled_wrapper",
+    "is_fake",
     "is_fake_limit",
     "is_mode_active",
     "is_not_torchs_device",
@@ -66,6 +68,7 @@ __all__ = [
     "shape_at",
     "store_of_default_group",
     "put_modes",
+    "put_module_apply",
     "take_modes_of",
     "tree_leaves",
     "watch_autocast_regions",
@@ -194,6 +197,18 @@ def fake_mode(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> F
     if not is_symbolic and symbols is None:
         return FakeTensorMode(allow_non_fake_inputs=True)
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=(symbols or Symbols()).environment)
+
+
+def put_module_apply(function: Any) -> Any:
+    """Let `module.to`, `half` and the like go through `function`; returns what they went through before."""
+    before: Any = torch.nn.Module._apply
+    torch.nn.Module._apply = function
+    return before
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether it has no data."""
+    return isinstance(tensor, FakeTensor)
 
 
 SYMBOLS = threading.RLock()

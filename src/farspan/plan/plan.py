@@ -16,10 +16,13 @@ from pathlib import Path
 
 from farspan.documents import read_text
 from farspan.errors import PlanError
-from farspan.plan import check, document, table
+from farspan.plan import check, document, explain, table
 from farspan.plan.device import format_place, parse_place
 
-__all__ = ["Plan"]
+__all__ = ["PLANNED_SECONDS", "Plan"]
+
+PLANNED_SECONDS = "micro_batch_s"
+"""The estimate that steps are compared with: seconds of a stage for each micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,7 +40,8 @@ class Plan:
         remat: What is computed again in the backward instead of being kept from the forward: True for each repeated
             block (without any, each leaf), or names of modules (or globs) for each call of these.
         estimates: Numbers per stage for people to read: "num_parameters", "parameter_bytes", "share" (of the cost,
-            of 1). Two plans that differ only here are equal.
+            of 1), and from `farspan plan` "peak_bytes", "limit_bytes" (memory), "busy" (share of the step), and
+            "micro_batch_s" (seconds of work for each). Two plans that differ only here are equal.
 
     Raises:
         PlanError: A value is not of the right type, or names a stage that does not exist.
@@ -84,6 +88,19 @@ class Plan:
             remat=self.remat,
             estimates=self.estimates,
         )
+
+    def explain(self, name: str) -> str:
+        """Say where a module or parameter lies, by which entry, beside what, and what its stage takes.
+
+        Raises:
+            PlanError: No entry means it, or a name above it.
+
+        Example:
+            >>> print(Plan.from_mapping({"embed": "rank:0", "blocks.*": "rank:1"}).explain("blocks.3.mlp"))
+            blocks.3.mlp lies on stage 1, rank:1, by the entry 'blocks.*'
+              nothing else lies there
+        """
+        return explain.explain(name, stages=self.stages, placement=self.placement, estimates=self.estimates)
 
     @property
     def num_stages(self) -> int:

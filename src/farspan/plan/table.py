@@ -13,13 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from farspan.units import format_bytes, format_count
 
-__all__ = ["compress_runs", "format_plan"]
+__all__ = ["compress_runs", "format_numbers", "format_plan"]
 
 _WHAT_WIDTH = 60
 _NUMBERS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("parameters", "num_parameters", format_count),
     ("size", "parameter_bytes", format_bytes),
     ("share", "share", lambda share: f"{100 * share:.0f} %"),
+    ("peak memory", "peak_bytes", format_bytes),
+    ("limit", "limit_bytes", format_bytes),
+    ("busy", "busy", lambda share: f"{100 * share:.0f} %"),
 )
 
 
@@ -44,6 +47,11 @@ def format_plan(
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     title = f"{_plural(len(stages), 'stage')} on {_plural(num_ranks, 'rank')}, {schedule} schedule"
     return "\n".join([title, *_remat_lines(remat), *(_line(row, widths) for row in rows)])
+
+
+def format_numbers(estimates: Mapping[str, Sequence[float]], stage: int) -> list[tuple[str, str]]:
+    """What is known of a stage: title and number."""
+    return [(title, show(estimates[key][stage])) for title, key, show in _NUMBERS if key in estimates]
 
 
 def _remat_lines(remat: bool | Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from farspan.errors import PlanError
 from farspan.plan import Plan
 from farspan.planner.partition import partition
 
-__all__ = ["Atom", "auto_plan"]
+__all__ = ["Atom", "auto_plan", "placement_of"]
 
 _SLACK = 0.05
 """A cut inside a block makes it a container, recorded op by op: worth it for more than this share of a stage."""
@@ -66,7 +66,7 @@ def auto_plan(atoms: Sequence[Atom], *, num_stages: int, devices: Sequence[str])
         )
     else:
         stage_of = partition([atom.cost for atom in atoms], num_stages, cut_costs=_cut_costs(atoms), slack=_SLACK)
-        placement = _placement(atoms, stage_of)
+        placement = placement_of(atoms, stage_of)
     return Plan(
         stages=tuple(devices[stage % len(devices)] for stage in range(num_stages)),
         placement=placement,
@@ -91,7 +91,7 @@ def _cut_costs(atoms: Sequence[Atom]) -> list[float]:
     return costs[: len(atoms)]
 
 
-def _placement(atoms: Sequence[Atom], stage_of: Sequence[int]) -> dict[str, int]:
+def placement_of(atoms: Sequence[Atom], stage_of: Sequence[int]) -> dict[str, int]:
     """Atoms to stages; the atoms of a block, or of a part of it, that stayed in one piece become one entry."""
     stages_of: dict[str, set[int]] = {}
     for atom, stage in zip(atoms, stage_of, strict=True):

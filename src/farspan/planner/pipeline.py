@@ -190,6 +190,7 @@ class _Search:
 
     def _units(self) -> list[int]:
         most = max(each.num_devices for each in self.cluster.classes)
+        most = min(most, self.rules.max_replicas or most)
         return [2**power for power in range(most.bit_length()) if self.rules.micro_batches % 2**power == 0]
 
     def _phases(self, unit: int) -> list[StageLoads]:

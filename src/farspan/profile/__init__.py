@@ -1,7 +1,33 @@
-"""What a model costs: estimates from its modules, before anything has run."""
+"""What a model costs: estimates from its modules, before anything has run, and the profile of a step that has."""
 
+from farspan.profile.cache import ProfileCache as ProfileCache
+from farspan.profile.cache import cache_folder as cache_folder
+from farspan.profile.costs import costed_graph as costed_graph
+from farspan.profile.costs import needs_measuring as needs_measuring
 from farspan.profile.estimate import atoms as atoms
+from farspan.profile.machine import name_of_device as name_of_device
+from farspan.profile.machine import this_device as this_device
+from farspan.profile.machine import this_machine as this_machine
 from farspan.profile.names import keepers as keepers
 from farspan.profile.names import tied as tied
+from farspan.profile.step import AtomProfile as AtomProfile
+from farspan.profile.step import Operation as Operation
+from farspan.profile.step import PassedValue as PassedValue
+from farspan.profile.step import StepProfile as StepProfile
 
-__all__ = ["atoms", "keepers", "tied"]
+__all__ = [
+    "AtomProfile",
+    "Operation",
+    "PassedValue",
+    "ProfileCache",
+    "StepProfile",
+    "atoms",
+    "cache_folder",
+    "costed_graph",
+    "keepers",
+    "name_of_device",
+    "needs_measuring",
+    "this_device",
+    "this_machine",
+    "tied",
+]

@@ -5,6 +5,8 @@ print(farspan.report.summary(timeline))         # 312 ms | bubble 9.1 % | busy 9
 Path("step.html").write_text(farspan.report.html(timeline))
 """
 
+from farspan.report.forecast import forecast_page as forecast_page
+from farspan.report.forecast import timeline_of as timeline_of
 from farspan.report.html import html as html
 from farspan.report.measured import MeasuredStep as MeasuredStep
 from farspan.report.measured import Shares as Shares
@@ -23,10 +25,12 @@ __all__ = [
     "Shares",
     "Span",
     "Timeline",
+    "forecast_page",
     "html",
     "lanes",
     "page_of",
     "perfetto",
     "summary",
     "svg",
+    "timeline_of",
 ]

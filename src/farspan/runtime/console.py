@@ -11,16 +11,19 @@ from pathlib import Path
 
 import torch
 
-from farspan.plan import Plan
+from farspan.plan import PLANNED_SECONDS, Plan
 from farspan.report import MeasuredStep, Span, Timeline, page_of, summary, svg
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.observe import StepRecord
+from farspan.units import format_seconds
 
 __all__ = ["Console"]
 
 _log = logging.getLogger(__name__)
 _REPORTED_STEPS = (3, 10, 30)
 """Training steps after which the report is written: an early one, then ones that have settled."""
+_COMPARED_STEP = 3
+"""After which training step it is said how far the plan was off."""
 
 
 class Console:
@@ -47,6 +50,8 @@ class Console:
         if not record.has_backward:
             return
         self.num_training_steps += 1
+        if self.num_training_steps == _COMPARED_STEP and self.side.rank == 0:
+            self._compare(record)
         if not self.report_path or self.num_training_steps not in _REPORTED_STEPS:
             return
         key = f"timeline {record.number}"
@@ -56,6 +61,24 @@ class Console:
             timeline = Timeline.merge([Timeline.from_json(part) for part in parts])
             self._write(timeline, record)
         self.side.forget(key)
+
+    def _compare(self, record: StepRecord) -> None:
+        """Say by how much the seconds that the plan was made with are wrong."""
+        if self.plan is None or PLANNED_SECONDS not in self.plan.estimates or record.exchange is None:
+            return
+        planned = [0.0] * self.side.world_size
+        for stage, seconds in enumerate(self.plan.estimates[PLANNED_SECONDS]):
+            planned[self.plan.rank_of(stage)] += seconds * record.num_micro_batches
+        parts = [
+            f"rank {rank} {format_seconds(seconds)} ({100 * (seconds / expected - 1):+.0f} %)"
+            for rank, (seconds, expected) in enumerate(zip(record.exchange.busy_s(), planned, strict=True))
+            if expected
+        ]
+        text = f"work of step {_COMPARED_STEP}, and how it differs from the plan: {', '.join(parts)}"
+        _log.info("%s", text)
+        if self.is_launched:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
 
     def _write(self, timeline: Timeline, record: StepRecord) -> None:
         path = Path(self.report_path)

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from farspan.planner.costed.document import read_graph, write_graph
-from farspan.planner.costed.graph import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.costed.graph import CostedEdge, CostedGraph, CostedNode, NodeOption, Seconds
+from farspan.planner.costed.problem import strongly_connected
 
-__all__ = ["CostedEdge", "CostedGraph", "CostedNode", "NodeOption", "read_graph", "write_graph"]
+__all__ = [
+    "CostedEdge",
+    "CostedGraph",
+    "CostedNode",
+    "NodeOption",
+    "Seconds",
+    "read_graph",
+    "strongly_connected",
+    "write_graph",
+]

@@ -22,7 +22,15 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner.costed.graph import CostedGraph, CostedNode, Seconds
 
-__all__ = ["FloatArray", "Problem", "check_groups", "group_nodes", "make_problem", "seconds_on"]
+__all__ = [
+    "FloatArray",
+    "Problem",
+    "check_groups",
+    "group_nodes",
+    "make_problem",
+    "seconds_on",
+    "strongly_connected",
+]
 
 FloatArray = NDArray[np.float64]
 
@@ -191,7 +199,7 @@ def group_nodes(graph: CostedGraph) -> tuple[list[int], tuple[tuple[int, int], .
             pairs.add((a, b))
         elif num_backward == 2 and not (has_forward[a] and has_forward[b]):
             pairs.add((b, a))
-    component = _components(num_words, pairs)
+    component = strongly_connected(num_words, pairs)
     numbers: dict[int, int] = {}
     group_of = [numbers.setdefault(component[word], len(numbers)) for word in first]
     of_word = dict(zip(first, group_of, strict=True))
@@ -207,7 +215,7 @@ def _words(graph: CostedGraph) -> list[int]:
     ]
 
 
-def _components(count: int, pairs: set[tuple[int, int]]) -> list[int]:
+def strongly_connected(count: int, pairs: set[tuple[int, int]]) -> list[int]:
     """The strongly connected component of each of `count` things (Tarjan, without recursion)."""
     targets: list[list[int]] = [[] for _ in range(count)]
     for a, b in pairs:

@@ -46,11 +46,13 @@ class Rules:
         passes: How often a value crosses a border: forward, and its gradient back.
         sync_passes: Bytes that a replica moves to agree on gradients, as a multiple of (r - 1) / r of them: 2 in a
             ring, 4 in the model of PipeDream and Piper.
+        max_replicas: The most replicas of a stage; None for no limit.
     """
 
     micro_batches: int = 8
     passes: float = 2.0
     sync_passes: float = 2.0
+    max_replicas: int | None = None
 
 
 _MAX_CACHE = 300_000_000
@@ -149,6 +151,7 @@ class StageLoads:
                     StageOption(device_class=index, replicas=replicas, tensor_parallel=degree)
                     for replicas in range(1, most + 1)
                     if rules.micro_batches % (replicas * unit) == 0
+                    and (rules.max_replicas is None or replicas * unit <= rules.max_replicas)
                 ]
         self.num_depths = min(sum(self.counts), max_depth) + 1 if has_limit else 1
         self._transfers = _transfers(graph, group_of, lattice)

@@ -1,0 +1,103 @@
+"""A program that is run for its first steps only: its words on the command line, and its profile."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from farspan.cluster import Cluster
+    from farspan.profile import StepProfile
+
+__all__ = ["add_arguments", "profile_script", "split_script"]
+
+_WITH_VALUE = ("--graph", "--cluster", "--objective", "--micro-batches", "--seconds", "--output", "--html", "--explain")
+_AFTER_THE_SCRIPT = {"--cluster": 1, "--explain": 1, "--roofline": 0, "--fresh": 0}
+"""Options that may also come right after the script, with how many words each; a script hardly has them."""
+_EXAMPLE = "farspan plan --cluster cluster.toml train.py"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what all commands that run a program have in common."""
+    parser.add_argument(
+        "--roofline",
+        action="store_true",
+        help="measure nothing: take seconds from the work that is counted and the speeds of the devices",
+    )
+    parser.add_argument("--fresh", action="store_true", help="measure anew what has been measured before")
+    parser.add_argument("--cluster", metavar="FILE", help="hosts, devices and links (TOML); by default this machine")
+
+
+def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into the words of farspan and those of the script.
+
+    >>> split_script(["plan", "--cluster", "c.toml", "train.py", "--steps", "9"])
+    (['plan', '--cluster', 'c.toml'], ['train.py', '--steps', '9'])
+    >>> split_script(["plan", "train.py", "--cluster", "c.toml", "--fresh", "--json"])
+    (['plan', '--cluster', 'c.toml', '--fresh'], ['train.py', '--json'])
+    >>> split_script(["plan", "-m", "package.train", "--", "--fresh"])
+    (['plan'], ['-m', 'package.train', '--fresh'])
+    """
+    i = 1
+    while i < len(words) and words[i].startswith("-") and words[i] not in ("-m", "--"):
+        i += 2 if words[i] in _WITH_VALUE else 1
+    own, script = list(words[:i]), list(words[i:])
+    if script[:1] == ["--"]:
+        return own, script[1:]
+    start = 2 if script[:1] == ["-m"] else 1
+    j = start
+    while j < len(script) and script[j] in _AFTER_THE_SCRIPT:
+        j += 1 + _AFTER_THE_SCRIPT[script[j]]
+    own += script[start:j]
+    return own, script[:start] + script[j + 1 if script[j : j + 1] == ["--"] else j :]
+
+
+def profile_script(script_argv: Sequence[str], cluster: Cluster | None, *, roofline: bool, fresh: bool) -> StepProfile:
+    """Run a program in this process up to its first steps; what it prints goes to stderr.
+
+    Args:
+        script_argv: A python file, or `-m` and a module; then its arguments.
+        cluster: The devices to plan for; None for this machine.
+        roofline: Count the work instead of running it.
+        fresh: Do not use what has been measured before.
+
+    Raises:
+        LaunchError: There is no such program.
+        PlanError: It trains no distributed model.
+    """
+    import contextlib
+    import runpy
+    import sys
+    from pathlib import Path
+
+    from farspan.errors import LaunchError
+    from farspan.profile import ProfileCache, cache_folder, needs_measuring, this_device, this_machine
+    from farspan.runtime.trial import Trial
+
+    is_module = script_argv[0] == "-m"
+    if is_module and len(script_argv) < 2:
+        raise LaunchError("no script to run.", why="-m needs the name of a module.", hint=_EXAMPLE)
+    if not is_module and not Path(script_argv[0]).is_file():
+        raise LaunchError(f"there is no script {script_argv[0]}.", why=f"looked in {Path.cwd()}.", hint=_EXAMPLE)
+    is_dry = roofline or (cluster is not None and not needs_measuring(cluster, this_device()))
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = list(script_argv[1:] if is_module else script_argv)
+    sys.path.insert(0, "" if is_module else str(Path(script_argv[0]).resolve().parent))
+    try:
+        with (
+            contextlib.redirect_stdout(sys.stderr),
+            Trial(
+                num_devices=lambda: (cluster or this_machine()).num_devices,
+                is_dry=is_dry,
+                is_hollow=is_dry,
+                cache=ProfileCache(cache_folder(), is_fresh=fresh),
+            ) as trial,
+        ):
+            if is_module:
+                runpy.run_module(script_argv[1], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script_argv[0], run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = argv, path
+    return trial.profile()

@@ -1,0 +1,111 @@
+"""An answer as text, for a terminal and for the report."""
+
+from __future__ import annotations
+
+import math
+
+from farspan.cluster import Cluster
+from farspan.errors import PlanError
+from farspan.planner.answer.forecast import Forecast, forecast
+from farspan.planner.answer.moves import moved
+from farspan.planner.answer.options import Answer
+from farspan.planner.costed import CostedGraph
+from farspan.units import format_bytes, format_seconds
+
+__all__ = ["explain", "format_answer"]
+
+_MOST_LINKS = 8
+
+
+def format_answer(answer: Answer, *, spread: float = 0.0) -> str:
+    """The plan, the step it gives, and the next best plans.
+
+    Args:
+        answer: What was found.
+        spread: By how much the seconds differ from which it was found, as a share of them.
+    """
+    best = answer.best
+    lines = [str(best.plan)]
+    if len({stage.device for stage in best.stages}) > 1:
+        lines.append(f"ranks {_ranks(best)}")
+    if len(best.stages) == 1:
+        lines.append("do not distribute: one device is fastest")
+    error = f" +- {100 * spread:.0f} %" if spread else ""
+    step = f"step {format_seconds(best.step_s)}{error}, bubble {100 * best.bubble:.0f} %"
+    lines.append(f"{step}, {best.num_micro_batches} micro-batches (forward and backward, without the optimizer)")
+    lines.append(
+        f"no plan that distribute can run takes less than {format_seconds(answer.bound)} "
+        f"(gap {100 * answer.gap:.1f} %); searched for {format_seconds(answer.search_s)}"
+    )
+    lines += _links(best)
+    if answer.losers:
+        rows = [
+            (each.what, format_seconds(each.step_s) if math.isfinite(each.step_s) else "-", each.why)
+            for each in answer.losers
+        ]
+        width, times = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+        lines += ["others", *(f"  {what.ljust(width)}  {time.rjust(times)}  {why}" for what, time, why in rows)]
+    return "\n".join(lines)
+
+
+def _ranks(best: Forecast) -> str:
+    """Which ranks are to be on devices of which class: those of a class follow each other."""
+    of_class: dict[str, list[int]] = {}
+    for number, stage in enumerate(best.stages):
+        of_class.setdefault(stage.device, []).append(best.plan.rank_of(number))
+    spans = sorted((min(ranks), max(ranks), name) for name, ranks in of_class.items())
+    return ", ".join(
+        f"{first} to {last} on {name}" if last > first else f"{first} on {name}" for first, last, name in spans
+    )
+
+
+def _links(best: Forecast) -> list[str]:
+    """What each link carries in a step."""
+    links = sorted(best.link_bytes, key=lambda ends: -best.link_bytes[ends])
+    shown = [
+        f"rank {source} > {destination} {format_bytes(best.link_bytes[source, destination])}"
+        f" ({100 * best.transfer_s[source, destination] / best.step_s:.0f} %)"
+        for source, destination in links[:_MOST_LINKS]
+    ]
+    more = f", and {len(links) - _MOST_LINKS} more" if len(links) > _MOST_LINKS else ""
+    return [f"links (share of the step) {', '.join(shown)}{more}"] if shown else []
+
+
+def explain(answer: Answer, graph: CostedGraph, cluster: Cluster, name: str) -> str:
+    """Why a module is where it is: its costs, its stage, and the step with the nearest cut on its other side.
+
+    Raises:
+        PlanError: There is no such piece.
+    """
+    best = answer.best
+    stage = next((number for number, each in enumerate(best.stages) if name in each.nodes), None)
+    if stage is None:
+        known = ", ".join(f"'{node.name}'" for node in graph.nodes[:6])
+        raise PlanError(
+            f"the plan has no piece called '{name}'.",
+            why=f"its {len(graph.nodes)} pieces are {known}{', ...' if graph.nodes[6:] else '.'}",
+            hint=f"--explain {graph.nodes[-1].name}",
+        )
+    node = next(each for each in graph.nodes if each.name == name)
+    own = best.stages[stage]
+    again = ", and is computed again in the backward, for memory" if name in own.remat else ""
+    times = f"{format_seconds(own.forward_s)} forward and {format_seconds(own.backward_s)} backward"
+    lines = [
+        f"{name} is on {own.where}, stage {stage}{again}",
+        f"  it holds {format_bytes(node.memory_bytes)} and keeps {format_bytes(node.saved_bytes)} of each micro-batch",
+        f"  its stage takes {times}, holds {format_bytes(own.memory_bytes)}, {own.in_flight} micro-batches in flight",
+    ]
+    for other in (stage - 1, stage + 1):
+        if not 0 <= other < len(best.stages):
+            continue
+        pipeline = moved(best, graph, cluster, name, stage, other)
+        if pipeline is None:
+            lines.append(
+                f"  it cannot join {best.stages[other].where}: {own.where} would be empty, or it may not run there"
+            )
+            continue
+        found = forecast(graph, cluster, pipeline, best.num_micro_batches)
+        peak = found.stages[other].memory_bytes
+        fits = "" if peak <= found.stages[other].limit_bytes else f", and {format_bytes(peak)} do not fit there"
+        lines.append(f"  with {best.stages[other].where} the step would take {format_seconds(found.step_s)}{fits}")
+    return "\n".join(lines)

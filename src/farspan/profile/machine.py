@@ -1,0 +1,57 @@
+"""The machine at hand, as a cluster of one host."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import torch
+
+from farspan.cluster import Cluster, DeviceClass
+
+__all__ = ["name_of_device", "this_device", "this_machine"]
+
+_SAME_HOST_BYTES_PER_S, _SAME_HOST_LATENCY_S = 3e9, 3e-5
+"""Between processes, as benchmarks/transport has it."""
+_PCIE_BYTES_PER_S, _PCIE_LATENCY_S = 2.5e10, 2e-5
+
+
+def name_of_device(device: torch.device) -> str:
+    """What kind of device it is: "cpu", "NVIDIA H200"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def this_device() -> str:
+    """The kind of device that a rank of this machine computes on."""
+    return name_of_device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def this_machine() -> Cluster:
+    """Its GPUs; without any, as many devices as processes of this one's number of threads have cores for."""
+    if torch.cuda.is_available():
+        return Cluster(
+            classes=(
+                DeviceClass(
+                    name="gpu",
+                    kind=name_of_device(torch.device("cuda", 0)),
+                    devices_per_host=torch.cuda.device_count(),
+                    memory_bytes=float(torch.cuda.get_device_properties(0).total_memory),
+                    within_bytes_per_s=_PCIE_BYTES_PER_S,
+                    latency_s=_PCIE_LATENCY_S,
+                ),
+            )
+        )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = max(1, cores // torch.get_num_threads())
+    return Cluster(
+        classes=(
+            DeviceClass(
+                name="cpu",
+                kind="cpu",
+                devices_per_host=count,
+                memory_bytes=float(psutil.virtual_memory().total // count),
+                within_bytes_per_s=_SAME_HOST_BYTES_PER_S,
+                latency_s=_SAME_HOST_LATENCY_S,
+            ),
+        )
+    )

@@ -1,0 +1,102 @@
+"""A training step in numbers: what each part of the model that is placed as a whole takes and keeps. Knows no torch.
+
+atom          forward, backward, saved, ...            value        from -> to, bytes
+embedding     ..                                       x            embedding -> blocks.0
+blocks.0      ..  \\ alike: the mean of both            blocks.0's   blocks.0 -> blocks.1
+blocks.1      ..  /
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["AtomProfile", "Operation", "PassedValue", "StepProfile"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation on a device.
+
+    Attributes:
+        flops: Floating-point operations of its products.
+        moved_bytes: What it reads and writes.
+        dtype: What it computes with ("float32").
+    """
+
+    flops: float
+    moved_bytes: float
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedValue:
+    """What one atom makes, or holds, and another uses in every micro-batch.
+
+    Attributes:
+        source: Index of the atom it comes from.
+        target: Index of the one that uses it.
+        size_bytes: Its size.
+        name: Equal for all uses of one value.
+    """
+
+    source: int
+    target: int
+    size_bytes: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtomProfile:
+    """A module (or a parameter) that is placed as a whole, with the operations of the program that go with it.
+
+    Attributes:
+        name: Its name in the model.
+        forward_s: Measured seconds for one micro-batch; None where they have not been measured.
+        backward_s: The same of the backward.
+        forward_work: The operations of one forward.
+        backward_work: Those of its backward.
+        saved_bytes: What stays of a micro-batch between forward and backward.
+        input_bytes: How much of that comes from outside, and would stay if the rest were computed again.
+        trained_bytes: Of its parameters that get a gradient.
+        memory_bytes: Parameters, gradients, optimizer state, buffers.
+        likeness: Equal for atoms that do the same work: repeated blocks.
+        can_remat: Whether it is a module that is called, whose activations can be computed again.
+    """
+
+    name: str
+    forward_s: float | None = None
+    backward_s: float | None = None
+    forward_work: tuple[Operation, ...] = ()
+    backward_work: tuple[Operation, ...] = ()
+    saved_bytes: float = 0.0
+    input_bytes: float = 0.0
+    trained_bytes: float = 0.0
+    memory_bytes: float = 0.0
+    likeness: str = ""
+    can_remat: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProfile:
+    """What a step of one training loop takes.
+
+    Attributes:
+        atoms: In the order of the model's modules; together they hold every parameter.
+        values: What flows between them.
+        num_micro_batches: Of a step, as the loop has it.
+        device: Kind of the device of the measured seconds.
+        spread: By how much the seconds of a whole micro-batch differed from one to the next, as a share of them.
+        notes: What a reader should know.
+    """
+
+    atoms: tuple[AtomProfile, ...]
+    values: tuple[PassedValue, ...]
+    num_micro_batches: int
+    device: str
+    spread: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_unique(self) -> int:
+        """How many kinds of atoms there are."""
+        return len({atom.likeness or atom.name for atom in self.atoms})

@@ -1,0 +1,149 @@
+"""From what a meter has noted to the profile of a step: segments become atoms, what they pass on becomes values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from farspan.lazy import Placed
+from farspan.profile.machine import name_of_device
+from farspan.profile.step import AtomProfile, Operation, PassedValue, StepProfile
+from farspan.runtime.trial.meter import Meter, SegmentNote
+
+__all__ = ["assemble", "memory_of"]
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What is known of one atom."""
+
+    keys: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    likeness: list[object] = field(default_factory=list[object])
+    forward_work: list[Operation] = field(default_factory=list[Operation])
+    backward_work: list[Operation] = field(default_factory=list[Operation])
+    saved_bytes: float = 0.0
+    inputs: dict[str, float] = field(default_factory=dict[str, float])
+    is_called: bool = False
+
+
+def assemble(
+    meter: Meter, names: Sequence[str], *, states: Mapping[int, float], num_micro_batches: int, notes: Sequence[str]
+) -> StepProfile:
+    """The profile of a step of which each atom was a stage.
+
+    Args:
+        meter: Has run it.
+        names: Of the atoms, by stage.
+        states: Bytes of optimizer state, by id of the parameter.
+        num_micro_batches: Of a step.
+        notes: What a reader should know.
+    """
+    atom_of = _atoms_of(meter.notes)
+    sums = [_Sums() for _ in names]
+    values: dict[tuple[int, int, str], PassedValue] = {}
+    for key, note in meter.notes.items():
+        at = atom_of[key]
+        own = sums[at]
+        own.keys.append(key)
+        own.likeness.append(note.likeness)
+        own.forward_work += note.forward
+        own.backward_work += note.backward
+        own.saved_bytes += note.saved_bytes
+        own.is_called |= bool(note.leaves)
+        for item in note.inputs:
+            source = item.stage if item.source is None else atom_of.get(item.source, item.stage)
+            if source == at:
+                continue
+            own.inputs[item.name] = item.size_bytes
+            values[source, at, item.name] = PassedValue(
+                source=source, target=at, size_bytes=item.size_bytes, name=item.name
+            )
+    seconds, spread = _seconds(meter, atom_of)
+    kept = [memory_of(meter.parameters, stage, states) for stage in range(len(names))]
+    alike = [
+        repr((own.likeness, [item.flops for item in own.backward_work if item.flops])) if own.keys else ""
+        for own in sums
+    ]
+    by_likeness: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    for (stage, is_forward), taken in seconds.items():
+        by_likeness[alike[stage], is_forward].append(taken)
+    numbers = {likeness: str(number) for number, likeness in enumerate(dict.fromkeys(alike))}
+
+    def seconds_of(stage: int, *, is_forward: bool) -> float | None:
+        if meter.is_dry:
+            return None
+        return fmean(by_likeness[alike[stage], is_forward]) if (stage, is_forward) in seconds else 0.0
+
+    profiles = [
+        AtomProfile(
+            name=name,
+            forward_s=seconds_of(stage, is_forward=True),
+            backward_s=seconds_of(stage, is_forward=False),
+            forward_work=tuple(own.forward_work),
+            backward_work=tuple(own.backward_work),
+            saved_bytes=own.saved_bytes,
+            input_bytes=min(sum(own.inputs.values()), own.saved_bytes),
+            trained_bytes=kept[stage][0],
+            memory_bytes=kept[stage][1],
+            likeness=numbers[alike[stage]] if own.keys else "",
+            can_remat=own.is_called and name != "",
+        )
+        for stage, (name, own) in enumerate(zip(names, sums, strict=True))
+    ]
+    return StepProfile(
+        atoms=tuple(profiles),
+        values=tuple(values.values()),
+        num_micro_batches=num_micro_batches,
+        device=name_of_device(meter.device_of(0)),
+        spread=spread,
+        notes=tuple(notes),
+    )
+
+
+def _atoms_of(notes: Mapping[tuple[int, int], SegmentNote]) -> dict[tuple[int, int], int]:
+    """For each segment its atom: its own stage, but an operation of the program between two modules that comes back to
+    an earlier stage goes with what it waits for. So it closes no circle, and can stay where the pipeline ends.
+    """
+    atom_of: dict[tuple[int, int], int] = {}
+    seen: set[int] = set()
+    for key in sorted(notes):
+        note, stage = notes[key], key[1]
+        sources = [item.source for item in note.inputs if item.source in atom_of]
+        if note.leaves or stage not in seen or not sources:
+            atom_of[key] = stage
+            seen.add(stage)
+        else:
+            atom_of[key] = atom_of[max(source for source in sources if source is not None)]
+    return atom_of
+
+
+def _seconds(meter: Meter, atom_of: Mapping[tuple[int, int], int]) -> tuple[dict[tuple[int, bool], float], float]:
+    """Seconds of a micro-batch by atom, forward or backward, and how much they differ."""
+    taken: dict[tuple[int, bool], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    whole: dict[int, float] = defaultdict(float)
+    timed = [sample for sample in meter.samples if sample.graph in meter.graphs]
+    if len(meter.graphs) > 1:  # the one that was looked at took longer
+        timed = [sample for sample in timed if sample.graph != meter.looked_at]
+    for sample in timed:
+        stage = atom_of.get(sample.key, sample.key[1])
+        taken[stage, sample.is_forward][sample.graph] += sample.seconds
+        whole[sample.graph] += sample.seconds
+    middle = median(whole.values()) if whole else 0.0
+    spread = median(abs(each - middle) for each in whole.values()) / middle if middle else 0.0
+    return {key: median(each.values()) for key, each in taken.items()}, spread
+
+
+def memory_of(parameters: Mapping[str, Placed], stage: int, states: Mapping[int, float]) -> tuple[float, float]:
+    """Bytes of what is trained at a stage, and of all that lies there."""
+    trained = memory = 0.0
+    for item in parameters.values():
+        if item.stage != stage:
+            continue
+        size = float(item.meta.numel * item.meta.dtype.itemsize)
+        memory += size
+        if item.is_parameter and item.tensor.requires_grad:
+            trained += size
+            memory += size + states.get(id(item.tensor), 0.0)
+    return trained, memory

@@ -1,0 +1,194 @@
+"""A trial: the program runs up to its first steps, so that it is known what they take, and goes no further."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from farspan.errors import PlanError
+from farspan.lazy import Recorder, activate, install
+from farspan.lazy.torch_private import fake_mode, is_fake_limit, take_modes_of
+from farspan.plan import Plan
+from farspan.profile import ProfileCache, atoms, this_device
+from farspan.profile.step import StepProfile
+from farspan.runtime.engine import Engine
+from farspan.runtime.optimizers.states import placed_in
+from farspan.runtime.side import SideChannel
+from farspan.runtime.trial.assemble import assemble, memory_of
+from farspan.runtime.trial.hollow import hollow_parameters
+from farspan.runtime.trial.meter import Meter, needs_data
+from farspan.runtime.trial.states import state_bytes
+from farspan.runtime.world import deadline_s, forget_engine, use_engine
+
+__all__ = ["Trial", "TrialEnded", "current_trial"]
+
+_LEAST_TIMED = 4
+"""Micro-batches, the first of which is not timed."""
+_thread = threading.local()
+
+
+class TrialEnded(BaseException):
+    """All is known: no `except Exception` of the program is to go on from here."""
+
+
+def current_trial() -> Trial | None:
+    """The trial that runs in this thread, if there is one."""
+    return getattr(_thread, "trial", None)
+
+
+class Trial:
+    """What is running in the body of `with Trial(...)` runs on one rank, alone, until its first steps are over.
+
+    Args:
+        num_devices: For how many devices the model is to be cut: more devices, finer pieces. Asked for when the program
+            distributes its model.
+        is_dry: Nothing is computed; the work is counted.
+        is_hollow: The model's weights are never there; only for what is dry.
+        cache: Where measured profiles are kept; None for nowhere.
+
+    Example:
+        >>> import torch, farspan
+        >>> with Trial(num_devices=lambda: 2) as trial:
+        ...     model = farspan.distribute(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)))
+        ...     optimizer = torch.optim.SGD(model.parameters())
+        ...     for _ in range(9):
+        ...         model(torch.ones(2, 4)).sum().backward()
+        ...         optimizer.step()
+        >>> [atom.name for atom in trial.profile().atoms]
+        ['0', '1']
+    """
+
+    def __init__(
+        self,
+        *,
+        num_devices: Callable[[], int],
+        is_dry: bool = False,
+        is_hollow: bool = False,
+        cache: ProfileCache | None = None,
+    ) -> None:
+        self.num_devices = num_devices
+        self.is_dry = is_dry
+        self.mode = fake_mode() if is_dry else None
+        self._hollow = ExitStack()
+        self.is_hollow = is_hollow
+        self._names: list[str] = []
+        self._num_micro_batches = 0
+        self._is_in_step = False
+        self._profile: StepProfile | None = None
+        self._cache = cache
+        self._path: Path | None = None
+
+    def __enter__(self) -> Self:
+        install()
+        if self.mode is not None and self.is_hollow:
+            self._hollow.enter_context(hollow_parameters(self.mode))
+        recorder = Recorder()
+        self._engine = Engine(recorder, SideChannel.alone(), None, seed=0, deadline_s=deadline_s())
+        self._meter = self._engine.executor = Meter(
+            self._engine, mode=self.mode, ended=self._end, about_to_time=self._about_to_time
+        )
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
+        use_engine(self._engine)
+        activate(recorder)
+        _thread.trial = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        _thread.trial = None
+        self._hollow.close()
+        self._hook.remove()
+        forget_engine()
+        take_modes_of(self._engine.recorder)
+        if isinstance(error, TrialEnded):
+            return True
+        if self.is_dry and error is not None and is_fake_limit(error):
+            raise needs_data(error) from error
+        return False
+
+    def plan_for(self, model: nn.Module) -> Plan:
+        """The plan that the trial runs under: each piece that can be placed is a stage of its own.
+
+        Raises:
+            PlanError: It is the second model.
+        """
+        self._hollow.close()
+        if self._names:
+            raise PlanError(
+                "the program distributes a second model.",
+                why="farspan plan knows the step of one model.",
+                hint="a script that trains one of them",
+            )
+        self._names = [atom.name for atom in atoms(model, max(self.num_devices(), 2))]
+        placement = {name: stage for stage, name in enumerate(self._names)}
+        if not placement:
+            raise PlanError("the model has no parameters.", why="there is nothing to place.")
+        return Plan(stages=("rank:0",) * len(placement), placement=placement, schedule="1f1b")
+
+    def profile(self) -> StepProfile:
+        """What a step takes.
+
+        Raises:
+            PlanError: The program has ended without a step.
+        """
+        if self._profile is not None:
+            return self._profile
+        what = "trained a distributed model" if self._names else "called farspan.distribute"
+        raise PlanError(
+            f"the program has ended, and has not {what}.",
+            why="its first training step says what there is to plan.",
+            hint="model = farspan.distribute(model), then a step: loss.backward(); optimizer.step()",
+        )
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if current_trial() is not self or not placed_in(optimizer, self._engine.recorder.placed):
+            return
+        self._is_in_step = True
+        if self._engine.recorder.has_pending():
+            self._engine.flush("optimizer.step()")
+        self._num_micro_batches = self._num_micro_batches or len(self._meter.graphs)
+        if len(self._meter.graphs) >= _LEAST_TIMED:
+            self._end()
+
+    def _about_to_time(self, signature: tuple[object, ...]) -> None:
+        """End here with what was measured before, if it was."""
+        if self._cache is None:
+            return
+        here = (torch.__version__, this_device(), torch.get_num_threads(), self._names)
+        self._path = self._cache.path_of((*here, signature))
+        known = self._cache.load(self._path)
+        if known is None:
+            return
+        parameters = self._engine.parameters
+        states, notes = state_bytes({id(item.tensor): item.tensor for item in parameters.values()})
+        kept = [memory_of(parameters, stage, states) for stage in range(len(self._names))]
+        atoms = tuple(
+            replace(atom, trained_bytes=trained, memory_bytes=memory)
+            for atom, (trained, memory) in zip(known.atoms, kept, strict=True)
+        )
+        self._profile = replace(known, atoms=atoms, notes=(*known.notes, *notes))
+        raise TrialEnded
+
+    def _end(self) -> NoReturn:
+        placed = {id(item.tensor): item.tensor for item in self._engine.parameters.values()}
+        states, notes = state_bytes(placed)
+        if self.is_dry and not self._is_in_step and len(self._meter.graphs) == 1:
+            notes.append("the program reads a value after one micro-batch: --micro-batches says how many a step has")
+        self._profile = assemble(
+            self._meter,
+            self._names,
+            states=states,
+            num_micro_batches=self._num_micro_batches or len(self._meter.graphs),
+            notes=notes,
+        )
+        if self._cache is not None and self._path is not None:
+            self._cache.save(self._path, self._profile)
+        raise TrialEnded

@@ -1,0 +1,144 @@
+"""`farspan plan train.py` and `farspan profile train.py` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from tests.support.ranks import run_threads
+from torch import nn
+
+import farspan
+from farspan.cli.main import main
+
+SCRIPT = """
+import argparse, torch, farspan
+from torch import nn
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=8)
+parser.add_argument("--json", action="store_true")
+width = parser.parse_args().width
+print("width", width)
+model = nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(4)])
+model = farspan.distribute(model, plan="plan.json")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    for _ in range(4):
+        model(torch.ones(64, width)).square().mean().backward()
+    optimizer.step()
+    assert step < 1, "it goes on"
+"""
+CLUSTER = """
+[links]
+within = "100 GB/s"
+[[hosts]]
+kind = "A100"
+devices = 2
+memory = "80 GiB"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_a_plan_for_machines_that_are_not_there(folder, capsys) -> None:
+    assert main(["plan", "train.py", "--cluster", "cluster.toml", "--width", "4096"]) == 0
+    out, err = capsys.readouterr()
+    assert "width 4096" in err  # the script had the words that are its own
+    assert "2 stages on 2 ranks" in out and "one device" in out and "peak memory" in out and "gap" in out
+    page = (folder / "plan.html").read_text()
+    assert "<svg" in page and "A forecast" in page and "http" not in page.replace("http://www.w3.org", "")
+    plan = farspan.Plan.load(folder / "plan.json")
+    assert plan.placement == {"0": 0, "1": 0, "2": 1, "3": 1}
+
+
+def test_the_plan_is_one_that_distribute_runs(folder) -> None:
+    main(["plan", "train.py", "--cluster", "cluster.toml", "--width", "4096"])
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)])
+
+    def losses_of(model: nn.Module) -> list[float]:
+        losses = [model(torch.full((2, 8), float(number))).square().mean() for number in range(4)]
+        for loss in losses:
+            loss.backward()
+        return [loss.item() for loss in losses]
+
+    models = [build() for _ in range(2)]
+    found = run_threads(2, lambda rank: losses_of(farspan.distribute(models[rank], plan=folder / "plan.json")))
+    assert found == [losses_of(build())] * 2
+
+
+def test_a_plan_for_this_machine_as_json(folder, capsys) -> None:
+    words = ["--output", "mine.json", "--html", "mine.html", "--micro-batches", "16", "--json", "train.py"]
+    assert main(["plan", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["micro_batches"] == 16 and found["plan"] == "mine.json" and found["step_s"] > 0
+    assert 0 < found["lower_bound_s"] <= found["step_s"]
+    assert (folder / "mine.json").exists() and (folder / "mine.html").exists()
+
+
+def test_why_a_module_is_where_it_is(folder, capsys) -> None:
+    main(["plan", "train.py", "--cluster", "cluster.toml", "--explain", "1", "--width", "4096"])
+    assert "1 is on rank:0, stage 0" in capsys.readouterr().out
+
+
+def test_a_profile_that_can_be_planned(folder, capsys) -> None:
+    assert main(["profile", "--output", "graph.json", "train.py"]) == 0
+    assert "farspan plan --graph graph.json --micro-batches 4" in capsys.readouterr().out
+    assert main(["plan", "--graph", "graph.json", "--cluster", "cluster.toml", "--json"]) == 0
+    (stage, *_) = json.loads(capsys.readouterr().out)["plan"]["stages"]
+    assert stage["nodes"][0] == "0"
+
+
+def test_what_was_measured_once_is_not_measured_again(folder, capsys) -> None:
+    def plan(*words: str) -> dict:
+        assert main(["plan", "--json", "train.py", *words]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    first, second = plan(), plan()
+    assert first["notes"] == [] and "--fresh measures anew" in second["notes"][0]
+    assert second["step_s"] == first["step_s"]
+    assert [stage["memory_bytes"] for stage in second["stages"]] == [stage["memory_bytes"] for stage in first["stages"]]
+    assert plan("--width", "16")["notes"] == []  # another step
+    assert plan("--fresh")["notes"] == []
+    (path,) = [each for each in (folder / "cache").rglob("*.json") if str(each) in second["notes"][0]]
+    path.write_text("{}")
+    assert plan()["notes"] == []
+
+
+def test_wrong_words(folder, capsys) -> None:
+    (folder / "empty.py").write_text("")
+    for words, said in (
+        (["plan"], "there is nothing to plan"),
+        (["plan", "missing.py"], "there is no script missing.py"),
+        (["plan", "-m"], "no script to run"),
+        (["plan", "--graph", "g.json", "train.py"], "a script and a graph are both given"),
+        (["plan", "--graph", "g.json"], "which devices?"),
+        (["plan", "--graph", "g.json", "--cluster", "cluster.toml", "--roofline"], "--roofline has no effect"),
+        (["plan", "--objective", "max-load", "--contiguous", "train.py"], "--contiguous has no effect on a script"),
+        (["plan", "empty.py"], "has not called farspan.distribute"),
+        (["profile"], "no script to run"),
+    ):
+        argv, path = list(sys.argv), list(sys.path)
+        assert main(words) == 2, words
+        assert said in capsys.readouterr().err
+        assert (sys.argv, sys.path) == (argv, path)
+
+
+def test_the_error_of_a_script_is_its_own(folder) -> None:
+    (folder / "train.py").write_text("raise KeyError('mine')")
+    with pytest.raises(KeyError, match="mine"):
+        main(["plan", "train.py"])
+    (folder / "train.py").write_text("raise SystemExit(3)")
+    with pytest.raises(SystemExit):
+        main(["plan", "train.py"])

@@ -1,0 +1,164 @@
+"""The plan for a model, what its step will be like, and why others lost."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from farspan.cluster import Cluster, DeviceClass
+from farspan.errors import PlanError
+from farspan.plan import Plan
+from farspan.planner.answer import best_plan, explain, forecast, format_answer
+from farspan.planner.answer.bound import lower_bound
+from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.pipeline import Pipeline
+
+AGAIN = NodeOption(name="remat", forward_s=0.01, backward_s=0.03, saved_bytes=1e6, memory_bytes=16e6)
+
+
+def chain(count: int = 4, *, options: tuple[NodeOption, ...] = (), skip: bool = False) -> CostedGraph:
+    nodes = [
+        CostedNode(
+            name=f"blocks.{i}",
+            forward_s=0.01,
+            backward_s=0.02,
+            parameter_bytes=4e6,
+            saved_bytes=10e6,
+            memory_bytes=16e6,
+            options=options,
+        )
+        for i in range(count)
+    ]
+    edges = [CostedEdge(source=f"blocks.{i}", target=f"blocks.{i + 1}", size_bytes=1e6) for i in range(count - 1)]
+    if skip:
+        edges.append(CostedEdge(source="blocks.0", target=f"blocks.{count - 1}", size_bytes=1e6))
+    return CostedGraph(nodes=tuple(nodes), edges=tuple(edges))
+
+
+def devices(count: int, *, memory: float = math.inf, bandwidth: float = math.inf, latency: float = 0.0) -> Cluster:
+    kind = DeviceClass(
+        name="gpu",
+        kind="gpu",
+        devices_per_host=count,
+        memory_bytes=memory,
+        within_bytes_per_s=bandwidth,
+        latency_s=latency,
+    )
+    return Cluster(classes=(kind,))
+
+
+def test_a_step_is_as_long_as_the_pipeline_and_its_bubble() -> None:
+    best = best_plan(chain(), devices(2), 4).best
+    assert best.plan.placement == {"blocks.0": 0, "blocks.1": 0, "blocks.2": 1, "blocks.3": 1}
+    assert best.plan.stages == ("rank:0", "rank:1")
+    assert best.step_s == pytest.approx((4 + 1) * 0.06)
+    assert best.bubble == pytest.approx(1 / 5)
+    assert best.link_bytes == {(0, 1): 4e6, (1, 0): 4e6}
+
+
+def test_transfers_take_their_time() -> None:
+    slow = best_plan(chain(), devices(2, bandwidth=1e9, latency=0.001), 4).best
+    assert slow.step_s == pytest.approx((4 + 1) * 0.06 + 2 * 0.002)
+    assert slow.transfer_s == {(0, 1): pytest.approx(0.004), (1, 0): pytest.approx(0.004)}
+
+
+def test_a_value_that_skips_stages_goes_straight_to_its_user() -> None:
+    best = best_plan(chain(skip=True), devices(4), 4).best
+    assert len(best.stages) == 4 and best.link_bytes[0, 3] == 4e6
+
+
+def test_peak_memory_counts_the_micro_batches_in_flight() -> None:
+    best = best_plan(chain(), devices(2), 8).best
+    assert [stage.in_flight for stage in best.stages] == [3, 1]  # one ahead, to hide transfers
+    assert [stage.memory_bytes for stage in best.stages] == [32e6 + 3 * 20e6, 32e6 + 20e6]
+    tight = best_plan(chain(), devices(2, memory=80e6), 8).best
+    assert tight.plan.schedule == "1f1b" and [stage.memory_bytes for stage in tight.stages] == [72e6, 52e6]
+
+
+def test_what_does_not_fit_is_computed_again() -> None:
+    best = best_plan(chain(options=(AGAIN,)), devices(2, memory=60e6), 8).best
+    names = best.plan.remat
+    assert isinstance(names, tuple) and set(names) <= {"blocks.0", "blocks.1"}
+    assert best.stages[0].memory_bytes <= 60e6 and best.stages[0].backward_s == pytest.approx(0.04 + 0.01 * len(names))
+
+
+def test_do_not_distribute_where_one_device_is_fastest() -> None:
+    answer = best_plan(chain(), devices(2, bandwidth=1e6), 4)
+    assert len(answer.best.stages) == 1 and answer.best.plan.placement == {"": 0}
+    assert "do not distribute" in format_answer(answer)
+
+
+def test_where_nothing_fits_the_error_says_what_would() -> None:
+    with pytest.raises(PlanError) as caught:
+        best_plan(chain(), devices(2, memory=62e6), 8)
+    assert "no plan fits 2 devices of 59.1 MiB" in caught.value.what
+    assert "61.0 MiB" in caught.value.why and "38.1 MiB" in caught.value.why
+    assert caught.value.hint == "16 micro-batches, each 2 times smaller, or\n4 devices, or\ndevices of 118.3 MiB"
+
+
+def test_the_others_say_why_they_lost() -> None:
+    answer = best_plan(chain(), devices(4), 4)
+    by_what = {each.what: each for each in answer.losers}
+    assert by_what["one device"].step_s == pytest.approx(0.48)
+    assert by_what["2 devices"].why == "rank:0 takes 60.0 ms for each micro-batch, not 30.0 ms"
+    assert "replicas" in by_what["4 x 1 gpu"].why
+
+
+def test_no_cut_beats_the_bound() -> None:
+    """Every way to cut a small chain into stages, played."""
+    seconds = (0.03, 0.01, 0.02, 0.05, 0.01, 0.04)
+    nodes = tuple(CostedNode(name=str(i), forward_s=s, backward_s=2 * s) for i, s in enumerate(seconds))
+    edges = tuple(CostedEdge(source=str(i), target=str(i + 1)) for i in range(5))
+    graph = CostedGraph(nodes=nodes, edges=edges)
+    for num_devices, micro_batches in itertools.product((2, 3), (1, 2, 5)):
+        cluster = devices(num_devices)
+        answer = best_plan(graph, cluster, micro_batches)
+        played = [
+            forecast(graph, cluster, _cut(answer.best.pipeline, (0, *cuts, 6)), micro_batches).step_s
+            for count in range(num_devices)
+            for cuts in itertools.combinations(range(1, 6), count)
+        ]
+        assert lower_bound(graph, cluster, micro_batches) <= min(played), (num_devices, micro_batches)
+        assert answer.best.step_s <= min(played) * 1.000001, (num_devices, micro_batches)
+
+
+def _cut(pipeline: Pipeline, ends: tuple[int, ...]) -> Pipeline:
+    names = [str(i) for i in range(6)]
+    stages = [replace(pipeline.stages[0], nodes=tuple(names[a:b])) for a, b in itertools.pairwise(ends)]
+    return replace(pipeline, stages=tuple(stages))
+
+
+def test_branches_that_do_not_wait_for_each_other_have_no_chain_bound() -> None:
+    nodes = tuple(CostedNode(name=name, forward_s=1.0, backward_s=2.0) for name in "ab")
+    graph = CostedGraph(nodes=nodes)
+    assert best_plan(graph, devices(2), 4).best.step_s == pytest.approx(12.0)
+    assert lower_bound(graph, devices(2), 4) == pytest.approx(12.0)
+
+
+def test_ranks_count_host_by_host() -> None:
+    old = DeviceClass(name="old", kind="old", devices_per_host=1)
+    new = DeviceClass(name="new", kind="new", devices_per_host=2, speed=2.0)
+    nodes = tuple(CostedNode(name=str(i), forward_s=1.0, devices=("old",) if i == 2 else ("new",)) for i in range(4))
+    edges = tuple(CostedEdge(source=str(i), target=str(i + 1)) for i in range(3))
+    answer = best_plan(CostedGraph(nodes=nodes, edges=edges), Cluster(classes=(new, old)), 4)
+    assert answer.best.plan.stages == ("rank:0", "rank:2", "rank:1")
+    assert "ranks 0 to 1 on new, 2 on old" in format_answer(answer)
+
+
+def test_why_a_module_is_where_it_is() -> None:
+    graph, cluster = chain(), devices(2)
+    answer = best_plan(graph, cluster, 4)
+    text = explain(answer, graph, cluster, "blocks.1")
+    assert "blocks.1 is on rank:0, stage 0" in text
+    assert "with rank:1 the step would take 390 ms" in text  # 30 ms, then 4 x 90 ms
+    with pytest.raises(PlanError, match=r"no piece called 'blocks\.9'"):
+        explain(answer, graph, cluster, "blocks.9")
+
+
+def test_the_plan_shows_what_is_expected_of_it() -> None:
+    plan = best_plan(chain(), devices(2, memory=1e9), 4).best.plan
+    assert "peak memory" in str(plan) and "80 %" in str(plan)
+    assert Plan.from_json(plan.to_json()).estimates == plan.estimates

@@ -1,0 +1,270 @@
+"""A program that is run for its first steps only: what is found out about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+import farspan
+from farspan.errors import PlanError
+from farspan.profile import StepProfile, costed_graph, this_machine
+from farspan.runtime.trial import Trial
+
+WIDTH = 16
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(WIDTH, 2 * WIDTH)
+        self.back = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.back(torch.tanh(self.wide(x)))
+
+
+class Net(nn.Module):
+    """An embedding tied to the head, a parameter of its own, blocks, a skip over them, a part never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, WIDTH)
+        self.shift = nn.Parameter(torch.zeros(WIDTH))
+        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+        self.unused = nn.Linear(3, 3)
+        self.head = nn.Linear(WIDTH, 8, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = first = self.embed(tokens) + self.shift
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x + first)
+
+
+def train(
+    model: nn.Module,
+    *,
+    micro_batches: int = 4,
+    steps: int = 9,
+    reads: bool = False,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+) -> None:
+    model = farspan.distribute(model)
+    chosen = optimizer(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        chosen.zero_grad()
+        for number in range(micro_batches):
+            loss = nn.functional.cross_entropy(model(torch.arange(6) % 8), torch.arange(6) % (number + 1))
+            loss.backward()
+            if reads:
+                loss.item()
+        chosen.step()
+
+
+def profile_of(program: Callable[[], None], *, is_dry: bool = False, is_hollow: bool = True) -> StepProfile:
+    with Trial(num_devices=lambda: 2, is_dry=is_dry, is_hollow=is_dry and is_hollow) as trial:
+        program()
+        pytest.fail("it went on")
+    return trial.profile()
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_the_pieces_of_a_model_and_what_flows_between_them(is_dry) -> None:
+    profile = profile_of(lambda: train(Net()), is_dry=is_dry)
+    names = [atom.name for atom in profile.atoms]
+    assert names == ["shift", "embed", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "unused", "head"]
+    size = 6 * WIDTH * 4
+    assert sorted((names[v.source], names[v.target], v.size_bytes) for v in profile.values) == sorted(
+        [
+            ("shift", "embed", WIDTH * 4),
+            ("embed", "blocks.0", size),
+            ("embed", "head", 8 * WIDTH * 4),
+            ("embed", "blocks.3", size),
+            *((f"blocks.{i}", f"blocks.{i + 1}", size) for i in range(3)),
+            ("blocks.3", "head", size),
+        ]
+    )
+    assert profile.num_micro_batches == 4
+
+
+@pytest.mark.parametrize("is_hollow", [False, True])
+def test_counting_without_data_finds_what_running_finds(is_hollow) -> None:
+    real = profile_of(lambda: train(Net()))
+    dry = profile_of(lambda: train(Net()), is_dry=True, is_hollow=is_hollow)
+    for ran, counted in zip(real.atoms, dry.atoms, strict=True):
+        assert (ran.name, ran.saved_bytes, ran.memory_bytes) == (
+            counted.name,
+            counted.saved_bytes,
+            counted.memory_bytes,
+        )
+        assert sum(each.flops for each in ran.forward_work) == sum(each.flops for each in counted.forward_work)
+        assert sum(each.flops for each in ran.backward_work) == sum(each.flops for each in counted.backward_work)
+    block = dry.atoms[2]
+    assert sum(each.flops for each in block.forward_work) == 2 * 6 * WIDTH * 2 * WIDTH * 2
+    assert sum(each.flops for each in block.backward_work) == 2 * sum(each.flops for each in block.forward_work)
+    assert block.saved_bytes == 6 * WIDTH * 4 + 6 * 2 * WIDTH * 4  # the input, and what tanh gives
+
+
+def test_repeated_blocks_have_one_row_of_costs() -> None:
+    profile = profile_of(lambda: train(Net()))
+    blocks = [atom for atom in profile.atoms if atom.name in ("blocks.0", "blocks.1", "blocks.2")]
+    assert len({atom.likeness for atom in blocks}) == 1
+    assert len({(atom.forward_s, atom.backward_s) for atom in blocks}) == 1
+    assert all(atom.forward_s and atom.backward_s for atom in blocks)
+    assert profile.atoms[6].forward_s == 0.0  # never used
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "times"),
+    [
+        (torch.optim.SGD, 2),
+        (lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9), 3),
+        (torch.optim.AdamW, 4),
+    ],
+)
+def test_memory_is_parameters_gradients_and_what_the_optimizer_keeps(optimizer, times) -> None:
+    profile = profile_of(lambda: train(Net(), optimizer=optimizer))
+    block = profile.atoms[2]
+    assert block.trained_bytes == 4 * (WIDTH * 2 * WIDTH * 2 + 3 * WIDTH)
+    assert block.memory_bytes == times * block.trained_bytes
+    assert profile.notes == ()
+    assert profile.atoms[-1].memory_bytes == 0  # the head is the embedding
+
+
+def test_an_optimizer_that_cannot_be_tried_is_said_so() -> None:
+    class Odd(torch.optim.SGD):
+        def step(self, closure=None):
+            raise ValueError
+
+    def program() -> None:
+        net = Net()
+        model = farspan.distribute(net)
+        odd = Odd(net.head.parameters(), 0.1)
+        optimizer = torch.optim.SGD(net.blocks.parameters(), 0.1)
+        for _ in range(9):
+            model(torch.arange(6)).sum().backward()
+            optimizer.step()
+        odd.step()
+
+    assert "Odd could not be tried (ValueError)" in profile_of(program).notes[0]
+
+
+def test_micro_batches_are_counted_where_each_is_read_at_once() -> None:
+    assert profile_of(lambda: train(Net(), micro_batches=3, reads=True)).num_micro_batches == 3
+
+
+def test_one_micro_batch_is_timed_over_several_steps() -> None:
+    profile = profile_of(lambda: train(Net(), micro_batches=1))
+    assert profile.num_micro_batches == 1 and profile.atoms[2].forward_s
+
+
+def test_nothing_is_trained_where_one_step_is_enough() -> None:
+    model = Net()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    profile_of(lambda: train(model))
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_dry_run_needs_no_memory_for_the_weights() -> None:
+    def program() -> None:
+        before = psutil.Process().memory_info().rss
+        large = [nn.Linear(5000, 5000) for _ in range(100)]  # 9.3 GiB
+        assert psutil.Process().memory_info().rss - before < 1e9
+        assert large[0].weight.shape == (5000, 5000)
+        train(Net())
+
+    profile_of(program, is_dry=True)
+    assert nn.Linear(2, 2).weight.sum().item()  # and is over with the trial
+
+
+def test_a_model_without_weights_changes_its_dtype_and_stays_tied() -> None:
+    profile = profile_of(lambda: train(Net().to(torch.bfloat16)), is_dry=True)
+    block = profile.atoms[2]
+    assert block.trained_bytes == 2 * (WIDTH * 2 * WIDTH * 2 + 3 * WIDTH)
+    assert {each.dtype for each in block.forward_work} == {"bfloat16"}
+    assert profile.atoms[-1].memory_bytes == 0
+
+
+def test_modules_on_a_circle_have_words_together() -> None:
+    class Weave(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d = (Block() for _ in range(4))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = nn.functional.one_hot(tokens, WIDTH).float()
+            return self.d(self.c(self.b(self.a(self.b(self.a(x))))))
+
+    graph = costed_graph(profile_of(lambda: train(Weave())), this_machine())
+    together = {node.name.split(".")[0]: node.together for node in graph.nodes}
+    assert together["a"] == together["b"] != together["c"] and together["c"] is together["d"] is None
+
+
+def test_an_operation_that_comes_back_to_an_early_stage_closes_no_circle() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (Block() for _ in range(3))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            first = self.a(nn.functional.one_hot(tokens, WIDTH).float())
+            last = self.c(self.b(first))
+            return first * last.mean()  # runs where `first` is, for it is the largest
+
+    graph = costed_graph(profile_of(lambda: train(Scaled())), this_machine())
+    assert all(node.together is None for node in graph.nodes)
+
+
+def test_a_program_without_a_step_is_an_error() -> None:
+    with Trial(num_devices=lambda: 2) as trial:
+        pass
+    with pytest.raises(PlanError, match=r"has not called farspan\.distribute"):
+        trial.profile()
+    with Trial(num_devices=lambda: 2) as trial:
+        farspan.distribute(Net())(torch.arange(3))
+    with pytest.raises(PlanError, match="has not trained a distributed model"):
+        trial.profile()
+
+
+def test_a_second_model_is_an_error() -> None:
+    with Trial(num_devices=lambda: 2):
+        farspan.distribute(Net())
+        with pytest.raises(PlanError, match="second model"):
+            farspan.distribute(Net())
+
+
+def test_a_step_that_needs_its_data_cannot_be_counted() -> None:
+    class Chooses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            return y[y > 0]
+
+    def program() -> None:
+        model = farspan.distribute(Chooses())
+        model(torch.ones(2, 4)).sum().backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+
+    with pytest.raises(PlanError, match="cannot be counted without data"):
+        profile_of(program, is_dry=True)
+
+
+def test_a_dry_run_says_where_it_cannot_count_micro_batches() -> None:
+    assert "--micro-batches" in profile_of(lambda: train(Net(), reads=True), is_dry=True).notes[0]
+    assert profile_of(lambda: train(Net()), is_dry=True).notes == ()
+
+
+def test_a_constructor_that_reads_weights_ends_in_an_error() -> None:
+    def program() -> None:
+        nn.Linear(2, 2).weight.sum().item()
+
+    with pytest.raises(PlanError, match="cannot be counted without data"):
+        profile_of(program, is_dry=True)
