@@ -71,10 +71,12 @@ def hosts(number: int, *, bytes_per_s: float) -> Iterator[Hosts]:
 
 
 def _remove(names: tuple[str, ...]) -> None:
-    """What is there of an earlier run too."""
+    """What is there of an earlier run too. With a namespace alone its wire would go some time later."""
+    wires = [f"{_SWITCH}{index}" for index in range(len(names))]
+    for link in (*wires, _SWITCH):
+        subprocess.run(["ip", "link", "delete", link], capture_output=True, check=False)
     for name in names:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-    subprocess.run(["ip", "link", "delete", _SWITCH], capture_output=True, check=False)
 
 
 def _run(*words: str) -> None:

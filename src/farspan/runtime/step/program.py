@@ -110,17 +110,19 @@ class _Builder:
         self,
         graphs: Sequence[Graph],
         sites: Sequence[Site],
-        num_ranks: int,
+        rank: int,
         hosts: Sequence[int],
         least_weight_work_s: float,
     ) -> None:
         self.sites = sites
+        self.rank = rank
         self.least_weight_work_s = least_weight_work_s
-        self.num_ranks = num_ranks
         self.work: list[Segment | Part] = []
         self.tasks: list[Task] = []
         self.index_of: dict[Segment | Part, int] = {}
         self.bundles: dict[tuple[int, int, int, bool], Bundle] = {}
+        """What this rank sends and receives."""
+        self.gpu_channels: set[tuple[int, int, int]] = set()
         self.last_use: dict[object, int] = {}
         """For leaves with buffers (running statistics): the task that used them last, in the loop's order."""
         self.num_users: dict[tuple[Value, int], int] = {}
@@ -253,24 +255,29 @@ class _Builder:
 
     def connect(self, source: int, source_stage: int, target: int, item: Value | Edge, *, is_gradient: bool) -> None:
         """`item` goes from task `source` to task `target`; a message if they lie on different ranks."""
-        src, dst = self.sites[source_stage].rank, self.tasks[target].rank
+        site, stage = self.sites[source_stage], self.work[target].stage
+        src, dst = site.rank, self.tasks[target].rank
         if src == dst:
+            return
+        is_between_gpus = site.device.type == self.sites[stage].device.type == "cuda"
+        if is_between_gpus:
+            self.gpu_channels.add((src, dst, int(is_gradient)))
+        if self.rank not in (src, dst):
             return
         key = (source, src, dst, is_gradient)
         bundle = self.bundles.get(key)
         if bundle is None:
             bundle = self.bundles[key] = Bundle(source, src, dst, is_gradient=is_gradient)
-            bundle.stage = self.work[target].stage
-            bundle.is_between_gpus = all(
-                self.sites[stage].device.type == "cuda" for stage in (source_stage, bundle.stage)
-            )
+            bundle.stage = stage
+            bundle.is_between_gpus = is_between_gpus
             self.needed_by[bundle] = []
         bundle.items[item] = None
         if isinstance(item, Value):
             self.num_users[item, dst] = self.num_users.get((item, dst), 0) + 1
         self.needed_by[bundle].append(target)
 
-    def program_of(self, rank: int, orders: Sequence[Sequence[int]], lookahead: int, num_graphs: int) -> Program:
+    def program(self, orders: Sequence[Sequence[int]], lookahead: int, num_graphs: int) -> Program:
+        rank = self.rank
         place = {task: position for order in orders for position, task in enumerate(order)}
         place[_PROLOGUE] = -1
         numbers = self._micro_batch_numbers(num_graphs)
@@ -302,14 +309,9 @@ class _Builder:
             step.posts.reverse()  # within a channel, back to the order of sending
             step.receives.reverse()
         parts = [work for work in self.index_of if isinstance(work, Part)]
-        gpu_channels = {
-            (bundle.src, bundle.dst, int(bundle.is_gradient))
-            for bundle in self.bundles.values()
-            if bundle.is_between_gpus
-        }
         num_micro_batches = sum(number >= 0 for number in numbers)
         schedule = Schedule(tasks=tuple(self.tasks), orders=tuple(map(tuple, orders)))
-        return Program(steps, prologue_sends, prologue_receives, parts, gpu_channels, num_micro_batches, schedule)
+        return Program(steps, prologue_sends, prologue_receives, parts, self.gpu_channels, num_micro_batches, schedule)
 
     def step(self, index: int, numbers: Sequence[int]) -> Step:
         task = self.tasks[index]
@@ -372,7 +374,7 @@ def build_program(
         schedule: The name of the order.
         least_weight_work_s: A backward is split if its weight gradients are likely to take so long.
     """
-    builder = _Builder(graphs, sites, num_ranks, hosts, least_weight_work_s)
+    builder = _Builder(graphs, sites, rank, hosts, least_weight_work_s)
     run_ahead = 0 if schedule in _NOT_AHEAD else min(1, lookahead // 2)
     orders = _order(schedule, tuple(builder.tasks), num_ranks, run_ahead)
-    return builder.program_of(rank, orders, lookahead - run_ahead, len(graphs))
+    return builder.program(orders, lookahead - run_ahead, len(graphs))
