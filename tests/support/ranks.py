@@ -221,8 +221,8 @@ def _ended(script: str) -> int:
         if code is not None and not isinstance(code, int):
             print(code, file=sys.stderr)
             code = 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()
