@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from torch import nn
 
 import farspan
 from farspan.cli.main import main
+from farspan.planner import simulate
+from farspan.report import MeasuredStep, Span, Timeline
+from farspan.schedule import Chain, Costs, one_f_one_b
 
 SCRIPT = """
 import argparse, torch, farspan
@@ -114,6 +118,54 @@ def test_what_was_measured_once_is_not_measured_again(folder, capsys) -> None:
     (path,) = [each for each in (folder / "cache").rglob("*.json") if str(each) in second["notes"][0]]
     path.write_text("{}")
     assert plan()["notes"] == []
+
+
+def measured(answer: dict, times: Sequence[float]) -> MeasuredStep:
+    """The step of a plan of two stages, of which each takes so many times as long as predicted."""
+    costs = [
+        Costs(forward=stage["forward_s"] * factor, backward=stage["backward_s"] * factor)
+        for stage, factor in zip(answer["stages"], times, strict=True)
+    ]
+    schedule = one_f_one_b(Chain(ranks=(0, 1), costs=tuple(costs), num_micro_batches=answer["micro_batches"]))
+    played = simulate(schedule)
+    spans = [
+        Span(
+            rank=task.rank,
+            kind="F" if task.kind.value == "F" else "B",
+            name="",
+            micro_batch=task.micro_batch,
+            start_ns=round(played.starts[index] * 1e9),
+            end_ns=round(played.ends[index] * 1e9),
+        )
+        for index, task in enumerate(schedule.tasks)
+    ]
+    return MeasuredStep(timeline=Timeline(spans=tuple(spans), num_ranks=2), schedule=schedule)
+
+
+def test_a_measured_step_changes_the_plan_where_that_pays(folder, capsys) -> None:
+    words = ["plan", "--json", "train.py", "--cluster", "cluster.toml", "--width", "4096"]
+    assert main(words) == 0
+    answer = json.loads(capsys.readouterr().out)
+    before = (folder / "plan.json").read_text()
+    again = ["plan", "train.py", "--cluster", "cluster.toml", "--recalibrate", "step.json", "--width", "4096"]
+
+    (folder / "step.json").write_text(measured(answer, (2.0, 2.0)).to_json())
+    assert main(again) == 0
+    out = capsys.readouterr().out
+    assert "rank:0 +100 %, rank:1 +100 %" in out and "the plan stays" in out
+    assert (folder / "plan.json").read_text() == before
+
+    (folder / "step.json").write_text(measured(answer, (1.0, 3.0)).to_json())
+    assert main(again) == 0
+    out = capsys.readouterr().out
+    assert "rank:0 +0 %, rank:1 +200 %" in out and "less" in out
+    assert farspan.Plan.load(folder / "plan.json").placement == {"0": 0, "1": 0, "2": 0, "3": 1}
+
+    assert main(again) == 2  # the step did not run under this plan
+    assert "is not the plan for these costs" in capsys.readouterr().err
+    (folder / "step.json").write_text("{}")
+    assert main(again) == 2
+    assert "step.json cannot be read" in capsys.readouterr().err
 
 
 def test_wrong_words(folder, capsys) -> None:

@@ -15,6 +15,7 @@ from farspan.planner.answer import best_plan, explain, forecast, format_answer
 from farspan.planner.answer.bound import lower_bound
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.pipeline import Pipeline
+from farspan.schedule import orders_by_name
 
 AGAIN = NodeOption(name="remat", forward_s=0.01, backward_s=0.03, saved_bytes=1e6, memory_bytes=16e6)
 
@@ -73,9 +74,9 @@ def test_a_value_that_skips_stages_goes_straight_to_its_user() -> None:
 def test_peak_memory_counts_the_micro_batches_in_flight() -> None:
     best = best_plan(chain(), devices(2), 8).best
     assert [stage.in_flight for stage in best.stages] == [3, 1]  # one ahead, to hide transfers
-    assert [stage.memory_bytes for stage in best.stages] == [32e6 + 3 * 20e6, 32e6 + 20e6]
+    assert [stage.memory_bytes for stage in best.stages] == [32e6 + 3 * (20e6 + 1e6), 32e6 + 20e6 + 2e6]
     tight = best_plan(chain(), devices(2, memory=80e6), 8).best
-    assert tight.plan.schedule == "1f1b" and [stage.memory_bytes for stage in tight.stages] == [72e6, 52e6]
+    assert tight.plan.schedule == "1f1b" and [stage.memory_bytes for stage in tight.stages] == [74e6, 54e6]
 
 
 def test_what_does_not_fit_is_computed_again() -> None:
@@ -97,6 +98,46 @@ def test_where_nothing_fits_the_error_says_what_would() -> None:
     assert "no plan fits 2 devices of 59.1 MiB" in caught.value.what
     assert "61.0 MiB" in caught.value.why and "38.1 MiB" in caught.value.why
     assert caught.value.hint == "16 micro-batches, each 2 times smaller, or\n4 devices, or\ndevices of 118.3 MiB"
+
+
+def test_peak_memory_counts_what_a_piece_needs_while_it_runs() -> None:
+    def peaks(*working: float) -> list[float]:
+        graph = chain(2)
+        nodes = tuple(replace(node, working_bytes=size) for node, size in zip(graph.nodes, working, strict=True))
+        best = best_plan(replace(graph, nodes=nodes), devices(1), 4).best
+        return [stage.memory_bytes for stage in best.stages]
+
+    assert peaks(0.0, 5e6) == [32e6 + 20e6 + 5e6]
+    assert peaks(5e6, 0.0) == [32e6 + 20e6]  # by then the second has given back 10 MB
+    assert peaks(12e6, 1e6) == [32e6 + 20e6 + 2e6]
+
+
+def test_what_is_saved_anyway_is_not_held_again_to_be_sent() -> None:
+    graph = chain()
+    saved = replace(graph, edges=tuple(replace(edge, is_saved=True) for edge in graph.edges))
+    best = best_plan(saved, devices(2), 8).best
+    assert [stage.memory_bytes for stage in best.stages] == [32e6 + 3 * 20e6, 32e6 + 20e6 + 2e6]
+
+
+def test_a_plan_that_fits_only_without_what_pieces_need_is_not_taken() -> None:
+    graph = chain(options=(AGAIN,))
+    needing = replace(graph, nodes=tuple(replace(node, working_bytes=6e6) for node in graph.nodes))
+    cluster = devices(2, memory=75e6)
+    assert not any(stage.remat for stage in best_plan(graph, cluster, 8).best.stages)
+    best = best_plan(needing, cluster, 8).best
+    assert best.fits and any(stage.remat for stage in best.stages)
+
+
+def test_the_order_is_the_one_that_the_runtime_makes() -> None:
+    graph, cluster = chain(3), devices(3)
+    even = best_plan(graph, cluster, 8).best.pipeline
+    uneven = replace(graph.nodes[1], forward_s=0.2, backward_s=0.01)
+    uneven_graph = replace(graph, nodes=(graph.nodes[0], uneven, graph.nodes[2]))
+    schedule = forecast(uneven_graph, cluster, even, 8).simulation.schedule
+    nominal = tuple(replace(task, duration=2.0 if task.kind.value == "B" else 1.0) for task in schedule.tasks)
+    orders = orders_by_name("auto", nominal, 3, run_ahead=1)
+    assert orders != orders_by_name("auto", schedule.tasks, 3, run_ahead=1)
+    assert list(map(list, schedule.orders)) == orders
 
 
 def test_the_others_say_why_they_lost() -> None:

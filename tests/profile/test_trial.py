@@ -108,6 +108,39 @@ def test_counting_without_data_finds_what_running_finds(is_hollow) -> None:
     assert sum(each.flops for each in block.forward_work) == 2 * 6 * WIDTH * 2 * WIDTH * 2
     assert sum(each.flops for each in block.backward_work) == 2 * sum(each.flops for each in block.forward_work)
     assert block.saved_bytes == 6 * WIDTH * 4 + 6 * 2 * WIDTH * 4  # the input, and what tanh gives
+    for ran, counted in zip(real.atoms, dry.atoms, strict=True):
+        assert ran.working_bytes == counted.working_bytes, ran.name
+
+
+def test_what_a_piece_needs_while_it_runs() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.scale).expand(100, *x.shape).contiguous().sum(0)
+
+    for is_dry in (False, True):
+        atom = profile_of(
+            lambda: train_on(nn.Sequential(Wide(), Wide(), Wide()), torch.ones(WIDTH)), is_dry=is_dry, is_hollow=False
+        ).atoms[1]
+        assert atom.saved_bytes == WIDTH * 4  # the input
+        assert 100 * WIDTH * 4 <= atom.working_bytes <= 104 * WIDTH * 4, is_dry
+
+
+def test_what_is_sent_and_saved_is_known() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 8), nn.Linear(8, 8))
+    profile = profile_of(lambda: train_on(model, torch.ones(2, 8)))
+    assert [value.is_saved for value in profile.values] == [True, False]  # tanh keeps what it gives
+
+
+def train_on(model: nn.Module, x: torch.Tensor) -> None:
+    model = farspan.distribute(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(9):
+        model(x).sum().backward()
+        optimizer.step()
 
 
 def test_repeated_blocks_have_one_row_of_costs() -> None:

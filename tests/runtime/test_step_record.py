@@ -47,3 +47,4 @@ def test_the_third_step_is_compared_with_the_plan(caplog) -> None:
     (line,) = [record.getMessage() for record in caplog.records if "differs from the plan" in record.getMessage()]
     (more, less) = re.findall(r"rank \d .*? \(([-+]\d+) %\)", line)
     assert int(more) > 100_000 and int(less) == -100
+    assert "farspan plan --recalibrate" in line

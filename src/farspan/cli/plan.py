@@ -39,6 +39,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add_arguments(parser)
     parser.add_argument("--output", metavar="FILE", help="script: where the plan goes (default: plan.json)")
     parser.add_argument("--html", metavar="FILE", help="script: where the report goes (default: plan.html)")
+    parser.add_argument(
+        "--recalibrate",
+        metavar="STEP",
+        help="script: use what a step under the plan in --output has shown (farspan run --report step.json)",
+    )
     parser.add_argument("--explain", metavar="MODULE", help="script: say why that module is where it is")
     parser.add_argument(
         "--objective",
@@ -101,6 +106,7 @@ def _check(arguments: argparse.Namespace) -> None:
         ("--output", arguments.output),
         ("--html", arguments.html),
         ("--explain", arguments.explain),
+        ("--recalibrate", arguments.recalibrate),
         ("--roofline", arguments.roofline or None),
         ("--fresh", arguments.fresh or None),
     ):

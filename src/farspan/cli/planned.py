@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from farspan.cli.recalibrate import format_recalibration, recalibrated
 from farspan.cli.script import profile_script
 
 if TYPE_CHECKING:
@@ -30,10 +31,18 @@ def plan_script(arguments: argparse.Namespace) -> int:
     cluster = given or this_machine()
     graph = costed_graph(profile, cluster, roofline=arguments.roofline)
     answer = best_plan(graph, cluster, arguments.micro_batches or profile.num_micro_batches)
-    text = format_answer(answer, spread=profile.spread)
+    output, page = Path(arguments.output or "plan.json"), Path(arguments.html or "plan.html")
+    said = ""
+    if arguments.recalibrate is not None:
+        found = recalibrated(answer, graph, cluster, plan=output, step=Path(arguments.recalibrate))
+        said = f"{format_recalibration(found)}\n"
+        if not found.is_worth_it:
+            print(json.dumps(_members(answer, profile, str(output))) if arguments.json else said.rstrip())
+            return 0
+        answer, graph = found.answer, found.graph
+    text = said + format_answer(answer, spread=profile.spread)
     if arguments.explain is not None:
         text += f"\n{explain(answer, graph, cluster, arguments.explain)}"
-    output, page = Path(arguments.output or "plan.json"), Path(arguments.html or "plan.html")
     answer.best.plan.save(output)
     page.write_text(
         forecast_page(

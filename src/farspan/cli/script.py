@@ -12,8 +12,18 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "profile_script", "split_script"]
 
-_WITH_VALUE = ("--graph", "--cluster", "--objective", "--micro-batches", "--seconds", "--output", "--html", "--explain")
-_AFTER_THE_SCRIPT = {"--cluster": 1, "--explain": 1, "--roofline": 0, "--fresh": 0}
+_WITH_VALUE = (
+    "--graph",
+    "--cluster",
+    "--objective",
+    "--micro-batches",
+    "--seconds",
+    "--output",
+    "--html",
+    "--explain",
+    "--recalibrate",
+)
+_AFTER_THE_SCRIPT = {"--cluster": 1, "--explain": 1, "--recalibrate": 1, "--roofline": 0, "--fresh": 0}
 """Options that may also come right after the script, with how many words each; a script hardly has them."""
 _EXAMPLE = "farspan plan --cluster cluster.toml train.py"
 

@@ -17,7 +17,7 @@ from farspan.profile.step import AtomProfile, Operation, PassedValue, StepProfil
 __all__ = ["ProfileCache", "cache_folder"]
 
 _log = logging.getLogger(__name__)
-_VERSION = "farspan-profile/1"
+_VERSION = "farspan-profile/2"
 
 
 def cache_folder() -> Path:

@@ -63,6 +63,7 @@ def costed_graph(profile: StepProfile, cluster: Cluster, *, roofline: bool = Fal
             target=_name(profile.atoms[value.target]),
             size_bytes=value.size_bytes,
             value=value.name,
+            is_saved=value.is_saved,
         )
         for value in profile.values
         if words[value.source] is None or words[value.source] != words[value.target]
@@ -95,6 +96,7 @@ def _node(atom: AtomProfile, measured: Sequence[DeviceClass], speeds: Mapping[st
         parameter_bytes=atom.trained_bytes,
         saved_bytes=atom.saved_bytes,
         memory_bytes=atom.memory_bytes,
+        working_bytes=atom.working_bytes,
         options=options,
     )
 

@@ -37,12 +37,14 @@ class PassedValue:
         target: Index of the one that uses it.
         size_bytes: Its size.
         name: Equal for all uses of one value.
+        is_saved: Whether the one that makes it keeps it for its own backward.
     """
 
     source: int
     target: int
     size_bytes: float
     name: str
+    is_saved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,8 @@ class AtomProfile:
         forward_work: The operations of one forward.
         backward_work: Those of its backward.
         saved_bytes: What stays of a micro-batch between forward and backward.
-        input_bytes: How much of that comes from outside, and would stay if the rest were computed again.
+        working_bytes: What it needs besides, while it runs, at most.
+        input_bytes: How much of saved_bytes comes from outside, and would stay if the rest were computed again.
         trained_bytes: Of its parameters that get a gradient.
         memory_bytes: Parameters, gradients, optimizer state, buffers.
         likeness: Equal for atoms that do the same work: repeated blocks.
@@ -69,6 +72,7 @@ class AtomProfile:
     forward_work: tuple[Operation, ...] = ()
     backward_work: tuple[Operation, ...] = ()
     saved_bytes: float = 0.0
+    working_bytes: float = 0.0
     input_bytes: float = 0.0
     trained_bytes: float = 0.0
     memory_bytes: float = 0.0

@@ -24,6 +24,8 @@ _REPORTED_STEPS = (3, 10, 30)
 """Training steps after which the report is written: an early one, then ones that have settled."""
 _COMPARED_STEP = 3
 """After which training step it is said how far the plan was off."""
+_UNEVEN = 1.1
+"""From which ratio of two ranks' errors on another plan may be better."""
 
 
 class Console:
@@ -69,12 +71,15 @@ class Console:
         planned = [0.0] * self.side.world_size
         for stage, seconds in enumerate(self.plan.estimates[PLANNED_SECONDS]):
             planned[self.plan.rank_of(stage)] += seconds * record.num_micro_batches
+        busy = record.exchange.busy_s()
+        factors = {rank: busy[rank] / expected for rank, expected in enumerate(planned) if expected}
         parts = [
-            f"rank {rank} {format_seconds(seconds)} ({100 * (seconds / expected - 1):+.0f} %)"
-            for rank, (seconds, expected) in enumerate(zip(record.exchange.busy_s(), planned, strict=True))
-            if expected
+            f"rank {rank} {format_seconds(busy[rank])} ({100 * (factor - 1):+.0f} %)"
+            for rank, factor in factors.items()
         ]
         text = f"work of step {_COMPARED_STEP}, and how it differs from the plan: {', '.join(parts)}"
+        if factors and max(factors.values()) > _UNEVEN * min(factors.values()):
+            text += "; farspan plan --recalibrate step.json may find a better plan (farspan run --report step.json)"
         _log.info("%s", text)
         if self.is_launched:
             sys.stdout.write(f"{text}\n")

@@ -8,6 +8,9 @@ from farspan.planner.answer.forecast import forecast as forecast
 from farspan.planner.answer.options import Answer as Answer
 from farspan.planner.answer.options import Loser as Loser
 from farspan.planner.answer.options import best_plan as best_plan
+from farspan.planner.answer.recalibrate import Recalibration as Recalibration
+from farspan.planner.answer.recalibrate import StageSeconds as StageSeconds
+from farspan.planner.answer.recalibrate import recalibrate as recalibrate
 from farspan.planner.answer.text import explain as explain
 from farspan.planner.answer.text import format_answer as format_answer
 
@@ -16,10 +19,13 @@ __all__ = [
     "Answer",
     "Forecast",
     "Loser",
+    "Recalibration",
     "StageForecast",
+    "StageSeconds",
     "best_plan",
     "can_run",
     "explain",
     "forecast",
     "format_answer",
+    "recalibrate",
 ]

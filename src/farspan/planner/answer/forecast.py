@@ -1,6 +1,9 @@
 """What a step will be like under a pipeline: its plan, played event by event, and what each stage holds.
 
     peak memory of a stage = parameters, gradients, optimizer state + micro-batches in flight * saved activations
+                           + micro-batches in flight * what is sent on and not saved anyway
+                           + what is received ahead, and its gradient of the last one, until the next is sent
+                           + what one piece needs while it runs, less what those after it have given back by then
 
 in flight by the schedule that the plan asks for: "auto" runs a micro-batch ahead to hide transfers, where that fits.
 """
@@ -27,6 +30,8 @@ __all__ = ["WHOLE_MODEL", "Forecast", "StageForecast", "can_run", "forecast"]
 WHOLE_MODEL = "(the model)"
 """Name of the node of a model that is one piece."""
 _RUN_AHEAD = 1
+_NOMINAL = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0}
+"""Durations that the runtime makes the orders for: all ranks know them, and noise does not change them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,7 @@ def forecast(graph: CostedGraph, cluster: Cluster, pipeline: Pipeline, num_micro
     """
     kinds = {each.name: each for each in cluster.classes}
     parts = [_Part(graph, stage, kinds[stage.device_class]) for stage in pipeline.stages]
+    _add_borders(graph, parts)
     _number_ranks(cluster, parts)
     simulation, schedule = _play(graph, cluster, parts, num_micro_batches, "auto"), "auto"
     if any(part.peak(simulation.peak_micro_batches(part.rank)) > part.kind.memory_bytes for part in parts):
@@ -155,9 +161,38 @@ class _Part:
         self.saved_bytes = sum(node.saved_bytes for node in chosen)
         self.memory_bytes = sum(node.memory_bytes for node in chosen)
         self.parameter_bytes = sum(node.parameter_bytes for node in chosen)
+        self.sent_bytes = self.received_bytes = 0.0
+        """By micro-batch: what is sent on and not saved anyway; what comes."""
+        self.working_bytes = _working_bytes(chosen)
 
     def peak(self, in_flight: int) -> float:
-        return self.memory_bytes + in_flight * self.saved_bytes
+        kept = in_flight * (self.saved_bytes + self.sent_bytes)
+        return self.memory_bytes + kept + 2 * self.received_bytes + self.working_bytes
+
+
+def _working_bytes(nodes: Sequence[CostedNode]) -> float:
+    """The most that a stage needs besides what it keeps: in its backward, node by node, which then give back."""
+    most = given_back = 0.0
+    for node in reversed(nodes):
+        most = max(most, node.working_bytes - given_back)
+        given_back += node.saved_bytes
+    return most
+
+
+def _add_borders(graph: CostedGraph, parts: Sequence[_Part]) -> None:
+    stage_of = {name: number for number, part in enumerate(parts) for name in part.nodes}
+    sent: set[tuple[str, str]] = set()
+    received: set[tuple[str, str, int]] = set()
+    for edge in graph.edges:
+        source, target = stage_of[edge.source], stage_of[edge.target]
+        if source == target:
+            continue
+        if (edge.source, edge.value) not in sent and not edge.is_saved:
+            sent.add((edge.source, edge.value))
+            parts[source].sent_bytes += edge.size_bytes
+        if (edge.source, edge.value, target) not in received:
+            received.add((edge.source, edge.value, target))
+            parts[target].received_bytes += edge.size_bytes
 
 
 def _as_run(node: CostedNode, option: str) -> CostedNode:
@@ -169,6 +204,7 @@ def _as_run(node: CostedNode, option: str) -> CostedNode:
                 backward_s=each.backward_s,
                 saved_bytes=each.saved_bytes,
                 memory_bytes=each.memory_bytes,
+                working_bytes=node.working_bytes + max(0.0, node.saved_bytes - each.saved_bytes),  # computed again
             )
     return node
 
@@ -210,8 +246,8 @@ def _play(
     passed = _passed(graph, parts)
     tasks = _tasks(parts, passed, num_micro_batches)
     ahead = _RUN_AHEAD if schedule == "auto" else 0
-    orders = orders_by_name(schedule, tasks, len(parts), run_ahead=ahead)
-
+    nominal = tuple(replace(task, duration=_NOMINAL[task.kind]) for task in tasks)
+    orders = orders_by_name(schedule, nominal, len(parts), run_ahead=ahead)
     of_rank = {part.rank: part for part in parts}
 
     def link_of(source: int, destination: int) -> Link:

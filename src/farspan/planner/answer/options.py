@@ -23,6 +23,8 @@ _OTHERS_S = 10.0
 _MOVES_S = 3.0
 """How long to move borders."""
 _MORE = (2, 4, 8, 16)
+_MOST_SEARCHES = 4
+"""With less memory each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +78,7 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int) -> A
         PlanError: Nothing fits; says what would.
     """
     began = time.monotonic()
-    rules = Rules(micro_batches=num_micro_batches, max_replicas=1)
-    whole = _found(graph, cluster, rules)
+    whole = _fitting(graph, cluster, cluster, num_micro_batches)
     if whole is None:
         raise _nothing_fits(graph, cluster, num_micro_batches)
     losers: list[Loser] = []
@@ -85,13 +86,13 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int) -> A
     for count in _counts(len(whole.stages)):
         if time.monotonic() - began > _OTHERS_S and count != len(whole.stages):
             continue
-        pipeline = whole if count == len(whole.stages) else _found(graph, _only(cluster, whole, count), rules)
-        if pipeline is None:
+        is_whole = count == len(whole.stages)
+        fewer = cluster if is_whole else _only(cluster, whole.pipeline, count)
+        each = whole if is_whole else _fitting(graph, fewer, cluster, num_micro_batches)
+        if each is None:
             losers.append(Loser(what=_devices(count), step_s=float("inf"), why="it does not fit into their memory"))
         else:
-            found.setdefault(
-                tuple(stage.nodes for stage in pipeline.stages), forecast(graph, cluster, pipeline, num_micro_batches)
-            )
+            found.setdefault(tuple(stage.nodes for stage in each.stages), each)
     # The search counts transfers as if nothing ran beside them: what is played decides between its best plans.
     first = min(found.values(), key=lambda each: (each.step_s, len(each.stages)))
     best = improved(first, graph, cluster, seconds=_MOVES_S)
@@ -115,6 +116,26 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int) -> A
         losers=tuple(sorted(losers, key=lambda each: each.step_s)),
         search_s=time.monotonic() - began,
     )
+
+
+def _fitting(graph: CostedGraph, searched: Cluster, cluster: Cluster, num_micro_batches: int) -> Forecast | None:
+    """The best plan for the devices in `searched`; None where none fits.
+
+    The search counts neither what a piece needs while it runs nor what is sent: where that is too much, it is told of
+    so much less memory.
+    """
+    rules = Rules(micro_batches=num_micro_batches, max_replicas=1)
+    less = 0.0
+    for _ in range(_MOST_SEARCHES):
+        classes = tuple(replace(each, memory_bytes=max(0.0, each.memory_bytes - less)) for each in searched.classes)
+        pipeline = _found(graph, Cluster(classes=classes), rules)
+        if pipeline is None:
+            return None
+        found = forecast(graph, cluster, pipeline, num_micro_batches)
+        if found.fits:
+            return found
+        less += max(stage.memory_bytes - stage.limit_bytes for stage in found.stages)
+    return None
 
 
 def _found(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Pipeline | None:
@@ -166,29 +187,29 @@ def _nothing_fits(graph: CostedGraph, cluster: Cluster, num_micro_batches: int) 
     """The error, with the smallest change that would help."""
     from farspan.units import format_bytes
 
-    rules = Rules(micro_batches=num_micro_batches, max_replicas=1)
     hints: list[str] = []
     for times in _MORE:
         nodes = tuple(
             replace(
                 node,
                 saved_bytes=node.saved_bytes / times,
+                working_bytes=node.working_bytes / times,
                 options=tuple(replace(option, saved_bytes=option.saved_bytes / times) for option in node.options),
             )
             for node in graph.nodes
         )
-        if _found(replace(graph, nodes=nodes), cluster, replace(rules, micro_batches=times * num_micro_batches)):
+        if _fitting(replace(graph, nodes=nodes), cluster, cluster, times * num_micro_batches):
             hints.append(f"{times * num_micro_batches} micro-batches, each {times} times smaller")
             break
     for times in _MORE:
-        classes = tuple(replace(each, num_hosts=each.num_hosts * times) for each in cluster.classes)
-        if _found(graph, Cluster(classes=classes), rules):
+        more = Cluster(classes=tuple(replace(each, num_hosts=each.num_hosts * times) for each in cluster.classes))
+        if _fitting(graph, more, more, num_micro_batches):
             hints.append(f"{times * cluster.num_devices} devices")
             break
     for times in _MORE:
-        classes = tuple(replace(each, memory_bytes=each.memory_bytes * times) for each in cluster.classes)
-        if _found(graph, Cluster(classes=classes), rules):
-            most = max(each.memory_bytes for each in classes)
+        more = Cluster(classes=tuple(replace(each, memory_bytes=each.memory_bytes * times) for each in cluster.classes))
+        if _fitting(graph, more, more, num_micro_batches):
+            most = max(each.memory_bytes for each in more.classes)
             hints.append(f"devices of {format_bytes(most)}")
             break
     heaviest = max(graph.nodes, key=lambda node: node.memory_bytes)

@@ -15,9 +15,9 @@ __all__ = ["FORMAT", "parse_graph", "read_graph", "write_graph"]
 
 FORMAT = "farspan-graph/1"
 _COSTS = ("forward_s", "backward_s", "parameter_bytes", "saved_bytes", "memory_bytes")
-_NODE_KEYS = ("name", *_COSTS, "devices", "together", "is_backward", "options")
+_NODE_KEYS = ("name", *_COSTS, "working_bytes", "devices", "together", "is_backward", "options")
 _OPTION_KEYS = ("name", "tensor_parallel", *_COSTS, "border_bytes")
-_EDGE_KEYS = ("source", "target", "bytes", "seconds", "value")
+_EDGE_KEYS = ("source", "target", "bytes", "seconds", "value", "is_saved")
 
 
 def read_graph(path: str | Path) -> CostedGraph:
@@ -67,15 +67,13 @@ def _node(entry: Any, where: str) -> CostedNode:
     devices = members.get("devices")
     if devices is not None:
         devices = tuple(_checked_word(each, "devices", where) for each in _array(members, "devices", where))
-    is_backward = members.get("is_backward", False)
-    if not isinstance(is_backward, bool):
-        raise PlanError(f"{where}: is_backward is {is_backward!r}.", why="it is true or false.", hint="true")
     return CostedNode(
         name=name,
         devices=devices,
         together=None if members.get("together") is None else _word(members, "together", where),
-        is_backward=is_backward,
+        is_backward=_flag(members, "is_backward", where),
         options=tuple(_option(each, where) for each in _array(members, "options", where)),
+        working_bytes=_number(members.get("working_bytes", 0.0), "working_bytes", where),
         **_costs(members, where),
     )
 
@@ -105,6 +103,7 @@ def _edge(entry: Any, where: str) -> CostedEdge:
         size_bytes=_number(members.get("bytes", 0.0), "bytes", where),
         time_s=_number(members.get("seconds", 0.0), "seconds", where),
         value=_word(members, "value", where) if "value" in members else "",
+        is_saved=_flag(members, "is_saved", where),
     )
 
 
@@ -124,6 +123,13 @@ def _number(value: Any, key: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise PlanError(f"{where}: {key} is {value!r}.", why="it is a number.", hint=f'"{key}": 0.001')
     return float(value)
+
+
+def _flag(members: Mapping[str, Any], key: str, where: str) -> bool:
+    value = members.get(key, False)
+    if not isinstance(value, bool):
+        raise PlanError(f"{where}: {key} is {value!r}.", why="it is true or false.", hint="true")
+    return value
 
 
 def _word(members: Mapping[str, Any], key: str, where: str) -> str:
@@ -159,6 +165,8 @@ def _object(value: Any, known: Sequence[str], where: str) -> dict[str, Any]:
 
 def _node_members(node: CostedNode) -> dict[str, Any]:
     members: dict[str, Any] = {"name": node.name, **_cost_members(node)}
+    if node.working_bytes:
+        members["working_bytes"] = node.working_bytes
     if node.devices is not None:
         members["devices"] = list(node.devices)
     if node.together is not None:
@@ -186,5 +194,5 @@ def _cost_members(owner: CostedNode | NodeOption) -> dict[str, Any]:
 
 def _edge_members(edge: CostedEdge) -> dict[str, Any]:
     members: dict[str, Any] = {"source": edge.source, "target": edge.target}
-    optional = {"bytes": edge.size_bytes, "seconds": edge.time_s, "value": edge.value}
+    optional = {"bytes": edge.size_bytes, "seconds": edge.time_s, "value": edge.value, "is_saved": edge.is_saved}
     return members | {key: value for key, value in optional.items() if value}

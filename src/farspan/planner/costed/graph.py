@@ -51,6 +51,7 @@ class CostedNode:
         parameter_bytes: What replicas have to reduce after the backward.
         saved_bytes: What stays of each micro-batch between forward and backward.
         memory_bytes: What lies there all the time: parameters, gradients, optimizer state, buffers.
+        working_bytes: What it needs besides, while it runs.
         devices: Names or kinds of the device classes that may run it; None for any.
         together: Nodes with the same word lie on the same device.
         is_backward: It is (part of) the backward of others: it has no say in the order of stages.
@@ -63,6 +64,7 @@ class CostedNode:
     parameter_bytes: float = 0.0
     saved_bytes: float = 0.0
     memory_bytes: float = 0.0
+    working_bytes: float = 0.0
     devices: tuple[str, ...] | None = None
     together: str | None = None
     is_backward: bool = False
@@ -78,6 +80,7 @@ class CostedEdge:
         target: Name of the node that uses it.
         size_bytes: What has to be moved if they are on different devices.
         time_s: What that takes, where this is known instead.
+        is_saved: Its source keeps it for its own backward, and counts it in saved_bytes.
         value: Edges of one source with the same word carry the same value: sent once to each device that needs it.
     """
 
@@ -86,6 +89,7 @@ class CostedEdge:
     size_bytes: float = 0.0
     time_s: float = 0.0
     value: str = ""
+    is_saved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,7 @@ class CostedGraph:
     def _check_node(self, node: CostedNode) -> None:
         where = f'{self.source}: node "{node.name}"'
         self._check_costs(node, where)
+        _check_cost(node.working_bytes, f"{where}: working_bytes")
         if node.devices is not None and not node.devices:
             raise PlanError(f"{where} may run nowhere.", why='"devices" is empty.', hint='leave "devices" out')
         seen: set[tuple[str, int]] = set()

@@ -24,6 +24,7 @@ class _Sums:
     forward_work: list[Operation] = field(default_factory=list[Operation])
     backward_work: list[Operation] = field(default_factory=list[Operation])
     saved_bytes: float = 0.0
+    working_bytes: float = 0.0
     inputs: dict[str, float] = field(default_factory=dict[str, float])
     is_called: bool = False
 
@@ -51,6 +52,7 @@ def assemble(
         own.forward_work += note.forward
         own.backward_work += note.backward
         own.saved_bytes += note.saved_bytes
+        own.working_bytes = max(own.working_bytes, note.working_bytes)
         own.is_called |= bool(note.leaves)
         for item in note.inputs:
             source = item.stage if item.source is None else atom_of.get(item.source, item.stage)
@@ -58,7 +60,11 @@ def assemble(
                 continue
             own.inputs[item.name] = item.size_bytes
             values[source, at, item.name] = PassedValue(
-                source=source, target=at, size_bytes=item.size_bytes, name=item.name
+                source=source,
+                target=at,
+                size_bytes=item.size_bytes,
+                name=item.name,
+                is_saved=item.source is None or item.name in meter.notes[item.source].saved_outputs,
             )
     seconds, spread = _seconds(meter, atom_of)
     kept = [memory_of(meter.parameters, stage, states) for stage in range(len(names))]
@@ -84,6 +90,7 @@ def assemble(
             forward_work=tuple(own.forward_work),
             backward_work=tuple(own.backward_work),
             saved_bytes=own.saved_bytes,
+            working_bytes=own.working_bytes,
             input_bytes=min(sum(own.inputs.values()), own.saved_bytes),
             trained_bytes=kept[stage][0],
             memory_bytes=kept[stage][1],

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +19,14 @@ import torch
 from farspan.errors import FarspanError, PlanError
 from farspan.graph import EVERYWHERE, Graph, Part, Segment, Value
 from farspan.lazy import Leaf, Unknown
-from farspan.lazy.torch_private import FakeTensorMode, is_fake
+from farspan.lazy.torch_private import FakeTensorMode, is_fake, raw_grad
 from farspan.lazy.watch import storage_id
 from farspan.profile.step import Operation
 from farspan.runtime.engine import Engine
 from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.program import Program, Step
 from farspan.runtime.trial.work import counted, kept
+from farspan.runtime.trial.working import Working
 
 __all__ = ["Input", "Meter", "Sample", "SegmentNote", "needs_data"]
 
@@ -58,6 +58,10 @@ class SegmentNote:
     inputs: list[Input]
     likeness: tuple[Any, ...]
     saved_bytes: int = 0
+    working_bytes: int = 0
+    """What it needs besides, while it runs."""
+    saved_outputs: set[str] = field(default_factory=set[str])
+    """Names of the outputs that its own backward needs."""
     forward: list[Operation] = field(default_factory=list[Operation])
     backward: list[Operation] = field(default_factory=list[Operation])
 
@@ -105,6 +109,7 @@ class Meter(Executor):
         """Micro-batches of which a backward has run, in order."""
         self.looked_at = -1
         self._own_memory: set[int] = set()
+        self._working = Working()
 
     @property
     def is_dry(self) -> bool:
@@ -156,16 +161,25 @@ class Meter(Executor):
             super()._forward(segment)
             return
         note = self.notes[_key(segment)] = _note_of(segment)
-        with counted(note.forward), kept(self._own_memory) as found:
+        begin = self._working.begin()
+        with self._working, counted(note.forward), kept(self._own_memory) as found:
             super()._forward(segment)
         note.saved_bytes = sum(found.sizes.values())
+        note.saved_outputs = {_name_of(each) for each in segment.outputs if storage_id(each.data) in found.sizes}
+        note.working_bytes = max(0, self._working.peak(begin, self._own_memory) - note.saved_bytes)
 
     def _backward(self, part: Part, *, leaves_weights: bool) -> None:
-        with ExitStack() as stack:
-            note = self.notes.get(_key(part.segment or part))
-            if part.backward.graph.index == self.looked_at and note is not None:
-                stack.enter_context(counted(note.backward))
+        note = self.notes.get(_key(part.segment or part))
+        if part.backward.graph.index != self.looked_at or note is None:
             super()._backward(part, leaves_weights=leaves_weights)
+            return
+        begin = self._working.begin()
+        with self._working, counted(note.backward):
+            super()._backward(part, leaves_weights=leaves_weights)
+        gradients = [raw_grad(item.tensor) for item in self.parameters.values() if item.is_parameter]
+        apart = self._own_memory | {storage_id(gradient) for gradient in gradients if gradient is not None}
+        given = sum(edge.meta.numel * edge.meta.dtype.itemsize for edge in part.incoming)
+        note.working_bytes = max(note.working_bytes, given + self._working.peak(begin, apart))
 
     def _trace(self, kind: Any, step: Step, began_ns: int) -> None:
         if torch.cuda.is_available():
@@ -230,8 +244,12 @@ def _input_of(value: Value, segment: Segment) -> Input:
         source=_key(value.call.segment) if same else None,
         stage=value.stage,
         size_bytes=size,
-        name=".".join(map(str, value.key)),
+        name=_name_of(value),
     )
+
+
+def _name_of(value: Value) -> str:
+    return ".".join(map(str, value.key))
 
 
 def _likeness_of(target: Any) -> Any:
