@@ -7,6 +7,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 import torch
+from tests.support.ranks import run_threads
 from torch import nn
 
 import farspan
@@ -301,3 +302,18 @@ def test_a_constructor_that_reads_weights_ends_in_an_error() -> None:
 
     with pytest.raises(PlanError, match="cannot be counted without data"):
         profile_of(program, is_dry=True)
+
+
+def test_a_program_that_is_under_way_is_left_as_it_was() -> None:
+    def program(rank: int) -> int:
+        model = farspan.distribute(nn.Linear(4, 4))
+        with Trial(num_devices=lambda: 2) as trial:
+            train(Net())
+        assert len(trial.profile().atoms) > 4
+        model(torch.ones(2, 4)).sum().backward()
+        farspan.flush()
+        step = farspan.last_step()
+        assert step is not None and step.has_backward
+        return step.num_micro_batches
+
+    assert run_threads(1, program) == [1]

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from farspan.errors import PlanError
 from farspan.lazy import Recorder, activate, install
-from farspan.lazy.torch_private import fake_mode, is_fake_limit, take_modes_of
+from farspan.lazy.torch_private import fake_mode, is_fake_limit, put_modes, take_modes_of
 from farspan.plan import Plan
 from farspan.profile import ProfileCache, atoms, this_device
 from farspan.profile.step import StepProfile
@@ -27,7 +27,7 @@ from farspan.runtime.trial.assemble import assemble, memory_of
 from farspan.runtime.trial.hollow import hollow_parameters
 from farspan.runtime.trial.meter import Meter, needs_data
 from farspan.runtime.trial.states import state_bytes
-from farspan.runtime.world import deadline_s, forget_engine, use_engine
+from farspan.runtime.world import current_engine, deadline_s, forget_engine, use_engine
 
 __all__ = ["Trial", "TrialEnded", "current_trial"]
 
@@ -89,6 +89,8 @@ class Trial:
 
     def __enter__(self) -> Self:
         install()
+        self._outer = current_engine()
+        self._outer_modes = [] if self._outer is None else take_modes_of(self._outer.recorder)
         if self.mode is not None and self.is_hollow:
             self._hollow.enter_context(hollow_parameters(self.mode))
         recorder = Recorder()
@@ -106,8 +108,13 @@ class Trial:
         _thread.trial = None
         self._hollow.close()
         self._hook.remove()
-        forget_engine()
         take_modes_of(self._engine.recorder)
+        if self._outer is None:
+            forget_engine()
+        else:
+            use_engine(self._outer)
+            put_modes(self._outer_modes)
+            activate(self._outer.recorder)
         if isinstance(error, TrialEnded):
             return True
         if self.is_dry and error is not None and is_fake_limit(error):
