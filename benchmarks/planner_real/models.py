@@ -92,10 +92,10 @@ def _slowed(model: nn.Module, example: Tensor, seconds: float) -> nn.Module:
     for hook in hooks:
         hook.remove()
     for layer in layers:
-        kind = type(layer)
-        layer.__class__ = type(f"Slow{kind.__name__}", (_Slow, kind), {})
-        taken: Any = seconds * work[layer] / sum(work.values())
-        layer.forward_s, layer.backward_s = taken / 3, 2 * taken / 3
+        slow: Any = layer
+        slow.__class__ = type(f"Slow{type(layer).__name__}", (_Slow, type(layer)), {})
+        taken = seconds * work[layer] / sum(work.values())
+        slow.forward_s, slow.backward_s = taken / 3, 2 * taken / 3
     return model
 
 

@@ -55,7 +55,7 @@ class Side:
     """A model under one plan, and its plain loop."""
 
     def __init__(self, case: Case, args: Any, plan: farspan.Plan | None) -> None:
-        self.model = farspan.distribute(case.model(args.seconds), plan=plan)
+        self.model = farspan.distribute(case.model(args.seconds), plan="auto" if plan is None else plan)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.example, self.num_micro_batches = case.example(), args.micro_batches
         self.schedule = "" if plan is None else plan.schedule
