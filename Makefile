@@ -33,8 +33,8 @@ lint: $(INSTALLED)  ## ruff and pyright
 pytest: $(INSTALLED)  ## all tiers of tests
 	$(BIN)/pytest -m "not slow" -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-slow: $(INSTALLED)  ## what takes too long for every submission: ranks that are stopped, under each schedule and medium
-	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+test-slow: $(INSTALLED)  ## what takes too long for every submission: all cases over all numbers of ranks, ranks that are stopped
+	$(BIN)/pytest -m slow -n $(NUM_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-trainers: $(TRAINERS_VENV)/installed  ## the real trainers (transformers, accelerate, Lightning, peft), in an environment of their own
 	$(TRAINERS_VENV)/bin/pytest tests/trainers $(PYTEST_ARGS)

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -169,25 +170,13 @@ def measure(
         for name in ours
     }
     runs: dict[str, list[tuple[int, int]]] = {name: [] for name in ours}
-    times: dict[str, list[tuple[int, int]]] = {"torch": [], **{name: [] for name in ours}}
-    for turn in range(args.turns + 1):  # the first one warms up
-        for name in list(times) if turn % 2 else list(times)[::-1]:
-            if name == "torch":
-                with untouched_torch():
-                    theirs.clear()
-                    found = timed(theirs, x)
-                    wanted = {key: grad for key, grad in theirs.gradients().items() if grad is not None}
-            else:
-                ours[name].clear()
-                found = timed(ours[name], x)
-                check_order(rank, name, ours[name], schedules[name])
-            if turn:
-                times[name].append(found)
-                if name in ours:
-                    runs[name].append(ours[name].run())
-        for name, side in ours.items():
-            with untouched_torch():
-                check_gradients(rank, name, wanted, side.gradients())
+
+    def note(name: str, side: FarspanSide) -> None:
+        check_order(rank, name, side, schedules[name])
+        runs[name].append(side.run())
+
+    times = take_turns(rank, theirs, ours, x, args.turns, note)
+    runs = {name: found[1:] for name, found in runs.items()}  # the first one warms up
     everyone: list[Any] = [None] * num_ranks
     with untouched_torch():
         dist.all_gather_object(everyone, {"step": times, "run": runs})
@@ -214,6 +203,44 @@ def measure(
             }
         )
     return rows
+
+
+def take_turns(
+    rank: int,
+    theirs: TorchSide,
+    ours: dict[str, FarspanSide],
+    x: Tensor,
+    turns: int,
+    note: Callable[[str, FarspanSide], None] = lambda name, side: None,
+) -> dict[str, list[tuple[int, int]]]:
+    """When each step began and ended here, by side, without the first turn, which warms up.
+
+    Args:
+        rank: This one.
+        theirs: Goes by "torch".
+        ours: By name.
+        x: What each step is given.
+        turns: How many are timed.
+        note: Called after each step of ours.
+    """
+    times: dict[str, list[tuple[int, int]]] = {"torch": [], **{name: [] for name in ours}}
+    for turn in range(turns + 1):
+        for name in list(times) if turn % 2 else list(times)[::-1]:
+            if name == "torch":
+                with untouched_torch():
+                    theirs.clear()
+                    found = timed(theirs, x)
+                    wanted = {key: grad for key, grad in theirs.gradients().items() if grad is not None}
+            else:
+                ours[name].clear()
+                found = timed(ours[name], x)
+                note(name, ours[name])
+            if turn:
+                times[name].append(found)
+        for name, side in ours.items():
+            with untouched_torch():
+                check_gradients(rank, name, wanted, side.gradients())
+    return times
 
 
 def timed(side: Side, x: Tensor) -> tuple[int, int]:

@@ -19,14 +19,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
 from benchmarks.common import arguments, finish, machine, run_ranks  # noqa: E402
 from benchmarks.schedule_efficiency.devices import WIDTH, as_run, layers_of, places  # noqa: E402
-from benchmarks.schedule_efficiency.run import FarspanSide, TorchSide, check_gradients, timed  # noqa: E402
+from benchmarks.schedule_efficiency.run import FarspanSide, TorchSide, take_turns  # noqa: E402
 from benchmarks.slow_links.hosts import Hosts, hosts, why_not  # noqa: E402
 from benchmarks.vs_torch_pipelining.run import spans, untouched_torch  # noqa: E402
 
@@ -61,29 +60,6 @@ def worker(args: Any) -> None:
         bounds = {name: bound_of(name, size, is_limited=not args.one_host) for name in ours}
         Path(args.worker).write_text(json.dumps(rows_of(size, steps, bounds, is_limited=not args.one_host)))
     dist.barrier()
-
-
-def take_turns(
-    rank: int, theirs: TorchSide, ours: dict[str, FarspanSide], x: Tensor, turns: int
-) -> dict[str, list[tuple[int, int]]]:
-    """When each step began and ended, by side; the first turn warms up."""
-    times: dict[str, list[tuple[int, int]]] = {"torch": [], **{name: [] for name in ours}}
-    for turn in range(turns + 1):
-        for name in list(times) if turn % 2 else list(times)[::-1]:
-            if name == "torch":
-                with untouched_torch():
-                    theirs.clear()
-                    found = timed(theirs, x)
-                    wanted = {key: grad for key, grad in theirs.gradients().items() if grad is not None}
-            else:
-                ours[name].clear()
-                found = timed(ours[name], x)
-            if turn:
-                times[name].append(found)
-        for name, side in ours.items():
-            with untouched_torch():
-                check_gradients(rank, name, wanted, side.gradients())
-    return times
 
 
 def bound_of(name: str, size: int, *, is_limited: bool) -> float:

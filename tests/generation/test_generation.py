@@ -209,6 +209,7 @@ def _config(transformers: Any, kind: str) -> Any:
         ("gpt2", {"cache_implementation": "static"}),
         ("mistral", {"repetition_penalty": 1.3}),
         ("t5", {"output_scores": True, "return_dict_in_generate": True}),
+        pytest.param("t5", {"num_beams": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_generate_of_transformers_gives_the_same_tokens(kind: str, options: dict[str, Any]) -> None:

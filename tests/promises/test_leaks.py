@@ -75,7 +75,7 @@ def hooked(model: Any) -> Any:
     return first, numbers, train(model), len(seen)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_what_a_module_tells_others_is_seen_everywhere(num_ranks: int) -> None:
     assert_same_as_plainly(Gossip, train, num_ranks)
 

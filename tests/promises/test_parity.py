@@ -18,10 +18,14 @@ _SEVERAL = ("mlp", "gpt_tied", "unet", "siamese")
 
 @pytest.mark.parametrize(
     ("name", "num_ranks"),
-    [*((name, 2) for name in CASES), *((name, number) for number in (1, 3, 4) for name in _SEVERAL)],
+    [
+        pytest.param(name, number, marks=() if number == 2 or name in _SEVERAL else pytest.mark.slow)
+        for name in CASES
+        for number in (1, 2, 3, 4)
+    ],
 )
 def test_same_numbers_as_one_process(name: str, num_ranks: int) -> None:
-    """Under each of its plans; all cases over four ranks are below, as real processes."""
+    """Under each of its plans."""
     case = CASES[name]
     wanted = train_plainly(case)
     for plan_name, plan in all_plans(case, num_ranks).items():
@@ -52,7 +56,13 @@ def test_same_numbers_under_every_schedule(name: str, schedule: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("num_processes", "names"),
-    [(1, ["gpt_tied"]), (2, list(_SEVERAL)), (3, list(_SEVERAL)), (4, list(CASES))],
+    [
+        (1, ["gpt_tied"]),
+        (2, list(_SEVERAL)),
+        (3, list(_SEVERAL)),
+        (4, list(CASES)),
+        *(pytest.param(number, list(CASES), marks=pytest.mark.slow) for number in (1, 2, 3)),
+    ],
 )
 def test_same_numbers_as_one_process_over_real_processes(num_processes: int, names: list[str]) -> None:
     for rank, process in enumerate(run_processes(num_processes, PROGRAM, names, timeout_s=240.0)):
