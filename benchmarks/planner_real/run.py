@@ -36,9 +36,7 @@ from benchmarks.vs_torch_pipelining.run import spans, untouched_torch  # noqa: E
 
 import farspan  # noqa: E402
 from farspan.cluster import Cluster, DeviceClass  # noqa: E402
-from farspan.planner.answer import Forecast, best_plan, forecast  # noqa: E402
-from farspan.planner.costed import CostedGraph  # noqa: E402
-from farspan.planner.pipeline import Pipeline, PipelineStage  # noqa: E402
+from farspan.planner.answer import Forecast, best_plan, forecast_of_stages  # noqa: E402
 from farspan.profile import costed_graph  # noqa: E402
 from farspan.runtime.trial import Trial  # noqa: E402
 from farspan.runtime.world import current_engine  # noqa: E402
@@ -139,7 +137,11 @@ def forecasts_of(case: Case, args: Any) -> dict[str, Forecast]:
     for name, (weights, speeds) in by_hand.items():
         classes = case.speeds if speeds is equal else speeds
         cuts = cut(weights, speeds)
-        one = forecast(graph, cluster, _pipeline(graph, cuts, classes), profile.num_micro_batches)
+        stages = [
+            (f"speed {speed:g}", [node.name for node in graph.nodes[begin:end]])
+            for begin, end, speed in zip([0, *cuts], cuts, classes, strict=False)
+        ]
+        one = forecast_of_stages(graph, cluster, stages, profile.num_micro_batches)
         same = [label for label, each in found.items() if places_of(each) == places_of(one)]
         if same:  # it is run once
             found[f"{same[0]} = {name}"] = found.pop(same[0])
@@ -164,26 +166,6 @@ def cut(weights: Sequence[float], speeds: Sequence[float]) -> list[int]:
                     after[end] = (most, [*ends, end])
         best = after
     return best[len(weights)][1]
-
-
-def _pipeline(graph: CostedGraph, ends: Sequence[int], speeds: Sequence[float]) -> Pipeline:
-    names = [node.name for node in graph.nodes]
-    stages = [
-        PipelineStage(
-            device_class=f"speed {speed:g}",
-            replicas=1,
-            tensor_parallel=1,
-            nodes=tuple(names[begin:end]),
-            options={},
-            once_s=0.0,
-            rate_s=0.0,
-            drain_s=0.0,
-            memory_bytes=0.0,
-            in_flight=0,
-        )
-        for begin, end, speed in zip([0, *ends], ends, speeds, strict=False)
-    ]
-    return Pipeline(objective="step-time", stages=tuple(stages), value=0.0, bound=0.0, search_s=0.0)
 
 
 def worker(args: Any) -> None:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
-from farspan.lazy import glue_at, place, repeated_blocks
-from farspan.plan import Plan, parse_place, resolve, resolve_remat
+from farspan.lazy import glue_at
+from farspan.measured import Wishes, is_measuring, measure_first
+from farspan.placing import place_first
+from farspan.plan import Plan
 from farspan.planner import auto_plan
-from farspan.profile import atoms, keepers, tied
+from farspan.profile import atoms
+from farspan.runtime.engine import Engine
 from farspan.runtime.optimizers.watch import watch_optimizers
 from farspan.runtime.step.observe import StepRecord
-from farspan.runtime.step.program import LEAST_WEIGHT_WORK_S
-from farspan.runtime.step.sites import StageSite, site_of, stages_at
+from farspan.runtime.step.sites import stages_at
 from farspan.runtime.trial import current_trial
 from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be
 
@@ -37,6 +38,7 @@ def distribute(
     stages: int | str = "auto",
     remat: bool | Sequence[str] | None = None,
     schedule: str | None = None,
+    measure: bool | None = None,
     seed: int = 0,
 ) -> nn.Module:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
@@ -59,6 +61,9 @@ def distribute(
             to the last bit. "auto": weight gradients are put off, to fill gaps, where that is likely to pay;
             "zero-bubble": wherever another rank waits; "1f1b": nowhere (interleaved where a rank has several stages);
             "gpipe": nor does a backward start before all forwards. None: what the plan says.
+        measure: Whether an automatic plan is found anew from what the first training step takes on each rank, and
+            parameters then move to it, once, between two steps. Until then the plan is an estimate. None: yes, unless
+            the environment says FARSPAN_MEASURE=0.
         seed: Of the dropout masks and other random numbers drawn inside the model.
 
     Returns:
@@ -87,49 +92,30 @@ def distribute(
     if not engine.recorder.roots:
         engine.sow(seed)  # from_rank may have made the engine
     trial = current_trial()
-    chosen = trial.plan_for(model) if trial is not None else _choose_plan(model, plan, stages, engine.num_ranks)
-    if remat is not None and trial is None:
-        chosen = dataclasses.replace(chosen, remat=remat)
-    if schedule is not None and trial is None:
-        chosen = dataclasses.replace(chosen, schedule=schedule)
-    parameters, aliases = tied(model)
-    resolved = resolve(
-        chosen,
-        parameters=parameters,
-        aliases=aliases,
-        modules=[name for name, _ in model.named_modules()],
-        world_size=engine.num_ranks,
-        indivisible=keepers(model),
-    )
-    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
-    again = resolve_remat(chosen.remat, names, repeated_blocks(model))
-    engine.agreement.agree_on("plan", chosen.to_json())
-    engine.agreement.agree_on(
-        "model", "\n".join(f"{name} {tuple(item.shape)}" for name, item in model.named_parameters())
-    )
-    sites = [site_of(parse_place(text)) for text in chosen.stages]
-    numbers = [engine.stage_number(site, occurrence) for site, occurrence in _occurrences(sites)]
-    number = len(engine.recorder.roots)
-    placed = place(
-        model,
-        engine.recorder,
-        owner=resolved.owner,
-        leaf_stage=resolved.leaf_stage,
-        stages=numbers,
-        is_mine=[site.rank == engine.rank for site in sites],
-        devices=[site.device for site in sites],
-        prefix=f"model{number}." if number else "",
-    )
-    engine.lookahead = chosen.lookahead
-    engine.schedule = chosen.schedule
-    engine.least_weight_work_s = LEAST_WEIGHT_WORK_S[chosen.schedule]
-    engine.add_parameters(placed)
-    engine.executor.remat.add(model, again)
+    if trial is not None:
+        chosen = trial.plan_for(model)
+        place_first(engine, model, chosen)
+    else:
+        wishes = Wishes(remat=remat, schedule=schedule)
+        chosen = wishes.applied_to(_choose_plan(model, plan, stages, engine.num_ranks))
+        is_automatic = isinstance(plan, str) and plan == "auto" and stages == "auto"
+        pieces = (
+            [atom.name for atom in atoms(model, engine.num_ranks)] if is_automatic and is_measuring(measure) else []
+        )
+        if not measure_first(engine, model, chosen, pieces, wishes, settled=functools.partial(_settle, engine, model)):
+            place_first(engine, model, chosen)
     watch_optimizers()
     object.__setattr__(model, _PLAN, chosen)
     engine.agreement.share_generators()
     engine.console.show_plan(chosen)
     return model
+
+
+def _settle(engine: Engine, model: nn.Module, plan: Plan, said: str) -> None:
+    """The first step has been measured."""
+    object.__setattr__(model, _PLAN, plan)
+    engine.console.say(said)
+    engine.console.show_plan(plan)
 
 
 def plan_of(model: nn.Module) -> Plan:
@@ -248,14 +234,3 @@ def _choose_plan(model: nn.Module, plan: Any, stages: int | str, num_ranks: int)
             hint="leave out one of plan= and stages=",
         )
     return chosen
-
-
-def _occurrences(sites: list[StageSite]) -> list[tuple[StageSite, int]]:
-    """Each site with how many stages before it have the same rank and device."""
-    seen: dict[tuple[int, torch.device], int] = {}
-    result: list[tuple[StageSite, int]] = []
-    for site in sites:
-        key = (site.rank, site.device)
-        result.append((site, seen.get(key, 0)))
-        seen[key] = seen.get(key, 0) + 1
-    return result

@@ -27,7 +27,13 @@ from farspan.lazy.ops.special import read_recorded as read_recorded
 from farspan.lazy.parameters.hooks import check_hooks as check_hooks
 from farspan.lazy.parameters.outside import go_on as go_on
 from farspan.lazy.parameters.outside import plain_of as plain_of
+from farspan.lazy.parameters.place import Move as Move
+from farspan.lazy.parameters.place import Sites as Sites
+from farspan.lazy.parameters.place import can_go as can_go
+from farspan.lazy.parameters.place import is_free_of_recorded as is_free_of_recorded
+from farspan.lazy.parameters.place import moves as moves
 from farspan.lazy.parameters.place import place as place
+from farspan.lazy.parameters.place import place_anew as place_anew
 from farspan.lazy.randomness import Frame as Frame
 from farspan.lazy.randomness import active as active
 from farspan.lazy.randomness import key_of as key_of
@@ -54,9 +60,11 @@ __all__ = [
     "PassedBy",
     "Leaf",
     "ModuleUnits",
+    "Move",
     "MutableArguments",
     "Placed",
     "Recorder",
+    "Sites",
     "StubParameter",
     "Unit",
     "Unknown",
@@ -64,6 +72,7 @@ __all__ = [
     "active",
     "announce",
     "apply_modes",
+    "can_go",
     "check_hooks",
     "describe_result",
     "find_where",
@@ -73,11 +82,14 @@ __all__ = [
     "in_region",
     "is_unpacked_by_unit",
     "install",
+    "is_free_of_recorded",
     "key_of",
     "learned_from_run",
     "learned_from_text",
     "meta_of",
+    "moves",
     "place",
+    "place_anew",
     "go_on",
     "plain_of",
     "plain_versions",

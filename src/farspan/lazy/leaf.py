@@ -38,6 +38,8 @@ class Placed:
     meta: Meta
     is_owned: bool
     is_parameter: bool
+    kind: type[torch.Tensor]
+    """Its class, which a stub has not."""
     is_shared: bool = False
     """Whether the model has it under several names, or calls several modules that hold it."""
     user: Leaf | None = None

@@ -102,8 +102,6 @@ class Recorder:
         self.gradients = Gradients(self)
         self.outside = Outside()
         self._modes: list[Any] = []
-        self._known: dict[Any, tuple[Any, Entry]] = {}
-        """Template and entry of ordinary calls whose arguments are tensors and plain values."""
         self._is_writing = False
         self.regions = Regions()
         self.here: tuple[int, ...] = ()
@@ -147,7 +145,7 @@ class Recorder:
         metas = tuple([id(item.meta if isinstance(item, Value) else meta_of(item)) for item in arguments])
         modes = current_modes()
         key = (target, shape, metas, modes, target.state_key() if type(target) is Leaf else None)
-        known = self._known.get(key)
+        known = self.cache.known.get(key)
         if known is None or (known[1].mutated and not is_plain_write(target, known[1], tensors)):
             template, _ = flatten_arguments(args, kwargs)
             return self.record(target, template, tensors, stage, key=key, given=(args, kwargs))
@@ -222,7 +220,7 @@ class Recorder:
             is_done, result = write_apart(self, target, template, tensors, stage, entry)
             return result if is_done else self.record(target, template, tensors, stage, given=given)
         if key is not None and not self._is_writing:
-            self._known[key] = (template, entry)
+            self.cache.known[key] = (template, entry)
         return self._append(target, template, arguments, entry, stage, modes, tensors, given)
 
     def _call_parts(self, target: Any, given: tuple[Any, ...], reason: str) -> Any:

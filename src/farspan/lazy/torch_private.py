@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ __all__ = [
     "forget_casts",
     "has_compatible_type",
     "has_memory_of_its_own",
+    "has_other_users",
     "hooks_on_saved",
     "in_autocast_region",
     "is_any_autocast_enabled",
@@ -75,6 +77,7 @@ __all__ = [
     "without_modes_of",
     "unscale_",
     "update_scale_",
+    "tensor_of_class",
 ]
 
 _raw_grad = torch.Tensor.grad
@@ -183,6 +186,16 @@ def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
     """Whether no other tensor, array or library uses the memory of `tensor`."""
     storage = tensor.untyped_storage()
     return storage.resizable() and torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor, and `storage`
+
+
+def has_other_users(tensor: torch.Tensor) -> bool:
+    """Whether something besides Python's own references uses `tensor` itself, such as an autograd graph."""
+    return bool(weakref.getweakrefs(tensor)) or tensor._use_count() > 1  # type: ignore[attr-defined]
+
+
+def tensor_of_class(cls: Any, data: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:
+    """A tensor of class `cls` with the memory of `data`."""
+    return data if cls is torch.Tensor else torch.Tensor._make_subclass(cls, data, requires_grad)
 
 
 def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:

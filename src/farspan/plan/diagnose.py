@@ -13,8 +13,8 @@ __all__ = ["module_not_found", "name_not_found", "nobody_owns", "ranks_do_not_fi
 _MOST_NAMES = 4
 
 
-def ranks_do_not_fit(plan: Plan, world_size: int) -> PlanError | None:
-    """The error for a plan whose ranks are not exactly those of the world, or None."""
+def ranks_do_not_fit(plan: Plan, world_size: int, *, may_idle: bool = False) -> PlanError | None:
+    """The error for a plan whose ranks are not those of the world, all of them unless some `may_idle`; or None."""
     ranks, needed = plan.ranks, max(plan.ranks) + 1
     absent = [f"rank:{rank}" for rank in range(world_size) if rank not in ranks]
     has_gaps = len(ranks) < needed
@@ -28,7 +28,7 @@ def ranks_do_not_fit(plan: Plan, world_size: int) -> PlanError | None:
                 why=f"{mismatch}; ranks count from 0.",
                 hint=hint,
             )
-    if absent:
+    if absent and not may_idle:
         return PlanError(
             f"{mismatch}.",
             why=f"every rank must have a stage; the plan has none on {_listed(absent)}.",

@@ -51,6 +51,7 @@ def resolve(
     modules: Sequence[str],
     world_size: int,
     indivisible: Collection[str] = (),
+    may_idle: bool = False,
 ) -> Resolved:
     """Find out what `plan` means for a model.
 
@@ -62,6 +63,7 @@ def resolve(
         world_size: How many processes there are.
         indivisible: Modules that are called as a whole though they have no parameters: where the plan says nothing of
             one, it goes with the parameter before it, else with the first one.
+        may_idle: Whether there may be processes without a stage.
 
     Raises:
         PlanError: An entry matches nothing, a parameter has no owner, or the ranks do not fit the world.
@@ -73,7 +75,7 @@ def resolve(
         >>> found.owner, found.leaf_stage
         ({'embed.weight': 0}, {'': None, 'embed': 0, 'head': 1})
     """
-    error = ranks_do_not_fit(plan, world_size)
+    error = ranks_do_not_fit(plan, world_size, may_idle=may_idle)
     if error is not None:
         raise error
     nodes = _nodes([*modules, *parameters, *aliases])

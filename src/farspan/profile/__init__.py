@@ -10,6 +10,8 @@ from farspan.profile.machine import this_device as this_device
 from farspan.profile.machine import this_machine as this_machine
 from farspan.profile.names import keepers as keepers
 from farspan.profile.names import tied as tied
+from farspan.profile.ranks import RankDevice as RankDevice
+from farspan.profile.ranks import cluster_of_ranks as cluster_of_ranks
 from farspan.profile.step import AtomProfile as AtomProfile
 from farspan.profile.step import Operation as Operation
 from farspan.profile.step import PassedValue as PassedValue
@@ -20,9 +22,11 @@ __all__ = [
     "Operation",
     "PassedValue",
     "ProfileCache",
+    "RankDevice",
     "StepProfile",
     "atoms",
     "cache_folder",
+    "cluster_of_ranks",
     "costed_graph",
     "keepers",
     "name_of_device",

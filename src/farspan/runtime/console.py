@@ -47,6 +47,13 @@ class Console:
             sys.stdout.write(f"{plan}\n")
             sys.stdout.flush()
 
+    def say(self, text: str) -> None:
+        """Something about the plan that the user should know."""
+        _log.info("%s", text)
+        if self.side.rank == 0 and self.is_launched:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+
     def step_ended(self, record: StepRecord) -> None:
         """Count a training step; after some of them all ranks give their timelines and rank 0 writes the report."""
         if not record.has_backward:

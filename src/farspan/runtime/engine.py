@@ -68,12 +68,9 @@ class Engine:
         self.stages: list[StageSite] = []
         self.parameters: dict[str, Placed] = {}
         self.channels = Channels(medium, self.rank, deadline_s)
-        self.executor = Executor(
-            self.channels,
-            parameters=self.parameters,
-            device_of=lambda stage: self.stages[stage].device,
-            check=self.check,
-        )
+        self.executor = self.plain_executor()
+        self.after_step: list[Callable[[], None]] = []
+        """Called when an optimizer has stepped."""
         self.console = Console(side, deadline_s)
         self.num_flushes = 0
         self.last_step: StepRecord | None = None
@@ -93,6 +90,15 @@ class Engine:
         side.on_failure = self._on_failure
         recorder.engine = self
         self.sow(seed)
+
+    def plain_executor(self) -> Executor:
+        """One that has run nothing yet."""
+        return Executor(
+            self.channels,
+            parameters=self.parameters,
+            device_of=lambda stage: self.stages[stage].device,
+            check=self.check,
+        )
 
     def stage_number(self, site: StageSite, occurrence: int) -> int:
         """The number of the `occurrence`-th stage at `site`; models that share a site share its stages."""
@@ -130,7 +136,7 @@ class Engine:
         self.side.start(step, digest)
         if learning is not None or self.recorder.runs_each_backward or _changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
-        with self._executing():
+        with self.executing():
             self.inputs.check(graphs)
             program = build_program(
                 graphs,
@@ -181,7 +187,7 @@ class Engine:
             learned_from_text(call, text)
 
     @contextlib.contextmanager
-    def _executing(self) -> Iterator[None]:
+    def executing(self) -> Iterator[None]:
         """User code is not recorded; what goes wrong is told to all ranks."""
         self.recorder.is_recording = False
         try:
@@ -247,8 +253,11 @@ class Engine:
                     for value in call.outputs:
                         needs_gradient = value.meta.requires_grad
                         can_go_back |= needs_gradient
-                        if (not needs_gradient or call.arguments is None) and not value.is_held:
-                            value.data = None
+                        if not needs_gradient or call.arguments is None:
+                            if not value.is_held:
+                                value.data = None
+                            elif needs_gradient and value.data is not None:
+                                value.data = value.data.detach()  # without the graph that has been used
                     if not can_go_back:
                         call.arguments = None
                     is_over &= call.arguments is None
@@ -304,16 +313,16 @@ class Engine:
 
     def add_parameters(self, placed: Sequence[Placed]) -> None:
         """Another model is distributed."""
-        self._resolve_masks()  # which are about the parameters known so far
+        self.resolve_masks()  # which are about the parameters known so far
         self.parameters.update({item.name: item for item in placed})
 
     def has_gradient(self, placed: Placed) -> bool:
         if self.num_ranks == 1:
             return raw_grad(placed.tensor) is not None
-        self._resolve_masks()
+        self.resolve_masks()
         return self._has_gradient.get(placed.name, False)
 
-    def _resolve_masks(self) -> None:
+    def resolve_masks(self) -> None:
         """Learn which parameters of the other ranks have a gradient since the last backward."""
         for exchange in self._masks:
             for rank, mask in enumerate(exchange.masks()):
@@ -322,7 +331,7 @@ class Engine:
         self._masks = []
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
-        self._resolve_masks()
+        self.resolve_masks()
         self._has_gradient[placed.name] = gradient is not None
         if not placed.is_owned:
             return

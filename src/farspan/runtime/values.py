@@ -74,9 +74,11 @@ class SharedValues:
         """Ask `rank` for a "parameter" or "gradient" by name, or for a "value" by key."""
         return unpack_tensor(*self._ask(rank, kind, what))
 
-    def pull_state(self, rank: int, number: int | None, name: str) -> Any:
-        """Ask `rank` what optimizer `number`, or the one that steps in a hook, keeps for one of its parameters."""
-        return self.optimizers.unpack(*self._ask(rank, "state", [number, name]))
+    def pull_state(self, rank: int, number: int | None, name: str, device: torch.device | None = None) -> Any:
+        """Ask `rank` what optimizer `number`, or the one that steps in a hook, keeps for one of its parameters; for
+        a parameter on `device`, if one is given.
+        """
+        return self.optimizers.unpack(*self._ask(rank, "state", [number, name]), device)
 
     def _ask(self, rank: int, kind: str, what: Any) -> tuple[dict[str, Any], bytearray]:
         return self.side.request(rank, {kind: what, "progress": self._progress}, self.deadline_s)

@@ -94,6 +94,8 @@ class MetadataCache:
         self.entries: dict[Any, Entry | Unknown] = {}
         self.families: dict[Any, Family] = {}
         """Of calls that differ in numbers only."""
+        self.known: dict[Any, tuple[Any, Entry]] = {}
+        """Template and entry of ordinary calls whose arguments are tensors and plain values, by their own keys."""
         self.num_runs = 0
         """Of calls, on fakes."""
 
@@ -130,6 +132,12 @@ class MetadataCache:
         known = self.entries[key]
         if type(known) is Unknown and known.confirms(entry):
             self.entries[key] = entry
+
+    def forget_leaves(self) -> None:
+        """Modules that were called as a whole no longer are, or others are."""
+        for table in (self.entries, self.families, self.known):
+            for key in [key for key in table if type(key[0]) is Leaf]:
+                del table[key]
 
 
 def _key(target: Any, template: Any, metas: tuple[int, ...], modes: Modes) -> Any:

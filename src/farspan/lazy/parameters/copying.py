@@ -104,6 +104,7 @@ def _placed_like(known: Placed, name: str, tensor: torch.Tensor) -> Placed:
         known.meta,
         known.is_owned,
         known.is_parameter,
+        type(tensor) if known.is_owned else known.kind,
         is_shared=known.is_shared,
         is_written=known.is_written,
     )

@@ -5,6 +5,7 @@ from farspan.planner.answer.forecast import Forecast as Forecast
 from farspan.planner.answer.forecast import StageForecast as StageForecast
 from farspan.planner.answer.forecast import can_run as can_run
 from farspan.planner.answer.forecast import forecast as forecast
+from farspan.planner.answer.given import forecast_of_stages as forecast_of_stages
 from farspan.planner.answer.options import Answer as Answer
 from farspan.planner.answer.options import Loser as Loser
 from farspan.planner.answer.options import best_plan as best_plan
@@ -26,6 +27,7 @@ __all__ = [
     "can_run",
     "explain",
     "forecast",
+    "forecast_of_stages",
     "format_answer",
     "recalibrate",
 ]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
+from farspan.errors import RecordError
 from farspan.lazy import Placed, flatten, meta_of, rebuild, structure_from_json, structure_to_json
 from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
 
@@ -46,28 +47,45 @@ class OptimizerStates:
         """This rank alone steps it, in a gradient hook of one of its parameters."""
         self._in_hooks.update(dict.fromkeys(names, optimizer))
 
+    def numbered(self) -> list[tuple[int, Optimizer]]:
+        """Those that all ranks step, with their numbers."""
+        return sorted(self._optimizers.items())
+
     def answer(self, number: int | None, name: str) -> tuple[dict[str, Any], bytes]:
         """What optimizer `number`, or the one that steps in a hook, keeps for a parameter of this rank."""
-        optimizer = self._in_hooks.get(name) if number is None else self._optimizers[number]
-        state = None if optimizer is None else optimizer.state.get(self.parameters[name].tensor)
+        optimizer = self._in_hooks.get(name) if number is None else self._optimizers.get(number)
+        if number is not None and optimizer is None:
+            raise RecordError(
+                f"the optimizer of {name} is no more on the rank that owns it.",
+                why="its program has let go of the optimizer.",
+                hint="keep the optimizer on every rank until its state has been read",
+            )
+        parameter = self.parameters[name].tensor
+        state = None if optimizer is None else optimizer.state.get(parameter)
         template, tensors = flatten(state)
         packed = [pack_tensor(tensor) for tensor in tensors]
         header = {
             "structure": structure_to_json(template, [meta_of(tensor.detach().cpu()) for tensor in tensors]).decode(),
             "tensors": [[header, len(data)] for header, data in packed],
+            "is_beside": [tensor.device == parameter.device for tensor in tensors],
         }
         return header, b"".join(data for _, data in packed)
 
     @staticmethod
-    def unpack(header: dict[str, Any], payload: bytes | bytearray) -> Any:
-        """What `answer` has packed: a dictionary, or None where the parameter has not been trained yet."""
+    def unpack(header: dict[str, Any], payload: bytes | bytearray, device: torch.device | None = None) -> Any:
+        """What `answer` has packed: a dictionary, or None where the parameter has not been trained yet.
+
+        What lay on the parameter's device comes to `device`, if one is given.
+        """
         template, metas = structure_from_json(header["structure"].encode())
         tensors: list[torch.Tensor] = []
         begin = 0
         for (of_tensor, size), meta in zip(header["tensors"], metas, strict=True):
             tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
-            tensors.append(tensor.copy_(unpack_tensor(of_tensor, bytes(payload[begin : begin + size]))))
+            tensor.copy_(unpack_tensor(of_tensor, bytes(payload[begin : begin + size])))
             begin += size
+            is_beside = header["is_beside"][len(tensors)]
+            tensors.append(tensor.to(device) if device is not None and is_beside else tensor)
         return rebuild(template, tensors)
 
 

@@ -192,6 +192,8 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if engine.values.optimizers.depth == 0:
             engine.recorder.leave_optimizer()
             engine.parameters_changed()
+            for act in tuple(engine.after_step):
+                act()
 
 
 def _engine_of(optimizer: Optimizer) -> Engine | None:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from farspan.lazy import Placed
-from farspan.profile.machine import name_of_device
 from farspan.profile.step import AtomProfile, Operation, PassedValue, StepProfile
-from farspan.runtime.trial.meter import Meter, SegmentNote
+from farspan.runtime.trial.meter import Measured, SegmentNote
 
 __all__ = ["assemble", "memory_of"]
 
@@ -20,7 +19,7 @@ class _Sums:
     """What is known of one atom."""
 
     keys: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    likeness: list[object] = field(default_factory=list[object])
+    likeness: list[str] = field(default_factory=list[str])
     forward_work: list[Operation] = field(default_factory=list[Operation])
     backward_work: list[Operation] = field(default_factory=list[Operation])
     saved_bytes: float = 0.0
@@ -30,21 +29,30 @@ class _Sums:
 
 
 def assemble(
-    meter: Meter, names: Sequence[str], *, states: Mapping[int, float], num_micro_batches: int, notes: Sequence[str]
+    measured: Measured,
+    names: Sequence[str],
+    *,
+    parameters: Mapping[str, Placed],
+    states: Mapping[int, float],
+    device: str,
+    num_micro_batches: int,
+    notes: Sequence[str],
 ) -> StepProfile:
     """The profile of a step of which each atom was a stage.
 
     Args:
-        meter: Has run it.
+        measured: The step.
         names: Of the atoms, by stage.
+        parameters: All that is placed.
         states: Bytes of optimizer state, by id of the parameter.
+        device: The kind of it.
         num_micro_batches: Of a step.
         notes: What a reader should know.
     """
-    atom_of = _atoms_of(meter.notes)
+    atom_of = _atoms_of(measured.notes)
     sums = [_Sums() for _ in names]
     values: dict[tuple[int, int, str], PassedValue] = {}
-    for key, note in meter.notes.items():
+    for key, note in measured.notes.items():
         at = atom_of[key]
         own = sums[at]
         own.keys.append(key)
@@ -53,7 +61,7 @@ def assemble(
         own.backward_work += note.backward
         own.saved_bytes += note.saved_bytes
         own.working_bytes = max(own.working_bytes, note.working_bytes)
-        own.is_called |= bool(note.leaves)
+        own.is_called |= note.is_called
         for item in note.inputs:
             source = item.stage if item.source is None else atom_of.get(item.source, item.stage)
             if source == at:
@@ -64,10 +72,10 @@ def assemble(
                 target=at,
                 size_bytes=item.size_bytes,
                 name=item.name,
-                is_saved=item.source is None or item.name in meter.notes[item.source].saved_outputs,
+                is_saved=item.source is None or item.name in measured.notes[item.source].saved_outputs,
             )
-    seconds, spread = _seconds(meter, atom_of)
-    kept = [memory_of(meter.parameters, stage, states) for stage in range(len(names))]
+    seconds, spread = _seconds(measured, atom_of)
+    kept = [memory_of(parameters, stage, states) for stage in range(len(names))]
     alike = [
         repr((own.likeness, [item.flops for item in own.backward_work if item.flops])) if own.keys else ""
         for own in sums
@@ -78,7 +86,7 @@ def assemble(
     numbers = {likeness: str(number) for number, likeness in enumerate(dict.fromkeys(alike))}
 
     def seconds_of(stage: int, *, is_forward: bool) -> float | None:
-        if meter.is_dry:
+        if measured.is_dry:
             return None
         return fmean(by_likeness[alike[stage], is_forward]) if (stage, is_forward) in seconds else 0.0
 
@@ -103,7 +111,7 @@ def assemble(
         atoms=tuple(profiles),
         values=tuple(values.values()),
         num_micro_batches=num_micro_batches,
-        device=name_of_device(meter.device_of(0)),
+        device=device,
         spread=spread,
         notes=tuple(notes),
     )
@@ -118,7 +126,7 @@ def _atoms_of(notes: Mapping[tuple[int, int], SegmentNote]) -> dict[tuple[int, i
     for key in sorted(notes):
         note, stage = notes[key], key[1]
         sources = [item.source for item in note.inputs if item.source in atom_of]
-        if note.leaves or stage not in seen or not sources:
+        if note.is_called or stage not in seen or not sources:
             atom_of[key] = stage
             seen.add(stage)
         else:
@@ -126,13 +134,13 @@ def _atoms_of(notes: Mapping[tuple[int, int], SegmentNote]) -> dict[tuple[int, i
     return atom_of
 
 
-def _seconds(meter: Meter, atom_of: Mapping[tuple[int, int], int]) -> tuple[dict[tuple[int, bool], float], float]:
+def _seconds(measured: Measured, atom_of: Mapping[tuple[int, int], int]) -> tuple[dict[tuple[int, bool], float], float]:
     """Seconds of a micro-batch by atom, forward or backward, and how much they differ."""
     taken: dict[tuple[int, bool], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     whole: dict[int, float] = defaultdict(float)
-    timed = [sample for sample in meter.samples if sample.graph in meter.graphs]
-    if len(meter.graphs) > 1:  # the one that was looked at took longer
-        timed = [sample for sample in timed if sample.graph != meter.looked_at]
+    timed = [sample for sample in measured.samples if sample.graph in measured.graphs]
+    if len(measured.graphs) > 1:  # the one that was looked at took longer
+        timed = [sample for sample in timed if sample.graph != measured.looked_at]
     for sample in timed:
         stage = atom_of.get(sample.key, sample.key[1])
         taken[stage, sample.is_forward][sample.graph] += sample.seconds

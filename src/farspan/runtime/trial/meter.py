@@ -10,7 +10,7 @@ In a dry run only micro-batch 0 is run, on tensors without data.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from farspan.runtime.step.program import Program, Step
 from farspan.runtime.trial.work import counted, kept
 from farspan.runtime.trial.working import Working
 
-__all__ = ["Input", "Meter", "Sample", "SegmentNote", "needs_data"]
+__all__ = ["Input", "Measured", "Meter", "Sample", "SegmentNote", "needs_data"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,11 @@ class SegmentNote:
 
     key: tuple[int, int]
     """Level and stage."""
-    leaves: list[Leaf]
+    is_called: bool
+    """Whether a module is called in it as a whole."""
     inputs: list[Input]
-    likeness: tuple[Any, ...]
+    likeness: str
+    """Equal for segments that do the same."""
     saved_bytes: int = 0
     working_bytes: int = 0
     """What it needs besides, while it runs."""
@@ -74,6 +76,25 @@ class Sample:
     key: tuple[int, int]
     is_forward: bool
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was noted of some micro-batches.
+
+    Attributes:
+        notes: Of the segments of the one that was looked at, by level and stage.
+        samples: Of all.
+        graphs: The micro-batches of which a backward has run, in order.
+        looked_at: One of them.
+        is_dry: Whether nothing was computed.
+    """
+
+    notes: Mapping[tuple[int, int], SegmentNote]
+    samples: Sequence[Sample]
+    graphs: Collection[int]
+    looked_at: int
+    is_dry: bool = False
 
 
 class Meter(Executor):
@@ -114,6 +135,15 @@ class Meter(Executor):
     @property
     def is_dry(self) -> bool:
         return self.mode is not None
+
+    def measured(self) -> Measured:
+        return Measured(
+            notes=self.notes,
+            samples=self.samples,
+            graphs=tuple(self.graphs),
+            looked_at=self.looked_at,
+            is_dry=self.is_dry,
+        )
 
     def run(self, program: Program) -> None:
         if self.is_dry:
@@ -226,13 +256,13 @@ def _key(work: Segment | Part) -> tuple[int, int]:
 
 def _note_of(segment: Segment) -> SegmentNote:
     calls = segment.calls
-    leaves = list(dict.fromkeys(call.target for call in calls if type(call.target) is Leaf))
     inputs = [_input_of(value, segment) for value in segment.inputs if value.stage != EVERYWHERE]
     likeness = tuple(
         (_likeness_of(call.target), tuple(map(_shape, call.arguments or ())), tuple(map(str, call.entry.metas)))
         for call in calls
     )
-    return SegmentNote(key=_key(segment), leaves=leaves, inputs=inputs, likeness=likeness)
+    is_called = any(type(call.target) is Leaf for call in calls)
+    return SegmentNote(key=_key(segment), is_called=is_called, inputs=inputs, likeness=repr(likeness))
 
 
 def _input_of(value: Value, segment: Segment) -> Input:

@@ -18,7 +18,7 @@ from farspan.errors import PlanError
 from farspan.lazy import Recorder, activate, install
 from farspan.lazy.torch_private import fake_mode, is_fake_limit, put_modes, take_modes_of
 from farspan.plan import Plan
-from farspan.profile import ProfileCache, atoms, this_device
+from farspan.profile import ProfileCache, atoms, name_of_device, this_device
 from farspan.profile.step import StepProfile
 from farspan.runtime.engine import Engine
 from farspan.runtime.optimizers.states import placed_in
@@ -190,9 +190,11 @@ class Trial:
         if self.is_dry and not self._is_in_step and len(self._meter.graphs) == 1:
             notes.append("the program reads a value after one micro-batch: --micro-batches says how many a step has")
         self._profile = assemble(
-            self._meter,
+            self._meter.measured(),
             self._names,
+            parameters=self._engine.parameters,
             states=states,
+            device=name_of_device(self._meter.device_of(0)),
             num_micro_batches=self._num_micro_batches or len(self._meter.graphs),
             notes=notes,
         )

@@ -1,0 +1,247 @@
+"""The automatic plan, in two parts: estimated from the model's modules, then found from what its first step takes.
+
+    distribute              estimate: each piece on the rank that it is likely to belong to
+    first step              every rank measures the pieces that it runs; one micro-batch is looked at closely
+    after optimizer.step()  all tell what they measured; rank 0 looks for the best plan; who gets a piece fetches it
+
+The plan changes once, between two steps, and only if that is likely to be worth it. Numbers do not depend on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from farspan.placing import place_first, replace_plan
+from farspan.plan import Plan
+from farspan.planner.answer import best_plan, forecast_of_stages
+from farspan.profile import RankDevice, StepProfile, cluster_of_ranks, costed_graph
+from farspan.runtime.engine import Engine
+from farspan.runtime.replan import RankMeasured, exchanged, speeds_of_ranks
+from farspan.runtime.trial import Measured, Meter, assemble, state_bytes
+from farspan.units import format_bytes, format_seconds
+
+__all__ = ["Wishes", "is_measuring", "measure_first"]
+
+_log = logging.getLogger(__name__)
+_LEAST_MEASURED = 4
+"""Micro-batches, the first of which is not timed."""
+_MOST_TRIES = 3
+"""Steps after which something may still use a parameter that is to move."""
+_LEAST_GAIN = 0.05
+"""As a share of a step: predictions are off by as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user has said of the plan.
+
+    Attributes:
+        remat: As in `distribute`.
+        schedule: As in `distribute`.
+    """
+
+    remat: bool | Sequence[str] | None
+    schedule: str | None
+
+    def applied_to(self, plan: Plan) -> Plan:
+        if self.remat is not None:
+            plan = dataclasses.replace(plan, remat=self.remat if isinstance(self.remat, bool) else tuple(self.remat))
+        return plan if self.schedule is None else dataclasses.replace(plan, schedule=self.schedule)
+
+
+def is_measuring(measure: bool | None) -> bool:
+    """Whether a first step is to be measured: as `distribute` was told, else as FARSPAN_MEASURE says, else yes."""
+    return os.environ.get("FARSPAN_MEASURE", "1") != "0" if measure is None else measure
+
+
+def measure_first(
+    engine: Engine,
+    model: nn.Module,
+    estimated: Plan,
+    pieces: Sequence[str],
+    wishes: Wishes,
+    *,
+    settled: Callable[[Plan, str], None],
+) -> bool:
+    """Place `model` so that its first step can be measured, and place it anew after that; all ranks call it.
+
+    Args:
+        engine: This rank's.
+        model: The user's model.
+        estimated: Where its pieces are to be at first.
+        pieces: Names of what is placed as a whole, in the model's order; together they hold every parameter.
+        wishes: What the plan that is found is to have.
+        settled: Called with that plan, and what there is to say of it.
+
+    Returns:
+        Whether it will be measured; if not, it has not been placed.
+    """
+    if engine.num_ranks == 1 or engine.stages or len(pieces) <= engine.num_ranks:
+        return False
+    owner = [_stage_of(name, estimated) for name in pieces]
+    first = _FirstSteps(engine, model, estimated, pieces, owner, wishes, settled)
+    stages = tuple(estimated.stages[stage] for stage in owner)
+    placement = {name: number for number, name in enumerate(pieces)}
+    place_first(engine, model, dataclasses.replace(estimated, stages=stages, placement=placement, estimates={}))
+    engine.after_step.append(first.step_over)
+    return True
+
+
+class _FirstSteps:
+    """One rank's part in measuring, and what comes after it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: nn.Module,
+        estimated: Plan,
+        pieces: Sequence[str],
+        owner: Sequence[int],
+        wishes: Wishes,
+        settled: Callable[[Plan, str], None],
+    ) -> None:
+        self.engine = engine
+        self.model = model
+        self.estimated = estimated
+        self.pieces = pieces
+        self.owner = owner
+        """Stage of each piece in the estimated plan."""
+        self.wishes = wishes
+        self.settled = settled
+        self.meter = Meter(engine, mode=None, ended=lambda: None, about_to_time=lambda signature: None)
+        engine.executor = self.meter
+        self.num_micro_batches = 0
+        self.num_tries = 0
+        self.found: tuple[Plan, str] | None = None
+
+    def step_over(self) -> None:
+        """An optimizer has stepped, on every rank."""
+        self.num_micro_batches = self.num_micro_batches or len(self.meter.graphs)
+        if len(self.meter.graphs) < _LEAST_MEASURED or self.engine.recorder.has_pending():
+            return
+        engine = self.engine
+        if engine.recorder.roots != {id(self.model)} or len(engine.stages) > len(self.pieces):
+            self._end("the model stays where it was estimated to belong: the program has another, or places of its own")
+            return
+        if self.found is None:
+            with engine.executing():
+                self.found = self._find()
+        plan, said = self.found
+        moved_bytes = replace_plan(engine, self.model, plan)
+        self.num_tries += 1
+        if moved_bytes is not None:
+            engine.after_step.remove(self.step_over)
+            self.settled(plan, f"{said}; {format_bytes(moved_bytes)} of parameters moved")
+        elif self.num_tries == _MOST_TRIES:
+            self._end(
+                "the model stays where it was estimated to belong: something still uses parameters that would move"
+            )
+
+    def _end(self, why: str) -> None:
+        """Leave things as they are."""
+        engine = self.engine
+        engine.after_step.remove(self.step_over)
+        engine.executor = engine.plain_executor()
+        engine.executor.remat = self.meter.remat
+        self.settled(self.estimated, why)
+
+    def _find(self) -> tuple[Plan, str]:
+        """The plan for what all ranks have measured, and what there is to say of it; the same on every rank."""
+        engine = self.engine
+        own = next(stage for stage, site in enumerate(engine.stages) if site.rank == engine.rank)
+        shares = exchanged(engine.agreement, self.meter.measured(), self.meter.device_of(own))
+        answer = ""
+        if engine.rank == 0:
+            plan, said = self._plan_from(shares)
+            answer = json.dumps([plan.to_json(), said])
+        text, said = json.loads(engine.agreement.tell("the plan", answer.encode(), 0))
+        return Plan.from_json(text), said
+
+    def _plan_from(self, shares: Sequence[RankMeasured]) -> tuple[Plan, str]:
+        speeds = speeds_of_ranks(shares)
+        num_on = Counter(share.host for share in shares)
+        cluster, ranks = cluster_of_ranks(
+            [
+                RankDevice(
+                    host=share.host,
+                    kind=share.device,
+                    memory_bytes=share.memory_bytes // (num_on[share.host] if share.device == "cpu" else 1),
+                    speed=speed,
+                )
+                for share, speed in zip(shares, speeds, strict=True)
+            ]
+        )
+        profile = self._profile(shares, speeds)
+        graph = costed_graph(profile, cluster)
+        best = best_plan(graph, cluster, self.num_micro_batches).best
+        kinds = [each.name for each in cluster.classes for _ in range(each.num_devices)]
+        kind_of = dict(zip(ranks, kinds, strict=True))
+        now = forecast_of_stages(
+            graph,
+            cluster,
+            [
+                (
+                    kind_of[self.estimated.rank_of(stage)],
+                    [node.name for node, its in zip(graph.nodes, self.owner, strict=True) if its == stage],
+                )
+                for stage in range(self.estimated.num_stages)
+            ],
+            self.num_micro_batches,
+        )
+        gain = 1 - best.step_s / now.step_s if now.fits else 1.0
+        is_better = gain > max(profile.spread, _LEAST_GAIN)
+        said = (
+            f"measured {len(self.pieces)} pieces of {profile.num_unique} kinds: a step is likely to take "
+            f"{format_seconds(now.step_s)} as estimated, {format_seconds(best.step_s)} under the best plan"
+        )
+        if is_better:
+            stages = tuple(f"rank:{ranks[best.plan.rank_of(stage)]}" for stage in range(best.plan.num_stages))
+            plan = dataclasses.replace(best.plan, stages=stages)
+        else:
+            said += f", no more than predictions are off ({100 * max(profile.spread, _LEAST_GAIN):.0f} %)"
+            plan = dataclasses.replace(self.estimated, estimates={**self.estimated.estimates, **now.plan.estimates})
+        return self.wishes.applied_to(plan), said
+
+    def _profile(self, shares: Sequence[RankMeasured], speeds: Sequence[float]) -> StepProfile:
+        """All ranks' shares as one profile, in seconds of a device of speed 1."""
+        first = shares[0].measured
+        merged = Measured(
+            notes={key: note for share in shares for key, note in share.measured.notes.items()},
+            samples=[
+                dataclasses.replace(sample, seconds=sample.seconds * speed)
+                for share, speed in zip(shares, speeds, strict=True)
+                for sample in share.measured.samples
+            ],
+            graphs=first.graphs,
+            looked_at=first.looked_at,
+        )
+        parameters = self.engine.parameters
+        states, notes = state_bytes({id(item.tensor): item.tensor for item in parameters.values()})
+        profile = assemble(
+            merged,
+            self.pieces,
+            parameters=parameters,
+            states=states,
+            device=shares[0].device,
+            num_micro_batches=self.num_micro_batches,
+            notes=notes,
+        )
+        if self.wishes.remat is None:
+            return profile
+        atoms = tuple(dataclasses.replace(atom, can_remat=False) for atom in profile.atoms)
+        return dataclasses.replace(profile, atoms=atoms)
+
+
+def _stage_of(name: str, plan: Plan) -> int:
+    """The stage of a piece in an automatic plan: by its own entry, or by the nearest one above."""
+    while name not in plan.placement:
+        name = name.rpartition(".")[0]
+    return plan.placement[name]

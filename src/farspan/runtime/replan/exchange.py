@@ -1,0 +1,97 @@
+"""What each rank has noted of its own share of a step, brought together on all of them. JSON: nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from farspan.profile import Operation, name_of_device
+from farspan.runtime.agreement import Agreement
+from farspan.runtime.trial.meter import Input, Measured, Sample, SegmentNote
+
+__all__ = ["RankMeasured", "exchanged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMeasured:
+    """One rank's share.
+
+    Attributes:
+        host: Name of its machine.
+        device: The kind of device it computes on.
+        memory_bytes: Of the device; of the whole host where it is a CPU.
+        measured: Its own segments.
+    """
+
+    host: str
+    device: str
+    memory_bytes: float
+    measured: Measured
+
+
+def exchanged(agreement: Agreement, measured: Measured, device: torch.device) -> list[RankMeasured]:
+    """All ranks' shares, by rank; every rank calls it.
+
+    Args:
+        agreement: Of the ranks.
+        measured: This one's.
+        device: Where this one computes.
+    """
+    is_cuda = device.type == "cuda"
+    own = {
+        "host": socket.gethostname(),
+        "device": name_of_device(device),
+        "memory_bytes": float(
+            torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
+        ),
+        "notes": [_members(note) for note in measured.notes.values()],
+        "samples": [[each.graph, *each.key, each.is_forward, each.seconds] for each in measured.samples],
+        "graphs": list(measured.graphs),
+        "looked_at": measured.looked_at,
+    }
+    return [_read(json.loads(blob)) for blob in agreement.gather("what was measured", json.dumps(own).encode())]
+
+
+def _members(note: SegmentNote) -> dict[str, Any]:
+    return {**asdict(note), "saved_outputs": sorted(note.saved_outputs)}
+
+
+def _read(members: dict[str, Any]) -> RankMeasured:
+    notes = [_note(each) for each in members["notes"]]
+    samples = [
+        Sample(graph=graph, key=(level, stage), is_forward=is_forward, seconds=seconds)
+        for graph, level, stage, is_forward, seconds in members["samples"]
+    ]
+    return RankMeasured(
+        host=members["host"],
+        device=members["device"],
+        memory_bytes=members["memory_bytes"],
+        measured=Measured(
+            notes={note.key: note for note in notes},
+            samples=samples,
+            graphs=tuple(members["graphs"]),
+            looked_at=members["looked_at"],
+        ),
+    )
+
+
+def _note(members: dict[str, Any]) -> SegmentNote:
+    inputs = [
+        Input(**{**each, "source": None if each["source"] is None else tuple(each["source"])})
+        for each in members["inputs"]
+    ]
+    return SegmentNote(
+        **{
+            **members,
+            "key": tuple(members["key"]),
+            "inputs": inputs,
+            "saved_outputs": set(members["saved_outputs"]),
+            "forward": [Operation(**each) for each in members["forward"]],
+            "backward": [Operation(**each) for each in members["backward"]],
+        }
+    )

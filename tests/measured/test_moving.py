@@ -1,0 +1,59 @@
+"""A model placed anew while it trains: the same numbers to the last bit, whatever goes where after each step."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from tests.support.cases import CASES, Case
+from tests.support.parity import build, train, train_plainly
+from tests.support.places import engine
+from tests.support.ranks import run_threads
+from torch import nn
+
+import farspan
+from farspan.placing import replace_plan
+from farspan.plan import Plan
+from farspan.profile import atoms
+
+RANKS = 3
+
+
+def random_plan(model: nn.Module, generator: random.Random) -> Plan:
+    """Each piece on any rank, as a stage of its own or with others; some ranks may have none."""
+    pieces = [atom.name for atom in atoms(model, RANKS)]
+    ranks = generator.sample(range(RANKS), generator.randint(1, RANKS))
+    stages = [f"rank:{generator.choice(ranks)}" for _ in range(generator.randint(1, 4))]
+    return Plan(stages=tuple(stages), placement={name: generator.randrange(len(stages)) for name in pieces})
+
+
+def train_moving(model: nn.Module, case: Case, seed: int, moved: list[int | None]) -> Any:
+    farspan.distribute(model, plan=random_whole_plan(model, seed))
+    generator = random.Random(seed)
+    engine().after_step.append(lambda: moved.append(replace_plan(engine(), model, random_plan(model, generator))))
+    return train(model, case)
+
+
+def random_whole_plan(model: nn.Module, seed: int) -> Plan:
+    """Of each rank a stage, as `distribute` asks for."""
+    pieces = [atom.name for atom in atoms(model, RANKS)]
+    stages = {name: number % RANKS for number, name in enumerate(random.Random(seed).sample(pieces, len(pieces)))}
+    return Plan(stages=tuple(f"rank:{rank}" for rank in range(RANKS)), placement=stages)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_same_numbers_whatever_moves_after_each_step(name: str, seed: int) -> None:
+    case = CASES[name]
+    if case.most_stages < RANKS:
+        pytest.skip("it has fewer pieces than there are ranks")
+    wanted = train_plainly(case)
+    models = [build(case) for _ in range(RANKS)]
+    moved: list[list[int | None]] = [[] for _ in range(RANKS)]
+    histories = run_threads(RANKS, lambda rank: train_moving(models[rank], case, seed, moved[rank]))
+    for rank, history in enumerate(histories):
+        assert history.differences(wanted) == [], f"rank {rank}"
+    assert all(each == moved[0] for each in moved)
+    assert any(moved[0]), "nothing moved"
