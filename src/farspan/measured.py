@@ -128,7 +128,7 @@ class _FirstSteps:
         if len(self.meter.graphs) < _LEAST_MEASURED or self.engine.recorder.has_pending():
             return
         engine = self.engine
-        if engine.recorder.roots != {id(self.model)} or len(engine.stages) > len(self.pieces):
+        if list(engine.recorder.roots) != [id(self.model)] or len(engine.stages) > len(self.pieces):
             self._end("the model stays where it was estimated to belong: the program has another, or places of its own")
             return
         if self.found is None:
@@ -196,17 +196,22 @@ class _FirstSteps:
             ],
             self.num_micro_batches,
         )
-        gain = 1 - best.step_s / now.step_s if now.fits else 1.0
-        is_better = gain > max(profile.spread, _LEAST_GAIN)
+        error = max(profile.spread, _LEAST_GAIN)
+        is_better = best.step_s < (1 - error) * now.step_s or not now.fits
+        has_all = best.plan.num_ranks == len(ranks)
         said = (
             f"measured {len(self.pieces)} pieces of {profile.num_unique} kinds: a step is likely to take "
             f"{format_seconds(now.step_s)} as estimated, {format_seconds(best.step_s)} under the best plan"
         )
-        if is_better:
+        if is_better and has_all:
             stages = tuple(f"rank:{ranks[best.plan.rank_of(stage)]}" for stage in range(best.plan.num_stages))
             plan = dataclasses.replace(best.plan, stages=stages)
         else:
-            said += f", no more than predictions are off ({100 * max(profile.spread, _LEAST_GAIN):.0f} %)"
+            said += (
+                f", which uses {best.plan.num_ranks} of {len(ranks)} ranks; all keep their stages"
+                if is_better
+                else f", no more than predictions are off ({100 * error:.0f} %)"
+            )
             plan = dataclasses.replace(self.estimated, estimates={**self.estimated.estimates, **now.plan.estimates})
         return self.wishes.applied_to(plan), said
 

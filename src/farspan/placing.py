@@ -37,7 +37,7 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
 
 
 def replace_plan(engine: Engine, model: nn.Module, plan: Plan) -> int | None:
-    """Give `model`, the only one of the program, other places, between two steps; all ranks call it with equal plans.
+    """Give `model` other places, between two steps; all ranks call it with equal plans.
 
     Returns:
         Bytes of parameters that have gone to another rank; None where nothing has changed, since something still uses a

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.support.cases import CASES, Case
 from tests.support.parity import build, train, train_plainly
 from tests.support.places import engine
-from tests.support.ranks import run_threads
+from tests.support.ranks import run_processes, run_threads
 from torch import nn
 
 import farspan
@@ -19,6 +20,7 @@ from farspan.plan import Plan
 from farspan.profile import atoms
 
 RANKS = 3
+PROGRAM = Path(__file__).parents[1] / "programs" / "moving.py"
 
 
 def random_plan(model: nn.Module, generator: random.Random) -> Plan:
@@ -57,3 +59,13 @@ def test_same_numbers_whatever_moves_after_each_step(name: str, seed: int) -> No
         assert history.differences(wanted) == [], f"rank {rank}"
     assert all(each == moved[0] for each in moved)
     assert any(moved[0]), "nothing moved"
+
+
+@pytest.mark.timeout(300)
+def test_same_numbers_whatever_moves_over_real_processes() -> None:
+    names = ["gpt_tied", "unet"]
+    found = [json.loads(each.stdout.splitlines()[-1]) for each in run_processes(RANKS, PROGRAM, names, timeout_s=240.0)]
+    for differences, moved in found:
+        assert differences == {name: [] for name in names}
+        assert moved == found[0][1]
+        assert any(moved), "nothing moved"

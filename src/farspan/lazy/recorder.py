@@ -85,8 +85,8 @@ class Recorder:
         self.leaves: dict[int, Leaf] = {}
         self.leaf_parts: set[int] = set()
         """Ids of all modules inside leaves, the leaves included."""
-        self.roots: set[int] = set()
-        """Ids of the distributed models themselves."""
+        self.roots: dict[int, str] = {}
+        """By id of a distributed model, what stands before the names of its parts."""
         self.keep_alive: list[Any] = []
         """What the tables above know by id."""
         self.cache = MetadataCache(self._aside, self.placed)

@@ -80,7 +80,7 @@ def copy_module(
             recorder.leaf_parts.update(map(id, new_leaf.modules))
             leaves.append(new_leaf)
         if id(old) in recorder.roots:
-            recorder.roots.add(id(new))
+            recorder.roots[id(new)] = prefix
     recorder.keep_alive.append((result, leaves, placed))
     recorder.engine.add_parameters(placed)
     recorder.engine.meet("copy.deepcopy of a model")  # from here on others may ask for what this rank has copied

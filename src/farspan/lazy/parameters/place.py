@@ -81,7 +81,7 @@ def place(model: nn.Module, recorder: Recorder, sites: Sites, *, prefix: str) ->
             placed[id(buffer)] = _placed(prefix + name, buffer, sites, stage, is_parameter=False)
             _settle(placed[id(buffer)], sites, stage, recorder)
     recorder.placed.update(placed)
-    recorder.roots.add(id(model))
+    recorder.roots[id(model)] = prefix
     _make_leaves(model, recorder, sites, prefix)
     return list(placed.values())
 
@@ -94,12 +94,14 @@ def moves(model: nn.Module, recorder: Recorder, sites: Sites) -> list[Move]:
         recorder: That has placed it.
         sites: The new plan.
     """
-    new: dict[int, int | None] = {id(item): sites.owner[name] for name, item in model.named_parameters()}
-    for buffer, stage in _buffers_of_leaves(model, sites).values():
-        new.setdefault(id(buffer), stage)
+    new: dict[int, int | None] = dict.fromkeys(map(id, model.buffers()))
+    new.update((id(buffer), stage) for buffer, stage in _buffers_of_leaves(model, sites).values())
+    new.update((id(item), sites.owner[name]) for name, item in model.named_parameters())
     found: list[Move] = []
-    for key, item in recorder.placed.items():
-        stage = new.get(key)
+    for key, stage in new.items():
+        item = recorder.placed.get(key)
+        if item is None:
+            continue
         if stage is None:
             found.append(Move(item=item, stage=None, is_needed=not item.is_owned))
         elif sites.stages[stage] != item.stage:
@@ -126,8 +128,8 @@ def is_free_of_recorded(model: nn.Module) -> bool:
 
 def place_anew(
     model: nn.Module, recorder: Recorder, sites: Sites, found: Sequence[Move], data: Mapping[str, torch.Tensor]
-) -> list[Placed]:
-    """Give `model`, the only one there is, the places of another plan. Nothing may be recorded that has not run.
+) -> None:
+    """Give `model` the places of another plan. Nothing may be recorded that has not run.
 
     Args:
         model: A model that is placed.
@@ -135,10 +137,8 @@ def place_anew(
         sites: The new plan.
         found: Its moves.
         data: By name, what is needed here.
-
-    Returns:
-        Everything placed now.
     """
+    prefix = recorder.roots[id(model)]
     with _without_weak_references(model):
         for move in found:
             item = move.item
@@ -154,16 +154,18 @@ def place_anew(
                     _settle(item, sites, move.stage, recorder)
     for name, (buffer, stage) in _buffers_of_leaves(model, sites).items():
         if id(buffer) not in recorder.placed:
-            item = recorder.placed[id(buffer)] = _placed(name, buffer, sites, stage, is_parameter=False)
+            item = recorder.placed[id(buffer)] = _placed(prefix + name, buffer, sites, stage, is_parameter=False)
             _settle(item, sites, stage, recorder)
-    recorder.leaves.clear()
-    recorder.leaf_parts.clear()
-    recorder.keep_alive.clear()
+    for module in model.modules():
+        recorder.leaves.pop(id(module), None)
+        recorder.leaf_parts.discard(id(module))
+    recorder.keep_alive = [entry for entry in recorder.keep_alive if entry[0] is not model]
     recorder.cache.forget_leaves()
-    for item in recorder.placed.values():
-        item.user, item.is_shared = None, False
-    _make_leaves(model, recorder, sites, prefix="")
-    return list(recorder.placed.values())
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if id(tensor) in recorder.placed:
+            item = recorder.placed[id(tensor)]
+            item.user, item.is_shared = None, False
+    _make_leaves(model, recorder, sites, prefix)
 
 
 def _buffers_of_leaves(model: nn.Module, sites: Sites) -> dict[str, tuple[torch.Tensor, int]]:

@@ -22,7 +22,7 @@ __all__ = ["place_elsewhere"]
 
 
 def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | None:
-    """Give `model`, the only one, the places of another plan; all ranks call it, between two steps.
+    """Give `model` the places of another plan; all ranks call it, between two steps.
 
     Args:
         engine: This rank's; nothing is recorded that has not run.
@@ -47,12 +47,12 @@ def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | Non
         for item in leaving:
             engine.values.keep_gradient(item)
         data = {each.name: each.value for each in coming}
-        placed = place_anew(model, engine.recorder, sites, found, data)
+        place_anew(model, engine.recorder, sites, found, data)
         for _, optimizer in engine.values.optimizers.numbered():
             for item in leaving:
                 optimizer.state.pop(item.tensor, None)
         engine.parameters.clear()
-        engine.parameters.update({item.name: item for item in placed})
+        engine.parameters.update({item.name: item for item in engine.recorder.placed.values()})
         for each in coming:
             each.settle(engine)
     engine.recorder.gradients.forget()
