@@ -1,9 +1,10 @@
-"""Which other ranks run on this host and let this process read their memory, and two connections to each of them.
+"""Which other ranks run on this host and let this process use their memory, and two connections to each of them.
 
     exchange        who I am: host, process, name of my listener, token, where my probe lies and what it says
     connect         the higher rank of a pair to the lower one's listener; both ends check user and process
-    probe           read the other's probe out of its memory; a container or a security module may forbid it
-    exchange        whose probe I could read: a pair is one of neighbours if both ends could
+    queues          each gives the other the exit of its queue of chunks (see chunks.py)
+    probe           read the other's probe in its memory, and write it; a container or a security module may forbid it
+    exchange        whose probe I could use: a pair is one of neighbours if both ends could
 
 Listeners are sockets in Linux' abstract namespace: no file, so nothing is left behind by a crash.
 """
@@ -24,13 +25,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["Exchange", "MemoryReader", "Neighbour", "Neighbourhood", "find_neighbours"]
+from farspan.runtime.media.chunks import ChunkQueue
+
+__all__ = ["Exchange", "Neighbour", "Neighbourhood", "OtherMemory", "find_neighbours"]
 
 Exchange = Callable[[bytes], list[bytes]]
 """Gathers a few bytes of every rank: called with this rank's, returns those of all, by rank."""
 
 _LANES = ("messages", "acks")
 _HELLO_BYTES = 1024
+_EXIT = b"exit of my queue of chunks"
 _MAX_WAITING = 4096
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = -1
@@ -56,11 +60,12 @@ def _system_call(name: str, *argument_types: type) -> Callable[..., int] | None:
 
 _SPANS = (ctypes.POINTER(_Span), ctypes.c_ulong)
 _process_vm_readv = _system_call("process_vm_readv", ctypes.c_int, *_SPANS, *_SPANS, ctypes.c_ulong)
+_process_vm_writev = _system_call("process_vm_writev", ctypes.c_int, *_SPANS, *_SPANS, ctypes.c_ulong)
 _prctl = _system_call("prctl", ctypes.c_int, *[ctypes.c_ulong] * 4)
 
 
-class MemoryReader:
-    """Copies out of another process' memory, in one copy and without the interpreter lock."""
+class OtherMemory:
+    """Another process' memory: copies out of it and into it, in one copy and without the interpreter lock."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -69,36 +74,55 @@ class MemoryReader:
         self._here_pointer = ctypes.pointer(self._here)
         self._there_pointer = ctypes.pointer(self._there)
 
-    def read(self, destination: int, source: int, size: int) -> None:
-        """Copy `size` bytes from the address `source` there to the address `destination` here.
+    def read(self, here: int, there: int, size: int) -> None:
+        """Copy `size` bytes from the address `there` in that process to the address `here`.
 
         Raises:
             OSError: Some of it cannot be read, or that process has ended.
         """
-        assert _process_vm_readv is not None
-        here, there = self._here, self._there
+        self._copy(_process_vm_readv, here, there, size)
+
+    def write(self, here: int, there: int, size: int) -> None:
+        """Copy `size` bytes from the address `here` to the address `there` in that process.
+
+        Raises:
+            OSError: Some of it cannot be written, or that process has ended.
+        """
+        self._copy(_process_vm_writev, here, there, size)
+
+    def _copy(self, copy: Callable[..., int] | None, here: int, there: int, size: int) -> None:
+        assert copy is not None
         while size > 0:
-            here.address, there.address = destination, source
-            here.size = there.size = size
-            count = _process_vm_readv(self.pid, self._here_pointer, 1, self._there_pointer, 1, 0)
+            self._here.address, self._there.address = here, there
+            self._here.size = self._there.size = size
+            count = copy(self.pid, self._here_pointer, 1, self._there_pointer, 1, 0)
             if count <= 0:
                 code = ctypes.get_errno() if count < 0 else errno.EFAULT
                 if code == errno.EINTR:
                     continue
                 raise OSError(code, os.strerror(code))
-            destination, source, size = destination + count, source + count, size - count
+            here, there, size = here + count, there + count, size - count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """A rank whose memory this one may read, and the other way round."""
+    """A rank whose memory this one may read and write, and the other way round."""
 
     rank: int
     pid: int
     messages: socket.socket
     acks: socket.socket
+    my_chunks: ChunkQueue
+    """Of messages to this rank; the neighbour takes some."""
+    its_chunks: socket.socket
+    """The exit of the neighbour's queue."""
     pidfd: int
     """Readable when that process has ended, also where a fork of it keeps the sockets open."""
+
+    def close(self) -> None:
+        for closable in (self.messages, self.acks, self.my_chunks, self.its_chunks):
+            closable.close()
+        os.close(self.pidfd)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +152,10 @@ class _Setup:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.pairs: dict[int, dict[str, socket.socket]] = {}
+        self.my_chunks: dict[int, ChunkQueue] = {}
+        self.its_chunks: dict[int, socket.socket] = {}
         self.pidfds: dict[int, int] = {}
-        self._allow_reading()
+        self._allow_access()
         probe = secrets.token_bytes(32)
         self._probe = ctypes.create_string_buffer(probe, len(probe))
         name = f"farspan-{secrets.token_hex(16)}"
@@ -151,8 +177,8 @@ class _Setup:
             raise
 
     @staticmethod
-    def _allow_reading() -> None:
-        """Where Yama lets only ancestors read, let every process of this user read this one."""
+    def _allow_access() -> None:
+        """Where Yama lets only ancestors do so, let every process of this user read and write this one."""
         if _YAMA.exists() and _YAMA.read_text().strip() == "1" and _prctl is not None:
             _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
@@ -216,21 +242,43 @@ class _Setup:
         self.pairs.setdefault(rank, {})[lane] = connection
         return True
 
-    def readable(self, others: dict[int, _Card]) -> list[int]:
-        """The connected ranks whose probes can be read."""
-        complete = [rank for rank, lanes in self.pairs.items() if len(lanes) == len(_LANES)]
-        return [rank for rank in complete if self._can_read(rank, others[rank])]
+    def exchange_queues(self, end: float) -> None:
+        """Give each connected rank the exit of its queue, and take that of its own."""
+        connected = {rank: lanes["acks"] for rank, lanes in self.pairs.items() if len(lanes) == len(_LANES)}
+        for rank, lane in connected.items():
+            try:
+                self.my_chunks[rank] = ChunkQueue()
+                socket.send_fds(lane, [_EXIT], [self.my_chunks[rank].exit.fileno()])
+            except OSError as error:
+                _log.debug("rank %d cannot give rank %d its queue: %s", self.rank, rank, error)
+        for rank, lane in connected.items():
+            try:
+                lane.settimeout(_left_s(end))
+                _, descriptors, _, _ = socket.recv_fds(lane, len(_EXIT), 1, socket.MSG_CMSG_CLOEXEC)
+                self.its_chunks[rank] = socket.socket(fileno=descriptors[0])
+                self.its_chunks[rank].setblocking(False)
+            except (OSError, IndexError) as error:
+                _log.debug("rank %d has not got the queue of rank %d: %s", self.rank, rank, error)
 
-    def _can_read(self, rank: int, card: _Card) -> bool:
+    def usable(self, others: dict[int, _Card]) -> list[int]:
+        """The connected ranks whose probes can be read and written."""
+        complete = self.my_chunks.keys() & self.its_chunks.keys()
+        return [rank for rank in complete if self._can_use(rank, others[rank])]
+
+    def _can_use(self, rank: int, card: _Card) -> bool:
         expected = bytes.fromhex(card.probe)
         found = ctypes.create_string_buffer(len(expected))
+        memory = OtherMemory(card.pid)
         try:
-            MemoryReader(card.pid).read(ctypes.addressof(found), card.probe_address, len(expected))
+            memory.read(ctypes.addressof(found), card.probe_address, len(expected))
+            if found.raw != expected:
+                return False
+            memory.write(ctypes.addressof(found), card.probe_address, len(expected))
             self.pidfds[rank] = os.pidfd_open(card.pid)
         except OSError as error:
-            _log.debug("rank %d cannot read the memory of process %d: %s", self.rank, card.pid, error)
+            _log.debug("rank %d cannot use the memory of process %d: %s", self.rank, card.pid, error)
             return False
-        return found.raw == expected
+        return True
 
     def close(self, *, keep: set[int]) -> None:
         self.listener.close()
@@ -238,6 +286,9 @@ class _Setup:
             for lane in lanes.values():
                 if rank not in keep:
                     lane.close()
+        for rank, queue in (*self.my_chunks.items(), *self.its_chunks.items()):
+            if rank not in keep:
+                queue.close()
         for rank, pidfd in self.pidfds.items():
             if rank not in keep:
                 os.close(pidfd)
@@ -254,17 +305,26 @@ def find_neighbours(rank: int, exchange: Exchange, deadline_s: float) -> Neighbo
     host = setup.card.host if setup else None
     here = {other: card for other, card in enumerate(cards) if card is not None and card.host == host}
     others = {other: card for other, card in here.items() if card.pid != os.getpid()}
-    readable: list[int] = []
+    usable: list[int] = []
     if setup is not None:
-        setup.connect(others, time.monotonic() + deadline_s)
-        readable = setup.readable(others)
-    verdicts = [json.loads(blob) for blob in exchange(json.dumps(readable).encode())]
+        end = time.monotonic() + deadline_s
+        setup.connect(others, end)
+        setup.exchange_queues(end)
+        usable = setup.usable(others)
+    verdicts = [json.loads(blob) for blob in exchange(json.dumps(usable).encode())]
     if setup is None:
         return Neighbourhood(neighbours=[], has_core_for_each=False)
-    agreed = [other for other in sorted(readable) if rank in verdicts[other]]
+    agreed = [other for other in sorted(usable) if rank in verdicts[other]]
     setup.close(keep=set(agreed))
     neighbours = [
-        Neighbour(rank=other, pid=others[other].pid, pidfd=setup.pidfds[other], **setup.pairs[other])
+        Neighbour(
+            rank=other,
+            pid=others[other].pid,
+            pidfd=setup.pidfds[other],
+            my_chunks=setup.my_chunks[other],
+            its_chunks=setup.its_chunks[other],
+            **setup.pairs[other],
+        )
         for other in agreed
     ]
     cores = {core for card in here.values() for core in card.cores}
@@ -272,7 +332,7 @@ def find_neighbours(rank: int, exchange: Exchange, deadline_s: float) -> Neighbo
 
 
 def _begin(rank: int) -> _Setup | None:
-    if _process_vm_readv is None:
+    if _process_vm_readv is None or _process_vm_writev is None:
         return None
     try:
         return _Setup(rank)

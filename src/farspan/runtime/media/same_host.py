@@ -3,6 +3,7 @@
     small     sender: header and content in one packet      ------->  receiver: copies into its buffer
     large     sender: header with address and size          ------->  receiver: process_vm_readv into its buffer,
               lets go of the tensor                         <-------            then acks
+    larger    a sender that waits helps: process_vm_writev  ------->  (see chunks.py)
 
 So a large tensor is copied once, into memory that is the receiver's own, and there is no shared memory whose life time
 somebody must manage. There is no thread either: whoever sends, asks or waits serves all connections meanwhile.
@@ -14,7 +15,6 @@ receiver that has what it waited for and goes off to compute.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -28,7 +28,9 @@ from collections.abc import Sequence
 
 import torch
 
-from farspan.runtime.media.neighbours import Exchange, MemoryReader, Neighbour, find_neighbours
+from farspan.runtime.media.chunks import WHOLE_BYTES, Loan, Loans, take_chunk
+from farspan.runtime.media.lane import Lane, Packet, shut_down
+from farspan.runtime.media.neighbours import Exchange, Neighbour, OtherMemory, find_neighbours
 
 __all__ = ["INLINE_BYTES", "MAX_ANNOUNCED", "SameHostMedium"]
 
@@ -41,19 +43,10 @@ _SPIN_S = 50e-6  # about what waking up from a wait in the kernel costs
 _SPIN_TRIALS, _SPIN_PERIOD = 2, 64  # of so many waits in a row that took longer, so many spin
 _LONGEST_POLL_S = 3600.0
 _PACKETS_PER_CALL = 64
-_SEND_BUFFER_BYTES = 4 << 20  # the system grants what it allows
 _HEADER = struct.Struct("=qqQ")  # channel, address or _INLINE, size of the content
-_ACK = struct.Struct("=q")  # channel: the first message of it that is without ack
+_ACK = struct.Struct("=qQ")  # channel: the first message of it that is without ack; or _WRITTEN and a message
+_WRITTEN = -(1 << 62)  # no channel: the sender has written a chunk of the message
 _INLINE = -1
-
-
-class _Packet:
-    """The memory of one packet, and where its content lies."""
-
-    def __init__(self) -> None:
-        self.memory = bytearray(_HEADER.size + INLINE_BYTES)
-        self.view = memoryview(self.memory)
-        self.content_address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory, _HEADER.size))
 
 
 class _Transfer:
@@ -102,7 +95,7 @@ class _Transfer:
                 if self.is_done():
                     return
                 raise TimeoutError(f"a transfer with rank {self.connection.rank} has not ended in {deadline_s:g} s")
-            self.medium.serve(0.0 if now < spin_end else end - now, 1)
+            self.medium.serve(0.0 if now < spin_end else end - now, 1, helps=True)
             now = time.monotonic()
         self.medium.num_long_waits = 0 if now < spin_end else self.medium.num_long_waits + 1
 
@@ -114,55 +107,19 @@ class _Transfer:
         return self.is_over
 
 
-class _Lane:
-    """One of the two sockets of a connection, and what it has not taken yet."""
-
-    def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        self.sock = sock
-        self.epoll = epoll
-        self.queue: deque[tuple[bytes | memoryview, _Transfer | None]] = deque()
-        epoll.register(sock.fileno(), select.EPOLLIN)
-
-    def send(self, packet: bytes | memoryview, transfer: _Transfer | None = None) -> bool:
-        """Send, or queue; `transfer` is over when the socket has taken the packet. False if the peer has closed."""
-        if self.queue:
-            self.queue.append((bytes(packet), transfer))
-            return True
-        self.queue.append((packet, transfer))
-        is_open = self.flush()
-        if self.queue:
-            self.queue[0] = (bytes(packet), transfer)
-            self.epoll.modify(self.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
-        return is_open
-
-    def flush(self) -> bool:
-        """Send what is queued as far as the socket takes it. False if the peer has closed."""
-        while self.queue:
-            packet, transfer = self.queue[0]
-            try:
-                self.sock.send(packet, socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                return True
-            except ConnectionError:
-                return False
-            self.queue.popleft()
-            if transfer is not None:
-                transfer.end()
-        return True
-
-
 class _Connection:
     """What is between this rank and one neighbour."""
 
     def __init__(self, neighbour: Neighbour, epoll: select.epoll) -> None:
         self.rank = neighbour.rank
         self.pidfd = neighbour.pidfd
-        self.reader = MemoryReader(neighbour.pid)
-        self.messages = _Lane(neighbour.messages, epoll)
-        self.acks = _Lane(neighbour.acks, epoll)
-        epoll.register(self.pidfd, select.EPOLLIN)
+        self.memory = OtherMemory(neighbour.pid)
+        self.my_chunks = neighbour.my_chunks
+        self.its_chunks = neighbour.its_chunks
+        self.messages = Lane(neighbour.messages, epoll)
+        self.acks = Lane(neighbour.acks, epoll)
+        for descriptor in (self.pidfd, self.its_chunks.fileno()):
+            epoll.register(descriptor, select.EPOLLIN)
         self.ending = ""
         """Why it must end; what the peer had sent before is still to be taken."""
         self.error = ""
@@ -175,9 +132,14 @@ class _Connection:
         """Large sends without ack: the neighbour may be reading their memory."""
         self.held: defaultdict[int, deque[_Transfer]] = defaultdict(deque)
         """Sends behind as many announced ones as there may be."""
+        self.loans = Loans()
 
     def must_end(self, reason: str = "") -> None:
         self.ending = self.ending or reason or f"Connection closed by peer (rank {self.rank})"
+
+    def must_end_by(self, failure: OSError, what: str) -> None:
+        ended = failure.errno == errno.ESRCH
+        self.must_end("" if ended else f"{what} rank {self.rank}'s memory: {failure}")
 
 
 class SameHostMedium:
@@ -191,16 +153,16 @@ class SameHostMedium:
         self._is_aborted = False
         self._epoll = select.epoll()
         self._connections = {neighbour.rank: _Connection(neighbour, self._epoll) for neighbour in neighbours}
-        self._lanes: dict[int, tuple[_Connection, _Lane | None]] = {}
+        self._watched: dict[int, tuple[_Connection, Lane | None]] = {}
         for connection in self._connections.values():
-            self._lanes[connection.pidfd] = connection, None
+            for descriptor in (connection.pidfd, connection.its_chunks.fileno()):
+                self._watched[descriptor] = connection, None
             for lane in (connection.messages, connection.acks):
-                self._lanes[lane.sock.fileno()] = connection, lane
-        self._sockets = [lane.sock for _, lane in self._lanes.values() if lane is not None]
-        self._in, self._out = _Packet(), _Packet()
+                self._watched[lane.sock.fileno()] = connection, lane
+        self._sockets = [lane.sock for _, lane in self._watched.values() if lane is not None]
+        self._in, self._out = Packet(_HEADER.size, INLINE_BYTES), Packet(_HEADER.size, INLINE_BYTES)
         # Runs before the tensors go that a neighbour may be reading, so that it cannot take what comes after for them.
-        pidfds = [neighbour.pidfd for neighbour in neighbours]
-        weakref.finalize(self, _close, os.getpid(), self._sockets, pidfds, self._epoll)
+        weakref.finalize(self, _close, os.getpid(), self._sockets, list(neighbours), self._epoll)
 
     @classmethod
     def join(cls, rank: int, exchange: Exchange, deadline_s: float) -> SameHostMedium | None:
@@ -244,11 +206,11 @@ class SameHostMedium:
 
     def abort(self) -> None:
         self._is_aborted = True
-        _shut_down(self._sockets)  # which also wakes a wait
+        shut_down(self._sockets)  # which also wakes a wait
 
     def raise_if_broken(self, connection: _Connection) -> None:
         if self._is_aborted:
-            _shut_down(self._sockets)  # the aborting thread may not have come to it, and the caller lets go of tensors
+            shut_down(self._sockets)  # the aborting thread may not have come to it, and the caller lets go of tensors
             raise RuntimeError("connection aborted")
         if connection.error:
             raise RuntimeError(connection.error)
@@ -258,24 +220,56 @@ class SameHostMedium:
         is_promising = self.num_long_waits % _SPIN_PERIOD < _SPIN_TRIALS
         return _SPIN_S if self._has_core_for_each and is_promising else 0.0
 
-    def serve(self, timeout_s: float, max_rounds: int) -> None:
-        """Wait until there is something to do on any connection, and do it."""
+    def serve(self, timeout_s: float, max_rounds: int, *, helps: bool = False) -> None:
+        """Wait until there is something to do on any connection, and do it.
+
+        Args:
+            helps: Whether that includes copying chunks of what this rank has sent.
+        """
         for _ in range(max_rounds):
             events = self._epoll.poll(min(timeout_s, _LONGEST_POLL_S))
-            if not events:
-                return
+            has_done = False
             for descriptor, mask in events:
-                connection, lane = self._lanes[descriptor]
-                if connection.error:
-                    continue  # it has ended in this very round
-                if lane is None:  # the process has ended
-                    connection.must_end()
-                else:
-                    if mask & select.EPOLLOUT:
-                        self._flush(connection, lane)
-                    if mask & ~select.EPOLLOUT:
-                        self._take(connection, lane)
-                self._end_if_due(connection)
+                has_done |= self._on_event(descriptor, mask, helps=helps)
+            if not has_done:
+                return
+
+    def _on_event(self, descriptor: int, mask: int, *, helps: bool) -> bool:
+        """Whether there was something to do."""
+        connection, lane = self._watched[descriptor]
+        if descriptor == connection.pidfd:
+            self._on_process_end(connection)
+        elif connection.error:
+            return True  # it has ended in this very round
+        elif lane is None:
+            if not helps:
+                return False
+            self._help(connection)
+        else:
+            if mask & select.EPOLLOUT:
+                self._flush(connection, lane)
+            if mask & ~select.EPOLLOUT:
+                self._take(connection, lane)
+        self._end_if_due(connection)
+        return True
+
+    def _on_process_end(self, connection: _Connection) -> None:
+        self._epoll.unregister(connection.pidfd)
+        connection.loans.end()
+        connection.must_end()
+
+    def _help(self, connection: _Connection) -> None:
+        """Copy a chunk of what this rank has sent, if the neighbour has not taken them all."""
+        chunk = take_chunk(connection.its_chunks)
+        if chunk is None:
+            return
+        try:
+            connection.memory.write(chunk.source, chunk.destination, chunk.size)
+        except OSError as failure:
+            connection.must_end_by(failure, f"cannot write {chunk.size} bytes of")
+            return
+        if not connection.acks.send(_ACK.pack(_WRITTEN, chunk.message)):
+            connection.must_end()
 
     def _begin(self, connection: _Connection, transfer: _Transfer) -> None:
         """Send a small message, announce a large one."""
@@ -291,13 +285,13 @@ class SameHostMedium:
         if not is_open:
             connection.must_end()
 
-    def _flush(self, connection: _Connection, lane: _Lane) -> None:
+    def _flush(self, connection: _Connection, lane: Lane) -> None:
         if not lane.flush():
             connection.must_end()
         elif not lane.queue:
             self._epoll.modify(lane.sock.fileno(), select.EPOLLIN)
 
-    def _take(self, connection: _Connection, lane: _Lane) -> bool:
+    def _take(self, connection: _Connection, lane: Lane) -> bool:
         """Take a packet; whether there was any."""
         try:
             count = lane.sock.recv_into(self._in.memory)
@@ -314,7 +308,10 @@ class SameHostMedium:
             self._on_message(connection, *_HEADER.unpack_from(self._in.memory))
         return True
 
-    def _on_ack(self, connection: _Connection, channel: int) -> None:
+    def _on_ack(self, connection: _Connection, channel: int, message: int) -> None:
+        if channel == _WRITTEN:
+            connection.loans.give_back(message, 1)
+            return
         announced, held = connection.announced[channel], connection.held[channel]
         announced.popleft().end()
         while held and len(announced) < MAX_ANNOUNCED:
@@ -333,7 +330,7 @@ class SameHostMedium:
     ) -> None:
         """Complete a receive with its message. Where the memory or the ack fails, so does the connection."""
         assert transfer.flat is not None
-        error = ""
+        error, loan = "", None
         if size != transfer.size:
             error = f"rank {connection.rank} sent {size} bytes where {transfer.size} were to be received"
         elif address == _INLINE:
@@ -342,43 +339,42 @@ class SameHostMedium:
             return  # nobody keeps that memory any more
         else:
             try:
-                connection.reader.read(transfer.flat.data_ptr(), address, size)
+                loan = self._read(connection, transfer.flat, address)
             except OSError as failure:
-                ended = failure.errno == errno.ESRCH
-                reason = f"cannot read {size} bytes of rank {connection.rank}'s memory: {failure}"
-                connection.must_end("" if ended else reason)
+                connection.must_end_by(failure, f"cannot read {size} bytes of")
                 return
-        if address != _INLINE and not connection.acks.send(_ACK.pack(transfer.channel)):
+        if address != _INLINE and not connection.acks.send(_ACK.pack(transfer.channel, 0)):
             connection.must_end()  # and its memory may have been used for something else while it was read
-            return
-        transfer.end(error)
+        elif loan is not None and loan.num_chunks:
+            loan.transfer = transfer
+        else:
+            transfer.end(error)
+
+    def _read(self, connection: _Connection, flat: torch.Tensor, address: int) -> Loan | None:
+        """Copy a large message, alone or together with the sender."""
+        if flat.nbytes > WHOLE_BYTES:
+            return connection.my_chunks.copy(flat, address, connection.memory.read, connection.loans)
+        connection.memory.read(flat.data_ptr(), address, flat.nbytes)
+        return None
 
     def _end_if_due(self, connection: _Connection) -> None:
         """End a connection that must, but only after taking all that the peer has sent before."""
         if not connection.ending or connection.error:
             return
-        _shut_down([connection.acks.sock, connection.messages.sock])
+        shut_down([connection.acks.sock, connection.messages.sock])
         for lane in (connection.acks, connection.messages):
             while self._take(connection, lane):
                 pass
         connection.error = connection.ending
-        for descriptor in (connection.pidfd, connection.acks.sock, connection.messages.sock):
-            self._epoll.unregister(descriptor)
+        for sock in (connection.acks.sock, connection.messages.sock, connection.its_chunks):
+            self._epoll.unregister(sock)
         for transfers in (connection.posted, connection.announced, connection.held):
             transfers.clear()
 
 
-def _shut_down(sockets: Sequence[socket.socket]) -> None:
-    for sock in sockets:
-        with contextlib.suppress(OSError):  # not connected any more, which is as wanted
-            sock.shutdown(socket.SHUT_RDWR)
-
-
-def _close(pid: int, sockets: Sequence[socket.socket], pidfds: Sequence[int], epoll: select.epoll) -> None:
+def _close(pid: int, sockets: Sequence[socket.socket], neighbours: Sequence[Neighbour], epoll: select.epoll) -> None:
     if os.getpid() == pid:  # in a fork, the connections are still the parent's
-        _shut_down(sockets)
+        shut_down(sockets)
     epoll.close()
-    for sock in sockets:
-        sock.close()
-    for pidfd in pidfds:
-        os.close(pidfd)
+    for neighbour in neighbours:
+        neighbour.close()

@@ -1,8 +1,4 @@
-"""The same-host medium between three real processes, one of which is killed at the end.
-
-Run as a program, this file is a rank: it goes through all cases in order, each with a medium of its own, and prints a
-line for each. The tests look at the lines.
-"""
+"""The same-host medium between three real processes, one of which is killed at the end."""
 
 from __future__ import annotations
 
@@ -10,60 +6,36 @@ import ctypes
 import errno
 import gc
 import os
-import re
 import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
+from tests.runtime.media.same_host_ranks import (
+    LONG_S,
+    NUM_RANKS,
+    Ranks,
+    check,
+    check_end,
+    content,
+    empty,
+    raises,
+    run,
+    wait_for_end,
+)
 from tests.support.ranks import Finished, run_processes
 
-from farspan.runtime.media import neighbours, same_host
+from farspan.runtime.media import lane, neighbours
+from farspan.runtime.media.chunks import WHOLE_BYTES
 from farspan.runtime.media.same_host import INLINE_BYTES, MAX_ANNOUNCED, SameHostMedium
 
-NUM_RANKS = 3
-LONG_S = 20.0
 PROMPT_S = 1.0
 MANY = 2000
-SIZES = [0, 1, 100, INLINE_BYTES, INLINE_BYTES + 1, 3 << 20, 7, 2 * INLINE_BYTES, 0]
-
-
-class Ranks:
-    """What a rank's cases use: its number, and a store that all ranks share."""
-
-    def __init__(self) -> None:
-        self.rank = int(os.environ["RANK"])
-        port = int(os.environ["MASTER_PORT"])
-        self.store = dist.TCPStore("127.0.0.1", port, NUM_RANKS, self.rank == 0, timedelta(seconds=LONG_S))
-        self.num_exchanges = 0
-
-    def exchange(self, blob: bytes) -> list[bytes]:
-        self.num_exchanges += 1
-        self.store.set(f"{self.num_exchanges}/{self.rank}", blob.decode())
-        return [self.store.get(f"{self.num_exchanges}/{rank}") for rank in range(NUM_RANKS)]
-
-    def meet(self) -> None:
-        self.exchange(b"-")
-
-    def join(self) -> SameHostMedium:
-        medium = SameHostMedium.join(self.rank, self.exchange, LONG_S)
-        assert medium is not None
-        assert [medium.reaches(rank) for rank in range(NUM_RANKS)] == [rank != self.rank for rank in range(NUM_RANKS)]
-        return medium
-
-
-def content(size: int, seed: int) -> torch.Tensor:
-    return (torch.arange(size) * 7 + seed * 31).to(torch.uint8)
-
-
-def empty(size: int) -> torch.Tensor:
-    return torch.full((size,), 99, dtype=torch.uint8)
+SIZES = [0, 1, 100, INLINE_BYTES, INLINE_BYTES + 1, 3 << 20, 7, 2 * INLINE_BYTES, WHOLE_BYTES, WHOLE_BYTES + 1, 0]
 
 
 def fifo(ranks: Ranks, is_posted_before: bool = True) -> None:
@@ -107,7 +79,7 @@ def waits_for_sends_first(ranks: Ranks) -> None:
 
 def many_sends(ranks: Ranks) -> None:
     """Sends without any receive do not block; what was announced comes, and lets go, while one side does other work."""
-    same_host._SEND_BUFFER_BYTES = 212992 // 2  # Linux doubles it, to its default
+    lane._SEND_BUFFER_BYTES = 212992 // 2  # Linux doubles it, to its default
     medium = ranks.join()
     for size in (INLINE_BYTES + 1, 4000):
         source = content(size + MANY, 1)
@@ -265,14 +237,15 @@ def sent_before_the_end(ranks: Ranks) -> None:
         ranks.meet()
 
 
-def reading_is_forbidden(ranks: Ranks) -> None:
-    """Where a rank may not read, both ends of its pairs know; the other ranks are neighbours."""
+def copying_is_forbidden(ranks: Ranks) -> None:
+    """Where a rank may not read or not write, both ends of its pairs know; the other ranks are neighbours."""
 
-    def refuse(*_: object) -> int:
+    def forbid(*_: object) -> int:
         ctypes.set_errno(errno.EPERM)
         return -1
 
-    expect_without_rank_1(ranks, "_process_vm_readv", refuse)
+    expect_without_rank_1(ranks, "_process_vm_readv", forbid)
+    expect_without_rank_1(ranks, "_process_vm_writev", forbid)
 
 
 def is_elsewhere(ranks: Ranks) -> None:
@@ -321,15 +294,7 @@ def killed(ranks: Ranks) -> None:
     medium.receive(found, other, 0).wait(LONG_S)
     sending.wait(LONG_S)
     assert torch.equal(found, content(1 << 20, other))
-    if ranks.rank == 1:
-        ranks.store.set("end", "")
-    else:  # the store is here
-        ranks.store.wait(["end"], timedelta(seconds=LONG_S))
-
-
-def raises(kind: type[Exception], text: str, call: Callable[..., object], *arguments: object) -> None:
-    with pytest.raises(kind, match=re.escape(text)):
-        call(*arguments)
+    wait_for_end(ranks)
 
 
 CASES: list[Callable[[Ranks], None]] = [
@@ -341,21 +306,10 @@ CASES: list[Callable[[Ranks], None]] = [
     lets_go,
     abort,
     sent_before_the_end,
-    reading_is_forbidden,
+    copying_is_forbidden,
     is_elsewhere,
     killed,
 ]
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    ranks = Ranks()
-    for case in CASES:
-        began = time.monotonic()
-        case(ranks)
-        if case is not killed:
-            ranks.meet()
-        print(case.__name__, f"{time.monotonic() - began:.2f} s", flush=True)
 
 
 @pytest.fixture(scope="module")
@@ -364,18 +318,13 @@ def finished() -> list[Finished]:
     return run_processes(NUM_RANKS, __file__, timeout_s=60.0)
 
 
-@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
-def test_case(finished: list[Finished], case: str) -> None:
-    for rank, process in enumerate(finished):
-        if case == "killed" and rank == 2:
-            assert process.code == -signal.SIGKILL
-        else:
-            assert case in process.stdout.split(), f"rank {rank} failed in {case} or before:\n{process.stderr}"
+@pytest.mark.parametrize("case", CASES)
+def test_case(finished: list[Finished], case: Callable[[Ranks], None]) -> None:
+    check(finished, case.__name__, is_last=case is CASES[-1])
 
 
 def test_ranks_end_well(finished: list[Finished]) -> None:
-    assert [process.code for process in finished] == [0, 0, -signal.SIGKILL]
-    assert all("Traceback" not in process.stderr for process in finished)
+    check_end(finished)
 
 
 def test_threads_of_one_process_are_not_neighbours() -> None:
@@ -397,4 +346,4 @@ def test_threads_of_one_process_are_not_neighbours() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(CASES)
