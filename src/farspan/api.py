@@ -16,7 +16,7 @@ from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
 from farspan.lazy import glue_at, place, repeated_blocks
 from farspan.plan import Plan, parse_place, resolve, resolve_remat
-from farspan.planner import auto_plan
+from farspan.planner import Hints, auto_plan
 from farspan.profile import atoms, keepers, tied
 from farspan.runtime.optimizers.watch import watch_optimizers
 from farspan.runtime.step.observe import StepRecord
@@ -37,6 +37,9 @@ def distribute(
     stages: int | str = "auto",
     remat: bool | Sequence[str] | None = None,
     schedule: str | None = None,
+    pins: Mapping[str, str] | None = None,
+    together: Sequence[Sequence[str]] = (),
+    max_memory: str | float | Mapping[str, str | float] | None = None,
     seed: int = 0,
 ) -> nn.Module:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
@@ -59,14 +62,21 @@ def distribute(
             to the last bit. "auto": weight gradients are put off, to fill gaps, where that is likely to pay;
             "zero-bubble": wherever another rank waits; "1f1b": nowhere (interleaved where a rank has several stages);
             "gpipe": nor does a backward start before all forwards. None: what the plan says.
+        pins: What an automatic plan is to place where: names of modules or parameters (or glob patterns of them) to
+            "rank:R" or "rank:R/device". The plan chooses for the rest.
+        together: Groups of such names; what a group means is on one stage: `[["embed", "head"]]`.
+        max_memory: The most that a rank of an automatic plan may hold: bytes, "14GiB", or {"rank:0": "14GiB"}. Here of
+            parameters and their gradients, which is what is known before the first step; `farspan plan` counts
+            everything.
         seed: Of the dropout masks and other random numbers drawn inside the model.
 
     Returns:
         `model` itself.
 
     Raises:
-        PlanError: The plan does not fit the model or the number of ranks, `remat` names no module of the model, or
-            there is no such schedule.
+        PlanError: The plan does not fit the model or the number of ranks, `remat` names no module of the model,
+            there is no such schedule, or `pins`, `together` and `max_memory` name what is not there, contradict each
+            other or leave no plan.
         LaunchError: The other ranks cannot be found.
 
     Example:
@@ -87,7 +97,11 @@ def distribute(
     if not engine.recorder.roots:
         engine.sow(seed)  # from_rank may have made the engine
     trial = current_trial()
-    chosen = trial.plan_for(model) if trial is not None else _choose_plan(model, plan, stages, engine.num_ranks)
+    hints = _hints(plan, pins=pins, together=together, max_memory=max_memory, stages=stages, remat=remat)
+    if trial is not None:
+        chosen = trial.plan_for(model, hints)
+    else:
+        chosen = _choose_plan(model, plan, hints, engine.num_ranks)
     if remat is not None and trial is None:
         chosen = dataclasses.replace(chosen, remat=remat)
     if schedule is not None and trial is None:
@@ -223,13 +237,33 @@ def last_step() -> StepRecord | None:
     return None if engine is None else engine.last_training_step
 
 
-def _choose_plan(model: nn.Module, plan: Any, stages: int | str, num_ranks: int) -> Plan:
-    if stages != "auto" and (not isinstance(stages, int) or isinstance(stages, bool) or stages < 1):
-        raise PlanError(f"stages={stages!r} is not a number of stages.", hint='stages="auto", or an integer from 1')
+def _hints(
+    plan: Any, *, pins: Any, together: Any, max_memory: Any, stages: Any, remat: bool | Sequence[str] | None
+) -> Hints:
+    hints = Hints(
+        pins={} if pins is None else pins,
+        together=together,
+        max_memory=max_memory,
+        stages=None if stages == "auto" else stages,
+        remat=remat,
+    )
+    if hints.are_about_places and plan != "auto":
+        raise PlanError(
+            "pins, together and max_memory are for automatic plans.",
+            why="plan= says where everything lies.",
+            hint='leave out plan=, or change the plan: "head": "rank:1"',
+        )
+    return hints
+
+
+def _choose_plan(model: nn.Module, plan: Any, hints: Hints, num_ranks: int) -> Plan:
     if isinstance(plan, str) and plan == "auto":
-        num_stages = num_ranks if isinstance(stages, str) else stages
+        num_stages = num_ranks if hints.stages is None else hints.stages
         return auto_plan(
-            atoms(model, num_stages), num_stages=num_stages, devices=[f"rank:{rank}" for rank in range(num_ranks)]
+            atoms(model, num_stages, hints.patterns),
+            num_stages=num_stages,
+            devices=[f"rank:{rank}" for rank in range(num_ranks)],
+            hints=hints,
         )
     if isinstance(plan, Plan):
         chosen = plan
@@ -242,9 +276,9 @@ def _choose_plan(model: nn.Module, plan: Any, stages: int | str, num_ranks: int)
             f"plan={plan!r} is no plan.",
             hint='plan="auto", a farspan.Plan, the path of its JSON file, or a mapping of names',
         )
-    if isinstance(stages, int) and stages != chosen.num_stages:
+    if hints.stages is not None and hints.stages != chosen.num_stages:
         raise PlanError(
-            f"stages={stages} was asked for, the plan has {chosen.num_stages}.",
+            f"stages={hints.stages} was asked for, the plan has {chosen.num_stages}.",
             hint="leave out one of plan= and stages=",
         )
     return chosen
