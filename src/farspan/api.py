@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +15,10 @@ from torch import nn
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
 from farspan.lazy import glue_at
-from farspan.measured import Wishes, is_measuring, measure_first
+from farspan.measured import is_measuring, measure_first
 from farspan.placing import place_first
 from farspan.plan import Plan
-from farspan.planner import auto_plan
+from farspan.planner import Hints, auto_plan
 from farspan.profile import atoms
 from farspan.runtime.engine import Engine
 from farspan.runtime.optimizers.watch import watch_optimizers
@@ -38,6 +39,9 @@ def distribute(
     stages: int | str = "auto",
     remat: bool | Sequence[str] | None = None,
     schedule: str | None = None,
+    pins: Mapping[str, str] | None = None,
+    together: Sequence[Sequence[str]] = (),
+    max_memory: str | float | Mapping[str, str | float] | None = None,
     measure: bool | None = None,
     seed: int = 0,
 ) -> nn.Module:
@@ -61,6 +65,11 @@ def distribute(
             to the last bit. "auto": weight gradients are put off, to fill gaps, where that is likely to pay;
             "zero-bubble": wherever another rank waits; "1f1b": nowhere (interleaved where a rank has several stages);
             "gpipe": nor does a backward start before all forwards. None: what the plan says.
+        pins: What an automatic plan is to place where: names of modules or parameters (or glob patterns of them) to
+            "rank:R" or "rank:R/device". The plan chooses for the rest.
+        together: Groups of such names; what a group means is on one stage: `[["embed", "head"]]`.
+        max_memory: The most that a rank of an automatic plan may hold: bytes, "14GiB", or {"rank:0": "14GiB"}. Before
+            the first step that is of parameters and their gradients; where the step is measured, of everything.
         measure: Whether an automatic plan is found anew from what the first training step takes on each rank, and
             parameters then move to it, once, between two steps. Until then the plan is an estimate. None: yes, unless
             the environment says FARSPAN_MEASURE=0.
@@ -70,8 +79,9 @@ def distribute(
         `model` itself.
 
     Raises:
-        PlanError: The plan does not fit the model or the number of ranks, `remat` names no module of the model, or
-            there is no such schedule.
+        PlanError: The plan does not fit the model or the number of ranks, `remat` names no module of the model,
+            there is no such schedule, or `pins`, `together` and `max_memory` name what is not there, contradict each
+            other or leave no plan.
         LaunchError: The other ranks cannot be found.
 
     Example:
@@ -92,17 +102,21 @@ def distribute(
     if not engine.recorder.roots:
         engine.sow(seed)  # from_rank may have made the engine
     trial = current_trial()
+    hints = _hints(plan, pins=pins, together=together, max_memory=max_memory, stages=stages, remat=remat)
     if trial is not None:
-        chosen = trial.plan_for(model)
+        chosen = trial.plan_for(model, hints)
         place_first(engine, model, chosen)
     else:
-        wishes = Wishes(remat=remat, schedule=schedule)
-        chosen = wishes.applied_to(_choose_plan(model, plan, stages, engine.num_ranks))
-        is_automatic = isinstance(plan, str) and plan == "auto" and stages == "auto"
-        pieces = (
-            [atom.name for atom in atoms(model, engine.num_ranks)] if is_automatic and is_measuring(measure) else []
-        )
-        if not measure_first(engine, model, chosen, pieces, wishes, settled=functools.partial(_settle, engine, model)):
+        chosen = _choose_plan(model, plan, hints, engine.num_ranks)
+        if remat is not None:
+            chosen = dataclasses.replace(chosen, remat=remat)
+        if schedule is not None:
+            chosen = dataclasses.replace(chosen, schedule=schedule)
+        is_open = isinstance(plan, str) and plan == "auto" and hints.stages in (None, engine.num_ranks)
+        is_measured = is_open and is_measuring(measure)
+        pieces = [atom.name for atom in atoms(model, engine.num_ranks, hints.patterns)] if is_measured else []
+        settled = functools.partial(_settle, engine, model)
+        if not measure_first(engine, model, chosen, pieces, hints, schedule=schedule, settled=settled):
             place_first(engine, model, chosen)
     watch_optimizers()
     object.__setattr__(model, _PLAN, chosen)
@@ -209,13 +223,33 @@ def last_step() -> StepRecord | None:
     return None if engine is None else engine.last_training_step
 
 
-def _choose_plan(model: nn.Module, plan: Any, stages: int | str, num_ranks: int) -> Plan:
-    if stages != "auto" and (not isinstance(stages, int) or isinstance(stages, bool) or stages < 1):
-        raise PlanError(f"stages={stages!r} is not a number of stages.", hint='stages="auto", or an integer from 1')
+def _hints(
+    plan: Any, *, pins: Any, together: Any, max_memory: Any, stages: Any, remat: bool | Sequence[str] | None
+) -> Hints:
+    hints = Hints(
+        pins={} if pins is None else pins,
+        together=together,
+        max_memory=max_memory,
+        stages=None if stages == "auto" else stages,
+        remat=remat,
+    )
+    if hints.are_about_places and plan != "auto":
+        raise PlanError(
+            "pins, together and max_memory are for automatic plans.",
+            why="plan= says where everything lies.",
+            hint='leave out plan=, or change the plan: "head": "rank:1"',
+        )
+    return hints
+
+
+def _choose_plan(model: nn.Module, plan: Any, hints: Hints, num_ranks: int) -> Plan:
     if isinstance(plan, str) and plan == "auto":
-        num_stages = num_ranks if isinstance(stages, str) else stages
+        num_stages = num_ranks if hints.stages is None else hints.stages
         return auto_plan(
-            atoms(model, num_stages), num_stages=num_stages, devices=[f"rank:{rank}" for rank in range(num_ranks)]
+            atoms(model, num_stages, hints.patterns),
+            num_stages=num_stages,
+            devices=[f"rank:{rank}" for rank in range(num_ranks)],
+            hints=hints,
         )
     if isinstance(plan, Plan):
         chosen = plan
@@ -228,9 +262,9 @@ def _choose_plan(model: nn.Module, plan: Any, stages: int | str, num_ranks: int)
             f"plan={plan!r} is no plan.",
             hint='plan="auto", a farspan.Plan, the path of its JSON file, or a mapping of names',
         )
-    if isinstance(stages, int) and stages != chosen.num_stages:
+    if hints.stages is not None and hints.stages != chosen.num_stages:
         raise PlanError(
-            f"stages={stages} was asked for, the plan has {chosen.num_stages}.",
+            f"stages={hints.stages} was asked for, the plan has {chosen.num_stages}.",
             hint="leave out one of plan= and stages=",
         )
     return chosen

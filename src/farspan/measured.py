@@ -15,20 +15,23 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
+from farspan.cluster import Cluster
+from farspan.errors import PlanError
 from farspan.placing import place_first, replace_plan
-from farspan.plan import Plan
-from farspan.planner.answer import best_plan, forecast_of_stages
+from farspan.plan import Plan, format_place, parse_place
+from farspan.plan.hints import Hints
+from farspan.planner.answer import Forecast, best_plan, forecast_of_stages
 from farspan.profile import RankDevice, StepProfile, cluster_of_ranks, costed_graph
 from farspan.runtime.engine import Engine
 from farspan.runtime.replan import RankMeasured, exchanged, speeds_of_ranks
 from farspan.runtime.trial import Measured, Meter, assemble, state_bytes
 from farspan.units import format_bytes, format_seconds
 
-__all__ = ["Wishes", "is_measuring", "measure_first"]
+__all__ = ["is_measuring", "measure_first"]
 
 _log = logging.getLogger(__name__)
 _LEAST_MEASURED = 4
@@ -37,24 +40,6 @@ _MOST_TRIES = 3
 """Steps after which something may still use a parameter that is to move."""
 _LEAST_GAIN = 0.05
 """As a share of a step: predictions are off by as much."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the user has said of the plan.
-
-    Attributes:
-        remat: As in `distribute`.
-        schedule: As in `distribute`.
-    """
-
-    remat: bool | Sequence[str] | None
-    schedule: str | None
-
-    def applied_to(self, plan: Plan) -> Plan:
-        if self.remat is not None:
-            plan = dataclasses.replace(plan, remat=self.remat if isinstance(self.remat, bool) else tuple(self.remat))
-        return plan if self.schedule is None else dataclasses.replace(plan, schedule=self.schedule)
 
 
 def is_measuring(measure: bool | None) -> bool:
@@ -67,8 +52,9 @@ def measure_first(
     model: nn.Module,
     estimated: Plan,
     pieces: Sequence[str],
-    wishes: Wishes,
+    hints: Hints,
     *,
+    schedule: str | None,
     settled: Callable[[Plan, str], None],
 ) -> bool:
     """Place `model` so that its first step can be measured, and place it anew after that; all ranks call it.
@@ -78,7 +64,8 @@ def measure_first(
         model: The user's model.
         estimated: Where its pieces are to be at first.
         pieces: Names of what is placed as a whole, in the model's order; together they hold every parameter.
-        wishes: What the plan that is found is to have.
+        hints: What is wanted of the plan that is found.
+        schedule: That it is to have; None for its own.
         settled: Called with that plan, and what there is to say of it.
 
     Returns:
@@ -87,7 +74,7 @@ def measure_first(
     if engine.num_ranks == 1 or engine.stages or len(pieces) <= engine.num_ranks:
         return False
     owner = [_stage_of(name, estimated) for name in pieces]
-    first = _FirstSteps(engine, model, estimated, pieces, owner, wishes, settled)
+    first = _FirstSteps(engine, model, estimated, pieces, owner, hints, schedule, settled)
     stages = tuple(estimated.stages[stage] for stage in owner)
     placement = {name: number for number, name in enumerate(pieces)}
     place_first(engine, model, dataclasses.replace(estimated, stages=stages, placement=placement, estimates={}))
@@ -105,7 +92,8 @@ class _FirstSteps:
         estimated: Plan,
         pieces: Sequence[str],
         owner: Sequence[int],
-        wishes: Wishes,
+        hints: Hints,
+        schedule: str | None,
         settled: Callable[[Plan, str], None],
     ) -> None:
         self.engine = engine
@@ -114,7 +102,8 @@ class _FirstSteps:
         self.pieces = pieces
         self.owner = owner
         """Stage of each piece in the estimated plan."""
-        self.wishes = wishes
+        self.hints = hints
+        self.schedule = schedule
         self.settled = settled
         self.meter = Meter(engine, mode=None, ended=lambda: None, about_to_time=lambda signature: None)
         engine.executor = self.meter
@@ -154,16 +143,28 @@ class _FirstSteps:
         self.settled(self.estimated, why)
 
     def _find(self) -> tuple[Plan, str]:
-        """The plan for what all ranks have measured, and what there is to say of it; the same on every rank."""
+        """The plan for what all ranks have measured, and what there is to say of it; the same on every rank.
+
+        Raises:
+            PlanError: There is none that is as the user wants it.
+        """
         engine = self.engine
         own = next(stage for stage, site in enumerate(engine.stages) if site.rank == engine.rank)
         shares = exchanged(engine.agreement, self.meter.measured(), self.meter.device_of(own))
-        answer = ""
+        answer: dict[str, Any] = {}
         if engine.rank == 0:
-            plan, said = self._plan_from(shares)
-            answer = json.dumps([plan.to_json(), said])
-        text, said = json.loads(engine.agreement.tell("the plan", answer.encode(), 0))
-        return Plan.from_json(text), said
+            try:
+                plan, said = self._plan_from(shares)
+                answer = {"plan": plan.to_json(), "said": said}
+            except PlanError as error:
+                answer = {"error": [error.what, error.why, error.hint]}
+        answer = json.loads(engine.agreement.tell("the plan", json.dumps(answer).encode(), 0))
+        if "error" in answer:
+            what, why, hint = answer["error"]
+            if self.hints:
+                raise PlanError(what, why=why, hint=hint)
+            return self.estimated, f"the plan stays as estimated: {what}"  # and yet it has run
+        return Plan.from_json(answer["plan"]), answer["said"]
 
     def _plan_from(self, shares: Sequence[RankMeasured]) -> tuple[Plan, str]:
         speeds = speeds_of_ranks(shares)
@@ -181,39 +182,46 @@ class _FirstSteps:
         )
         profile = self._profile(shares, speeds)
         graph = costed_graph(profile, cluster)
-        best = best_plan(graph, cluster, self.num_micro_batches).best
-        kinds = [each.name for each in cluster.classes for _ in range(each.num_devices)]
-        kind_of = dict(zip(ranks, kinds, strict=True))
-        now = forecast_of_stages(
-            graph,
-            cluster,
-            [
-                (
-                    kind_of[self.estimated.rank_of(stage)],
-                    [node.name for node, its in zip(graph.nodes, self.owner, strict=True) if its == stage],
-                )
-                for stage in range(self.estimated.num_stages)
-            ],
-            self.num_micro_batches,
-        )
+        hints = dataclasses.replace(self.hints, stages=len(ranks), remat=None).renumbered(ranks)
+        best = best_plan(graph, cluster, self.num_micro_batches, hints=hints).best
+        now = forecast_of_stages(graph, cluster, self._estimated_stages(cluster, ranks), self.num_micro_batches)
         error = max(profile.spread, _LEAST_GAIN)
-        is_better = best.step_s < (1 - error) * now.step_s or not now.fits
-        has_all = best.plan.num_ranks == len(ranks)
         said = (
             f"measured {len(self.pieces)} pieces of {profile.num_unique} kinds: a step is likely to take "
             f"{format_seconds(now.step_s)} as estimated, {format_seconds(best.step_s)} under the best plan"
         )
-        if is_better and has_all:
-            stages = tuple(f"rank:{ranks[best.plan.rank_of(stage)]}" for stage in range(best.plan.num_stages))
+        if best.step_s < (1 - error) * now.step_s or not self._fits(now):
+            stages = tuple(
+                format_place(dataclasses.replace(place, rank=ranks[place.rank]))
+                for place in map(parse_place, best.plan.stages)
+            )
             plan = dataclasses.replace(best.plan, stages=stages)
         else:
-            said += (
-                f", which uses {best.plan.num_ranks} of {len(ranks)} ranks; all keep their stages"
-                if is_better
-                else f", no more than predictions are off ({100 * error:.0f} %)"
-            )
+            said += f", no more than predictions are off ({100 * error:.0f} %)"
             plan = dataclasses.replace(self.estimated, estimates={**self.estimated.estimates, **now.plan.estimates})
-        return self.wishes.applied_to(plan), said
+        if self.hints.remat is not None:
+            plan = dataclasses.replace(plan, remat=self.estimated.remat)
+        if self.schedule is not None:
+            plan = dataclasses.replace(plan, schedule=self.schedule)
+        return plan, said
+
+    def _estimated_stages(self, cluster: Cluster, ranks: Sequence[int]) -> list[tuple[str, list[str]]]:
+        kinds = [each.name for each in cluster.classes for _ in range(each.num_devices)]
+        kind_of = dict(zip(ranks, kinds, strict=True))
+        return [
+            (
+                kind_of[self.estimated.rank_of(stage)],
+                [name for name, its in zip(self.pieces, self.owner, strict=True) if its == stage],
+            )
+            for stage in range(self.estimated.num_stages)
+        ]
+
+    def _fits(self, now: Forecast) -> bool:
+        """Whether the estimated plan has the memory that it needs, and is allowed."""
+        limits = [self.hints.memory_of(self.estimated.rank_of(stage)) for stage in range(self.estimated.num_stages)]
+        return now.fits and all(
+            limit is None or each.memory_bytes <= limit for each, limit in zip(now.stages, limits, strict=True)
+        )
 
     def _profile(self, shares: Sequence[RankMeasured], speeds: Sequence[float]) -> StepProfile:
         """All ranks' shares as one profile, in seconds of a device of speed 1."""
@@ -239,7 +247,7 @@ class _FirstSteps:
             num_micro_batches=self.num_micro_batches,
             notes=notes,
         )
-        if self.wishes.remat is None:
+        if self.hints.remat is None:
             return profile
         atoms = tuple(dataclasses.replace(atom, can_remat=False) for atom in profile.atoms)
         return dataclasses.replace(profile, atoms=atoms)

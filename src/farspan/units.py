@@ -1,11 +1,35 @@
-"""Numbers as people read them: bytes, seconds and counts, each with its unit."""
+"""Numbers as people read and write them: bytes, seconds and counts, each with its unit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
-__all__ = ["format_bytes", "format_count", "format_seconds"]
+__all__ = ["BYTES", "format_bytes", "format_count", "format_seconds", "parse_amount"]
+
+BYTES = {"": 1.0, "b": 1.0} | {
+    f"{prefix}{infix}b": (1024.0 if infix else 1000.0) ** (power + 1)
+    for power, prefix in enumerate("kmgtp")
+    for infix in ("", "i")
+}
+"""Units of sizes, in small letters."""
+_AMOUNT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*", re.IGNORECASE)
+
+
+def parse_amount(given: object, units: Mapping[str, float]) -> float | None:
+    """A number, or a text of a number and a unit; None if it is neither, or not finite.
+
+    >>> parse_amount("14GiB", BYTES), parse_amount(1e3, BYTES), parse_amount("14 apples", BYTES)
+    (15032385536.0, 1000.0, None)
+    """
+    match = None if isinstance(given, bool) else _AMOUNT.fullmatch(str(given))
+    unit = units.get(match[2].lower()) if match else None
+    try:
+        value = float(match[1]) * unit if match and unit else math.inf
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -192,11 +192,11 @@ def test_ranks_count_host_by_host() -> None:
 def test_why_a_module_is_where_it_is() -> None:
     graph, cluster = chain(), devices(2)
     answer = best_plan(graph, cluster, 4)
-    text = explain(answer, graph, cluster, "blocks.1")
+    text = explain(answer, "blocks.1")
     assert "blocks.1 is on rank:0, stage 0" in text
     assert "with rank:1 the step would take 390 ms" in text  # 30 ms, then 4 x 90 ms
     with pytest.raises(PlanError, match=r"no piece called 'blocks\.9'"):
-        explain(answer, graph, cluster, "blocks.9")
+        explain(answer, "blocks.9")
 
 
 def test_the_plan_shows_what_is_expected_of_it() -> None:

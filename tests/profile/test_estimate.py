@@ -53,6 +53,14 @@ def test_blocks_too_heavy_for_the_number_of_stages_are_opened() -> None:
     assert "blocks.0.mlp.1" not in names  # no parameters: runs where its input is
 
 
+def test_what_is_to_be_apart_is_an_atom_of_its_own() -> None:
+    names = [atom.name for atom in atoms(GPT(8), 2, ["blocks.3.mlp.2", "blocks.4.*", "drop"])]
+    assert {"blocks.3.norm", "blocks.3.mlp.0", "blocks.3.mlp.2", "blocks.4.attention", "blocks.5"} <= set(names)
+    assert "blocks.3.attention.in_proj_weight" not in names  # it cannot be
+    with pytest.raises(PlanError, match=r"the hint 'block\.\*' matches nothing"):
+        atoms(GPT(8), 2, ["block.*"])
+
+
 def test_the_parameters_of_a_list_are_placed_one_by_one() -> None:
     model = nn.ModuleDict({"weights": nn.ParameterList([torch.zeros(3, 4), torch.zeros(4, 3)])})
     model["more"] = nn.ParameterDict({"a": torch.zeros(2, 2)})

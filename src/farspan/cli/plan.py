@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from farspan.cli import hints
 from farspan.cli.planned import plan_script
 from farspan.cli.script import add_arguments
 
@@ -19,6 +20,7 @@ _EXAMPLES = """examples:
   farspan plan train.py --lr 3e-4                       for this machine; --lr is the script's
   farspan plan --cluster cluster.toml train.py          for machines that need not be there
   farspan plan --cluster cluster.toml --roofline train.py
+  farspan plan --max-memory 14GiB --pin 'decoder.*=rank:1' --together 'embed,head' train.py
   farspan plan --graph graph.json --cluster cluster.toml
 """
 
@@ -44,6 +46,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="STEP",
         help="script: use what a step under the plan in --output has shown (farspan run --report step.json)",
     )
+    hints.add_arguments(parser)
     parser.add_argument("--explain", metavar="MODULE", help="script: say why that module is where it is")
     parser.add_argument(
         "--objective",
@@ -109,6 +112,7 @@ def _check(arguments: argparse.Namespace) -> None:
         ("--recalibrate", arguments.recalibrate),
         ("--roofline", arguments.roofline or None),
         ("--fresh", arguments.fresh or None),
+        *hints.given(arguments),
     ):
         if value is not None and not is_script:
             raise PlanError(f"{option} has no effect on a graph.", why="it belongs to scripts.", hint="leave it out")

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from farspan.cli.hints import read_hints
 from farspan.cli.recalibrate import format_recalibration, recalibrated
 from farspan.cli.script import profile_script
 
@@ -27,22 +28,28 @@ def plan_script(arguments: argparse.Namespace) -> int:
     from farspan.report import forecast_page
 
     given = None if arguments.cluster is None else read_cluster(arguments.cluster)
-    profile = profile_script(arguments.script_argv, given, roofline=arguments.roofline, fresh=arguments.fresh)
+    profile, hints = profile_script(
+        arguments.script_argv,
+        given,
+        roofline=arguments.roofline,
+        fresh=arguments.fresh,
+        hints=read_hints(arguments),
+    )
     cluster = given or this_machine()
     graph = costed_graph(profile, cluster, roofline=arguments.roofline)
-    answer = best_plan(graph, cluster, arguments.micro_batches or profile.num_micro_batches)
+    answer = best_plan(graph, cluster, arguments.micro_batches or profile.num_micro_batches, hints=hints)
     output, page = Path(arguments.output or "plan.json"), Path(arguments.html or "plan.html")
     said = ""
     if arguments.recalibrate is not None:
-        found = recalibrated(answer, graph, cluster, plan=output, step=Path(arguments.recalibrate))
+        found = recalibrated(answer, graph, cluster, plan=output, step=Path(arguments.recalibrate), hints=hints)
         said = f"{format_recalibration(found)}\n"
         if not found.is_worth_it:
             print(json.dumps(_members(answer, profile, str(output))) if arguments.json else said.rstrip())
             return 0
-        answer, graph = found.answer, found.graph
+        answer = found.answer
     text = said + format_answer(answer, spread=profile.spread)
     if arguments.explain is not None:
-        text += f"\n{explain(answer, graph, cluster, arguments.explain)}"
+        text += f"\n{explain(answer, arguments.explain)}"
     answer.best.plan.save(output)
     page.write_text(
         forecast_page(
@@ -82,6 +89,7 @@ def _members(answer: Answer, profile: StepProfile, output: str) -> dict[str, Any
             "where": stage.where,
             "class": stage.device,
             "nodes": list(stage.nodes),
+            "hints": {name: answer.problem.whys[name] for name in stage.nodes if name in answer.problem.whys},
             "remat": list(stage.remat),
             "forward_s": stage.forward_s,
             "backward_s": stage.backward_s,

@@ -36,7 +36,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     if not arguments.script_argv:
         raise LaunchError("no script to run.", why="farspan profile runs a script.", hint="farspan profile train.py")
     cluster = None if arguments.cluster is None else read_cluster(arguments.cluster)
-    profile = profile_script(arguments.script_argv, cluster, roofline=arguments.roofline, fresh=arguments.fresh)
+    profile, _ = profile_script(arguments.script_argv, cluster, roofline=arguments.roofline, fresh=arguments.fresh)
     graph = costed_graph(profile, cluster or this_machine(), roofline=arguments.roofline)
     Path(arguments.output).write_text(write_graph(graph), encoding="utf-8")
     for note in profile.notes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from farspan.cluster import Cluster
+    from farspan.plan.hints import Hints
     from farspan.planner.answer import Answer, Recalibration, StageSeconds
     from farspan.planner.costed import CostedGraph
     from farspan.report import MeasuredStep
@@ -16,7 +17,9 @@ __all__ = ["format_recalibration", "recalibrated"]
 _HINT = "farspan run -n 2 --report step.json train.py, with the plan that farspan plan has written last"
 
 
-def recalibrated(answer: Answer, graph: CostedGraph, cluster: Cluster, *, plan: Path, step: Path) -> Recalibration:
+def recalibrated(
+    answer: Answer, graph: CostedGraph, cluster: Cluster, *, plan: Path, step: Path, hints: Hints
+) -> Recalibration:
     """Look again with the seconds of a measured step.
 
     Args:
@@ -25,6 +28,7 @@ def recalibrated(answer: Answer, graph: CostedGraph, cluster: Cluster, *, plan: 
         cluster: Where.
         plan: The file of the plan that the step ran under: the one of `answer`.
         step: The file that `farspan run --report` has written.
+        hints: What `answer` was found with.
 
     Raises:
         PlanError: A file cannot be read, or the step ran under another plan.
@@ -53,7 +57,7 @@ def recalibrated(answer: Answer, graph: CostedGraph, cluster: Cluster, *, plan: 
             hint=_HINT,
         )
     by_stage = [seconds[best.plan.rank_of(number)] for number in range(len(best.stages))]
-    return recalibrate(graph, cluster, best, by_stage, measured.timeline.duration_s)
+    return recalibrate(graph, cluster, best, by_stage, measured.timeline.duration_s, hints=hints)
 
 
 def format_recalibration(found: Recalibration) -> str:

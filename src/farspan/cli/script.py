@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from farspan.cluster import Cluster
+    from farspan.plan.hints import Hints
     from farspan.profile import StepProfile
 
 __all__ = ["add_arguments", "profile_script", "split_script"]
@@ -22,6 +23,10 @@ _WITH_VALUE = (
     "--html",
     "--explain",
     "--recalibrate",
+    "--max-memory",
+    "--pin",
+    "--together",
+    "--stages",
 )
 _AFTER_THE_SCRIPT = {"--cluster": 1, "--explain": 1, "--recalibrate": 1, "--roofline": 0, "--fresh": 0}
 """Options that may also come right after the script, with how many words each; a script hardly has them."""
@@ -63,7 +68,9 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, script[:start] + script[j + 1 if script[j : j + 1] == ["--"] else j :]
 
 
-def profile_script(script_argv: Sequence[str], cluster: Cluster | None, *, roofline: bool, fresh: bool) -> StepProfile:
+def profile_script(
+    script_argv: Sequence[str], cluster: Cluster | None, *, roofline: bool, fresh: bool, hints: Hints | None = None
+) -> tuple[StepProfile, Hints]:
     """Run a program in this process up to its first steps; what it prints goes to stderr.
 
     Args:
@@ -71,6 +78,10 @@ def profile_script(script_argv: Sequence[str], cluster: Cluster | None, *, roofl
         cluster: The devices to plan for; None for this machine.
         roofline: Count the work instead of running it.
         fresh: Do not use what has been measured before.
+        hints: For the plan that is wanted.
+
+    Returns:
+        What a step takes; and these hints and those of the program, over which they win.
 
     Raises:
         LaunchError: There is no such program.
@@ -102,6 +113,7 @@ def profile_script(script_argv: Sequence[str], cluster: Cluster | None, *, roofl
                 is_dry=is_dry,
                 is_hollow=is_dry,
                 cache=ProfileCache(cache_folder(), is_fresh=fresh),
+                hints=hints,
             ) as trial,
         ):
             if is_module:
@@ -110,4 +122,4 @@ def profile_script(script_argv: Sequence[str], cluster: Cluster | None, *, roofl
                 runpy.run_path(script_argv[0], run_name="__main__")
     finally:
         sys.argv, sys.path[:] = argv, path
-    return trial.profile()
+    return trial.profile(), trial.hints

@@ -30,6 +30,9 @@ class DeviceClass:
         pays_transfers: Whether transfers count for these devices in the objective max-load.
         flops_per_s: What it computes at most; 0 if only its kind says so, if anything.
         memory_bytes_per_s: How fast its own memory is; 0 as above.
+        part_of: Of a part of a class the name of that class: hosts are those of the whole class.
+        indices: Which of the devices of that class it has, counted host by host.
+        device: What the device is called on its rank ("cuda:0"), where a plan is to say so.
     """
 
     name: str
@@ -44,10 +47,23 @@ class DeviceClass:
     pays_transfers: bool = True
     flops_per_s: float = 0.0
     memory_bytes_per_s: float = 0.0
+    part_of: str = ""
+    indices: tuple[int, ...] = ()
+    device: str = ""
 
     @property
     def num_devices(self) -> int:
-        return self.num_hosts * self.devices_per_host
+        return len(self.indices) if self.part_of else self.num_hosts * self.devices_per_host
+
+    @property
+    def whole(self) -> str:
+        """The name of the class that it is, or is a part of."""
+        return self.part_of or self.name
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What costs and restrictions may call it, the narrowest first."""
+        return (self.name, self.whole, self.kind)
 
     def bandwidth(self, num_devices: int) -> float:
         """Bytes per second of the slowest link in a group of that many of these devices."""
@@ -66,7 +82,17 @@ class Cluster:
 
     @property
     def num_hosts(self) -> int:
-        return sum(each.num_hosts for each in self.classes)
+        return sum({each.whole: each.num_hosts for each in self.classes}.values())
+
+    def devices(self, device_class: DeviceClass) -> list[tuple[int, int]]:
+        """Of each device of that class its number in the cluster, counted host by host, and its host in the class."""
+        first = 0
+        for name, count in {each.whole: each.num_hosts * each.devices_per_host for each in self.classes}.items():
+            if name == device_class.whole:
+                break
+            first += count
+        indices = device_class.indices if device_class.part_of else range(device_class.num_devices)
+        return [(first + index, index // device_class.devices_per_host) for index in indices]
 
     def link(self, device_class: DeviceClass) -> float:
         """Bytes per second from a device of that class to the next stage: within its host where there is no other."""

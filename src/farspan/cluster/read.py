@@ -21,7 +21,6 @@ memory_bandwidth = "2 TB/s"      # of the device's own memory; as above
 from __future__ import annotations
 
 import math
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import Any, cast
 from farspan.cluster.cluster import Cluster, DeviceClass
 from farspan.documents import check_keys, read_text
 from farspan.errors import PlanError
+from farspan.units import BYTES, parse_amount
 
 __all__ = ["parse_cluster", "read_cluster"]
 
@@ -46,12 +46,6 @@ _HOST_KEYS = (
     "flops",
     "memory_bandwidth",
 )
-_AMOUNT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*", re.IGNORECASE)
-_BYTES = {"": 1.0, "b": 1.0} | {
-    f"{prefix}{infix}b": (1024.0 if infix else 1000.0) ** (power + 1)
-    for power, prefix in enumerate("kmgtp")
-    for infix in ("", "i")
-}
 _FLOPS = {"": 1.0} | {f"{prefix}flop": 1000.0 ** (power + 1) for power, prefix in enumerate("kmgtp")}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
@@ -116,14 +110,14 @@ def _device_class(entry: Mapping[str, Any], where: str) -> DeviceClass:
         kind=cast(str, kind),
         num_hosts=_count(entry, "count", where),
         devices_per_host=_count(entry, "devices", where),
-        memory_bytes=_amount(entry, "memory", _BYTES, math.inf, "80 GiB", where),
+        memory_bytes=_amount(entry, "memory", BYTES, math.inf, "80 GiB", where),
         speed=float(speed),
-        within_bytes_per_s=_amount(entry, "within", _BYTES, math.inf, "300 GB/s", where),
-        between_bytes_per_s=_amount(entry, "between", _BYTES, math.inf, "25 GB/s", where),
+        within_bytes_per_s=_amount(entry, "within", BYTES, math.inf, "300 GB/s", where),
+        between_bytes_per_s=_amount(entry, "between", BYTES, math.inf, "25 GB/s", where),
         latency_s=_amount(entry, "latency", _SECONDS, 0.0, "5 us", where),
         pays_transfers=pays,
         flops_per_s=_amount(entry, "flops", _FLOPS, 0.0, "312 TFLOP/s", where),
-        memory_bytes_per_s=_amount(entry, "memory_bandwidth", _BYTES, 0.0, "2 TB/s", where),
+        memory_bytes_per_s=_amount(entry, "memory_bandwidth", BYTES, 0.0, "2 TB/s", where),
     )
 
 
@@ -141,13 +135,8 @@ def _amount(
     if key not in entry:
         return default
     given = entry[key]
-    match = None if isinstance(given, bool) else _AMOUNT.fullmatch(str(given))
-    unit = units.get(match[2].lower()) if match else None
-    try:
-        value = float(match[1]) * unit if match and unit else math.nan
-    except ValueError:
-        value = math.nan
-    if not (value > 0 or (value == 0 and key == "latency")) or not math.isfinite(value):
+    value = parse_amount(given, units)
+    if value is None or not (value > 0 or (value == 0 and key == "latency")):
         raise PlanError(
             f"{where}: {key} is {given!r}.",
             why="it is a positive number with one of the units " + ", ".join(unit for unit in units if unit) + ".",

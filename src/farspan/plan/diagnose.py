@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from farspan.errors import PlanError
 from farspan.plan.plan import Plan
 
-__all__ = ["module_not_found", "name_not_found", "nobody_owns", "ranks_do_not_fit"]
+__all__ = ["module_not_found", "name_not_found", "nobody_owns", "not_found", "ranks_do_not_fit"]
 
 _MOST_NAMES = 4
 
@@ -40,7 +40,7 @@ def ranks_do_not_fit(plan: Plan, world_size: int, *, may_idle: bool = False) -> 
 def name_not_found(entry: str, nodes: Sequence[str], plan: Plan) -> PlanError:
     """The error for an entry that matches nothing in the model."""
     place = plan.stages[plan.placement[entry]]
-    return _not_found(
+    return not_found(
         entry,
         nodes,
         f"the plan's entry '{entry}' (on {place}) matches nothing in this model.",
@@ -50,10 +50,11 @@ def name_not_found(entry: str, nodes: Sequence[str], plan: Plan) -> PlanError:
 
 def module_not_found(entry: str, modules: Sequence[str]) -> PlanError:
     """The error for a name in `remat` that matches no module of the model."""
-    return _not_found(entry, modules, f"remat: '{entry}' matches no module of this model.", "module")
+    return not_found(entry, modules, f"remat: '{entry}' matches no module of this model.", "module")
 
 
-def _not_found(entry: str, names: Sequence[str], what: str, kinds: str) -> PlanError:
+def not_found(entry: str, names: Sequence[str], what: str, kinds: str) -> PlanError:
+    """The error `what` for an entry that matches none of `names`, which are names of `kinds`; with the nearest."""
     stem = entry.strip("*?.")
     near = difflib.get_close_matches(stem or entry, names, n=3, cutoff=0.5)
     children = [name for name in names if name and "." not in name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farspan.plan.diagnose import module_not_found
-from farspan.plan.resolve import outermost
+from farspan.plan.resolve import matched
 
 __all__ = ["resolve_remat"]
 
@@ -36,7 +36,7 @@ def resolve_remat(remat: bool | Sequence[str], modules: Sequence[str], blocks: S
         return [*blocks] or [""] if remat else []
     found: dict[str, None] = {}
     for entry in remat:
-        names = [entry] if entry in modules else outermost(entry, modules)
+        names = matched(entry, modules)
         if not names:
             raise module_not_found(entry, modules)
         found.update(dict.fromkeys(names))

@@ -15,16 +15,19 @@ and take it away from "blocks.0". All of this is a function of values that are e
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
+from typing import TypeVar
 
+from farspan.errors import PlanError
 from farspan.plan.diagnose import name_not_found, nobody_owns, ranks_do_not_fit
 from farspan.plan.plan import Plan
 
-__all__ = ["Resolved", "outermost", "resolve"]
+__all__ = ["Resolved", "assign", "matched", "outermost", "resolve", "with_ancestors"]
 
 _MIXED = -1
+_Owner = TypeVar("_Owner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +81,8 @@ def resolve(
     error = ranks_do_not_fit(plan, world_size, may_idle=may_idle)
     if error is not None:
         raise error
-    nodes = _nodes([*modules, *parameters, *aliases])
-    assigned = _assign(plan, nodes)
+    nodes = with_ancestors([*modules, *parameters, *aliases])
+    assigned = assign(plan.placement, nodes, lambda entry: name_not_found(entry, nodes, plan))
     owner, name_stage = _own(assigned, parameters, aliases)
     missing = [name for name in parameters if name not in owner]
     if missing:
@@ -98,7 +101,7 @@ def resolve(
     )
 
 
-def _nodes(names: Sequence[str]) -> list[str]:
+def with_ancestors(names: Sequence[str]) -> list[str]:
     """All names and their ancestors, each once, parents before children.
 
     A module that is registered twice has one name among the modules, while its parameters have both: the ancestors of
@@ -114,24 +117,37 @@ def _nodes(names: Sequence[str]) -> list[str]:
     return list(nodes)
 
 
-def _assign(plan: Plan, nodes: Sequence[str]) -> dict[str, int | None]:
-    """The stage each node gets from its own entry, else from its parent."""
+def assign(
+    entries: Mapping[str, _Owner], nodes: Sequence[str], not_found: Callable[[str], PlanError]
+) -> dict[str, _Owner | None]:
+    """The owner (a stage) each node gets from its own entry, else from its parent.
+
+    Args:
+        entries: Names and globs to owners.
+        nodes: Names with their ancestors, parents before children.
+        not_found: The error for an entry that matches nothing.
+    """
     known = set(nodes)
-    direct: dict[str, int] = {}
-    for entry, stage in plan.placement.items():
+    direct: dict[str, _Owner] = {}
+    for entry, owner in entries.items():
         if entry in known:
             continue
         names = outermost(entry, nodes)
         if not names:
-            raise name_not_found(entry, nodes, plan)
-        direct.update(dict.fromkeys(names, stage))
-    direct.update((entry, stage) for entry, stage in plan.placement.items() if entry in known)
+            raise not_found(entry)
+        direct.update(dict.fromkeys(names, owner))
+    direct.update((entry, owner) for entry, owner in entries.items() if entry in known)
 
-    assigned: dict[str, int | None] = {}
+    assigned: dict[str, _Owner | None] = {}
     for name in nodes:
         inherited = assigned[_parent(name)] if name else None
         assigned[name] = direct.get(name, inherited)
     return assigned
+
+
+def matched(entry: str, nodes: Sequence[str]) -> list[str]:
+    """The nodes that an entry means: the one of that name, else the outermost ones that it matches as a glob."""
+    return [entry] if entry in nodes else outermost(entry, nodes)
 
 
 def outermost(pattern: str, nodes: Sequence[str]) -> list[str]:

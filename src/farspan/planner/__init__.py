@@ -1,6 +1,7 @@
 """Finding a plan. Imports no torch, needs no accelerator and no process group."""
 
-from farspan.planner.auto import Atom as Atom
+from farspan.plan.hints import Hints as Hints
+from farspan.planner.atoms import Atom as Atom
 from farspan.planner.auto import auto_plan as auto_plan
 from farspan.planner.costed import read_graph as read_graph
 from farspan.planner.links import Link as Link
@@ -16,6 +17,7 @@ from farspan.planner.simulation import Simulation as Simulation
 
 __all__ = [
     "Atom",
+    "Hints",
     "Link",
     "Pipeline",
     "Placement",

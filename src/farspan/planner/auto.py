@@ -3,46 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 
+from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.plan import Plan
+from farspan.plan.hints import Hints, meaning_of
+from farspan.planner.answer.forecast import Forecast, forecast
+from farspan.planner.answer.impossible import in_the_way
+from farspan.planner.atoms import Atom, cut_costs, placement_of
+from farspan.planner.costed import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode
+from farspan.planner.hinted import hinted_problem
 from farspan.planner.partition import partition
+from farspan.planner.pipeline import plan_pipeline
+from farspan.planner.search.stages import Rules
 
-__all__ = ["Atom", "auto_plan", "placement_of"]
+__all__ = ["auto_plan"]
 
 _SLACK = 0.05
 """A cut inside a block makes it a container, recorded op by op: worth it for more than this share of a stage."""
+_COPIES = 2
+"""Of a parameter that hold memory as far as is known before a step: itself, and its gradient."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Atom:
-    """A module, or a parameter held directly by a container, that is placed as a whole.
-
-    Attributes:
-        name: Its name in the model.
-        cost: What running it costs, in any unit that all atoms share.
-        num_parameters: Elements of its parameters; a tied parameter counts at its first name only.
-        parameter_bytes: Their size.
-    """
-
-    name: str
-    cost: float
-    num_parameters: int = 0
-    parameter_bytes: int = 0
-
-
-def auto_plan(atoms: Sequence[Atom], *, num_stages: int, devices: Sequence[str]) -> Plan:
+def auto_plan(atoms: Sequence[Atom], *, num_stages: int, devices: Sequence[str], hints: Hints | None = None) -> Plan:
     """Cut `atoms`, in the order in which they run, into stages of equal cost.
+
+    Of memory only the parameters are known: `max_memory` is compared with the size of a stage's parameters and of as
+    large gradients, without optimizer state and activations.
 
     Args:
         atoms: What there is to place; together they hold every parameter.
         num_stages: How many stages; each gets at least one atom.
         devices: Stage k lies on devices[k % len(devices)].
+        hints: Pins, groups and memory that the plan is to keep, with one stage on each rank.
 
     Raises:
-        PlanError: There are fewer atoms than stages.
+        PlanError: There are fewer atoms than stages, or hints cannot be kept.
 
     Example:
         >>> atoms = [Atom(name=f"blocks.{i}", cost=1.0) for i in range(4)]
@@ -55,6 +53,8 @@ def auto_plan(atoms: Sequence[Atom], *, num_stages: int, devices: Sequence[str])
             why="there must be at least one stage and one device.",
             hint='auto_plan(atoms, num_stages=1, devices=["rank:0"])',
         )
+    if hints is not None and hints.are_about_places:
+        return _hinted_plan(atoms, num_stages, len(devices), hints)
     if num_stages == 1:  # holds for a model without any parameter too
         stage_of, placement = [0] * len(atoms), {"": 0}
     elif len(atoms) < num_stages:
@@ -65,7 +65,7 @@ def auto_plan(atoms: Sequence[Atom], *, num_stages: int, devices: Sequence[str])
             hint=f"stages={max(len(atoms), 1)} on as many ranks, or a model of more modules",
         )
     else:
-        stage_of = partition([atom.cost for atom in atoms], num_stages, cut_costs=_cut_costs(atoms), slack=_SLACK)
+        stage_of = partition([atom.cost for atom in atoms], num_stages, cut_costs=cut_costs(atoms), slack=_SLACK)
         placement = placement_of(atoms, stage_of)
     return Plan(
         stages=tuple(devices[stage % len(devices)] for stage in range(num_stages)),
@@ -74,44 +74,48 @@ def auto_plan(atoms: Sequence[Atom], *, num_stages: int, devices: Sequence[str])
     )
 
 
-def _cut_costs(atoms: Sequence[Atom]) -> list[float]:
-    """What a cut before each atom costs: the number of numbered modules (blocks) it goes through.
+def _hinted_plan(atoms: Sequence[Atom], num_stages: int, num_ranks: int, hints: Hints) -> Plan:
+    """The plan whose costliest stage costs least among those that keep the hints."""
+    names = [atom.name for atom in atoms]
+    if num_stages != num_ranks:
+        raise PlanError(
+            f"stages={num_stages} on {num_ranks} ranks cannot be planned with pins, together or max_memory.",
+            why="with these an automatic plan has one stage on each rank.",
+            hint=f"stages={num_ranks}, or a plan of your own: plan={{'embed': 'rank:0', ...}}",
+        )
+    meaning_of(hints, names, num_ranks)  # raises if they mean nothing
+    if len(atoms) < num_stages:
+        return auto_plan(atoms, num_stages=num_stages, devices=[f"rank:{rank}" for rank in range(num_ranks)])
+    nodes = tuple(
+        CostedNode(
+            name=atom.name or WHOLE_MODEL, forward_s=atom.cost, memory_bytes=float(_COPIES * atom.parameter_bytes)
+        )
+        for atom in atoms
+    )
+    mean = sum(atom.cost for atom in atoms) / num_stages
+    edges = tuple(
+        CostedEdge(source=above.name, target=below.name, time_s=_SLACK * mean * cost)
+        for (above, below), cost in zip(pairwise(nodes), cut_costs(atoms)[1:], strict=True)
+    )
+    graph = CostedGraph(nodes=nodes, edges=edges, source="the model")
+    found = _hinted(graph, num_ranks, hints)
+    if found is None:
+        raise in_the_way(hints, lambda others: _hinted(graph, num_ranks, others) is not None)
+    stage_of = {name: number for number, stage in enumerate(found.stages) for name in stage.nodes}
+    return replace(
+        found.plan, schedule="auto", estimates=_estimates(atoms, [stage_of[node.name] for node in nodes], num_stages)
+    )
 
-    >>> _cut_costs([Atom(name=name, cost=0.0) for name in ("embed", "blocks.0.mlp", "blocks.1.attn", "blocks.1.mlp")])
-    [0.0, 0.0, 0.0, 1.0]
-    """
-    costs = [0.0]
-    for above, below in pairwise(atoms):
-        shared = 0
-        for left, right in zip(above.name.split("."), below.name.split("."), strict=False):
-            if left != right:
-                break
-            shared += left.isdecimal()
-        costs.append(float(shared))
-    return costs[: len(atoms)]
 
-
-def placement_of(atoms: Sequence[Atom], stage_of: Sequence[int]) -> dict[str, int]:
-    """Atoms to stages; the atoms of a block, or of a part of it, that stayed in one piece become one entry."""
-    stages_of: dict[str, set[int]] = {}
-    for atom, stage in zip(atoms, stage_of, strict=True):
-        for name in _from_block(atom.name):
-            stages_of.setdefault(name, set()).add(stage)
-    placement: dict[str, int] = {}
-    for atom, stage in zip(atoms, stage_of, strict=True):
-        placement[next(name for name in _from_block(atom.name) if len(stages_of[name]) == 1)] = stage
-    return placement
-
-
-def _from_block(name: str) -> list[str]:
-    """The names from the outermost numbered module that holds `name` down to `name` itself.
-
-    >>> _from_block("decoder.blocks.3.mlp.weight"), _from_block("head")
-    (['decoder.blocks.3', 'decoder.blocks.3.mlp', 'decoder.blocks.3.mlp.weight'], ['head'])
-    """
-    parts = name.split(".")
-    first = next((depth for depth, part in enumerate(parts) if part.isdecimal()), len(parts) - 1)
-    return [".".join(parts[: depth + 1]) for depth in range(first, len(parts))]
+def _hinted(graph: CostedGraph, num_ranks: int, hints: Hints) -> Forecast | None:
+    cluster = Cluster(classes=(DeviceClass(name="rank", kind="rank", devices_per_host=num_ranks),))
+    problem = hinted_problem(graph, cluster, replace(hints, stages=num_ranks, remat=None))
+    rules = Rules(micro_batches=1, passes=1.0, max_replicas=1, num_stages=num_ranks, least=problem.least)
+    try:
+        pipeline = plan_pipeline(problem.searched, problem.cluster, rules=rules, objective="bottleneck")
+    except PlanError:
+        return None
+    return forecast(problem.graph, problem.cluster, pipeline, 1)
 
 
 def _estimates(atoms: Sequence[Atom], stage_of: Sequence[int], num_stages: int) -> dict[str, list[float]]:

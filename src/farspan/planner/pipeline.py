@@ -134,6 +134,8 @@ class _Search:
         # The largest units first: they take little time, and what they find cuts the others short.
         for unit in reversed(self._units()):
             self._try(self._phases(unit), tried)
+        if not tried and self.rules.num_stages is not None:
+            self._try(self._phases(1, first="memory_bytes"), tried)
         if tried:
             best = min(tried, key=lambda each: each.value).phases
             for order in self._other_orders(best):
@@ -193,8 +195,12 @@ class _Search:
         most = min(most, self.rules.max_replicas or most)
         return [2**power for power in range(most.bit_length()) if self.rules.micro_batches % 2**power == 0]
 
-    def _phases(self, unit: int) -> list[StageLoads]:
-        """All classes in one phase, or one after the other; empty if both are too much work."""
+    def _phases(self, unit: int, *, first: Literal["speed", "memory_bytes"] = "speed") -> list[StageLoads]:
+        """All classes in one phase, or one after the other; empty if both are too much work.
+
+        Where not all devices are to have a stage, and classes come one after the other, those with the most of `first`
+        have one.
+        """
         for max_depth in (_ALL_DEPTHS, _SOME_DEPTHS):
             loads = self._loads(unit, max_depth)
             if loads.options and self._work([loads]) <= _MAX_WORK:
@@ -206,9 +212,22 @@ class _Search:
                 key=lambda index: -self.cluster.classes[index].memory_bytes,
             )
             phases = [loads.only(index) for index in classes]
+            if self.rules.num_stages is not None:
+                phases = self._used_up(loads, classes, first)
             if phases and self._work(phases) <= _MAX_WORK:
                 return phases
         return []
+
+    def _used_up(self, loads: StageLoads, classes: Sequence[int], first: str) -> list[StageLoads]:
+        """Phases of as many devices together as there are to be stages: those that must have one, then the best."""
+        assert self.rules.num_stages is not None
+        taken = {index: loads.least(index) for index in classes}
+        left = self.rules.num_stages - loads.num_lone - sum(taken.values())
+        for index in sorted(classes, key=lambda index: -getattr(self.cluster.classes[index], first)):
+            more = max(0, min(left, loads.counts[index] - taken[index]))
+            taken[index] += more
+            left -= more
+        return [loads.only(index, exactly=taken[index]) for index in classes if taken[index]] if not left else []
 
     def _other_orders(self, phases: list[StageLoads]) -> list[list[StageLoads]]:
         """Of classes in phases: the fast ones first, or last, or those of little memory."""
@@ -261,7 +280,12 @@ class _Search:
     ) -> Chain | None:
         for each in phases:
             each.what, each.cap = what, cap
-        return best_chain([(each, each.counts) for each in phases], upper=upper, total=what == "fill")
+        return best_chain(
+            [(each, each.counts) for each in phases],
+            upper=upper,
+            total=what == "fill",
+            may_remain=[each.may_remain for each in phases],
+        )
 
     def _drain(self, phases: Sequence[StageLoads], chain: Chain) -> float:
         for each in phases:

@@ -7,8 +7,15 @@ from dataclasses import replace
 
 from farspan.cluster import Cluster, DeviceClass, Speeds, speeds_of
 from farspan.errors import PlanError
-from farspan.planner.answer import WHOLE_MODEL
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption, Seconds, strongly_connected
+from farspan.planner.costed import (
+    WHOLE_MODEL,
+    CostedEdge,
+    CostedGraph,
+    CostedNode,
+    NodeOption,
+    Seconds,
+    strongly_connected,
+)
 from farspan.profile.roofline import roofline_s, speeds_here
 from farspan.profile.step import AtomProfile, Operation, StepProfile
 

@@ -11,13 +11,14 @@ Opening costs nothing by itself: a module all of whose atoms end up on one stage
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from farspan.errors import PlanError
+from farspan.plan.hints import names_meant
 from farspan.planner import Atom
 from farspan.profile.cost import (
     PARAMETER_LISTS,
@@ -50,7 +51,7 @@ class _Unit:
         return isinstance(self.what, _LISTS) and not self.is_in_list
 
 
-def atoms(model: nn.Module, num_stages: int) -> list[Atom]:
+def atoms(model: nn.Module, num_stages: int, apart: Sequence[str] = ()) -> list[Atom]:
     """Choose what is placed as a whole, in the order of registration, with estimated costs.
 
     Modules without parameters inside an opened module are no atoms: they run where their inputs are.
@@ -58,12 +59,14 @@ def atoms(model: nn.Module, num_stages: int) -> list[Atom]:
     Args:
         model: Any module; it is not run.
         num_stages: For how many stages the atoms are meant: more stages, finer atoms.
+        apart: Names or patterns; what they mean is not in one atom with other things, where it can be placed by itself.
 
     Returns:
         Atoms that together hold every parameter of `model`; costs as in `farspan.profile.cost`.
 
     Raises:
-        PlanError: The model has parameters whose shapes are not known yet (`nn.LazyLinear` and the like).
+        PlanError: The model has parameters whose shapes are not known yet (`nn.LazyLinear` and the like), or a name
+            in `apart` matches nothing in it.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
@@ -82,7 +85,8 @@ def atoms(model: nn.Module, num_stages: int) -> list[Atom]:
     units = [_Unit(name="", what=model, cost=total)] if next(model.parameters(), None) is not None else []
     heavy = total / (2 * num_stages)
     seen: set[int] = set()
-    units = [part for unit in units for part in _opened(unit, heavy, widest, seen)]
+    above = _above(names_meant(apart, _names(model)))
+    units = [part for unit in units for part in _opened(unit, heavy, widest, seen, above)]
     # Still too few? Open the heaviest, and with it all that cost the same: blocks are alike.
     while sum(unit.cost > 0 for unit in units) < 2 * num_stages and any(unit.can_open for unit in units):
         most = max(unit.cost for unit in units if unit.can_open)
@@ -94,11 +98,27 @@ def atoms(model: nn.Module, num_stages: int) -> list[Atom]:
     return list(_weigh(units))
 
 
-def _opened(unit: _Unit, heavy: float, widest: int, seen: set[int]) -> Iterator[_Unit]:
-    """`unit`, or what it opens into: lists, and whatever is too heavy."""
-    if unit.can_open and (unit.is_list or unit.cost > heavy):
+def _names(model: nn.Module) -> list[str]:
+    """Of all modules and parameters."""
+    modules = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    return modules + [name for name, _ in model.named_parameters(remove_duplicate=False)]
+
+
+def _above(names: Collection[str]) -> set[str]:
+    """The names above some.
+
+    >>> sorted(_above(["blocks.0.mlp", "head"]))
+    ['', 'blocks', 'blocks.0']
+    """
+    parts = [name.split(".") for name in names if name]
+    return {".".join(each[:depth]) for each in parts for depth in range(len(each))}
+
+
+def _opened(unit: _Unit, heavy: float, widest: int, seen: set[int], above: Collection[str]) -> Iterator[_Unit]:
+    """`unit`, or what it opens into: lists, whatever is too heavy, and what is above something."""
+    if unit.can_open and (unit.is_list or unit.cost > heavy or unit.name in above):
         for part in _parts(unit, widest, seen):
-            yield from _opened(part, heavy, widest, seen)
+            yield from _opened(part, heavy, widest, seen, above)
     else:
         yield unit
 

@@ -1,6 +1,5 @@
 """The answer to "how will it run there": the best plan, what it will be like, and why others lost."""
 
-from farspan.planner.answer.forecast import WHOLE_MODEL as WHOLE_MODEL
 from farspan.planner.answer.forecast import Forecast as Forecast
 from farspan.planner.answer.forecast import StageForecast as StageForecast
 from farspan.planner.answer.forecast import can_run as can_run
@@ -16,7 +15,6 @@ from farspan.planner.answer.text import explain as explain
 from farspan.planner.answer.text import format_answer as format_answer
 
 __all__ = [
-    "WHOLE_MODEL",
     "Answer",
     "Forecast",
     "Loser",

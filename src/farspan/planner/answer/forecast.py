@@ -5,7 +5,8 @@
                            + what is received ahead, and its gradient of the last one, until the next is sent
                            + what one piece needs while it runs, less what those after it have given back by then
 
-in flight by the schedule that the plan asks for: "auto" runs a micro-batch ahead to hide transfers, where that fits.
+in flight by the schedule that the plan asks for: "auto" runs a micro-batch ahead to hide transfers, where that fits. Of
+a micro-batch that has run only some of a stage's segments, the share that these save is in flight.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.plan import PLANNED_SECONDS, Plan
-from farspan.planner.auto import Atom, placement_of
+from farspan.plan import PLANNED_SECONDS, Place, Plan, format_place
+from farspan.planner.answer.segments import Work, make_tasks
+from farspan.planner.atoms import Atom, placement_of
 from farspan.planner.costed import CostedGraph, CostedNode
 from farspan.planner.costed.problem import seconds_on
 from farspan.planner.links import Link
 from farspan.planner.pipeline import Pipeline, PipelineStage
 from farspan.planner.simulate import simulate
 from farspan.planner.simulation import Simulation
-from farspan.schedule import Kind, Schedule, Task, orders_by_name
+from farspan.schedule import Kind, Schedule, orders_by_name
 
-__all__ = ["WHOLE_MODEL", "Forecast", "StageForecast", "can_run", "forecast"]
+__all__ = ["Forecast", "StageForecast", "can_run", "forecast"]
 
-WHOLE_MODEL = "(the model)"
-"""Name of the node of a model that is one piece."""
 _RUN_AHEAD = 1
+_SAME = 1 - 1e-9
 _NOMINAL = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0}
 """Durations that the runtime makes the orders for: all ranks know them, and noise does not change them."""
 
@@ -124,7 +125,7 @@ def forecast(graph: CostedGraph, cluster: Cluster, pipeline: Pipeline, num_micro
     _add_borders(graph, parts)
     _number_ranks(cluster, parts)
     simulation, schedule = _play(graph, cluster, parts, num_micro_batches, "auto"), "auto"
-    if any(part.peak(simulation.peak_micro_batches(part.rank)) > part.kind.memory_bytes for part in parts):
+    if any(part.peak(simulation.peak_memory(part.rank)) > part.kind.memory_bytes for part in parts):
         simulation, schedule = _play(graph, cluster, parts, num_micro_batches, "1f1b"), "1f1b"
     stages = tuple(_stage(part, simulation) for part in parts)
     link_bytes: dict[tuple[int, int], float] = {}
@@ -156,8 +157,16 @@ class _Part:
         self.host: tuple[str, int] = ("", 0)
         self.remat = tuple(name for name in self.nodes if stage.options.get(name))
         chosen = [_as_run(node, stage.options.get(node.name, "")) for node in graph.nodes if node.name in inside]
-        self.forward_s = sum(seconds_on(replace(node, backward_s=0.0), kind) for node in chosen)
-        self.backward_s = sum(seconds_on(replace(node, forward_s=0.0), kind) for node in chosen)
+        self.work = {
+            node.name: Work(
+                forward_s=seconds_on(replace(node, backward_s=0.0), kind),
+                backward_s=seconds_on(replace(node, forward_s=0.0), kind),
+                saved_bytes=node.saved_bytes,
+            )
+            for node in chosen
+        }
+        self.forward_s = sum(each.forward_s for each in self.work.values())
+        self.backward_s = sum(each.backward_s for each in self.work.values())
         self.saved_bytes = sum(node.saved_bytes for node in chosen)
         self.memory_bytes = sum(node.memory_bytes for node in chosen)
         self.parameter_bytes = sum(node.parameter_bytes for node in chosen)
@@ -165,7 +174,11 @@ class _Part:
         """By micro-batch: what is sent on and not saved anyway; what comes."""
         self.working_bytes = _working_bytes(chosen)
 
-    def peak(self, in_flight: int) -> float:
+    @property
+    def where(self) -> str:
+        return format_place(Place(rank=self.rank, device=self.kind.device or None))
+
+    def peak(self, in_flight: float) -> float:
         kept = in_flight * (self.saved_bytes + self.sent_bytes)
         return self.memory_bytes + kept + 2 * self.received_bytes + self.working_bytes
 
@@ -210,18 +223,18 @@ def _as_run(node: CostedNode, option: str) -> CostedNode:
 
 
 def _stage(part: _Part, simulation: Simulation) -> StageForecast:
-    in_flight = simulation.peak_micro_batches(part.rank)
+    held = simulation.peak_memory(part.rank)  # in micro-batches
     return StageForecast(
-        where=f"rank:{part.rank}",
-        device=part.kind.name,
+        where=part.where,
+        device=part.kind.whole,
         nodes=part.nodes,
         remat=part.remat,
         forward_s=part.forward_s,
         backward_s=part.backward_s,
         parameter_bytes=part.parameter_bytes,
         saved_bytes=part.saved_bytes,
-        in_flight=in_flight,
-        memory_bytes=part.peak(in_flight),
+        in_flight=math.ceil(held * _SAME),
+        memory_bytes=part.peak(held),
         limit_bytes=part.kind.memory_bytes,
         busy=simulation.busy(part.rank) / simulation.step_time if simulation.step_time else 0.0,
     )
@@ -229,11 +242,12 @@ def _stage(part: _Part, simulation: Simulation) -> StageForecast:
 
 def _number_ranks(cluster: Cluster, parts: Sequence[_Part]) -> None:
     """Give each stage a device of its class, in turn; ranks count host by host, as the cluster names them."""
-    rank = 0
     for kind in cluster.classes:
-        for number, part in enumerate(part for part in parts if part.kind.name == kind.name):
-            part.rank, part.host = rank, (kind.name, number // kind.devices_per_host)
-            rank += 1
+        own = (part for part in parts if part.kind.name == kind.name)
+        for part, (number, host) in zip(own, cluster.devices(kind), strict=False):
+            part.rank, part.host = number, (kind.whole, host)
+    for rank, part in enumerate(sorted(parts, key=lambda part: part.rank)):
+        part.rank = rank
 
 
 def _play(
@@ -243,8 +257,8 @@ def _play(
     num_micro_batches: int,
     schedule: str,
 ) -> Simulation:
-    passed = _passed(graph, parts)
-    tasks = _tasks(parts, passed, num_micro_batches)
+    ranks = [part.rank for part in parts]
+    tasks = make_tasks(graph, [part.work for part in parts], ranks, num_micro_batches)
     ahead = _RUN_AHEAD if schedule == "auto" else 0
     nominal = tuple(replace(task, duration=_NOMINAL[task.kind]) for task in tasks)
     orders = orders_by_name(schedule, nominal, len(parts), run_ahead=ahead)
@@ -260,65 +274,6 @@ def _play(
         return Link(name=f"{source}>{destination}", latency=latency, bandwidth=bandwidth)
 
     return simulate(Schedule(tasks=tasks, orders=tuple(map(tuple, orders))), link_of=link_of)
-
-
-def _passed(graph: CostedGraph, parts: Sequence[_Part]) -> dict[tuple[int, int], float]:
-    """Bytes that go from one stage to another in the forward of a micro-batch; each value once to each stage."""
-    stage_of = {name: number for number, part in enumerate(parts) for name in part.nodes}
-    values: dict[tuple[str, str, int], tuple[int, float]] = {}
-    for edge in graph.edges:
-        source, target = stage_of[edge.source], stage_of[edge.target]
-        if source != target:
-            values[edge.source, edge.value, target] = (source, edge.size_bytes)
-    passed: dict[tuple[int, int], float] = {}
-    for (_, _, target), (source, size) in values.items():
-        passed[source, target] = passed.get((source, target), 0.0) + size
-    return passed
-
-
-def _tasks(parts: Sequence[_Part], passed: Mapping[tuple[int, int], float], num_micro_batches: int) -> tuple[Task, ...]:
-    """Per micro-batch the forwards of all stages, then their backwards, the last stage first."""
-    count = len(parts)
-    tasks: list[Task] = []
-    for micro_batch in range(num_micro_batches):
-        first = micro_batch * 2 * count
-
-        def forward(stage: int, first: int = first) -> int:
-            return first + stage
-
-        def backward(stage: int, first: int = first) -> int:
-            return first + 2 * count - 1 - stage
-
-        for stage, part in enumerate(parts):
-            tasks.append(
-                Task(
-                    kind=Kind.FORWARD,
-                    rank=part.rank,
-                    micro_batch=micro_batch,
-                    level=stage,
-                    duration=part.forward_s,
-                    needs=tuple(sorted(forward(source) for source, target in passed if target == stage)),
-                    holds=True,
-                    memory=1.0,
-                    output_bytes=max((size for (source, _), size in passed.items() if source == stage), default=0.0),
-                )
-            )
-        for stage in reversed(range(count)):
-            users = [backward(target) for source, target in passed if source == stage]
-            tasks.append(
-                Task(
-                    kind=Kind.BACKWARD,
-                    rank=parts[stage].rank,
-                    micro_batch=micro_batch,
-                    level=stage,
-                    duration=parts[stage].backward_s,
-                    needs=tuple(sorted([forward(stage), *users])),
-                    holds=False,
-                    memory=-1.0,
-                    output_bytes=max((size for (_, target), size in passed.items() if target == stage), default=0.0),
-                )
-            )
-    return tuple(tasks)
 
 
 def _plan(graph: CostedGraph, stages: Sequence[StageForecast], schedule: str) -> Plan:

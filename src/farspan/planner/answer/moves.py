@@ -25,7 +25,7 @@ def moved(best: Forecast, graph: CostedGraph, cluster: Cluster, name: str, stage
     None if that leaves nothing where it was, or may not run there.
     """
     going = _between(best, graph, name, stage, other)
-    kind = next(each for each in cluster.classes if each.name == best.stages[other].device)
+    kind = next(each for each in cluster.classes if each.name == best.pipeline.stages[other].device_class)
     may_run = all(math.isfinite(seconds_on(node, kind)) for node in graph.nodes if node.name in going)
     if len(going) == len(best.stages[stage].nodes) or not may_run:
         return None

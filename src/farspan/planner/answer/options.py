@@ -1,17 +1,20 @@
-"""The best plan that distribute can run, those next to it and why they lost, and what would help where nothing fits."""
+"""The best plan that distribute can run, those next to it, and why they lost."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
 
-from farspan.cluster import Cluster
-from farspan.errors import PlanError
+from farspan.cluster import Cluster, DeviceClass
+from farspan.plan.hints import Hints
 from farspan.planner.answer.bound import lower_bound
-from farspan.planner.answer.forecast import Forecast, can_run, forecast
+from farspan.planner.answer.fitting import best_pipeline, fitting
+from farspan.planner.answer.forecast import Forecast, can_run
+from farspan.planner.answer.impossible import nothing_fits
 from farspan.planner.answer.moves import improved
 from farspan.planner.costed import CostedGraph
-from farspan.planner.pipeline import Pipeline, plan_pipeline
+from farspan.planner.hinted import HintedProblem, hinted_problem
+from farspan.planner.pipeline import Pipeline
 from farspan.planner.search.stages import Rules
 from farspan.units import format_seconds
 
@@ -22,9 +25,6 @@ _OTHERS_S = 10.0
 """How long to look at other plans than the best."""
 _MOVES_S = 3.0
 """How long to move borders."""
-_MORE = (2, 4, 8, 16)
-_MOST_SEARCHES = 4
-"""With less memory each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +53,14 @@ class Answer:
         bound: No plan that distribute can run takes less, transfers and memory aside.
         losers: The others, the best first.
         search_s: Seconds of all searches together.
+        problem: What was searched: the graph and the cluster, as the hints have made them.
     """
 
     best: Forecast
     bound: float
     losers: tuple[Loser, ...]
     search_s: float
+    problem: HintedProblem
 
     @property
     def gap(self) -> float:
@@ -66,104 +68,108 @@ class Answer:
         return max(0.0, 1.0 - self.bound / self.best.step_s) if self.best.step_s else 0.0
 
 
-def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int) -> Answer:
+def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, hints: Hints | None = None) -> Answer:
     """Find the plan for a step.
 
     Args:
         graph: Its nodes are modules or parameters of the model.
         cluster: What there is to run it on; not all of it has to be used.
         num_micro_batches: Of a step.
+        hints: What the user wants of the plan. Ranks in it are the devices of `cluster`, counted host by host; a plan
+            has a stage on each rank up to the last that something is pinned to.
 
     Raises:
-        PlanError: Nothing fits; says what would.
+        PlanError: Hints name what is not there, or nothing fits: says which hint is in the way, or what would help.
     """
     began = time.monotonic()
-    whole = _fitting(graph, cluster, cluster, num_micro_batches)
+    problem = hinted_problem(graph, cluster, hints or Hints())
+    whole = fitting(problem, problem.cluster, num_micro_batches)
     if whole is None:
-        raise _nothing_fits(graph, cluster, num_micro_batches)
+        raise nothing_fits(graph, cluster, num_micro_batches, hints or Hints())
     losers: list[Loser] = []
     found: dict[tuple[tuple[str, ...], ...], Forecast] = {}
-    for count in _counts(len(whole.stages)):
+    for count in _counts(problem, len(whole.stages)):
         if time.monotonic() - began > _OTHERS_S and count != len(whole.stages):
             continue
         is_whole = count == len(whole.stages)
-        fewer = cluster if is_whole else _only(cluster, whole.pipeline, count)
-        each = whole if is_whole else _fitting(graph, fewer, cluster, num_micro_batches)
+        fewer = problem.cluster if is_whole else _only(problem, whole.pipeline, count)
+        each = whole if is_whole else fitting(problem, fewer, num_micro_batches)
         if each is None:
             losers.append(Loser(what=_devices(count), step_s=float("inf"), why="it does not fit into their memory"))
         else:
             found.setdefault(tuple(stage.nodes for stage in each.stages), each)
     # The search counts transfers as if nothing ran beside them: what is played decides between its best plans.
     first = min(found.values(), key=lambda each: (each.step_s, len(each.stages)))
-    best = improved(first, graph, cluster, seconds=_MOVES_S)
+    best = improved(first, problem.graph, problem.cluster, seconds=_MOVES_S)
     losers += [_loser(each, best) for each in found.values() if each is not first]
-    if cluster.num_devices > 1 and time.monotonic() - began <= _OTHERS_S:
-        wide = _found(graph, cluster, Rules(micro_batches=num_micro_batches))
-        if wide is not None and not can_run(wide):
-            losers.append(
-                Loser(
-                    what=" + ".join(
-                        f"{stage.replicas} x {stage.tensor_parallel} {stage.device_class}" for stage in wide.stages
-                    ),
-                    step_s=wide.value,
-                    why="distribute cannot run several replicas of a stage yet",
-                    pipeline=wide,
-                )
-            )
+    if not hints and cluster.num_devices > 1 and time.monotonic() - began <= _OTHERS_S:
+        losers += _wide(problem, num_micro_batches)
+    bound = lower_bound(
+        problem.graph,
+        problem.cluster,
+        num_micro_batches,
+        num_stages=problem.hints.stages,
+        is_row=problem.is_row,
+    )
     return Answer(
-        best=best,
-        bound=min(lower_bound(graph, cluster, num_micro_batches), best.step_s),
+        best=_with_remat(best, problem),
+        bound=min(bound, best.step_s),
         losers=tuple(sorted(losers, key=lambda each: each.step_s)),
         search_s=time.monotonic() - began,
+        problem=problem,
     )
 
 
-def _fitting(graph: CostedGraph, searched: Cluster, cluster: Cluster, num_micro_batches: int) -> Forecast | None:
-    """The best plan for the devices in `searched`; None where none fits.
-
-    The search counts neither what a piece needs while it runs nor what is sent: where that is too much, it is told of
-    so much less memory.
-    """
-    rules = Rules(micro_batches=num_micro_batches, max_replicas=1)
-    less = 0.0
-    for _ in range(_MOST_SEARCHES):
-        classes = tuple(replace(each, memory_bytes=max(0.0, each.memory_bytes - less)) for each in searched.classes)
-        pipeline = _found(graph, Cluster(classes=classes), rules)
-        if pipeline is None:
-            return None
-        found = forecast(graph, cluster, pipeline, num_micro_batches)
-        if found.fits:
-            return found
-        less += max(stage.memory_bytes - stage.limit_bytes for stage in found.stages)
-    return None
+def _with_remat(best: Forecast, problem: HintedProblem) -> Forecast:
+    """The same, saying what the hints have computed again."""
+    remat = problem.hints.remat
+    if remat is None:
+        return best
+    stages = tuple(
+        replace(stage, remat=tuple(name for name in stage.nodes if name in problem.again)) for stage in best.stages
+    )
+    again = remat if isinstance(remat, bool) else tuple(remat)
+    return replace(best, plan=replace(best.plan, remat=again), stages=stages)
 
 
-def _found(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Pipeline | None:
-    try:
-        return plan_pipeline(graph, cluster, rules=rules)
-    except PlanError:
-        return None
+def _wide(problem: HintedProblem, num_micro_batches: int) -> list[Loser]:
+    """The best plan with several replicas of a stage, if that is the best of all."""
+    wide = best_pipeline(problem.graph, problem.cluster, Rules(micro_batches=num_micro_batches))
+    if wide is None or can_run(wide):
+        return []
+    what = " + ".join(f"{stage.replicas} x {stage.tensor_parallel} {stage.device_class}" for stage in wide.stages)
+    why = "distribute cannot run several replicas of a stage yet"
+    return [Loser(what=what, step_s=wide.value, why=why, pipeline=wide)]
 
 
-def _counts(most: int) -> list[int]:
-    """Numbers of devices to compare: all up to a few, then powers of two."""
+def _counts(problem: HintedProblem, most: int) -> list[int]:
+    """Numbers of devices to compare: all up to a few, then powers of two; those that hints allow."""
     few = range(1, min(most, _MOST_SINGLE_DEVICES) + 1)
-    return sorted({*few, most, *(2**power for power in range(3, most.bit_length()))})
+    counts = {*few, most, *(2**power for power in range(3, most.bit_length()))}
+    return [most] if problem.hints.stages is not None else sorted(each for each in counts if each >= problem.num_named)
 
 
-def _only(cluster: Cluster, pipeline: Pipeline, count: int) -> Cluster:
-    """At most `count` devices: of each class as many as the best plan has, those of the fastest stages first."""
+def _only(problem: HintedProblem, pipeline: Pipeline, count: int) -> Cluster:
+    """At most `count` devices: those that must have a stage; and of each class as many as the best plan has, those of
+    the fastest stages first.
+    """
     names = [stage.device_class for stage in pipeline.stages]
-    ranked = sorted(cluster.classes, key=lambda each: -each.speed)
-    order = [name for each in ranked for name in names if name == each.name][:count]
-    classes = [
-        replace(each, num_hosts=1, devices_per_host=order.count(each.name))
-        if order.count(each.name) <= each.devices_per_host
-        else replace(each, num_hosts=-(-order.count(each.name) // each.devices_per_host))
-        for each in cluster.classes
-        if each.name in order
-    ]
-    return Cluster(classes=tuple(classes))
+    order = [name for name, number in problem.least.items() for _ in range(number)]
+    for each in sorted(problem.cluster.classes, key=lambda each: -each.speed):
+        order += [each.name] * max(0, names.count(each.name) - order.count(each.name))
+    order = order[:count]
+    return Cluster(
+        classes=tuple(_first(each, order.count(each.name)) for each in problem.cluster.classes if each.name in order)
+    )
+
+
+def _first(kind: DeviceClass, count: int) -> DeviceClass:
+    """A class with the first so many of its devices, or with whole hosts of them."""
+    if kind.part_of:
+        return replace(kind, indices=kind.indices[:count])
+    if count <= kind.devices_per_host:
+        return replace(kind, num_hosts=1, devices_per_host=count)
+    return replace(kind, num_hosts=-(-count // kind.devices_per_host))
 
 
 def _devices(count: int) -> str:
@@ -181,44 +187,3 @@ def _loser(each: Forecast, best: Forecast) -> Loser:
     else:
         why = "its transfers take longer"
     return Loser(what=_devices(len(each.stages)), step_s=each.step_s, why=why, pipeline=each.pipeline)
-
-
-def _nothing_fits(graph: CostedGraph, cluster: Cluster, num_micro_batches: int) -> PlanError:
-    """The error, with the smallest change that would help."""
-    from farspan.units import format_bytes
-
-    hints: list[str] = []
-    for times in _MORE:
-        nodes = tuple(
-            replace(
-                node,
-                saved_bytes=node.saved_bytes / times,
-                working_bytes=node.working_bytes / times,
-                options=tuple(replace(option, saved_bytes=option.saved_bytes / times) for option in node.options),
-            )
-            for node in graph.nodes
-        )
-        if _fitting(replace(graph, nodes=nodes), cluster, cluster, times * num_micro_batches):
-            hints.append(f"{times * num_micro_batches} micro-batches, each {times} times smaller")
-            break
-    for times in _MORE:
-        more = Cluster(classes=tuple(replace(each, num_hosts=each.num_hosts * times) for each in cluster.classes))
-        if _fitting(graph, more, more, num_micro_batches):
-            hints.append(f"{times * cluster.num_devices} devices")
-            break
-    for times in _MORE:
-        more = Cluster(classes=tuple(replace(each, memory_bytes=each.memory_bytes * times) for each in cluster.classes))
-        if _fitting(graph, more, more, num_micro_batches):
-            most = max(each.memory_bytes for each in more.classes)
-            hints.append(f"devices of {format_bytes(most)}")
-            break
-    heaviest = max(graph.nodes, key=lambda node: node.memory_bytes)
-    most = max(each.memory_bytes for each in cluster.classes)
-    return PlanError(
-        f"no plan fits {cluster.num_devices} devices of {format_bytes(most)}.",
-        why=f"parameters, gradients and optimizer state are {format_bytes(sum(n.memory_bytes for n in graph.nodes))} "
-        f"(most in '{heaviest.name}': {format_bytes(heaviest.memory_bytes)}),\nand a micro-batch keeps "
-        f"{format_bytes(sum(n.saved_bytes for n in graph.nodes))}, all of it computed again "
-        f"{format_bytes(sum(min([n.saved_bytes, *(o.saved_bytes for o in n.options)]) for n in graph.nodes))}.",
-        hint=", or\n".join(hints) or "a smaller model, or smaller batches on far more devices",
-    )

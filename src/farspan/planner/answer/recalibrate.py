@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from farspan.cluster import Cluster
+from farspan.plan.hints import Hints
 from farspan.planner.answer.forecast import Forecast, forecast
 from farspan.planner.answer.options import Answer, best_plan
 from farspan.planner.costed import CostedGraph, Seconds
@@ -67,7 +68,13 @@ class Recalibration:
 
 
 def recalibrate(
-    graph: CostedGraph, cluster: Cluster, ran: Forecast, seconds: Sequence[StageSeconds], measured_s: float
+    graph: CostedGraph,
+    cluster: Cluster,
+    ran: Forecast,
+    seconds: Sequence[StageSeconds],
+    measured_s: float,
+    *,
+    hints: Hints | None = None,
 ) -> Recalibration:
     """Look for a better plan with the costs that a step has shown.
 
@@ -77,6 +84,7 @@ def recalibrate(
         ran: The plan.
         seconds: By stage, what it took.
         measured_s: Of the whole step.
+        hints: What `ran` was found with, and the better plan is to keep too.
     """
     of_node: dict[str, tuple[float, float]] = {}
     for stage, taken in zip(ran.stages, seconds, strict=True):
@@ -99,14 +107,15 @@ def recalibrate(
         for node, (forward, backward) in ((node, of_node[node.name]) for node in graph.nodes)
     )
     right = replace(graph, nodes=nodes)
+    answer = best_plan(right, cluster, ran.num_micro_batches, hints=hints)
     return Recalibration(
         graph=right,
         factors=tuple(
             _ratio(taken.forward_s + taken.backward_s, stage.forward_s + stage.backward_s)
             for stage, taken in zip(ran.stages, seconds, strict=True)
         ),
-        ran=forecast(right, cluster, ran.pipeline, ran.num_micro_batches),
-        answer=best_plan(right, cluster, ran.num_micro_batches),
+        ran=forecast(answer.problem.graph, answer.problem.cluster, ran.pipeline, ran.num_micro_batches),
+        answer=answer,
         measured_s=measured_s,
     )
 

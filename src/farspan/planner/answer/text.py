@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-from farspan.cluster import Cluster
 from farspan.errors import PlanError
+from farspan.plan.table import compress_runs
 from farspan.planner.answer.forecast import Forecast, forecast
 from farspan.planner.answer.moves import moved
 from farspan.planner.answer.options import Answer
-from farspan.planner.costed import CostedGraph
 from farspan.units import format_bytes, format_seconds
 
 __all__ = ["explain", "format_answer"]
@@ -28,15 +27,17 @@ def format_answer(answer: Answer, *, spread: float = 0.0) -> str:
     lines = [str(best.plan)]
     if len({stage.device for stage in best.stages}) > 1:
         lines.append(f"ranks {_ranks(best)}")
-    if len(best.stages) == 1:
+    if len(best.stages) == 1 and not answer.problem.hints:
         lines.append("do not distribute: one device is fastest")
     error = f" +- {100 * spread:.0f} %" if spread else ""
     step = f"step {format_seconds(best.step_s)}{error}, bubble {100 * best.bubble:.0f} %"
     lines.append(f"{step}, {best.num_micro_batches} micro-batches (forward and backward, without the optimizer)")
+    kept = " and that keeps the hints" if answer.problem.hints else ""
     lines.append(
-        f"no plan that distribute can run takes less than {format_seconds(answer.bound)} "
+        f"no plan that distribute can run{kept} takes less than {format_seconds(answer.bound)} "
         f"(gap {100 * answer.gap:.1f} %); searched for {format_seconds(answer.search_s)}"
     )
+    lines += _hinted(answer)
     lines += _links(best)
     if answer.losers:
         rows = [
@@ -59,6 +60,14 @@ def _ranks(best: Forecast) -> str:
     )
 
 
+def _hinted(answer: Answer) -> list[str]:
+    """What is where it is because of a hint."""
+    by_why: dict[str, list[str]] = {}
+    for name, why in answer.problem.whys.items():
+        by_why.setdefault(why, []).append(name)
+    return [f"{', '.join(compress_runs(names))}: {why}" for why, names in by_why.items()]
+
+
 def _links(best: Forecast) -> list[str]:
     """What each link carries in a step."""
     links = sorted(best.link_bytes, key=lambda ends: -best.link_bytes[ends])
@@ -71,13 +80,13 @@ def _links(best: Forecast) -> list[str]:
     return [f"links (share of the step) {', '.join(shown)}{more}"] if shown else []
 
 
-def explain(answer: Answer, graph: CostedGraph, cluster: Cluster, name: str) -> str:
+def explain(answer: Answer, name: str) -> str:
     """Why a module is where it is: its costs, its stage, and the step with the nearest cut on its other side.
 
     Raises:
         PlanError: There is no such piece.
     """
-    best = answer.best
+    best, graph, cluster = answer.best, answer.problem.graph, answer.problem.cluster
     stage = next((number for number, each in enumerate(best.stages) if name in each.nodes), None)
     if stage is None:
         known = ", ".join(f"'{node.name}'" for node in graph.nodes[:6])
@@ -90,8 +99,9 @@ def explain(answer: Answer, graph: CostedGraph, cluster: Cluster, name: str) -> 
     own = best.stages[stage]
     again = ", and is computed again in the backward, for memory" if name in own.remat else ""
     times = f"{format_seconds(own.forward_s)} forward and {format_seconds(own.backward_s)} backward"
+    why = f", {answer.problem.whys[name]}" if name in answer.problem.whys else ""
     lines = [
-        f"{name} is on {own.where}, stage {stage}{again}",
+        f"{name} is on {own.where}, stage {stage}{why}{again}",
         f"  it holds {format_bytes(node.memory_bytes)} and keeps {format_bytes(node.saved_bytes)} of each micro-batch",
         f"  its stage takes {times}, holds {format_bytes(own.memory_bytes)}, {own.in_flight} micro-batches in flight",
     ]

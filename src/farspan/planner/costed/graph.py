@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 
 from farspan.errors import PlanError
 
-__all__ = ["CostedEdge", "CostedGraph", "CostedNode", "NodeOption", "Seconds"]
+__all__ = ["WHOLE_MODEL", "CostedEdge", "CostedGraph", "CostedNode", "NodeOption", "Seconds"]
+
+WHOLE_MODEL = "(the model)"
+"""Name of the node of a model that is one piece."""
 
 Seconds = float | Mapping[str, float]
 """Seconds on a device of speed 1, or by kind of device."""

@@ -142,7 +142,7 @@ def check_groups(graph: CostedGraph, cluster: Cluster, problem: Problem) -> None
 
 def seconds_on(node: CostedNode, device_class: DeviceClass) -> float:
     """Forward and backward of a node on a device of that class; infinite where it may not run."""
-    if node.devices is not None and not {device_class.name, device_class.kind} & set(node.devices):
+    if node.devices is not None and not set(device_class.words) & set(node.devices):
         return math.inf
     return sum(_on(seconds, device_class) for seconds in (node.forward_s, node.backward_s))
 
@@ -150,7 +150,7 @@ def seconds_on(node: CostedNode, device_class: DeviceClass) -> float:
 def _on(seconds: Seconds, device_class: DeviceClass) -> float:
     if not isinstance(seconds, Mapping):
         return seconds / device_class.speed
-    for key in (device_class.name, device_class.kind):
+    for key in device_class.words:
         if key in seconds:
             return seconds[key]
     return math.inf

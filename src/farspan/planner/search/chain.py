@@ -9,7 +9,8 @@ most s replicas in this and all later stages:
 where (+) is max (the slowest stage), or + for loads up to a cap (the sum of all stages). The number s matters to loads
 that depend on how many micro-batches are in flight (1F1B); without these there is one s only. As a product over many
 classes k has too many values; then the classes come in an order, each in a phase of its own: best of the next phase is
-where a phase may end.
+where a phase may end. Where not all numbers of devices may be left over in the end, best(all, k, s) is infinite for the
+others.
 """
 
 from __future__ import annotations
@@ -35,15 +36,24 @@ class OutOfTimeError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOption:
-    """A way to run a stage: on how many devices of which class, as how many replicas of how many devices."""
+    """A way to run a stage: on how many devices of which class, as how many replicas of how many devices.
+
+    Attributes:
+        device_class: Its index.
+        replicas: How many.
+        tensor_parallel: Devices of each.
+        is_counted: Whether its devices are counted; not where no two stages can run on that class anyway.
+    """
 
     device_class: int
     replicas: int = 1
     tensor_parallel: int = 1
+    is_counted: bool = True
 
     @property
     def num_devices(self) -> int:
-        return self.replicas * self.tensor_parallel
+        """How many of those that are counted."""
+        return self.replicas * self.tensor_parallel if self.is_counted else 0
 
 
 class Loads(Protocol):
@@ -93,6 +103,7 @@ def best_chain(
     upper: float = math.inf,
     total: bool = False,
     until: float = math.inf,
+    may_remain: Sequence[NDArray[np.bool_] | None] | None = None,
 ) -> Chain | None:
     """The best chain of stages from the empty prefix to the full one; None where there is none.
 
@@ -102,14 +113,16 @@ def best_chain(
         upper: No stage may cost more.
         total: Minimise the sum of the loads instead of the largest.
         until: When to give up, on the clock of `time.monotonic`.
+        may_remain: For each phase [devices of each class]: whether so many may be left over; None for any.
 
     Raises:
         OutOfTimeError: It is past `until`.
     """
     tables: list[FloatArray] = []
     entry: FloatArray | None = None  # [prefix, depth]: the best of all later phases
-    for loads, counts in reversed(phases):
-        tables.append(_table(loads, counts, upper, total, entry, until))
+    remain = [None] * len(phases) if may_remain is None else list(may_remain)
+    for (loads, counts), allowed in zip(reversed(phases), reversed(remain), strict=True):
+        tables.append(_table(loads, counts, upper, total, entry, until, allowed))
         entry = tables[-1][(slice(None), *counts)]
     tables.reverse()
     assert entry is not None
@@ -121,7 +134,9 @@ def best_chain(
         left = list(counts)
         after = tables[phase + 1][(slice(None), *phases[phase + 1][1])] if phase + 1 < len(phases) else None
         while at < loads.num_prefixes - 1:
-            if after is not None and after[at, depth] == tables[phase][(at, *left, depth)]:
+            allowed = remain[phase]
+            may_end = allowed is None or allowed[tuple(left)]
+            if after is not None and may_end and after[at, depth] == tables[phase][(at, *left, depth)]:
                 break
             step = _first_step(loads, tables[phase], at, left, depth, upper, total)
             steps.append(Step(start=at, end=step[0], phase=phase, option=step[1], depth=depth, load=step[2]))
@@ -133,13 +148,21 @@ def best_chain(
 
 
 def _table(
-    loads: Loads, counts: Sequence[int], upper: float, total: bool, entry: FloatArray | None, until: float
+    loads: Loads,
+    counts: Sequence[int],
+    upper: float,
+    total: bool,
+    entry: FloatArray | None,
+    until: float,
+    allowed: NDArray[np.bool_] | None,
 ) -> FloatArray:
     shape = (*(count + 1 for count in counts), loads.num_depths)
     table: FloatArray = np.full((loads.num_prefixes, *shape), math.inf)
     table[-1] = 0.0
     if entry is not None:
         table[:] = entry.reshape(len(table), *(1 for _ in counts), loads.num_depths)
+    if allowed is not None:
+        table[:, ~allowed] = math.inf
     alive = np.array([bool(np.isfinite(each).any()) for each in table])
     for start in range(loads.num_prefixes - 2, -1, -1):
         if time.monotonic() > until:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -47,12 +47,16 @@ class Rules:
         sync_passes: Bytes that a replica moves to agree on gradients, as a multiple of (r - 1) / r of them: 2 in a
             ring, 4 in the model of PipeDream and Piper.
         max_replicas: The most replicas of a stage; None for no limit.
+        num_stages: How many stages, where these have one device each; None for any number.
+        least: By name of a class, how many of its devices must have a stage, where stages have one device each.
     """
 
     micro_batches: int = 8
     passes: float = 2.0
     sync_passes: float = 2.0
     max_replicas: int | None = None
+    num_stages: int | None = None
+    least: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 _MAX_CACHE = 300_000_000
@@ -66,6 +70,8 @@ class _Degree:
     ) -> None:
         self.kind = kind
         self.degree = degree
+        self.only_with: int | None = None
+        """The group that a stage on this class has; None for any."""
         self.choices = [_choices(node, kind, degree) for node in graph.nodes]
         self.fastest = [
             min(range(len(each)), key=lambda index, each=each: (each[index].time_s, each[index].memory(1)))
@@ -154,6 +160,9 @@ class StageLoads:
                     and (rules.max_replicas is None or replicas * unit <= rules.max_replicas)
                 ]
         self.num_depths = min(sum(self.counts), max_depth) + 1 if has_limit else 1
+        self._leave_out_lone_classes(group_of)
+        self.may_remain = self._may_remain()
+        """[devices of each class that is counted] whether so many may be without a stage; None for any."""
         self._transfers = _transfers(graph, group_of, lattice)
         units = sorted({option.replicas for option in self.options})
         self.flights = sorted({self.in_flight(depth, each) for each in units for depth in range(self.num_depths)})
@@ -166,15 +175,67 @@ class StageLoads:
         """What `loads` gives: rate(S); once(S); or (R / r - 1) once(S) + sync(S)."""
         self.cap = math.inf
 
-    def only(self, device_class: int) -> StageLoads:
-        """The same with stages on that class alone, as class 0."""
+    def only(self, device_class: int, *, exactly: int | None = None) -> StageLoads:
+        """The same with stages on that class, as class 0, and on those that are not counted; on so many devices."""
         other = copy(self)
-        chosen = [option for option in self.options if option.device_class == device_class]
-        other.options = [replace(option, device_class=0) for option in chosen]
-        other.degrees = {(0, degree): each for (index, degree), each in self.degrees.items() if index == device_class}
-        other.counts = (self.counts[device_class],)
+        lone = {option.device_class for option in self.options if not option.is_counted}
+        number = {index: at for at, index in enumerate([device_class, *sorted(lone)])}
+        other.options = [
+            replace(option, device_class=number[option.device_class])
+            for option in self.options
+            if option.device_class in number
+        ]
+        other.degrees = {
+            (number[index], degree): self.degrees[index, degree]
+            for index, degree in sorted(self.degrees, key=lambda key: key[0] != device_class)
+            if index in number
+        }
+        other.counts = (self.counts[device_class] if exactly is None else exactly, *(0 for _ in lone))
+        least = self.least(device_class) if exactly is None else exactly
+        other.may_remain = np.indices([count + 1 for count in other.counts])[0] <= other.counts[0] - least
         other._cache = {}
         return other
+
+    def least(self, device_class: int) -> int:
+        """How many devices of a class must have a stage, of those that are counted."""
+        return min(self.rules.least.get(self.cluster.classes[device_class].name, 0), self.counts[device_class])
+
+    @property
+    def num_lone(self) -> int:
+        """How many stages are on classes that are not counted."""
+        return len({option.device_class for option in self.options if not option.is_counted})
+
+    def _leave_out_lone_classes(self, group_of: Sequence[int]) -> None:
+        """Do not count a class of one device if there is one group that may run nowhere else.
+
+        Its stage is the one with that group: whether it is used already shows in the prefix.
+        """
+        groups: dict[int, set[int]] = {}
+        for node, group in enumerate(group_of):
+            classes = {index for (index, _), each in self.degrees.items() if each.choices[node]}
+            if len(classes) == 1:
+                groups.setdefault(classes.pop(), set()).add(group)
+        lone = {
+            index: next(iter(found))
+            for index, found in groups.items()
+            if len(found) == 1 and self.counts[index] == self.unit == 1
+        }
+        for (index, _), degree in self.degrees.items():
+            degree.only_with = lone.get(index)
+        self.options = [replace(each, is_counted=each.device_class not in lone) for each in self.options]
+        self.counts = tuple(0 if index in lone else count for index, count in enumerate(self.counts))
+
+    def _may_remain(self) -> NDArray[np.bool_] | None:
+        rules = self.rules
+        if rules.num_stages is None and not rules.least:
+            return None
+        left = np.indices([count + 1 for count in self.counts])
+        allowed = np.ones(left.shape[1:], dtype=bool)
+        for index, count in enumerate(self.counts):
+            allowed &= left[index] <= count - self.least(index)
+        if rules.num_stages is not None:
+            allowed &= sum(self.counts) - left.sum(axis=0) == rules.num_stages - self.num_lone
+        return allowed
 
     def ends(self, start: int) -> IntArray:
         return self._stages(start).ends
@@ -265,6 +326,8 @@ class _Once:
         transfers = sizes / loads.cluster.link(kind) + moved[:, 1] + kind.latency_s * moved[:, 2]
         self._fixed = degree.time_s[ends] - degree.time_s[start] + loads.rules.passes * transfers
         self._fixed[degree.refused[ends] > degree.refused[start]] = math.inf
+        if degree.only_with is not None:
+            self._fixed[~inside[:, degree.only_with]] = math.inf
         self._saved = degree.saved[ends] - degree.saved[start]
         self._memory = degree.memory[ends] - degree.memory[start]
         self._parameters = degree.parameters[ends] - degree.parameters[start]

@@ -15,9 +15,10 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from farspan.errors import PlanError
-from farspan.lazy import Recorder, activate, install
+from farspan.lazy import Recorder, activate, install, repeated_blocks
 from farspan.lazy.torch_private import fake_mode, is_fake_limit, put_modes, take_modes_of
-from farspan.plan import Plan
+from farspan.plan import Plan, resolve_remat
+from farspan.plan.hints import Hints
 from farspan.profile import ProfileCache, atoms, name_of_device, this_device
 from farspan.profile.step import StepProfile
 from farspan.runtime.engine import Engine
@@ -54,6 +55,10 @@ class Trial:
         is_dry: Nothing is computed; the work is counted.
         is_hollow: The model's weights are never there; only for what is dry.
         cache: Where measured profiles are kept; None for nowhere.
+        hints: For the plan that is wanted; they win over those of the program.
+
+    Attributes:
+        hints: Those and the program's, once it has distributed its model.
 
     Example:
         >>> import torch, farspan
@@ -74,7 +79,9 @@ class Trial:
         is_dry: bool = False,
         is_hollow: bool = False,
         cache: ProfileCache | None = None,
+        hints: Hints | None = None,
     ) -> None:
+        self.hints = Hints() if hints is None else hints
         self.num_devices = num_devices
         self.is_dry = is_dry
         self.mode = fake_mode() if is_dry else None
@@ -121,11 +128,15 @@ class Trial:
             raise needs_data(error) from error
         return False
 
-    def plan_for(self, model: nn.Module) -> Plan:
+    def plan_for(self, model: nn.Module, hints: Hints) -> Plan:
         """The plan that the trial runs under: each piece that can be placed is a stage of its own.
 
+        Args:
+            model: The program's.
+            hints: The program's.
+
         Raises:
-            PlanError: It is the second model.
+            PlanError: It is the second model, or a hint matches nothing in it.
         """
         self._hollow.close()
         if self._names:
@@ -134,7 +145,14 @@ class Trial:
                 why="farspan plan knows the step of one model.",
                 hint="a script that trains one of them",
             )
-        self._names = [atom.name for atom in atoms(model, max(self.num_devices(), 2))]
+        self.hints = self.hints.over(hints)
+        apart = self.hints.patterns
+        if self.hints.remat:
+            names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+            again = resolve_remat(self.hints.remat, names, repeated_blocks(model))
+            self.hints = replace(self.hints, remat=again)
+            apart += again
+        self._names = [atom.name for atom in atoms(model, max(self.num_devices(), 2), apart)]
         placement = {name: stage for stage, name in enumerate(self._names)}
         if not placement:
             raise PlanError("the model has no parameters.", why="there is nothing to place.")

@@ -1,0 +1,80 @@
+"""Hints on the command line of `farspan plan`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from farspan.plan.hints import Hints
+
+__all__ = ["add_arguments", "given", "read_hints"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options; they win over what the script gives to `distribute`."""
+    parser.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="NAME=rank:R",
+        help="script: where a module, or all that match a pattern, is to lie (may be repeated)",
+    )
+    parser.add_argument(
+        "--together",
+        action="append",
+        default=[],
+        metavar="NAME,NAME",
+        help="script: modules or patterns that are to be on one stage (may be repeated)",
+    )
+    parser.add_argument(
+        "--max-memory",
+        action="append",
+        default=[],
+        metavar="SIZE",
+        help="script: the most that a device may hold (14GiB), or one of them (rank:0=14GiB; may be repeated)",
+    )
+    parser.add_argument("--stages", type=int, default=None, metavar="N", help="script: exactly so many stages")
+
+
+def given(arguments: argparse.Namespace) -> list[tuple[str, object]]:
+    """The options, each with what it was given; None where it was not."""
+    return [
+        ("--pin", arguments.pin or None),
+        ("--together", arguments.together or None),
+        ("--max-memory", arguments.max_memory or None),
+        ("--stages", arguments.stages),
+    ]
+
+
+def read_hints(arguments: argparse.Namespace) -> Hints:
+    """The hints that the options make.
+
+    Raises:
+        PlanError: One is not of its form.
+    """
+    from farspan.plan.hints import Hints
+
+    return Hints(
+        pins=dict(_pair(text, "--pin", "'decoder.*=rank:1'") for text in arguments.pin),
+        together=[text.split(",") for text in arguments.together],
+        max_memory=_memory(arguments.max_memory),
+        stages=arguments.stages,
+    )
+
+
+def _memory(texts: list[str]) -> str | dict[str, str] | None:
+    if len(texts) == 1 and "=" not in texts[0]:
+        return texts[0]
+    return dict(_pair(text, "--max-memory", "rank:0=14GiB") for text in texts) or None
+
+
+def _pair(text: str, option: str, example: str) -> tuple[str, str]:
+    from farspan.errors import PlanError
+
+    name, sign, value = text.rpartition("=")
+    if not sign:
+        raise PlanError(
+            f"{option} {text}: there is no =.", why="it says what, and where or how much.", hint=f"{option} {example}"
+        )
+    return name, value
