@@ -20,10 +20,10 @@ from farspan.planner import auto_plan
 from farspan.profile import atoms, keepers, tied
 from farspan.runtime.optimizers.watch import watch_optimizers
 from farspan.runtime.step.observe import StepRecord
-from farspan.runtime.step.program import LEAST_WEIGHT_WORK_S
 from farspan.runtime.step.sites import StageSite, site_of, stages_at
 from farspan.runtime.trial import current_trial
 from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be
+from farspan.schedule import LEAST_WEIGHT_WORK_S
 
 __all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of"]
 

@@ -1,37 +1,31 @@
 """What a step will be like under a pipeline: its plan, played event by event, and what each stage holds.
 
-    peak memory of a stage = parameters, gradients, optimizer state + micro-batches in flight * saved activations
-                           + micro-batches in flight * what is sent on and not saved anyway
-                           + what is received ahead, and its gradient of the last one, until the next is sent
-                           + what one piece needs while it runs, less what those after it have given back by then
-
-in flight by the schedule that the plan asks for: "auto" runs a micro-batch ahead to hide transfers, where that fits.
+Played are the schedules that a plan asks for: "auto", which runs a micro-batch ahead to hide transfers and splits
+backwards where that pays, and "1f1b", which holds less. The faster of those that fit is taken.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from farspan.cluster import Cluster, DeviceClass
+from farspan.cluster import Cluster
 from farspan.plan import PLANNED_SECONDS, Plan
+from farspan.planner.answer.memory import peak_bytes, saved_bytes
+from farspan.planner.answer.parts import Part, make_parts, play
 from farspan.planner.auto import Atom, placement_of
-from farspan.planner.costed import CostedGraph, CostedNode
-from farspan.planner.costed.problem import seconds_on
-from farspan.planner.links import Link
-from farspan.planner.pipeline import Pipeline, PipelineStage
-from farspan.planner.simulate import simulate
+from farspan.planner.costed import CostedGraph
+from farspan.planner.pipeline import Pipeline
 from farspan.planner.simulation import Simulation
-from farspan.schedule import Kind, Schedule, Task, orders_by_name
 
 __all__ = ["WHOLE_MODEL", "Forecast", "StageForecast", "can_run", "forecast"]
 
 WHOLE_MODEL = "(the model)"
 """Name of the node of a model that is one piece."""
-_RUN_AHEAD = 1
-_NOMINAL = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0}
-"""Durations that the runtime makes the orders for: all ranks know them, and noise does not change them."""
+_SCHEDULES = ("auto", "1f1b")
+"""Those that are compared."""
+_SAME = 1 - 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +104,14 @@ def can_run(pipeline: Pipeline) -> bool:
     return all(stage.replicas == stage.tensor_parallel == 1 for stage in pipeline.stages)
 
 
-def forecast(graph: CostedGraph, cluster: Cluster, pipeline: Pipeline, num_micro_batches: int) -> Forecast:
+def forecast(
+    graph: CostedGraph,
+    cluster: Cluster,
+    pipeline: Pipeline,
+    num_micro_batches: int,
+    *,
+    schedules: Sequence[str] = _SCHEDULES,
+) -> Forecast:
     """Play a step of `pipeline`, of which each stage has one device.
 
     Args:
@@ -118,15 +119,10 @@ def forecast(graph: CostedGraph, cluster: Cluster, pipeline: Pipeline, num_micro
         cluster: Where it runs.
         pipeline: Found for that graph and cluster.
         num_micro_batches: Of a step.
+        schedules: Names of those to compare.
     """
-    kinds = {each.name: each for each in cluster.classes}
-    parts = [_Part(graph, stage, kinds[stage.device_class]) for stage in pipeline.stages]
-    _add_borders(graph, parts)
-    _number_ranks(cluster, parts)
-    simulation, schedule = _play(graph, cluster, parts, num_micro_batches, "auto"), "auto"
-    if any(part.peak(simulation.peak_micro_batches(part.rank)) > part.kind.memory_bytes for part in parts):
-        simulation, schedule = _play(graph, cluster, parts, num_micro_batches, "1f1b"), "1f1b"
-    stages = tuple(_stage(part, simulation) for part in parts)
+    parts = make_parts(graph, cluster, pipeline.stages)
+    schedule, simulation, stages = _best_schedule(cluster, parts, num_micro_batches, schedules)
     link_bytes: dict[tuple[int, int], float] = {}
     transfer_s: dict[tuple[int, int], float] = {}
     for transfer in simulation.transfers:
@@ -145,72 +141,24 @@ def forecast(graph: CostedGraph, cluster: Cluster, pipeline: Pipeline, num_micro
     )
 
 
-class _Part:
-    """The nodes of a stage, as they run there."""
-
-    def __init__(self, graph: CostedGraph, stage: PipelineStage, kind: DeviceClass) -> None:
-        inside = set(stage.nodes)
-        self.nodes = tuple(node.name for node in graph.nodes if node.name in inside)
-        self.kind = kind
-        self.rank = 0
-        self.host: tuple[str, int] = ("", 0)
-        self.remat = tuple(name for name in self.nodes if stage.options.get(name))
-        chosen = [_as_run(node, stage.options.get(node.name, "")) for node in graph.nodes if node.name in inside]
-        self.forward_s = sum(seconds_on(replace(node, backward_s=0.0), kind) for node in chosen)
-        self.backward_s = sum(seconds_on(replace(node, forward_s=0.0), kind) for node in chosen)
-        self.saved_bytes = sum(node.saved_bytes for node in chosen)
-        self.memory_bytes = sum(node.memory_bytes for node in chosen)
-        self.parameter_bytes = sum(node.parameter_bytes for node in chosen)
-        self.sent_bytes = self.received_bytes = 0.0
-        """By micro-batch: what is sent on and not saved anyway; what comes."""
-        self.working_bytes = _working_bytes(chosen)
-
-    def peak(self, in_flight: int) -> float:
-        kept = in_flight * (self.saved_bytes + self.sent_bytes)
-        return self.memory_bytes + kept + 2 * self.received_bytes + self.working_bytes
+def _best_schedule(
+    cluster: Cluster, parts: Sequence[Part], num_micro_batches: int, schedules: Sequence[str]
+) -> tuple[str, Simulation, tuple[StageForecast, ...]]:
+    """The name of the schedule, the step and its stages: the shortest that fits, else what holds least."""
+    found: list[tuple[str, Simulation, tuple[StageForecast, ...]]] = []
+    for schedule in schedules:
+        simulation = play(cluster, parts, num_micro_batches, schedule)
+        found.append((schedule, simulation, tuple(_stage(parts, part, simulation, schedule) for part in parts)))
+    fitting = [each for each in found if all(stage.memory_bytes <= stage.limit_bytes for stage in each[2])]
+    if not fitting:
+        return found[-1]
+    best = fitting[0]
+    for each in fitting[1:]:
+        best = each if each[1].step_time < best[1].step_time * _SAME else best
+    return best
 
 
-def _working_bytes(nodes: Sequence[CostedNode]) -> float:
-    """The most that a stage needs besides what it keeps: in its backward, node by node, which then give back."""
-    most = given_back = 0.0
-    for node in reversed(nodes):
-        most = max(most, node.working_bytes - given_back)
-        given_back += node.saved_bytes
-    return most
-
-
-def _add_borders(graph: CostedGraph, parts: Sequence[_Part]) -> None:
-    stage_of = {name: number for number, part in enumerate(parts) for name in part.nodes}
-    sent: set[tuple[str, str]] = set()
-    received: set[tuple[str, str, int]] = set()
-    for edge in graph.edges:
-        source, target = stage_of[edge.source], stage_of[edge.target]
-        if source == target:
-            continue
-        if (edge.source, edge.value) not in sent and not edge.is_saved:
-            sent.add((edge.source, edge.value))
-            parts[source].sent_bytes += edge.size_bytes
-        if (edge.source, edge.value, target) not in received:
-            received.add((edge.source, edge.value, target))
-            parts[target].received_bytes += edge.size_bytes
-
-
-def _as_run(node: CostedNode, option: str) -> CostedNode:
-    for each in node.options:
-        if each.name == option and each.tensor_parallel == 1:
-            return replace(
-                node,
-                forward_s=each.forward_s,
-                backward_s=each.backward_s,
-                saved_bytes=each.saved_bytes,
-                memory_bytes=each.memory_bytes,
-                working_bytes=node.working_bytes + max(0.0, node.saved_bytes - each.saved_bytes),  # computed again
-            )
-    return node
-
-
-def _stage(part: _Part, simulation: Simulation) -> StageForecast:
-    in_flight = simulation.peak_micro_batches(part.rank)
+def _stage(parts: Sequence[Part], part: Part, simulation: Simulation, schedule: str) -> StageForecast:
     return StageForecast(
         where=f"rank:{part.rank}",
         device=part.kind.name,
@@ -219,106 +167,12 @@ def _stage(part: _Part, simulation: Simulation) -> StageForecast:
         forward_s=part.forward_s,
         backward_s=part.backward_s,
         parameter_bytes=part.parameter_bytes,
-        saved_bytes=part.saved_bytes,
-        in_flight=in_flight,
-        memory_bytes=part.peak(in_flight),
+        saved_bytes=saved_bytes(part),
+        in_flight=simulation.peak_micro_batches(part.rank),
+        memory_bytes=peak_bytes(parts, part, simulation, schedule),
         limit_bytes=part.kind.memory_bytes,
         busy=simulation.busy(part.rank) / simulation.step_time if simulation.step_time else 0.0,
     )
-
-
-def _number_ranks(cluster: Cluster, parts: Sequence[_Part]) -> None:
-    """Give each stage a device of its class, in turn; ranks count host by host, as the cluster names them."""
-    rank = 0
-    for kind in cluster.classes:
-        for number, part in enumerate(part for part in parts if part.kind.name == kind.name):
-            part.rank, part.host = rank, (kind.name, number // kind.devices_per_host)
-            rank += 1
-
-
-def _play(
-    graph: CostedGraph,
-    cluster: Cluster,
-    parts: Sequence[_Part],
-    num_micro_batches: int,
-    schedule: str,
-) -> Simulation:
-    passed = _passed(graph, parts)
-    tasks = _tasks(parts, passed, num_micro_batches)
-    ahead = _RUN_AHEAD if schedule == "auto" else 0
-    nominal = tuple(replace(task, duration=_NOMINAL[task.kind]) for task in tasks)
-    orders = orders_by_name(schedule, nominal, len(parts), run_ahead=ahead)
-    of_rank = {part.rank: part for part in parts}
-
-    def link_of(source: int, destination: int) -> Link:
-        ends = [of_rank[source].kind, of_rank[destination].kind]
-        if of_rank[source].host == of_rank[destination].host:
-            bandwidth = min(each.within_bytes_per_s for each in ends)
-        else:
-            bandwidth = min(map(cluster.link, ends))
-        latency = max(each.latency_s for each in ends)
-        return Link(name=f"{source}>{destination}", latency=latency, bandwidth=bandwidth)
-
-    return simulate(Schedule(tasks=tasks, orders=tuple(map(tuple, orders))), link_of=link_of)
-
-
-def _passed(graph: CostedGraph, parts: Sequence[_Part]) -> dict[tuple[int, int], float]:
-    """Bytes that go from one stage to another in the forward of a micro-batch; each value once to each stage."""
-    stage_of = {name: number for number, part in enumerate(parts) for name in part.nodes}
-    values: dict[tuple[str, str, int], tuple[int, float]] = {}
-    for edge in graph.edges:
-        source, target = stage_of[edge.source], stage_of[edge.target]
-        if source != target:
-            values[edge.source, edge.value, target] = (source, edge.size_bytes)
-    passed: dict[tuple[int, int], float] = {}
-    for (_, _, target), (source, size) in values.items():
-        passed[source, target] = passed.get((source, target), 0.0) + size
-    return passed
-
-
-def _tasks(parts: Sequence[_Part], passed: Mapping[tuple[int, int], float], num_micro_batches: int) -> tuple[Task, ...]:
-    """Per micro-batch the forwards of all stages, then their backwards, the last stage first."""
-    count = len(parts)
-    tasks: list[Task] = []
-    for micro_batch in range(num_micro_batches):
-        first = micro_batch * 2 * count
-
-        def forward(stage: int, first: int = first) -> int:
-            return first + stage
-
-        def backward(stage: int, first: int = first) -> int:
-            return first + 2 * count - 1 - stage
-
-        for stage, part in enumerate(parts):
-            tasks.append(
-                Task(
-                    kind=Kind.FORWARD,
-                    rank=part.rank,
-                    micro_batch=micro_batch,
-                    level=stage,
-                    duration=part.forward_s,
-                    needs=tuple(sorted(forward(source) for source, target in passed if target == stage)),
-                    holds=True,
-                    memory=1.0,
-                    output_bytes=max((size for (source, _), size in passed.items() if source == stage), default=0.0),
-                )
-            )
-        for stage in reversed(range(count)):
-            users = [backward(target) for source, target in passed if source == stage]
-            tasks.append(
-                Task(
-                    kind=Kind.BACKWARD,
-                    rank=parts[stage].rank,
-                    micro_batch=micro_batch,
-                    level=stage,
-                    duration=parts[stage].backward_s,
-                    needs=tuple(sorted([forward(stage), *users])),
-                    holds=False,
-                    memory=-1.0,
-                    output_bytes=max((size for (_, target), size in passed.items() if target == stage), default=0.0),
-                )
-            )
-    return tuple(tasks)
 
 
 def _plan(graph: CostedGraph, stages: Sequence[StageForecast], schedule: str) -> Plan:
