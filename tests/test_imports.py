@@ -23,6 +23,7 @@ FLOORS = (
     {"__init__", "__main__"},
     {"cli"},
     {"api"},
+    {"placing"},
     {"adapters"},
     {"parallel"},
     {"runtime"},

@@ -1,7 +1,8 @@
 """Three small models, and how they are slowed down: their layers sleep for as long as their work would take a device.
 
-             forward                backward              of a model's seconds each layer gets the share that it has of
-linear, conv |= product =|sleep   | ... |sleep            the model's multiply-adds; a third of them in the forward
+             forward                backward              weight gradient    each layer gets the share of the model's
+linear, conv |= product =|sleep   | ... |sleep   | ...    | ... |sleep   |   seconds that it has of its multiply-adds,
+                                                                             a third of them in each of the three
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpt import GPT
 
 __all__ = ["CASES", "Case", "set_speed", "start_clock"]
 
-_PRODUCTS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
+_PRODUCTS = (nn.Linear, nn.Conv2d)
 _speed = 1.0
 _computed_s = 0.0
 """Of this process's thread, up to the last pause."""
@@ -64,15 +65,27 @@ class _Pause(torch.autograd.Function):
         return gradients[0], None
 
 
-class _Slow(nn.Module):
-    """Comes before a layer's own class."""
+class _SlowLinear(nn.Linear):
+    """Its weight's gradient comes through a node of its own, and so can come later."""
 
-    forward_s: float
-    backward_s: float
+    pause_s: float
 
-    def forward(self, x: Tensor) -> Tensor:
-        _pause(self.forward_s)
-        return _Pause.apply(super().forward(x), self.backward_s)  # type: ignore[no-any-return]
+    def forward(self, input: Tensor) -> Tensor:
+        _pause(self.pause_s)
+        weight: Any = _Pause.apply(self.weight, self.pause_s)
+        return _Pause.apply(F.linear(input, weight, self.bias), self.pause_s)  # type: ignore[no-any-return]
+
+
+class _SlowConv2d(nn.Conv2d):
+    """The same of a convolution."""
+
+    pause_s: float
+
+    def forward(self, input: Tensor) -> Tensor:
+        _pause(self.pause_s)
+        weight: Any = _Pause.apply(self.weight, self.pause_s)
+        made = F.conv2d(input, weight, self.bias, padding=self.padding)
+        return _Pause.apply(made, self.pause_s)  # type: ignore[no-any-return]
 
 
 def _slowed(model: nn.Module, example: Tensor, seconds: float) -> nn.Module:
@@ -81,9 +94,8 @@ def _slowed(model: nn.Module, example: Tensor, seconds: float) -> nn.Module:
 
     def note(layer: nn.Module, given: Any, made: Tensor) -> None:
         weight: Any = layer.weight
-        positions = given[0] if isinstance(layer, nn.ConvTranspose2d) else made
-        channels = positions.shape[-1] if isinstance(layer, nn.Linear) else positions.shape[1]
-        work[layer] = weight.numel() * positions.numel() / channels
+        channels = made.shape[-1] if isinstance(layer, nn.Linear) else made.shape[1]
+        work[layer] = weight.numel() * made.numel() / channels
 
     layers = [layer for layer in model.modules() if isinstance(layer, _PRODUCTS)]
     hooks = [layer.register_forward_hook(note) for layer in layers]
@@ -93,9 +105,8 @@ def _slowed(model: nn.Module, example: Tensor, seconds: float) -> nn.Module:
         hook.remove()
     for layer in layers:
         slow: Any = layer
-        slow.__class__ = type(f"Slow{type(layer).__name__}", (_Slow, type(layer)), {})
-        taken = seconds * work[layer] / sum(work.values())
-        slow.forward_s, slow.backward_s = taken / 3, 2 * taken / 3
+        slow.__class__ = _SlowLinear if isinstance(layer, nn.Linear) else _SlowConv2d
+        slow.pause_s = seconds * work[layer] / sum(work.values()) / 3
     return model
 
 

@@ -10,7 +10,6 @@ yet freed.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import tempfile
@@ -40,6 +39,7 @@ from farspan.planner.answer import Forecast, best_plan, forecast_of_stages  # no
 from farspan.profile import costed_graph  # noqa: E402
 from farspan.runtime.trial import Trial  # noqa: E402
 from farspan.runtime.world import current_engine  # noqa: E402
+from farspan.schedule import LEAST_WEIGHT_WORK_S  # noqa: E402
 
 OURS = "farspan"
 BAR = 0.10
@@ -78,7 +78,7 @@ class Alive(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         given = {item.untyped_storage()._cdata for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor)}
         for item in tree_leaves(result):
-            if type(item) is Tensor:
+            if type(item) is Tensor and not item.is_meta:
                 storage = item.untyped_storage()
                 if storage._cdata not in self.known and storage._cdata not in given:
                     self.known.add(storage._cdata)
@@ -187,7 +187,7 @@ def worker(args: Any) -> None:
         for number in range(len(sides)) if turn % 2 else reversed(range(len(sides))):
             side = sides[number]
             engine.schedule = side.schedule  # many models here
-            engine.least_weight_work_s = math.inf  # the layers' backward is one sleep
+            engine.least_weight_work_s = LEAST_WEIGHT_WORK_S[side.schedule]
             dist.barrier()
             if turn == 1:
                 with Alive() as alive:

@@ -39,8 +39,8 @@ from benchmarks.vs_torch_pipelining.run import spans, untouched_torch  # noqa: E
 import farspan  # noqa: E402
 from farspan.lazy.torch_private import raw_grad  # noqa: E402
 from farspan.planner import simulate  # noqa: E402
-from farspan.runtime.step.program import LEAST_WEIGHT_WORK_S  # noqa: E402
 from farspan.runtime.world import current_engine  # noqa: E402
+from farspan.schedule import LEAST_WEIGHT_WORK_S  # noqa: E402
 
 BAR, BAR_TORCH = 1.03, 1.00
 SHAPES: dict[str, Any] = {

@@ -15,8 +15,7 @@ from torch import nn
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
 from farspan.lazy import glue_at
-from farspan.measured import is_measuring, measure_first
-from farspan.placing import place_first
+from farspan.placing import is_measuring, measure_first, place_first
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
 from farspan.profile import atoms

@@ -18,7 +18,7 @@ from farspan.lazy import Leaf, StubParameter
 from farspan.runtime.replan import RankMeasured, speeds_of_ranks
 from farspan.runtime.step.program import Step
 from farspan.runtime.trial import Measured, Meter
-from farspan.runtime.trial.meter import Sample, SegmentNote
+from farspan.runtime.trial.notes import Sample, SegmentNote
 
 SHORT_S, LONG_S = 10e-3, 100e-3
 
@@ -177,10 +177,8 @@ def share(seconds: dict[str, float]) -> RankMeasured:
         (0, number): SegmentNote(key=(0, number), is_called=True, inputs=[], likeness=kind)
         for number, kind in enumerate(seconds)
     }
-    samples = [
-        Sample(graph=1, key=(0, number), is_forward=True, seconds=each) for number, each in enumerate(seconds.values())
-    ]
-    measured = Measured(notes=notes, samples=samples, graphs=(0, 1), looked_at=0)
+    samples = [Sample(graph=1, key=(0, number), kind="F", seconds=each) for number, each in enumerate(seconds.values())]
+    measured = Measured(notes=notes, samples=samples, graphs=(0, 1), looked_at=0, halved=-1, gradient_bytes={})
     return RankMeasured(host="here", device="cpu", memory_bytes=1e9, measured=measured)
 
 

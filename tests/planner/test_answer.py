@@ -74,9 +74,10 @@ def test_a_value_that_skips_stages_goes_straight_to_its_user() -> None:
 def test_peak_memory_counts_the_micro_batches_in_flight() -> None:
     best = best_plan(chain(), devices(2), 8).best
     assert [stage.in_flight for stage in best.stages] == [3, 1]  # one ahead, to hide transfers
-    assert [stage.memory_bytes for stage in best.stages] == [32e6 + 3 * (20e6 + 1e6), 32e6 + 20e6 + 2e6]
+    first = 32e6 + 3 * (20e6 + 1e6) + 2e6  # what it sends is kept; a gradient in use, and the next one
+    assert [stage.memory_bytes for stage in best.stages] == [first, 32e6 + (20e6 + 1e6) + 1e6]
     tight = best_plan(chain(), devices(2, memory=80e6), 8).best
-    assert tight.plan.schedule == "1f1b" and [stage.memory_bytes for stage in tight.stages] == [74e6, 54e6]
+    assert tight.plan.schedule == "1f1b" and [stage.memory_bytes for stage in tight.stages] == [76e6, 54e6]
 
 
 def test_what_does_not_fit_is_computed_again() -> None:
@@ -94,10 +95,10 @@ def test_do_not_distribute_where_one_device_is_fastest() -> None:
 
 def test_where_nothing_fits_the_error_says_what_would() -> None:
     with pytest.raises(PlanError) as caught:
-        best_plan(chain(), devices(2, memory=62e6), 8)
-    assert "no plan fits 2 devices of 59.1 MiB" in caught.value.what
+        best_plan(chain(), devices(2, memory=64e6), 8)
+    assert "no plan fits 2 devices of 61.0 MiB" in caught.value.what
     assert "61.0 MiB" in caught.value.why and "38.1 MiB" in caught.value.why
-    assert caught.value.hint == "16 micro-batches, each 2 times smaller, or\n4 devices, or\ndevices of 118.3 MiB"
+    assert caught.value.hint == "16 micro-batches, each 2 times smaller, or\n4 devices, or\ndevices of 122.1 MiB"
 
 
 def test_peak_memory_counts_what_a_piece_needs_while_it_runs() -> None:
@@ -116,13 +117,13 @@ def test_what_is_saved_anyway_is_not_held_again_to_be_sent() -> None:
     graph = chain()
     saved = replace(graph, edges=tuple(replace(edge, is_saved=True) for edge in graph.edges))
     best = best_plan(saved, devices(2), 8).best
-    assert [stage.memory_bytes for stage in best.stages] == [32e6 + 3 * 20e6, 32e6 + 20e6 + 2e6]
+    assert [stage.memory_bytes for stage in best.stages] == [32e6 + 3 * 20e6 + 2e6, 32e6 + 21e6 + 1e6]
 
 
 def test_a_plan_that_fits_only_without_what_pieces_need_is_not_taken() -> None:
     graph = chain(options=(AGAIN,))
     needing = replace(graph, nodes=tuple(replace(node, working_bytes=6e6) for node in graph.nodes))
-    cluster = devices(2, memory=75e6)
+    cluster = devices(2, memory=77e6)
     assert not any(stage.remat for stage in best_plan(graph, cluster, 8).best.stages)
     best = best_plan(needing, cluster, 8).best
     assert best.fits and any(stage.remat for stage in best.stages)

@@ -40,8 +40,9 @@ from farspan.lazy.randomness import key_of as key_of
 from farspan.lazy.randomness import seeded as seeded
 from farspan.lazy.recompute import ModuleUnits as ModuleUnits
 from farspan.lazy.recompute import Unit as Unit
-from farspan.lazy.recompute import is_unpacked_by_unit as is_unpacked_by_unit
+from farspan.lazy.recompute import as_packed as as_packed
 from farspan.lazy.recompute import repeated_blocks as repeated_blocks
+from farspan.lazy.recompute import unpacks_again as unpacks_again
 from farspan.lazy.recorder import Recorder as Recorder
 from farspan.lazy.shared.inputs import announce as announce
 from farspan.lazy.shared.inputs import take_in as take_in
@@ -72,6 +73,7 @@ __all__ = [
     "active",
     "announce",
     "apply_modes",
+    "as_packed",
     "can_go",
     "check_hooks",
     "describe_result",
@@ -80,7 +82,6 @@ __all__ = [
     "format_where",
     "glue_at",
     "in_region",
-    "is_unpacked_by_unit",
     "install",
     "is_free_of_recorded",
     "key_of",
@@ -104,6 +105,7 @@ __all__ = [
     "swapped",
     "take_in",
     "text_for_others",
+    "unpacks_again",
     "watch_module",
     "watched_attributes",
     "without_user_hooks",

@@ -10,10 +10,10 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.plan import Plan
 from farspan.plan.hints import Hints, meaning_of
-from farspan.planner.answer.forecast import Forecast, forecast
 from farspan.planner.answer.impossible import in_the_way
 from farspan.planner.atoms import Atom, cut_costs, placement_of
 from farspan.planner.costed import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode
+from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.hinted import hinted_problem
 from farspan.planner.partition import partition
 from farspan.planner.pipeline import plan_pipeline

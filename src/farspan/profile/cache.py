@@ -17,7 +17,7 @@ from farspan.profile.step import AtomProfile, Operation, PassedValue, StepProfil
 __all__ = ["ProfileCache", "cache_folder"]
 
 _log = logging.getLogger(__name__)
-_VERSION = "farspan-profile/2"
+_VERSION = "farspan-profile/3"
 
 
 def cache_folder() -> Path:
@@ -72,6 +72,8 @@ def _read(members: dict[str, Any], path: Path) -> StepProfile:
                 **atom,
                 "forward_work": tuple(Operation(**each) for each in atom["forward_work"]),
                 "backward_work": tuple(Operation(**each) for each in atom["backward_work"]),
+                "weight_work": tuple(Operation(**each) for each in atom["weight_work"]),
+                "saved_with_others": tuple((name, size) for name, size in atom["saved_with_others"]),
             }
         )
         for atom in profile["atoms"]

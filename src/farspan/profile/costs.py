@@ -71,6 +71,9 @@ def costed_graph(profile: StepProfile, cluster: Cluster, *, roofline: bool = Fal
             size_bytes=value.size_bytes,
             value=value.name,
             is_saved=value.is_saved,
+            is_saved_there=value.is_saved_there,
+            gradient_bytes=value.gradient_bytes,
+            is_parameter=value.is_parameter,
         )
         for value in profile.values
         if words[value.source] is None or words[value.source] != words[value.target]
@@ -104,6 +107,12 @@ def _node(atom: AtomProfile, measured: Sequence[DeviceClass], speeds: Mapping[st
         saved_bytes=atom.saved_bytes,
         memory_bytes=atom.memory_bytes,
         working_bytes=atom.working_bytes,
+        forward_working_bytes=atom.forward_working_bytes,
+        halved_working_bytes=atom.halved_working_bytes,
+        weight_s=_seconds(atom.weight_s, atom.weight_work, measured, speeds),
+        weight_flops=atom.weight_flops,
+        left_bytes=atom.left_bytes,
+        shared_bytes=dict(atom.saved_with_others),
         options=options,
     )
 

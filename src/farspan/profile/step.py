@@ -38,6 +38,9 @@ class PassedValue:
         size_bytes: Its size.
         name: Equal for all uses of one value.
         is_saved: Whether the one that makes it keeps it for its own backward.
+        is_saved_there: The same of the one that uses it.
+        gradient_bytes: What its gradient takes, with gaps where it is a part of something larger; 0 if it has none.
+        is_parameter: Whether it is a parameter, which is the same in all micro-batches.
     """
 
     source: int
@@ -45,6 +48,9 @@ class PassedValue:
     size_bytes: float
     name: str
     is_saved: bool = False
+    is_saved_there: bool = False
+    gradient_bytes: float = 0.0
+    is_parameter: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +63,15 @@ class AtomProfile:
         backward_s: The same of the backward.
         forward_work: The operations of one forward.
         backward_work: Those of its backward.
+        weight_s: How much of backward_s is gradients of weights that can be computed later.
+        weight_work: The same of backward_work.
+        weight_flops: Of the forward of what has weights.
         saved_bytes: What stays of a micro-batch between forward and backward.
+        saved_with_others: What of that other atoms keep too: a name that they share, and the size.
         working_bytes: What it needs besides, while it runs, at most.
+        forward_working_bytes: The same of its forward alone.
+        halved_working_bytes: The same of its backward without the gradients of weights.
+        left_bytes: What stays between the backward and the gradients of weights, where these are computed later.
         input_bytes: How much of saved_bytes comes from outside, and would stay if the rest were computed again.
         trained_bytes: Of its parameters that get a gradient.
         memory_bytes: Parameters, gradients, optimizer state, buffers.
@@ -71,8 +84,15 @@ class AtomProfile:
     backward_s: float | None = None
     forward_work: tuple[Operation, ...] = ()
     backward_work: tuple[Operation, ...] = ()
+    weight_s: float | None = None
+    weight_work: tuple[Operation, ...] = ()
+    weight_flops: float = 0.0
     saved_bytes: float = 0.0
+    saved_with_others: tuple[tuple[str, float], ...] = ()
     working_bytes: float = 0.0
+    forward_working_bytes: float = 0.0
+    halved_working_bytes: float = 0.0
+    left_bytes: float = 0.0
     input_bytes: float = 0.0
     trained_bytes: float = 0.0
     memory_bytes: float = 0.0

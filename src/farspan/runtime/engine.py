@@ -38,16 +38,16 @@ from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.inputs import Inputs
 from farspan.runtime.step.observe import StepRecord
-from farspan.runtime.step.program import LEAST_WEIGHT_WORK_S, build_program
+from farspan.runtime.step.program import build_program
 from farspan.runtime.step.sites import StageSite, hosts_of, stage_number, stages_at
 from farspan.runtime.values import SharedValues
+from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
 
 __all__ = ["Engine"]
 
 _log = logging.getLogger(__name__)
 _CAUSE_S = 5.0
 """How long a broken transfer waits for the news of why it broke."""
-LOOKAHEAD = 2
 
 
 class Engine:

@@ -7,13 +7,18 @@ from farspan.schedule.channels import channels_of as channels_of
 from farspan.schedule.limits import Limits as Limits
 from farspan.schedule.limits import limits_of_1f1b as limits_of_1f1b
 from farspan.schedule.listing import list_schedule as list_schedule
+from farspan.schedule.named import LEAST_WEIGHT_WORK_S as LEAST_WEIGHT_WORK_S
+from farspan.schedule.named import LOOKAHEAD as LOOKAHEAD
+from farspan.schedule.named import NOMINAL_S as NOMINAL_S
 from farspan.schedule.named import Chain as Chain
 from farspan.schedule.named import Costs as Costs
 from farspan.schedule.named import gpipe as gpipe
 from farspan.schedule.named import interleaved as interleaved
+from farspan.schedule.named import is_worth_splitting as is_worth_splitting
 from farspan.schedule.named import looped as looped
 from farspan.schedule.named import one_f_one_b as one_f_one_b
 from farspan.schedule.named import orders_by_name as orders_by_name
+from farspan.schedule.named import run_ahead_of as run_ahead_of
 from farspan.schedule.named import straight as straight
 from farspan.schedule.named import vee as vee
 from farspan.schedule.named import zb_1p as zb_1p
@@ -25,6 +30,9 @@ from farspan.schedule.task import Kind as Kind
 from farspan.schedule.task import Task as Task
 
 __all__ = [
+    "LEAST_WEIGHT_WORK_S",
+    "LOOKAHEAD",
+    "NOMINAL_S",
     "Chain",
     "Channel",
     "Costs",
@@ -37,11 +45,13 @@ __all__ = [
     "channels_of",
     "gpipe",
     "interleaved",
+    "is_worth_splitting",
     "limits_of_1f1b",
     "list_schedule",
     "looped",
     "one_f_one_b",
     "orders_by_name",
+    "run_ahead_of",
     "straight",
     "vee",
     "zb_1p",

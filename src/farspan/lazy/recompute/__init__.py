@@ -3,6 +3,7 @@
 from farspan.lazy.recompute.blocks import repeated_blocks as repeated_blocks
 from farspan.lazy.recompute.modules import ModuleUnits as ModuleUnits
 from farspan.lazy.recompute.unit import Unit as Unit
-from farspan.lazy.recompute.unit import is_unpacked_by_unit as is_unpacked_by_unit
+from farspan.lazy.recompute.unit import as_packed as as_packed
+from farspan.lazy.recompute.unit import unpacks_again as unpacks_again
 
-__all__ = ["ModuleUnits", "Unit", "is_unpacked_by_unit", "repeated_blocks"]
+__all__ = ["ModuleUnits", "Unit", "as_packed", "repeated_blocks", "unpacks_again"]

@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from farspan.errors import RecordError
 from farspan.lazy.randomness import active
 
-__all__ = ["Unit", "is_unpacked_by_unit"]
+__all__ = ["Unit", "as_packed", "unpacks_again"]
 
 
 class Unit:
@@ -137,9 +137,14 @@ def _unpack(slot: _Slot) -> torch.Tensor:
     return slot.tensor
 
 
-def is_unpacked_by_unit(hook: Any) -> bool:
-    """Whether an unpack hook of saved tensors is that of a unit: it gives the same tensor as often as it is asked."""
-    return hook is _unpack
+def unpacks_again(hook: Any) -> bool:
+    """Whether an unpack hook of saved tensors gives the same tensor as often as it is asked: that of a unit does."""
+    return hook in (_unpack, as_packed)
+
+
+def as_packed(tensor: torch.Tensor) -> torch.Tensor:
+    """An unpack hook that does nothing, for those who only want to see what is saved."""
+    return tensor
 
 
 def _meta_of(tensor: torch.Tensor) -> tuple[Any, ...]:

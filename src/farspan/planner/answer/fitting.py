@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
-from farspan.planner.answer.forecast import Forecast, forecast
 from farspan.planner.costed import CostedGraph
+from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.hinted import HintedProblem
 from farspan.planner.pipeline import Pipeline, plan_pipeline
 from farspan.planner.search.stages import Rules

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from farspan.cluster import Cluster
-from farspan.planner.answer.forecast import Forecast, forecast
 from farspan.planner.costed import CostedGraph
 from farspan.planner.costed.problem import seconds_on
+from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.pipeline import Pipeline
 
 __all__ = ["improved", "moved"]

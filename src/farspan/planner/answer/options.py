@@ -9,10 +9,10 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.plan.hints import Hints
 from farspan.planner.answer.bound import lower_bound
 from farspan.planner.answer.fitting import best_pipeline, fitting
-from farspan.planner.answer.forecast import Forecast, can_run
 from farspan.planner.answer.impossible import nothing_fits
 from farspan.planner.answer.moves import improved
 from farspan.planner.costed import CostedGraph
+from farspan.planner.forecast import Forecast, can_run
 from farspan.planner.hinted import HintedProblem, hinted_problem
 from farspan.planner.pipeline import Pipeline
 from farspan.planner.search.stages import Rules

@@ -15,9 +15,21 @@ __all__ = ["FORMAT", "parse_graph", "read_graph", "write_graph"]
 
 FORMAT = "farspan-graph/1"
 _COSTS = ("forward_s", "backward_s", "parameter_bytes", "saved_bytes", "memory_bytes")
-_NODE_KEYS = ("name", *_COSTS, "working_bytes", "devices", "together", "is_backward", "options")
+_MORE = ("working_bytes", "forward_working_bytes", "halved_working_bytes", "weight_flops", "left_bytes")
+_NODE_KEYS = (
+    "name",
+    *_COSTS,
+    *_MORE,
+    "weight_s",
+    "shared_bytes",
+    "devices",
+    "together",
+    "is_backward",
+    "options",
+)
 _OPTION_KEYS = ("name", "tensor_parallel", *_COSTS, "border_bytes")
-_EDGE_KEYS = ("source", "target", "bytes", "seconds", "value", "is_saved")
+_EDGE_FLAGS = ("is_saved", "is_saved_there", "is_parameter")
+_EDGE_KEYS = ("source", "target", "bytes", "seconds", "value", "gradient_bytes", *_EDGE_FLAGS)
 
 
 def read_graph(path: str | Path) -> CostedGraph:
@@ -73,7 +85,9 @@ def _node(entry: Any, where: str) -> CostedNode:
         together=None if members.get("together") is None else _word(members, "together", where),
         is_backward=_flag(members, "is_backward", where),
         options=tuple(_option(each, where) for each in _array(members, "options", where)),
-        working_bytes=_number(members.get("working_bytes", 0.0), "working_bytes", where),
+        weight_s=_seconds(members, "weight_s", where),
+        shared_bytes=_sizes(members, "shared_bytes", where),
+        **{key: _number(members.get(key, 0.0), key, where) for key in _MORE},
         **_costs(members, where),
     )
 
@@ -86,37 +100,48 @@ def _option(entry: Any, where: str) -> NodeOption:
         raise PlanError(
             f'{where}: option "{name}": tensor_parallel is {degree!r}.', why="it is a whole number from 1.", hint="2"
         )
-    border = _mapping(members.get("border_bytes", {}), f'{where}: option "{name}": border_bytes')
     return NodeOption(
         name=name,
         tensor_parallel=degree,
-        border_bytes={key: _number(value, "border_bytes", where) for key, value in border.items()},
+        border_bytes=_sizes(members, "border_bytes", f'{where}: option "{name}"'),
         **_costs(members, where),
     )
 
 
 def _edge(entry: Any, where: str) -> CostedEdge:
     members = _object(entry, _EDGE_KEYS, where)
+    gradient = members.get("gradient_bytes")
     return CostedEdge(
         source=_word(members, "source", where),
         target=_word(members, "target", where),
         size_bytes=_number(members.get("bytes", 0.0), "bytes", where),
         time_s=_number(members.get("seconds", 0.0), "seconds", where),
         value=_word(members, "value", where) if "value" in members else "",
-        is_saved=_flag(members, "is_saved", where),
+        gradient_bytes=None if gradient is None else _number(gradient, "gradient_bytes", where),
+        **{key: _flag(members, key, where) for key in _EDGE_FLAGS},
     )
 
 
 def _costs(members: Mapping[str, Any], where: str) -> dict[str, Any]:
     costs: dict[str, Any] = {}
     for key in _COSTS:
-        given = members.get(key, 0.0)
-        if isinstance(given, dict) and key.endswith("_s"):
-            by_kind = cast("dict[str, Any]", given)
-            costs[key] = {kind: _number(value, f"{key} of {kind}", where) for kind, value in by_kind.items()}
-        else:
-            costs[key] = _number(given, key, where)
+        is_seconds = key.endswith("_s")
+        costs[key] = _seconds(members, key, where) if is_seconds else _number(members.get(key, 0.0), key, where)
     return costs
+
+
+def _seconds(members: Mapping[str, Any], key: str, where: str) -> Seconds:
+    given = members.get(key, 0.0)
+    if not isinstance(given, dict):
+        return _number(given, key, where)
+    by_kind = cast("dict[str, Any]", given)
+    return {kind: _number(value, f"{key} of {kind}", where) for kind, value in by_kind.items()}
+
+
+def _sizes(members: Mapping[str, Any], key: str, where: str) -> dict[str, float]:
+    return {
+        word: _number(value, key, where) for word, value in _mapping(members.get(key, {}), f"{where}: {key}").items()
+    }
 
 
 def _number(value: Any, key: str, where: str) -> float:
@@ -165,8 +190,11 @@ def _object(value: Any, known: Sequence[str], where: str) -> dict[str, Any]:
 
 def _node_members(node: CostedNode) -> dict[str, Any]:
     members: dict[str, Any] = {"name": node.name, **_cost_members(node)}
-    if node.working_bytes:
-        members["working_bytes"] = node.working_bytes
+    if node.weight_s:
+        members["weight_s"] = dict(node.weight_s) if isinstance(node.weight_s, Mapping) else node.weight_s
+    members |= {key: getattr(node, key) for key in _MORE if getattr(node, key)}
+    if node.shared_bytes:
+        members["shared_bytes"] = dict(node.shared_bytes)
     if node.devices is not None:
         members["devices"] = list(node.devices)
     if node.together is not None:
@@ -194,5 +222,7 @@ def _cost_members(owner: CostedNode | NodeOption) -> dict[str, Any]:
 
 def _edge_members(edge: CostedEdge) -> dict[str, Any]:
     members: dict[str, Any] = {"source": edge.source, "target": edge.target}
-    optional = {"bytes": edge.size_bytes, "seconds": edge.time_s, "value": edge.value, "is_saved": edge.is_saved}
-    return members | {key: value for key, value in optional.items() if value}
+    optional = {"bytes": edge.size_bytes, "seconds": edge.time_s, "value": edge.value}
+    optional |= {key: getattr(edge, key) for key in _EDGE_FLAGS}
+    members |= {key: value for key, value in optional.items() if value}
+    return members if edge.gradient_bytes is None else members | {"gradient_bytes": edge.gradient_bytes}

@@ -55,6 +55,13 @@ class CostedNode:
         saved_bytes: What stays of each micro-batch between forward and backward.
         memory_bytes: What lies there all the time: parameters, gradients, optimizer state, buffers.
         working_bytes: What it needs besides, while it runs.
+        forward_working_bytes: The same of its forward alone.
+        halved_working_bytes: The same of its backward without the gradients of weights.
+        weight_s: How much of backward_s is gradients of weights, which can be computed later.
+        weight_flops: Floating-point operations of the forward of what has weights: they decide whether the backward of
+            a stage is split.
+        left_bytes: What stays of each micro-batch between the backward and the gradients of weights, if it is.
+        shared_bytes: What of saved_bytes other nodes keep too, by a word they share: it is there once on a device.
         devices: Names or kinds of the device classes that may run it; None for any.
         together: Nodes with the same word lie on the same device.
         is_backward: It is (part of) the backward of others: it has no say in the order of stages.
@@ -68,6 +75,12 @@ class CostedNode:
     saved_bytes: float = 0.0
     memory_bytes: float = 0.0
     working_bytes: float = 0.0
+    forward_working_bytes: float = 0.0
+    halved_working_bytes: float = 0.0
+    weight_s: Seconds = 0.0
+    weight_flops: float = 0.0
+    left_bytes: float = 0.0
+    shared_bytes: Mapping[str, float] = field(default_factory=dict[str, float])
     devices: tuple[str, ...] | None = None
     together: str | None = None
     is_backward: bool = False
@@ -84,6 +97,9 @@ class CostedEdge:
         size_bytes: What has to be moved if they are on different devices.
         time_s: What that takes, where this is known instead.
         is_saved: Its source keeps it for its own backward, and counts it in saved_bytes.
+        is_saved_there: The same of its target.
+        gradient_bytes: What its gradient takes at the source; None for as much as itself, 0 where it has none.
+        is_parameter: It is the same in all micro-batches.
         value: Edges of one source with the same word carry the same value: sent once to each device that needs it.
     """
 
@@ -93,6 +109,19 @@ class CostedEdge:
     time_s: float = 0.0
     value: str = ""
     is_saved: bool = False
+    is_saved_there: bool = False
+    gradient_bytes: float | None = None
+    is_parameter: bool = False
+
+    @property
+    def sent_back_bytes(self) -> float:
+        """What its gradient is on its way."""
+        return 0.0 if self.gradient_bytes == 0 else self.size_bytes
+
+    @property
+    def held_back_bytes(self) -> float:
+        """What its gradient takes where it has arrived."""
+        return self.size_bytes if self.gradient_bytes is None else self.gradient_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +165,12 @@ class CostedGraph:
     def _check_node(self, node: CostedNode) -> None:
         where = f'{self.source}: node "{node.name}"'
         self._check_costs(node, where)
-        _check_cost(node.working_bytes, f"{where}: working_bytes")
+        for key in ("working_bytes", "forward_working_bytes", "halved_working_bytes", "weight_flops", "left_bytes"):
+            _check_cost(getattr(node, key), f"{where}: {key}")
+        for seconds in node.weight_s.values() if isinstance(node.weight_s, Mapping) else (node.weight_s,):
+            _check_cost(seconds, f"{where}: weight_s")
+        for word, size in node.shared_bytes.items():
+            _check_cost(size, f'{where}: shared_bytes of "{word}"')
         if node.devices is not None and not node.devices:
             raise PlanError(f"{where} may run nowhere.", why='"devices" is empty.', hint='leave "devices" out')
         seen: set[tuple[str, int]] = set()
@@ -173,6 +207,8 @@ class CostedGraph:
                 raise PlanError(f"{where} ends nowhere.", why=f'there is no node "{end}".', hint="name a node")
         _check_cost(edge.size_bytes, f"{where}: bytes")
         _check_cost(edge.time_s, f"{where}: seconds")
+        if edge.gradient_bytes is not None:
+            _check_cost(edge.gradient_bytes, f"{where}: gradient_bytes")
         if edge.source == edge.target or (edge.source, edge.target, edge.value) in seen:
             what = "begins where it ends" if edge.source == edge.target else "is there twice"
             raise PlanError(f"{where} {what}.", why="an edge is one node's use of another's value.", hint="take it out")

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from farspan.lazy import is_unpacked_by_unit
+from farspan.lazy import unpacks_again
 from farspan.lazy.torch_private import hooks_on_saved
 
 __all__ = ["RULES", "Rule", "WeightWork", "can_wait"]
@@ -27,8 +27,14 @@ WeightWork = Callable[[Sequence[int]], list[torch.Tensor]]
 """Computes the gradients of the wanted inputs of a node."""
 
 
+def _saved(node: Any, name: str) -> Any:
+    """What a node keeps, without the graph that it comes from: that would stay until the weight work is done."""
+    tensor = getattr(node, f"_saved_{name}")
+    return None if tensor is None else tensor.detach()
+
+
 def _addmm(node: Any, gradient: torch.Tensor) -> WeightWork:
-    mat1, mat2, alpha, beta = node._saved_mat1, node._saved_mat2, node._saved_alpha, node._saved_beta
+    mat1, mat2, alpha, beta = _saved(node, "mat1"), _saved(node, "mat2"), node._saved_alpha, node._saved_beta
     sizes1, strides1 = node._saved_mat1_sym_sizes, node._saved_mat1_sym_strides
     sizes2, strides2 = node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides
 
@@ -47,7 +53,7 @@ def _addmm(node: Any, gradient: torch.Tensor) -> WeightWork:
 
 
 def _mm(node: Any, gradient: torch.Tensor) -> WeightWork:
-    left, right = node._saved_self, node._saved_mat2
+    left, right = _saved(node, "self"), _saved(node, "mat2")
     left_layout = (node._saved_self_sym_sizes, node._saved_self_sym_strides)
     right_layout = (node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides)
 
@@ -61,7 +67,7 @@ def _mm(node: Any, gradient: torch.Tensor) -> WeightWork:
 
 
 def _bmm(node: Any, gradient: torch.Tensor) -> WeightWork:
-    left, right = node._saved_self, node._saved_mat2
+    left, right = _saved(node, "self"), _saved(node, "mat2")
 
     def work(wanted: Sequence[int]) -> list[torch.Tensor]:
         return [
@@ -73,7 +79,7 @@ def _bmm(node: Any, gradient: torch.Tensor) -> WeightWork:
 
 
 def _convolution(node: Any, gradient: torch.Tensor) -> WeightWork:
-    x, weight = node._saved_input, node._saved_weight
+    x, weight = _saved(node, "input"), _saved(node, "weight")
     how = (
         node._saved_bias_sym_sizes_opt,
         node._saved_stride,
@@ -147,4 +153,4 @@ def can_wait(node: Any, number: int) -> bool:
     if rule is None or number not in rule.weights:
         return False
     hooks = hooks_on_saved(node, rule.saved)
-    return hooks is not None and all(map(is_unpacked_by_unit, hooks))
+    return hooks is not None and all(map(unpacks_again, hooks))

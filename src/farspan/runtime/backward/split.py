@@ -42,25 +42,36 @@ class Deferred:
     """Of the parameters that will get their gradient."""
     shared: frozenset[Any]
     """Those of them that several nodes use: their gradients are added up in one run of the engine."""
-    work: deque[tuple[_Border, WeightWork]] = field(default_factory=deque)
+    work: deque[_Later] = field(default_factory=deque)
     """In the order in which the first half has met it."""
 
     def run(self) -> None:
         """Compute the weight gradients, and add them to `.grad`."""
         together: list[tuple[GradientEdge, torch.Tensor]] = []
         while self.work:
-            border, work = self.work.popleft()
-            edges = [border.node.next_functions[number] for number in border.targets]
+            later = self.work.popleft()
             gradients = [
                 (GradientEdge(target, output), gradient.sum_to_size(shape_at(target, output)))
-                for (target, output), gradient in zip(edges, work([*border.targets]), strict=True)
+                for (target, output), gradient in zip(later.edges.values(), later.work([*later.edges]), strict=True)
             ]
-            if self.shared.isdisjoint(frozenset().union(*border.targets.values())):
+            if self.shared.isdisjoint(later.accumulators):
                 _run_engine(gradients)
             else:
                 together += gradients
         if together:
             _run_engine(together)
+
+
+@dataclass(slots=True)
+class _Later:
+    """The work of one border. Without its node: by way of that the whole graph would stay, down to the tensors that it
+    begins at.
+    """
+
+    edges: dict[int, tuple[Any, int]]
+    """Where the gradients go on, by number of the node's input."""
+    accumulators: frozenset[Any]
+    work: WeightWork
 
 
 @dataclass(slots=True)
@@ -124,7 +135,10 @@ def split_backward(
 def _keep(border: _Border, deferred: Deferred) -> Callable[[Any], None]:
     def hook(gradients: Any) -> None:
         if gradients[0] is not None:
-            deferred.work.append((border, RULES[border.node.name()].take(border.node, gradients[0])))
+            node, found = border.node, border.targets
+            edges = {number: node.next_functions[number] for number in found}
+            work = RULES[node.name()].take(node, gradients[0])
+            deferred.work.append(_Later(edges, frozenset().union(*found.values()), work))
 
     return hook
 

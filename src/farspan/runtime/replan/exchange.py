@@ -12,9 +12,12 @@ import torch
 
 from farspan.profile import Operation, name_of_device
 from farspan.runtime.agreement import Agreement
-from farspan.runtime.trial.meter import Input, Measured, Sample, SegmentNote
+from farspan.runtime.trial.notes import Input, Measured, Sample, SegmentNote
 
 __all__ = ["RankMeasured", "exchanged"]
+
+_MOST_RANKS = 1 << 20
+"""Pieces of memory have numbers that are theirs within a process only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,22 +53,25 @@ def exchanged(agreement: Agreement, measured: Measured, device: torch.device) ->
             torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
         ),
         "notes": [_members(note) for note in measured.notes.values()],
-        "samples": [[each.graph, *each.key, each.is_forward, each.seconds] for each in measured.samples],
+        "samples": [[each.graph, *each.key, each.kind, each.seconds] for each in measured.samples],
         "graphs": list(measured.graphs),
         "looked_at": measured.looked_at,
+        "halved": measured.halved,
+        "gradient_bytes": dict(measured.gradient_bytes),
     }
-    return [_read(json.loads(blob)) for blob in agreement.gather("what was measured", json.dumps(own).encode())]
+    blobs = agreement.gather("what was measured", json.dumps(own).encode())
+    return [_read(json.loads(blob), rank) for rank, blob in enumerate(blobs)]
 
 
 def _members(note: SegmentNote) -> dict[str, Any]:
-    return {**asdict(note), "saved_outputs": sorted(note.saved_outputs)}
+    return {**asdict(note), "saved_values": sorted(note.saved_values)}
 
 
-def _read(members: dict[str, Any]) -> RankMeasured:
-    notes = [_note(each) for each in members["notes"]]
+def _read(members: dict[str, Any], rank: int) -> RankMeasured:
+    notes = [_note(each, rank) for each in members["notes"]]
     samples = [
-        Sample(graph=graph, key=(level, stage), is_forward=is_forward, seconds=seconds)
-        for graph, level, stage, is_forward, seconds in members["samples"]
+        Sample(graph=graph, key=(level, stage), kind=kind, seconds=seconds)
+        for graph, level, stage, kind, seconds in members["samples"]
     ]
     return RankMeasured(
         host=members["host"],
@@ -76,11 +82,13 @@ def _read(members: dict[str, Any]) -> RankMeasured:
             samples=samples,
             graphs=tuple(members["graphs"]),
             looked_at=members["looked_at"],
+            halved=members["halved"],
+            gradient_bytes=members["gradient_bytes"],
         ),
     )
 
 
-def _note(members: dict[str, Any]) -> SegmentNote:
+def _note(members: dict[str, Any], rank: int) -> SegmentNote:
     inputs = [
         Input(**{**each, "source": None if each["source"] is None else tuple(each["source"])})
         for each in members["inputs"]
@@ -90,7 +98,9 @@ def _note(members: dict[str, Any]) -> SegmentNote:
             **members,
             "key": tuple(members["key"]),
             "inputs": inputs,
-            "saved_outputs": set(members["saved_outputs"]),
+            "saved": {int(number) * _MOST_RANKS + rank: size for number, size in members["saved"].items()},
+            "saved_values": set(members["saved_values"]),
+            "weight": [Operation(**each) for each in members["weight"]],
             "forward": [Operation(**each) for each in members["forward"]],
             "backward": [Operation(**each) for each in members["backward"]],
         }

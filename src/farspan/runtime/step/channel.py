@@ -79,10 +79,10 @@ class Channels:
                 ) from error
         bundle.works.clear()
         layouts = list(map(_layout, metas)) if bundle.is_between_gpus else _read_strides(bundle.strides, metas)
-        bundle.tensors = [
-            self._with_strides(flat.as_strided(meta.shape, _dense(meta.shape, layout)), layout)
-            for flat, meta, layout in zip(bundle.tensors, metas, layouts, strict=True)
-        ]
+        bundle.strides = None  # a view of the common message: it would keep all of it
+        for number, (meta, layout) in enumerate(zip(metas, layouts, strict=True)):  # each gives its buffer back
+            dense = bundle.tensors[number].as_strided(meta.shape, _dense(meta.shape, layout))
+            bundle.tensors[number] = self._with_strides(dense, layout)
 
     def _with_strides(self, dense: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         """A tensor that has arrived, as it was where it comes from: a slice of something larger, with gaps, or one

@@ -85,6 +85,7 @@ class Executor:
                     self._wait(bundle, f"at task {number} ({step.work.describe()})")
                     borrowed.append(bundle)
                 self._trace("wait", step, began)
+            self.channels.reap()
             began = time.perf_counter_ns()
             if isinstance(step.work, Segment):
                 self._forward(step.work)

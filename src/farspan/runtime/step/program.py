@@ -7,7 +7,6 @@ message without exchanging a word.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,17 +14,20 @@ from typing import Any, Protocol
 import torch
 
 from farspan.graph import EVERYWHERE, Backward, Call, Edge, Graph, Part, Segment, Value, route
-from farspan.schedule import Kind, Schedule, Task, orders_by_name
+from farspan.schedule import (
+    LEAST_WEIGHT_WORK_S,
+    NOMINAL_S,
+    Kind,
+    Schedule,
+    Task,
+    is_worth_splitting,
+    orders_by_name,
+    run_ahead_of,
+)
 
-__all__ = ["LEAST_WEIGHT_WORK_S", "Bundle", "Program", "Site", "Step", "build_program"]
+__all__ = ["Bundle", "Program", "Site", "Step", "build_program", "has_weights"]
 
-_FORWARD_COST, _INPUT_COST, _WEIGHT_COST = 1.0, 1.0, 1.0
 _PROLOGUE = -1
-_NOT_AHEAD = ("gpipe", "1f1b")
-_FLOPS_PER_S = {"cpu": 2e10, "cuda": 2e13}
-"""Of one core, of one GPU, as models use them: an order of magnitude."""
-LEAST_WEIGHT_WORK_S = {"auto": 2e-3, "zero-bubble": 0.0, "1f1b": math.inf, "gpipe": math.inf}
-"""By schedule. Splitting a backward costs 0.3 ms for each block of a transformer: putting off should save more."""
 
 
 class Site(Protocol):
@@ -188,7 +190,7 @@ class _Builder:
             Kind.FORWARD,
             micro_batch,
             needs,
-            _FORWARD_COST,
+            NOMINAL_S,
             level=segment.level,
             holds=holds,
             memory=float(segment in self.letting_go),
@@ -209,15 +211,14 @@ class _Builder:
         memory = -1.0 if part.segment is not None and self.letting_go.get(part.segment) is part else 0.0
         if self.is_split(part):
             needs.update(tasks[0] for tasks in before)
-            task = self.add(part, Kind.BACKWARD, micro_batch, needs, _INPUT_COST, level=level)
+            task = self.add(part, Kind.BACKWARD, micro_batch, needs, NOMINAL_S, level=level)
             self.index_of[part] = task
             needs = {task, *(tasks[-1] for tasks in before)}
-            weight = self.add(part, Kind.WEIGHT, micro_batch, needs, _WEIGHT_COST, level=level, memory=memory)
+            weight = self.add(part, Kind.WEIGHT, micro_batch, needs, NOMINAL_S, level=level, memory=memory)
             touched = (task, weight)
         else:
             needs.update(tasks[-1] for tasks in before)
-            cost = _INPUT_COST + _WEIGHT_COST
-            task = self.add(part, Kind.BACKWARD, micro_batch, needs, cost, level=level, memory=memory)
+            task = self.add(part, Kind.BACKWARD, micro_batch, needs, 2 * NOMINAL_S, level=level, memory=memory)
             self.index_of[part] = task
             touched = (task,)
         for key in part.touches:
@@ -236,22 +237,9 @@ class _Builder:
         site = self.sites[part.stage]
         if part.backward.retain_graph or part.backward.wanted is not None or part not in self.awaited:
             return False
-        if not any(map(self.has_weights, part.calls)):
-            return False
-        # Those of the forward: a product takes as many for the gradient of either side.
-        flops = sum(call.entry.flops for call in part.calls if self.has_weights(call))
-        return flops / _FLOPS_PER_S.get(site.device.type, _FLOPS_PER_S["cuda"]) >= self.least_weight_work_s
-
-    def has_weights(self, call: Call) -> bool:
-        """Whether parameters get a gradient from `call`."""
-        placed = getattr(call.target, "placed", None)
-        if placed is None:
-            assert call.arguments is not None
-            return any(isinstance(item, Value) and bool(item.name) for item in call.arguments)
-        known = self.trains.get(call.target)
-        if known is None:
-            known = self.trains[call.target] = any(item.is_parameter and item.tensor.requires_grad for item in placed)
-        return known
+        calls = [call for call in part.calls if has_weights(call, self.trains)]
+        flops = sum(call.entry.flops for call in calls)
+        return bool(calls) and is_worth_splitting(flops, site.device.type, self.least_weight_work_s)
 
     def connect(self, source: int, source_stage: int, target: int, item: Value | Edge, *, is_gradient: bool) -> None:
         """`item` goes from task `source` to task `target`; a message if they lie on different ranks."""
@@ -333,6 +321,18 @@ class _Builder:
         return numbers
 
 
+def has_weights(call: Call, trains: dict[object, bool]) -> bool:
+    """Whether parameters get a gradient from `call`; `trains` keeps the answer for the leaves that were met."""
+    placed = getattr(call.target, "placed", None)
+    if placed is None:
+        assert call.arguments is not None
+        return any(isinstance(item, Value) and bool(item.name) for item in call.arguments)
+    known = trains.get(call.target)
+    if known is None:
+        known = trains[call.target] = any(item.is_parameter and item.tensor.requires_grad for item in placed)
+    return known
+
+
 def _letting_go(routes: Iterable[tuple[Backward, Sequence[Part]]]) -> dict[Segment, Part]:
     """For each segment whose forward and backward are in one micro-batch, the last of its parts.
 
@@ -375,6 +375,6 @@ def build_program(
         least_weight_work_s: A backward is split if its weight gradients are likely to take so long.
     """
     builder = _Builder(graphs, sites, rank, hosts, least_weight_work_s)
-    run_ahead = 0 if schedule in _NOT_AHEAD else min(1, lookahead // 2)
+    run_ahead = run_ahead_of(schedule, lookahead)
     orders = _order(schedule, tuple(builder.tasks), num_ranks, run_ahead)
     return builder.program(orders, lookahead - run_ahead, len(graphs))

@@ -68,17 +68,31 @@ def run_forward(
         if value.meta.requires_grad:
             leaf.requires_grad_()
         segment.leaves[value] = leaf
+    last_used = _last_used(segment)
     with around(segment):
         for region, calls in groupby(segment.calls, key=attrgetter("region")):
             with in_region(region):
                 for call in calls:
                     run_call(call, segment)
-    for call in segment.calls:
-        for value in call.outputs:
-            if value not in segment.outputs and not value.is_held:
-                value.data = None
+                    for value in last_used.get(call, ()):
+                        if not value.is_held:
+                            value.data = None
     for value in [value for value in segment.leaves if not value.meta.requires_grad]:
         del segment.leaves[value]
+
+
+def _last_used(segment: Segment) -> dict[Call, list[Value]]:
+    """By call the values inside `segment` that no later one needs: autograd keeps what it needs of them."""
+    last: dict[Value, Call] = {}
+    for call in segment.calls:
+        assert call.arguments is not None
+        last.update(dict.fromkeys(call.outputs, call))
+        last.update((item, call) for item in call.arguments if type(item) is Value and item.segment is segment)
+    found: dict[Call, list[Value]] = {}
+    for value, call in last.items():
+        if value not in segment.outputs:
+            found.setdefault(call, []).append(value)
+    return found
 
 
 def run_call(call: Call, segment: Segment) -> None:

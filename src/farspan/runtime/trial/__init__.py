@@ -1,8 +1,8 @@
 """Running a program for its first steps only, to find out what they take."""
 
 from farspan.runtime.trial.assemble import assemble as assemble
-from farspan.runtime.trial.meter import Measured as Measured
 from farspan.runtime.trial.meter import Meter as Meter
+from farspan.runtime.trial.notes import Measured as Measured
 from farspan.runtime.trial.states import state_bytes as state_bytes
 from farspan.runtime.trial.trial import Trial as Trial
 from farspan.runtime.trial.trial import TrialEnded as TrialEnded

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from farspan.lazy import Placed
 from farspan.profile.step import AtomProfile, Operation, PassedValue, StepProfile
-from farspan.runtime.trial.meter import Measured, SegmentNote
+from farspan.runtime.trial.notes import Measured, SegmentNote
 
 __all__ = ["assemble", "memory_of"]
 
@@ -22,8 +22,13 @@ class _Sums:
     likeness: list[str] = field(default_factory=list[str])
     forward_work: list[Operation] = field(default_factory=list[Operation])
     backward_work: list[Operation] = field(default_factory=list[Operation])
-    saved_bytes: float = 0.0
+    weight_work: list[Operation] = field(default_factory=list[Operation])
+    weight_flops: float = 0.0
+    saved: dict[int, int] = field(default_factory=dict[int, int])
     working_bytes: float = 0.0
+    forward_working_bytes: float = 0.0
+    halved_working_bytes: float = 0.0
+    left_bytes: float = 0.0
     inputs: dict[str, float] = field(default_factory=dict[str, float])
     is_called: bool = False
 
@@ -59,8 +64,13 @@ def assemble(
         own.likeness.append(note.likeness)
         own.forward_work += note.forward
         own.backward_work += note.backward
-        own.saved_bytes += note.saved_bytes
+        own.weight_work += note.weight
+        own.weight_flops += note.weight_flops
+        own.saved.update(note.saved)
         own.working_bytes = max(own.working_bytes, note.working_bytes)
+        own.forward_working_bytes = max(own.forward_working_bytes, note.forward_working_bytes)
+        own.halved_working_bytes = max(own.halved_working_bytes, note.halved_working_bytes)
+        own.left_bytes += note.left_bytes
         own.is_called |= note.is_called
         for item in note.inputs:
             source = item.stage if item.source is None else atom_of.get(item.source, item.stage)
@@ -72,7 +82,10 @@ def assemble(
                 target=at,
                 size_bytes=item.size_bytes,
                 name=item.name,
-                is_saved=item.source is None or item.name in measured.notes[item.source].saved_outputs,
+                is_saved=item.source is None or item.name in measured.notes[item.source].saved_values,
+                is_saved_there=item.name in note.saved_values,
+                gradient_bytes=measured.gradient_bytes.get(item.name, 0),
+                is_parameter=item.is_parameter,
             )
     seconds, spread = _seconds(measured, atom_of)
     kept = [memory_of(parameters, stage, states) for stage in range(len(names))]
@@ -80,26 +93,37 @@ def assemble(
         repr((own.likeness, [item.flops for item in own.backward_work if item.flops])) if own.keys else ""
         for own in sums
     ]
-    by_likeness: dict[tuple[str, bool], list[float]] = defaultdict(list)
-    for (stage, is_forward), taken in seconds.items():
-        by_likeness[alike[stage], is_forward].append(taken)
+    by_likeness: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for (stage, kind), taken in seconds.items():
+        by_likeness[alike[stage], kind].append(taken)
+    uses = Counter(storage for own in sums for storage in own.saved)
+    shared = {storage: str(number) for number, storage in enumerate(uses) if uses[storage] > 1}
     numbers = {likeness: str(number) for number, likeness in enumerate(dict.fromkeys(alike))}
 
-    def seconds_of(stage: int, *, is_forward: bool) -> float | None:
+    def seconds_of(stage: int, kind: str) -> float | None:
         if measured.is_dry:
             return None
-        return fmean(by_likeness[alike[stage], is_forward]) if (stage, is_forward) in seconds else 0.0
+        return fmean(by_likeness[alike[stage], kind]) if (stage, kind) in seconds else 0.0
 
     profiles = [
         AtomProfile(
             name=name,
-            forward_s=seconds_of(stage, is_forward=True),
-            backward_s=seconds_of(stage, is_forward=False),
+            forward_s=seconds_of(stage, "F"),
+            backward_s=seconds_of(stage, "B"),
+            weight_s=seconds_of(stage, "W") if own.weight_work else 0.0,
             forward_work=tuple(own.forward_work),
             backward_work=tuple(own.backward_work),
-            saved_bytes=own.saved_bytes,
+            weight_work=tuple(own.weight_work),
+            weight_flops=own.weight_flops,
+            saved_bytes=float(sum(own.saved.values())),
+            saved_with_others=tuple(
+                (shared[storage], float(size)) for storage, size in own.saved.items() if storage in shared
+            ),
             working_bytes=own.working_bytes,
-            input_bytes=min(sum(own.inputs.values()), own.saved_bytes),
+            forward_working_bytes=own.forward_working_bytes,
+            halved_working_bytes=own.halved_working_bytes,
+            left_bytes=own.left_bytes,
+            input_bytes=min(sum(own.inputs.values()), float(sum(own.saved.values()))),
             trained_bytes=kept[stage][0],
             memory_bytes=kept[stage][1],
             likeness=numbers[alike[stage]] if own.keys else "",
@@ -134,17 +158,22 @@ def _atoms_of(notes: Mapping[tuple[int, int], SegmentNote]) -> dict[tuple[int, i
     return atom_of
 
 
-def _seconds(measured: Measured, atom_of: Mapping[tuple[int, int], int]) -> tuple[dict[tuple[int, bool], float], float]:
-    """Seconds of a micro-batch by atom, forward or backward, and how much they differ."""
-    taken: dict[tuple[int, bool], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+def _seconds(measured: Measured, atom_of: Mapping[tuple[int, int], int]) -> tuple[dict[tuple[int, str], float], float]:
+    """Seconds of a micro-batch by atom and kind of task, and how much they differ."""
+    taken: dict[tuple[int, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     whole: dict[int, float] = defaultdict(float)
     timed = [sample for sample in measured.samples if sample.graph in measured.graphs]
-    if len(measured.graphs) > 1:  # the one that was looked at took longer
-        timed = [sample for sample in timed if sample.graph != measured.looked_at]
+    for looked_at in (measured.looked_at, measured.halved):  # these took longer
+        others = [sample for sample in timed if sample.graph != looked_at]
+        timed = others or timed
     for sample in timed:
         stage = atom_of.get(sample.key, sample.key[1])
-        taken[stage, sample.is_forward][sample.graph] += sample.seconds
-        whole[sample.graph] += sample.seconds
+        taken[stage, sample.kind][sample.graph] += sample.seconds
+        if sample.kind != "W":
+            whole[sample.graph] += sample.seconds
+    for stage, kind in list(taken):
+        if kind == "B+W":  # what it costs to split is left out where it can be
+            taken.setdefault((stage, "B"), taken[stage, kind])
     middle = median(whole.values()) if whole else 0.0
     spread = median(abs(each - middle) for each in whole.values()) / middle if middle else 0.0
     return {key: median(each.values()) for key, each in taken.items()}, spread

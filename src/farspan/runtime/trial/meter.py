@@ -1,17 +1,18 @@
 """An executor that takes the time of everything it runs, and looks closely at one micro-batch.
 
-micro-batch      0           1  2  ..
-                 looked at   timed
-                 (warm-up)
+micro-batch      0            1                    2                    3        ..
+                 looked at    looked at: what      timed, backwards     timed
+                 (warm-up)    two halves leave     in two halves
 
-In a dry run only micro-batch 0 is run, on tensors without data.
+In a dry run only micro-batches 0 and 1 are run, on tensors without data; where there is no second one, the backward
+of the first is in two halves.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,80 +22,15 @@ from farspan.graph import EVERYWHERE, Graph, Part, Segment, Value
 from farspan.lazy import Leaf, Unknown
 from farspan.lazy.torch_private import FakeTensorMode, is_fake, raw_grad
 from farspan.lazy.watch import storage_id
-from farspan.profile.step import Operation
 from farspan.runtime.engine import Engine
 from farspan.runtime.step.executor import Executor
-from farspan.runtime.step.program import Program, Step
+from farspan.runtime.step.program import Program, Step, has_weights
+from farspan.runtime.trial.notes import Input, Measured, Sample, SegmentNote
 from farspan.runtime.trial.work import counted, kept
 from farspan.runtime.trial.working import Working
+from farspan.schedule import Kind
 
-__all__ = ["Input", "Measured", "Meter", "Sample", "SegmentNote", "needs_data"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
-    """A value that a segment takes from outside.
-
-    Attributes:
-        source: Level and stage of the segment that makes it; None for a parameter.
-        stage: Where it comes from.
-        size_bytes: Its size.
-        name: The parameter's, or a name for the value.
-    """
-
-    source: tuple[int, int] | None
-    stage: int
-    size_bytes: int
-    name: str
-
-
-@dataclass(slots=True, kw_only=True)
-class SegmentNote:
-    """One segment of the micro-batch that was looked at."""
-
-    key: tuple[int, int]
-    """Level and stage."""
-    is_called: bool
-    """Whether a module is called in it as a whole."""
-    inputs: list[Input]
-    likeness: str
-    """Equal for segments that do the same."""
-    saved_bytes: int = 0
-    working_bytes: int = 0
-    """What it needs besides, while it runs."""
-    saved_outputs: set[str] = field(default_factory=set[str])
-    """Names of the outputs that its own backward needs."""
-    forward: list[Operation] = field(default_factory=list[Operation])
-    backward: list[Operation] = field(default_factory=list[Operation])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """How long a task of one micro-batch took."""
-
-    graph: int
-    key: tuple[int, int]
-    is_forward: bool
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What was noted of some micro-batches.
-
-    Attributes:
-        notes: Of the segments of the one that was looked at, by level and stage.
-        samples: Of all.
-        graphs: The micro-batches of which a backward has run, in order.
-        looked_at: One of them.
-        is_dry: Whether nothing was computed.
-    """
-
-    notes: Mapping[tuple[int, int], SegmentNote]
-    samples: Sequence[Sample]
-    graphs: Collection[int]
-    looked_at: int
-    is_dry: bool = False
+__all__ = ["Meter", "needs_data"]
 
 
 class Meter(Executor):
@@ -129,6 +65,18 @@ class Meter(Executor):
         self.graphs: dict[int, None] = {}
         """Micro-batches of which a backward has run, in order."""
         self.looked_at = -1
+        self.gradient_bytes: dict[str, int] = {}
+        """What the gradient of a value or parameter takes where it arrives, by name."""
+        self.halved = -1
+        """The micro-batch that is looked at for what its backwards leave for the gradients of weights."""
+        self._numbers: dict[int, int] = {}
+        """Of the micro-batches that are trained, in order."""
+        self._was_split = False
+        """Whether the backward that ran last was done in two halves."""
+        self._num_to_come = 0
+        """Parts of the backward of `halved` on this rank."""
+        self._has_seen_all = False
+        self._trains: dict[object, bool] = {}
         self._own_memory: set[int] = set()
         self._working = Working()
 
@@ -142,6 +90,8 @@ class Meter(Executor):
             samples=self.samples,
             graphs=tuple(self.graphs),
             looked_at=self.looked_at,
+            halved=self.halved,
+            gradient_bytes=self.gradient_bytes,
             is_dry=self.is_dry,
         )
 
@@ -153,6 +103,12 @@ class Meter(Executor):
             first = min(trained) if trained else _first_graph(program)
             if first != self.looked_at:
                 self.notes, self.looked_at = {}, first
+        for graph in sorted(trained):
+            self._numbers.setdefault(graph, len(self._numbers))
+        later = [graph for graph, number in self._numbers.items() if number == 1]
+        self.halved = later[0] if later else self.looked_at if self.is_dry else -1
+        own = [step.work for step in program.steps if step.kind is Kind.BACKWARD]
+        self._num_to_come = sum(isinstance(work, Part) and work.backward.graph.index == self.halved for work in own)
         self._own_memory = {
             storage_id(item.tensor) for item in self.parameters.values() if item.tensor.layout is torch.strided
         }
@@ -165,7 +121,8 @@ class Meter(Executor):
             self.graphs.update(trained)
             return
         self.graphs.update(trained)
-        program.steps = [step for step in program.steps if _graph_of(step).index in (self.looked_at, -1)]
+        chosen = (self.looked_at, self.halved, -1)
+        program.steps = [step for step in program.steps if _graph_of(step).index in chosen]
         try:
             with self.mode:
                 fakes = [
@@ -188,44 +145,91 @@ class Meter(Executor):
 
     def _forward(self, segment: Segment) -> None:
         if segment.graph.index != self.looked_at:
-            super()._forward(segment)
+            with contextlib.nullcontext() if self._has_seen_all else self._working:
+                super()._forward(segment)
             return
         note = self.notes[_key(segment)] = _note_of(segment)
         begin = self._working.begin()
-        with self._working, counted(note.forward), kept(self._own_memory) as found:
+        with self._working, counted(note.forward), kept(self._own_memory | _given_memory(segment)) as found:
             super()._forward(segment)
-        note.saved_bytes = sum(found.sizes.values())
-        note.saved_outputs = {_name_of(each) for each in segment.outputs if storage_id(each.data) in found.sizes}
-        note.working_bytes = max(0, self._working.peak(begin, self._own_memory) - note.saved_bytes)
+        note.saved = found.sizes
+        values = [value for value in [*segment.inputs, *segment.outputs] if value.data is not None]
+        note.saved_values = {_name_of(each) for each in values if storage_id(each.data) in found.sizes}
+        made = self._working.made(begin, found.sizes)
+        note.forward_working_bytes = note.working_bytes = max(0, self._working.peak(begin, self._own_memory) - made)
 
     def _backward(self, part: Part, *, leaves_weights: bool) -> None:
-        note = self.notes.get(_key(part.segment or part))
-        if part.backward.graph.index != self.looked_at or note is None:
-            super()._backward(part, leaves_weights=leaves_weights)
-            return
+        del leaves_weights  # nobody waits here
+        graph, key = part.backward.graph.index, _key(part.segment or part)
+        can_wait = part.segment is not None and not part.backward.retain_graph and part.backward.wanted is None
+        note = self.notes.get(key)
+        is_timed = graph not in (self.looked_at, self.halved) or note is None
+        self._was_split = is_timed and can_wait and self._numbers[graph] % 2 == 0
+        if note is not None and graph == self.looked_at:
+            self._look_at(part, note, leaves_weights=can_wait and graph == self.halved)
+        elif note is not None and graph == self.halved:
+            given = sum(_span_bytes(self.gradients[edge]) for edge in part.incoming)
+            begin = self._working.begin()
+            with self._working:
+                super()._backward(part, leaves_weights=can_wait)
+            note.halved_working_bytes = given + self._working.peak(begin, self._own_memory, self._own_gradients())
+        else:
+            super()._backward(part, leaves_weights=self._was_split)
+            if self._was_split:
+                began_ns = _now_ns()
+                self._run_weights(part)
+                seconds = (_now_ns() - began_ns) / 1e9
+                self.samples.append(Sample(graph=graph, key=key, kind="W", seconds=seconds))
+        if graph == self.halved:
+            self._num_to_come -= 1
+            if not self._num_to_come:
+                self._has_seen_all = True
+                for earlier in list(self.deferred):  # now that nobody else needs what they hold
+                    self._run_weights(earlier)
+
+    def _look_at(self, part: Part, note: SegmentNote, *, leaves_weights: bool) -> None:
+        given = {_key_name(edge.key): _span_bytes(self.gradients[edge]) for edge in part.incoming}
+        for name, size in given.items():
+            self.gradient_bytes[name] = max(size, self.gradient_bytes.get(name, 0))
+        note.weight_flops += sum(call.entry.flops for call in part.calls if has_weights(call, self._trains))
         begin = self._working.begin()
         with self._working, counted(note.backward):
             super()._backward(part, leaves_weights=leaves_weights)
+        most = sum(given.values()) + self._working.peak(begin, self._own_memory, self._own_gradients())
+        note.working_bytes = max(note.working_bytes, most)
+
+    def _run_weights(self, part: Part) -> None:
+        note = self.notes.get(_key(part.segment or part))
+        if part.backward.graph.index != self.halved or note is None:
+            super()._run_weights(part)
+            return
+        begin, known = self._working.begin(), len(note.weight)
+        with self._working, counted(note.weight):
+            super()._run_weights(part)
+        note.left_bytes += self._working.given_back(begin)
+        if self.halved == self.looked_at:
+            note.halved_working_bytes = note.working_bytes
+            note.backward += note.weight[known:]
+            note.working_bytes += self._working.peak(begin, self._own_memory, self._own_gradients())
+
+    def _own_gradients(self) -> set[int]:
         gradients = [raw_grad(item.tensor) for item in self.parameters.values() if item.is_parameter]
-        apart = self._own_memory | {storage_id(gradient) for gradient in gradients if gradient is not None}
-        given = sum(edge.meta.numel * edge.meta.dtype.itemsize for edge in part.incoming)
-        note.working_bytes = max(note.working_bytes, given + self._working.peak(begin, apart))
+        return {storage_id(gradient) for gradient in gradients if gradient is not None}
 
     def _trace(self, kind: Any, step: Step, began_ns: int) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        now_ns = time.perf_counter_ns()
+        now_ns = _now_ns()
         super()._trace(kind, step, began_ns)
-        if kind != "wait":
-            work = step.work
-            self.samples.append(
-                Sample(
-                    graph=_graph_of(step).index,
-                    key=_key(work if isinstance(work, Segment) else work.segment or work),
-                    is_forward=kind == "F",
-                    seconds=(now_ns - began_ns) / 1e9,
-                )
+        if kind == "wait":
+            return
+        work = step.work
+        self.samples.append(
+            Sample(
+                graph=_graph_of(step).index,
+                key=_key(work if isinstance(work, Segment) else work.segment or work),
+                kind="B+W" if kind == "B" and self._was_split else kind,
+                seconds=(now_ns - began_ns) / 1e9,
             )
+        )
 
 
 def needs_data(error: BaseException) -> PlanError:
@@ -235,6 +239,13 @@ def needs_data(error: BaseException) -> PlanError:
         why=(f"{type(error).__name__}: {error}".splitlines() or [""])[0],
         hint="plan for devices of this machine's kind, without --roofline: the step is then measured here",
     )
+
+
+def _now_ns() -> int:
+    """When all that was begun has ended."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter_ns()
 
 
 def _first_graph(program: Program) -> int:
@@ -268,18 +279,38 @@ def _note_of(segment: Segment) -> SegmentNote:
 def _input_of(value: Value, segment: Segment) -> Input:
     size = value.meta.numel * value.meta.dtype.itemsize
     if value.call is None:
-        return Input(source=None, stage=value.stage, size_bytes=size, name=value.name or str(value.key))
+        name = value.name or str(value.key)
+        return Input(source=None, stage=value.stage, size_bytes=size, name=name, is_parameter=bool(value.name))
     same = value.call.graph is segment.graph
     return Input(
         source=_key(value.call.segment) if same else None,
         stage=value.stage,
         size_bytes=size,
         name=_name_of(value),
+        is_parameter=False,
     )
 
 
 def _name_of(value: Value) -> str:
     return ".".join(map(str, value.key))
+
+
+def _given_memory(segment: Segment) -> set[int]:
+    """Of the program's own tensors, which it has made and holds."""
+    items = [item for call in segment.calls for item in call.arguments or ()]
+    return {storage_id(item) for item in items if isinstance(item, torch.Tensor)}
+
+
+def _key_name(key: Value | str) -> str:
+    return key if isinstance(key, str) else _name_of(key)
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    """What it takes with its strides: a part of something larger has gaps."""
+    if not tensor.numel() or tensor.layout is not torch.strided:
+        return tensor.numel() * tensor.element_size()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return span * tensor.element_size()
 
 
 def _likeness_of(target: Any) -> Any:

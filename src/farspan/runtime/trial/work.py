@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from farspan.lazy import as_packed
 from farspan.lazy.torch_private import TorchDispatchMode, flops_of, tree_leaves
 from farspan.lazy.watch import storage_id
 from farspan.profile.step import Operation
@@ -72,7 +73,7 @@ def kept(apart: Collection[int]) -> Iterator[Kept]:
             found.add(tensor)
         return tensor
 
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
+    with saved_tensors_hooks(pack, as_packed):
         yield found
     found._alive.clear()
 

@@ -46,15 +46,28 @@ class Working(TorchDispatchMode):
         """Where a piece of the step begins, for `peak`."""
         return len(self._events)
 
-    def peak(self, begin: int, apart: Collection[int] = ()) -> int:
-        """The most bytes that were alive since `begin`, more than at `begin`; without the storages of these ids."""
+    def peak(self, begin: int, apart: Collection[int] = (), passing: Collection[int] = ()) -> int:
+        """The most bytes that were alive since `begin`, more than at `begin`; without the storages of the ids `apart`,
+        and those `passing` only at the moment when they were made (a gradient that others are added to).
+        """
         left_out = {self._alive.get(key) for key in apart}
+        gone_at_once = {self._alive.get(key) for key in passing}
         alive = most = 0
         for number, size in self._events[begin:]:
             if number not in left_out:
-                alive += size
-                most = max(most, alive)
+                most = max(most, alive + size)
+                alive += 0 if number in gone_at_once else size
         return most
+
+    def made(self, begin: int, keys: Collection[int]) -> int:
+        """The bytes of those storages of these ids that were made since `begin`."""
+        wanted = {self._alive.get(key) for key in keys}
+        return sum(size for number, size in self._events[begin:] if size > 0 and number in wanted)
+
+    def given_back(self, begin: int) -> int:
+        """The bytes of what was there at `begin` and is not any more."""
+        made = {number for number, size in self._events[begin:] if size > 0}
+        return -sum(size for number, size in self._events[begin:] if size < 0 and number not in made)
 
     def _free(self, key: int, size: int) -> None:
         self._events.append((self._alive.pop(key), -size))

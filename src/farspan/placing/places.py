@@ -1,4 +1,4 @@
-"""A plan and a model meet: who owns what in this program, at the start or while it runs."""
+"""Who owns what in this program: what a plan means for a model here, at the start or while it runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from farspan.plan import Plan, parse_place, resolve, resolve_remat
 from farspan.profile import keepers, tied
 from farspan.runtime.engine import Engine
 from farspan.runtime.replan import place_elsewhere
-from farspan.runtime.step.program import LEAST_WEIGHT_WORK_S
 from farspan.runtime.step.sites import StageSite, site_of
+from farspan.schedule import LEAST_WEIGHT_WORK_S
 
 __all__ = ["place_first", "replace_plan"]
 

@@ -14,14 +14,14 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
-from farspan.placing import place_first, replace_plan
+from farspan.placing.places import place_first, replace_plan
 from farspan.plan import Plan, format_place, parse_place
 from farspan.plan.hints import Hints
 from farspan.planner.answer import Forecast, best_plan, forecast_of_stages
@@ -36,6 +36,8 @@ __all__ = ["is_measuring", "measure_first"]
 _log = logging.getLogger(__name__)
 _LEAST_MEASURED = 4
 """Micro-batches, the first of which is not timed."""
+_SCHEDULE = "1f1b"
+"""While that is done: the meter itself splits some backwards."""
 _MOST_TRIES = 3
 """Steps after which something may still use a parameter that is to move."""
 _LEAST_GAIN = 0.05
@@ -77,7 +79,8 @@ def measure_first(
     first = _FirstSteps(engine, model, estimated, pieces, owner, hints, schedule, settled)
     stages = tuple(estimated.stages[stage] for stage in owner)
     placement = {name: number for number, name in enumerate(pieces)}
-    place_first(engine, model, dataclasses.replace(estimated, stages=stages, placement=placement, estimates={}))
+    pieces_apart = dataclasses.replace(estimated, stages=stages, placement=placement, schedule=_SCHEDULE, estimates={})
+    place_first(engine, model, pieces_apart)
     engine.after_step.append(first.step_over)
     return True
 
@@ -235,6 +238,8 @@ class _FirstSteps:
             ],
             graphs=first.graphs,
             looked_at=first.looked_at,
+            halved=first.halved,
+            gradient_bytes=_largest([share.measured.gradient_bytes for share in shares]),
         )
         parameters = self.engine.parameters
         states, notes = state_bytes({id(item.tensor): item.tensor for item in parameters.values()})
@@ -251,6 +256,14 @@ class _FirstSteps:
             return profile
         atoms = tuple(dataclasses.replace(atom, can_remat=False) for atom in profile.atoms)
         return dataclasses.replace(profile, atoms=atoms)
+
+
+def _largest(tables: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for table in tables:
+        for name, size in table.items():
+            found[name] = max(size, found.get(name, 0))
+    return found
 
 
 def _stage_of(name: str, plan: Plan) -> int:

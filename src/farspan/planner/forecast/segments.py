@@ -10,14 +10,14 @@ level and stage are a segment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from farspan.planner.costed import CostedGraph
 from farspan.planner.search.lattice import linear_order
 from farspan.schedule import Kind, Task
 
-__all__ = ["Work", "make_tasks"]
+__all__ = ["Work", "is_row", "make_tasks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +104,16 @@ def make_tasks(
     return tuple(tasks)
 
 
+def is_row(graph: CostedGraph, stages: Sequence[Iterable[str]]) -> bool:
+    """Whether no data flow back to an earlier stage; `stages` has the names of each one's nodes."""
+    stage_of = {name: number for number, names in enumerate(stages) for name in names}
+    return all(stage_of[edge.source] <= stage_of[edge.target] for edge in graph.edges)
+
+
 def _segments(graph: CostedGraph, stages: Sequence[Mapping[str, Work]]) -> list[_Segment]:
     """In an order in which each comes after what it uses."""
     stage_of = {name: number for number, stage in enumerate(stages) for name in stage}
-    is_row = all(stage_of[edge.source] <= stage_of[edge.target] for edge in graph.edges)
-    level_of = stage_of if is_row else _levels(graph, stage_of)
+    level_of = _levels(graph, stage_of)
     found: dict[tuple[int, int], _Segment] = {}
     for stage, work in enumerate(stages):
         for name, each in work.items():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farspan.cluster import Cluster
-from farspan.planner.answer.forecast import Forecast, forecast
 from farspan.planner.costed import CostedGraph
+from farspan.planner.forecast.forecast import Forecast, forecast
 from farspan.planner.pipeline import Pipeline, PipelineStage
 
 __all__ = ["forecast_of_stages"]

@@ -1,0 +1,200 @@
+"""What a step will be like under a pipeline: its plan, played event by event, and what each stage holds.
+
+Played are the schedules that a plan asks for: "auto", which runs a micro-batch ahead to hide transfers and splits
+backwards where that pays, and "1f1b", which holds less. The faster of those that fit is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from farspan.cluster import Cluster
+from farspan.plan import PLANNED_SECONDS, Plan
+from farspan.planner.atoms import Atom, placement_of
+from farspan.planner.costed import CostedGraph
+from farspan.planner.forecast.memory import peak_bytes, saved_bytes
+from farspan.planner.forecast.parts import Part, make_parts, play
+from farspan.planner.pipeline import Pipeline
+from farspan.planner.simulation import Simulation
+
+__all__ = ["Forecast", "StageForecast", "can_run", "forecast"]
+
+_SCHEDULES = ("auto", "1f1b")
+"""Those that are compared."""
+_SAME = 1 - 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageForecast:
+    """One stage.
+
+    Attributes:
+        where: "rank:0".
+        device: The class of its device.
+        nodes: Names of what runs there.
+        remat: Those that are computed again in the backward.
+        forward_s: Seconds of a micro-batch.
+        backward_s: The same of its backward.
+        parameter_bytes: What is trained there.
+        saved_bytes: What each micro-batch in flight keeps.
+        in_flight: The most micro-batches at once.
+        memory_bytes: At its peak.
+        limit_bytes: What the device has.
+        busy: The share of the step in which it computes.
+    """
+
+    where: str
+    device: str
+    nodes: tuple[str, ...]
+    remat: tuple[str, ...]
+    forward_s: float
+    backward_s: float
+    parameter_bytes: float
+    saved_bytes: float
+    in_flight: int
+    memory_bytes: float
+    limit_bytes: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A pipeline that distribute can run, and the step it will give.
+
+    Attributes:
+        plan: For `farspan.distribute(plan=...)`.
+        pipeline: What the search has found.
+        simulation: The step.
+        stages: In order.
+        link_bytes: What each link carries in a step, by (rank, rank).
+        transfer_s: How long each link is busy with it.
+        num_micro_batches: Of a step.
+    """
+
+    plan: Plan
+    pipeline: Pipeline
+    simulation: Simulation
+    stages: tuple[StageForecast, ...]
+    link_bytes: Mapping[tuple[int, int], float]
+    transfer_s: Mapping[tuple[int, int], float]
+    num_micro_batches: int
+
+    @property
+    def step_s(self) -> float:
+        """Predicted seconds from the first task to the last."""
+        return self.simulation.step_time
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage has the memory that it needs."""
+        return all(stage.memory_bytes <= stage.limit_bytes for stage in self.stages)
+
+    @property
+    def bubble(self) -> float:
+        """The share of all devices' time in which they do not compute."""
+        return 1.0 - sum(stage.busy for stage in self.stages) / len(self.stages)
+
+
+def can_run(pipeline: Pipeline) -> bool:
+    """Whether distribute can run it: one device for each stage."""
+    return all(stage.replicas == stage.tensor_parallel == 1 for stage in pipeline.stages)
+
+
+def forecast(
+    graph: CostedGraph,
+    cluster: Cluster,
+    pipeline: Pipeline,
+    num_micro_batches: int,
+    *,
+    schedules: Sequence[str] = _SCHEDULES,
+) -> Forecast:
+    """Play a step of `pipeline`, of which each stage has one device.
+
+    Args:
+        graph: Its nodes are modules or parameters of the model.
+        cluster: Where it runs.
+        pipeline: Found for that graph and cluster.
+        num_micro_batches: Of a step.
+        schedules: Names of those to compare.
+    """
+    parts = make_parts(graph, cluster, pipeline.stages)
+    schedule, simulation, stages = _best_schedule(graph, cluster, parts, num_micro_batches, schedules)
+    link_bytes: dict[tuple[int, int], float] = {}
+    transfer_s: dict[tuple[int, int], float] = {}
+    for transfer in simulation.transfers:
+        channel = transfer.message.channel
+        ends = (channel.source, channel.destination)
+        link_bytes[ends] = link_bytes.get(ends, 0.0) + transfer.message.size_bytes
+        transfer_s[ends] = transfer_s.get(ends, 0.0) + transfer.free - transfer.start
+    return Forecast(
+        plan=_plan(graph, stages, schedule),
+        pipeline=pipeline,
+        simulation=simulation,
+        stages=stages,
+        link_bytes=link_bytes,
+        transfer_s=transfer_s,
+        num_micro_batches=num_micro_batches,
+    )
+
+
+def _best_schedule(
+    graph: CostedGraph, cluster: Cluster, parts: Sequence[Part], num_micro_batches: int, schedules: Sequence[str]
+) -> tuple[str, Simulation, tuple[StageForecast, ...]]:
+    """The name of the schedule, the step and its stages: the shortest that fits, else what holds least."""
+    found: list[tuple[str, Simulation, tuple[StageForecast, ...]]] = []
+    for schedule in schedules:
+        simulation = play(graph, cluster, parts, num_micro_batches, schedule)
+        found.append((schedule, simulation, tuple(_stage(parts, part, simulation, schedule) for part in parts)))
+    fitting = [each for each in found if all(stage.memory_bytes <= stage.limit_bytes for stage in each[2])]
+    if not fitting:
+        return found[-1]
+    best = fitting[0]
+    for each in fitting[1:]:
+        best = each if each[1].step_time < best[1].step_time * _SAME else best
+    return best
+
+
+def _stage(parts: Sequence[Part], part: Part, simulation: Simulation, schedule: str) -> StageForecast:
+    return StageForecast(
+        where=part.where,
+        device=part.kind.whole,
+        nodes=part.nodes,
+        remat=part.remat,
+        forward_s=part.forward_s,
+        backward_s=part.backward_s,
+        parameter_bytes=part.parameter_bytes,
+        saved_bytes=saved_bytes(part),
+        in_flight=math.ceil(simulation.peak_memory(part.rank) * _SAME),  # tasks hold shares of a micro-batch
+        memory_bytes=peak_bytes(parts, part, simulation, schedule),
+        limit_bytes=part.kind.memory_bytes,
+        busy=simulation.busy(part.rank) / simulation.step_time if simulation.step_time else 0.0,
+    )
+
+
+def _plan(graph: CostedGraph, stages: Sequence[StageForecast], schedule: str) -> Plan:
+    stage_of = {name: number for number, stage in enumerate(stages) for name in stage.nodes}
+    nodes = graph.nodes
+    if len(stages) == 1:
+        placement = {"": 0}
+    else:
+        atoms = [Atom(name=node.name, cost=0.0) for node in nodes]
+        placement = placement_of(atoms, [stage_of[node.name] for node in nodes])
+    return Plan(
+        stages=tuple(stage.where for stage in stages),
+        placement=placement,
+        schedule=schedule,
+        remat=tuple(name for stage in stages for name in stage.remat) or False,
+        estimates={
+            "parameter_bytes": [stage.parameter_bytes for stage in stages],
+            "peak_bytes": [stage.memory_bytes for stage in stages],
+            **(
+                {"limit_bytes": [stage.limit_bytes for stage in stages]}
+                if all(math.isfinite(stage.limit_bytes) for stage in stages)
+                else {}
+            ),
+            "busy": [round(stage.busy, 4) for stage in stages],
+            PLANNED_SECONDS: [stage.forward_s + stage.backward_s for stage in stages],
+        },
+    )

@@ -1,0 +1,93 @@
+"""What a meter notes of some micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from farspan.profile.step import Operation
+
+__all__ = ["Input", "Measured", "Sample", "SegmentNote"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A value that a segment takes from outside.
+
+    Attributes:
+        source: Level and stage of the segment that makes it; None for a parameter.
+        stage: Where it comes from.
+        size_bytes: Its size.
+        name: The parameter's, or a name for the value.
+        is_parameter: Whether it is one.
+    """
+
+    source: tuple[int, int] | None
+    stage: int
+    size_bytes: int
+    name: str
+    is_parameter: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class SegmentNote:
+    """One segment of the micro-batch that was looked at."""
+
+    key: tuple[int, int]
+    """Level and stage."""
+    is_called: bool
+    """Whether a module is called in it as a whole."""
+    inputs: list[Input]
+    likeness: str
+    """Equal for segments that do the same."""
+    saved: dict[int, int] = field(default_factory=dict[int, int])
+    """What its own backward needs: bytes by id of the storage, which others may need too."""
+    working_bytes: int = 0
+    """What it needs besides, while it runs."""
+    forward_working_bytes: int = 0
+    """The same of its forward alone."""
+    halved_working_bytes: int = 0
+    """The same of its backward without the gradients of weights."""
+    left_bytes: int = 0
+    """What stays for the gradients of weights, if these are computed later."""
+    weight_flops: float = 0.0
+    saved_values: set[str] = field(default_factory=set[str])
+    """Names of the inputs and outputs that its own backward needs."""
+    forward: list[Operation] = field(default_factory=list[Operation])
+    backward: list[Operation] = field(default_factory=list[Operation])
+    weight: list[Operation] = field(default_factory=list[Operation])
+    """Those of the backward that can be done later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """How long a task of one micro-batch took: "F", "B", "B+W" for a backward in two halves, "W" for the second."""
+
+    graph: int
+    key: tuple[int, int]
+    kind: Literal["F", "B", "B+W", "W"]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was noted of some micro-batches.
+
+    Attributes:
+        notes: Of the segments of the one that was looked at, by level and stage.
+        samples: Of all.
+        graphs: The micro-batches of which a backward has run, in order.
+        looked_at: One of them.
+        halved: The one that was looked at for what its backwards leave for the gradients of weights; -1 for none.
+        gradient_bytes: What the gradient of a value or parameter takes where it arrives, by name.
+        is_dry: Whether nothing was computed.
+    """
+
+    notes: Mapping[tuple[int, int], SegmentNote]
+    samples: Sequence[Sample]
+    graphs: Collection[int]
+    looked_at: int
+    halved: int
+    gradient_bytes: Mapping[str, int]
+    is_dry: bool = False

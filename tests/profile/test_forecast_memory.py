@@ -1,0 +1,206 @@
+"""What a plan forecasts of memory is what its ranks need: counted, tensor by tensor, on ranks that are threads."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.ranks import run_threads
+from torch import nn
+
+import farspan
+from farspan.cluster import Cluster, DeviceClass
+from farspan.lazy.torch_private import TorchDispatchMode, tree_leaves
+from farspan.planner.answer import Forecast, forecast
+from farspan.planner.costed import CostedGraph
+from farspan.planner.pipeline import Pipeline, PipelineStage
+from farspan.profile import costed_graph
+from farspan.runtime.media.local import LocalMedium
+from farspan.runtime.trial import Trial
+from farspan.runtime.world import current_engine
+
+NUM_MICRO_BATCHES = 6
+WITHIN = 0.10
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.back = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.back(F.gelu(self.wide(self.norm(x))))
+
+
+class Residual(nn.Module):
+    """Like a GPT, without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 64)
+        self.blocks = nn.ModuleList([Block(64) for _ in range(9)])
+        self.head = nn.Linear(64, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class UNet(nn.Module):
+    """What goes down is handed over to the way up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([nn.Conv2d(given, 8, 3, padding=1) for given in (3, 8)])
+        self.middle = nn.Conv2d(8, 16, 3, padding=1)
+        self.up = nn.ModuleList([nn.Conv2d(given, 8, 3, padding=1) for given in (24, 16)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        handed = []
+        for block in self.down:
+            x = F.relu(block(x))
+            handed.append(x)
+            x = F.max_pool2d(x, 2)
+        x = F.relu(self.middle(x))
+        for block in self.up:
+            x = F.relu(block(torch.cat([F.interpolate(x, scale_factor=2.0), handed.pop()], 1)))
+        return x
+
+
+class Alive(TorchDispatchMode):
+    """Counts the memory that operations make, and that is not yet freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = self.peak_bytes = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {_id(item) for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)}
+        for item in tree_leaves(result):
+            if isinstance(item, torch.Tensor) and not item.is_meta and _id(item) not in self.known | given:
+                storage = item.untyped_storage()
+                self.known.add(_id(item))
+                self.num_bytes += storage.nbytes()
+                weakref.finalize(storage, self.free, _id(item), storage.nbytes())
+        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+        return result
+
+    def free(self, key: int, num_bytes: int) -> None:
+        self.known.discard(key)
+        self.num_bytes -= num_bytes
+
+
+def _id(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class Sent:
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self, deadline_s: float) -> None:
+        pass
+
+
+class Uncounted(LocalMedium):
+    """What is on its way is nobody's: no operation of torch copies it."""
+
+    def send(self, flat: torch.Tensor, dst: int, channel: int) -> Any:
+        copy = torch.from_numpy(flat.numpy().copy())
+        self.network.channel(self.rank, dst, channel).messages.put(copy)
+        return Sent()
+
+
+def profile_of(build: Callable[[], nn.Module], example: torch.Tensor) -> CostedGraph:
+    with Trial(num_devices=lambda: 3) as trial:
+        program(build(), example)
+    return costed_graph(trial.profile(), cluster(3))
+
+
+def program(model: nn.Module, example: torch.Tensor, *, plan: Any = "auto") -> tuple[nn.Module, int]:
+    """A few steps; the model, and the peak of the last one."""
+    model = farspan.distribute(model, plan=plan)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    peak = 0
+    for _ in range(3):
+        optimizer.zero_grad()
+        with Alive() as alive:
+            for _ in range(NUM_MICRO_BATCHES):
+                model(example).square().mean().backward()
+            farspan.flush()
+        peak = alive.peak_bytes
+        optimizer.step()
+    return model, peak
+
+
+def cluster(count: int) -> Cluster:
+    return Cluster(classes=(DeviceClass(name="cpu", kind="cpu", devices_per_host=count),))
+
+
+def forecast_of(graph: CostedGraph, ends: tuple[int, ...], schedule: str) -> Forecast:
+    names = [node.name for node in graph.nodes]
+    stages = tuple(
+        PipelineStage(
+            device_class="cpu",
+            replicas=1,
+            tensor_parallel=1,
+            nodes=tuple(names[begin:end]),
+            options={},
+            once_s=0.0,
+            rate_s=0.0,
+            drain_s=0.0,
+            memory_bytes=0.0,
+            in_flight=0,
+        )
+        for begin, end in zip((0, *ends), ends, strict=False)
+    )
+    pipeline = Pipeline(objective="step-time", stages=stages, value=0.0, bound=0.0, search_s=0.0)
+    return forecast(graph, cluster(len(ends)), pipeline, NUM_MICRO_BATCHES, schedules=(schedule,))
+
+
+def peaks_of(build: Callable[[], nn.Module], example: torch.Tensor, found: Forecast) -> list[float]:
+    models = [build() for _ in found.stages]
+
+    def rank_of(rank: int) -> float:
+        model, peak = program(models[rank], example, plan=found.plan)
+        engine = current_engine()
+        assert engine is not None
+        own = [item.tensor for item in engine.parameters.values() if item.is_owned]
+        del model
+        return peak + sum(each.numel() * each.element_size() for each in own)
+
+    gc.disable()  # what is freed late by the collector would count as alive
+    try:
+        return run_threads(len(found.stages), rank_of, medium=Uncounted)
+    finally:
+        gc.enable()
+
+
+MODELS = {
+    "residual": (Residual, lambda: torch.arange(400).reshape(20, 20) % 50),
+    "unet": (UNet, lambda: torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))),
+}
+
+
+@pytest.mark.parametrize("schedule", ["auto", "1f1b", "zero-bubble"])
+@pytest.mark.parametrize(
+    ("name", "shares"), [("residual", (0.4, 1.0)), ("residual", (0.3, 0.7, 1.0)), ("unet", (0.5, 1.0))]
+)
+def test_the_forecast_peak_memory_is_what_a_rank_needs(name: str, shares: tuple[float, ...], schedule: str) -> None:
+    build, example = MODELS[name]
+    graph = profile_of(build, example())
+    found = forecast_of(graph, tuple(round(share * len(graph.nodes)) for share in shares), schedule)
+    for rank, measured in enumerate(peaks_of(build, example(), found)):
+        stage = next(stage for stage in found.stages if stage.where == f"rank:{rank}")
+        assert stage.memory_bytes == pytest.approx(measured, rel=WITHIN), (rank, stage.nodes)
