@@ -70,8 +70,8 @@ def distribute(
         max_memory: The most that a rank of an automatic plan may hold: bytes, "14GiB", or {"rank:0": "14GiB"}. Before
             the first step that is of parameters and their gradients; where the step is measured, of everything.
         measure: Whether an automatic plan is found anew from what the first training step takes on each rank, and
-            parameters then move to it, once, between two steps. Until then the plan is an estimate. None: yes, unless
-            the environment says FARSPAN_MEASURE=0.
+            parameters then move to it, once, between two steps. Until then the plan is an estimate. Not with `remat`,
+            nor with a number of stages that is not that of the ranks. None: if the environment says FARSPAN_MEASURE=1.
         seed: Of the dropout masks and other random numbers drawn inside the model.
 
     Returns:
@@ -111,7 +111,9 @@ def distribute(
             chosen = dataclasses.replace(chosen, remat=remat)
         if schedule is not None:
             chosen = dataclasses.replace(chosen, schedule=schedule)
-        is_open = isinstance(plan, str) and plan == "auto" and hints.stages in (None, engine.num_ranks)
+        is_open = (
+            isinstance(plan, str) and plan == "auto" and hints.stages in (None, engine.num_ranks) and remat is None
+        )
         is_measured = is_open and is_measuring(measure)
         pieces = [atom.name for atom in atoms(model, engine.num_ranks, hints.patterns)] if is_measured else []
         settled = functools.partial(_settle, engine, model)

@@ -110,12 +110,17 @@ def test_a_plan_that_is_good_enough_stays() -> None:
         assert found[2] == [0, 0, 0, 1, 1, 1]
 
 
-@pytest.mark.parametrize("how", ["argument", "environment"])
-def test_nothing_moves_where_nobody_wants_it(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if how == "environment":
-        monkeypatch.setenv("FARSPAN_MEASURE", "0")
-    measure = False if how == "argument" else None
-    for found in on_ranks(2, [LONG_S, *[SHORT_S] * 5], trained, measure=measure):
+def test_nothing_moves_where_nobody_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FARSPAN_MEASURE", raising=False)
+    for found in on_ranks(2, [LONG_S, *[SHORT_S] * 5], trained):
+        assert found[2] == [0, 0, 0, 1, 1, 1]
+
+
+def test_the_environment_may_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARSPAN_MEASURE", "1")
+    for found in on_ranks(2, [LONG_S, *[SHORT_S] * 5], trained):
+        assert found[2] == [0, 1, 1, 1, 1, 1]
+    for found in on_ranks(2, [LONG_S, *[SHORT_S] * 5], trained, measure=False):
         assert found[2] == [0, 0, 0, 1, 1, 1]
 
 
@@ -179,7 +184,7 @@ def share(seconds: dict[str, float]) -> RankMeasured:
     }
     samples = [Sample(graph=1, key=(0, number), kind="F", seconds=each) for number, each in enumerate(seconds.values())]
     measured = Measured(notes=notes, samples=samples, graphs=(0, 1), looked_at=0, halved=-1, gradient_bytes={})
-    return RankMeasured(host="here", device="cpu", memory_bytes=1e9, measured=measured)
+    return RankMeasured(host="here", device="cpu", memory_bytes=1e9, measured=measured, state_bytes={})
 
 
 def test_speeds_follow_from_work_in_common() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.cases import CASES, Case
 from tests.support.parity import build, train, train_plainly
 from tests.support.places import engine
@@ -59,6 +60,38 @@ def test_same_numbers_whatever_moves_after_each_step(name: str, seed: int) -> No
         assert history.differences(wanted) == [], f"rank {rank}"
     assert all(each == moved[0] for each in moved)
     assert any(moved[0]), "nothing moved"
+
+
+def train_by_turns(model: nn.Module) -> dict[str, list[float]]:
+    """Two optimizers, one after the other: what moves in between has a gradient that is still needed."""
+    named = list(model.named_parameters())
+    optimizers = [torch.optim.SGD([item for _, item in named[first::2]], lr=0.1, momentum=0.9) for first in (0, 1)]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        model(torch.randn(4, 8, generator=generator)).square().mean().backward()  # gradients of all steps are summed
+        for optimizer in optimizers:
+            optimizer.step()
+    return {name: item.flatten().tolist() for name, item in model.state_dict().items()}
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()) for _ in range(4)))
+
+
+def test_gradients_and_optimizer_state_go_along() -> None:
+    wanted = train_by_turns(small())
+    models = [small() for _ in range(RANKS)]
+
+    def program(rank: int) -> dict[str, list[float]]:
+        model = farspan.distribute(models[rank], plan=random_whole_plan(models[rank], 3))
+        generator = random.Random(3)
+        engine().after_step.append(lambda: moved.append(replace_plan(engine(), model, random_plan(model, generator))))
+        return train_by_turns(model)
+
+    moved: list[int | None] = []
+    assert run_threads(RANKS, program) == [wanted] * RANKS
+    assert any(moved)
 
 
 @pytest.mark.timeout(300)

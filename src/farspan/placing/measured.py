@@ -28,7 +28,7 @@ from farspan.planner.answer import Forecast, best_plan, forecast_of_stages
 from farspan.profile import RankDevice, StepProfile, cluster_of_ranks, costed_graph
 from farspan.runtime.engine import Engine
 from farspan.runtime.replan import RankMeasured, exchanged, speeds_of_ranks
-from farspan.runtime.trial import Measured, Meter, assemble, state_bytes
+from farspan.runtime.trial import Measured, Meter, assemble
 from farspan.units import format_bytes, format_seconds
 
 __all__ = ["is_measuring", "measure_first"]
@@ -45,8 +45,8 @@ _LEAST_GAIN = 0.05
 
 
 def is_measuring(measure: bool | None) -> bool:
-    """Whether a first step is to be measured: as `distribute` was told, else as FARSPAN_MEASURE says, else yes."""
-    return os.environ.get("FARSPAN_MEASURE", "1") != "0" if measure is None else measure
+    """Whether a first step is to be measured: as `distribute` was told, else as FARSPAN_MEASURE says, else not."""
+    return os.environ.get("FARSPAN_MEASURE", "0") == "1" if measure is None else measure
 
 
 def measure_first(
@@ -75,6 +75,7 @@ def measure_first(
     """
     if engine.num_ranks == 1 or engine.stages or len(pieces) <= engine.num_ranks:
         return False
+    engine.agreement.agree_on("plan", f"{estimated.to_json()}\n{hints}")
     owner = [_stage_of(name, estimated) for name in pieces]
     first = _FirstSteps(engine, model, estimated, pieces, owner, hints, schedule, settled)
     stages = tuple(estimated.stages[stage] for stage in owner)
@@ -153,7 +154,7 @@ class _FirstSteps:
         """
         engine = self.engine
         own = next(stage for stage, site in enumerate(engine.stages) if site.rank == engine.rank)
-        shares = exchanged(engine.agreement, self.meter.measured(), self.meter.device_of(own))
+        shares = exchanged(engine, self.meter.measured(), self.meter.device_of(own))
         answer: dict[str, Any] = {}
         if engine.rank == 0:
             try:
@@ -185,7 +186,7 @@ class _FirstSteps:
         )
         profile = self._profile(shares, speeds)
         graph = costed_graph(profile, cluster)
-        hints = dataclasses.replace(self.hints, stages=len(ranks), remat=None).renumbered(ranks)
+        hints = dataclasses.replace(self.hints, stages=len(ranks)).renumbered(ranks)
         best = best_plan(graph, cluster, self.num_micro_batches, hints=hints).best
         now = forecast_of_stages(graph, cluster, self._estimated_stages(cluster, ranks), self.num_micro_batches)
         error = max(profile.spread, _LEAST_GAIN)
@@ -202,8 +203,6 @@ class _FirstSteps:
         else:
             said += f", no more than predictions are off ({100 * error:.0f} %)"
             plan = dataclasses.replace(self.estimated, estimates={**self.estimated.estimates, **now.plan.estimates})
-        if self.hints.remat is not None:
-            plan = dataclasses.replace(plan, remat=self.estimated.remat)
         if self.schedule is not None:
             plan = dataclasses.replace(plan, schedule=self.schedule)
         return plan, said
@@ -242,20 +241,16 @@ class _FirstSteps:
             gradient_bytes=_largest([share.measured.gradient_bytes for share in shares]),
         )
         parameters = self.engine.parameters
-        states, notes = state_bytes({id(item.tensor): item.tensor for item in parameters.values()})
-        profile = assemble(
+        states = {id(parameters[name].tensor): size for share in shares for name, size in share.state_bytes.items()}
+        return assemble(
             merged,
             self.pieces,
             parameters=parameters,
             states=states,
             device=shares[0].device,
             num_micro_batches=self.num_micro_batches,
-            notes=notes,
+            notes=(),
         )
-        if self.hints.remat is None:
-            return profile
-        atoms = tuple(dataclasses.replace(atom, can_remat=False) for atom in profile.atoms)
-        return dataclasses.replace(profile, atoms=atoms)
 
 
 def _largest(tables: Sequence[Mapping[str, int]]) -> dict[str, int]:

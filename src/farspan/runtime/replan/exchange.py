@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
 import torch
 
+from farspan.lazy import flatten
 from farspan.profile import Operation, name_of_device
-from farspan.runtime.agreement import Agreement
+from farspan.runtime.engine import Engine
+from farspan.runtime.optimizers.states import placed_in
 from farspan.runtime.trial.notes import Input, Measured, Sample, SegmentNote
 
 __all__ = ["RankMeasured", "exchanged"]
@@ -29,21 +32,23 @@ class RankMeasured:
         device: The kind of device it computes on.
         memory_bytes: Of the device; of the whole host where it is a CPU.
         measured: Its own segments.
+        state_bytes: What optimizers keep for each of its parameters, by name.
     """
 
     host: str
     device: str
     memory_bytes: float
     measured: Measured
+    state_bytes: Mapping[str, int]
 
 
-def exchanged(agreement: Agreement, measured: Measured, device: torch.device) -> list[RankMeasured]:
+def exchanged(engine: Engine, measured: Measured, device: torch.device) -> list[RankMeasured]:
     """All ranks' shares, by rank; every rank calls it.
 
     Args:
-        agreement: Of the ranks.
-        measured: This one's.
-        device: Where this one computes.
+        engine: This rank's.
+        measured: Its share.
+        device: Where it computes.
     """
     is_cuda = device.type == "cuda"
     own = {
@@ -58,9 +63,20 @@ def exchanged(agreement: Agreement, measured: Measured, device: torch.device) ->
         "looked_at": measured.looked_at,
         "halved": measured.halved,
         "gradient_bytes": dict(measured.gradient_bytes),
+        "state_bytes": _state_bytes(engine),
     }
-    blobs = agreement.gather("what was measured", json.dumps(own).encode())
+    blobs = engine.agreement.gather("what was measured", json.dumps(own).encode())
     return [_read(json.loads(blob), rank) for rank, blob in enumerate(blobs)]
+
+
+def _state_bytes(engine: Engine) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for _, optimizer in engine.values.optimizers.numbered():
+        for item in placed_in(optimizer, engine.recorder.placed):
+            if item.is_owned:
+                tensors = flatten(dict(optimizer.state.get(item.tensor, {})))[1]
+                found[item.name] = found.get(item.name, 0) + sum(each.nbytes for each in tensors)
+    return found
 
 
 def _members(note: SegmentNote) -> dict[str, Any]:
@@ -85,6 +101,7 @@ def _read(members: dict[str, Any], rank: int) -> RankMeasured:
             halved=members["halved"],
             gradient_bytes=members["gradient_bytes"],
         ),
+        state_bytes=members["state_bytes"],
     )
 
 

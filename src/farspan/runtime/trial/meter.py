@@ -176,6 +176,8 @@ class Meter(Executor):
         else:
             super()._backward(part, leaves_weights=self._was_split)
             if self._was_split:
+                for earlier in [each for each in self.deferred if each is not part]:  # in the loop's order
+                    self._run_weights(earlier)
                 began_ns = _now_ns()
                 self._run_weights(part)
                 seconds = (_now_ns() - began_ns) / 1e9
