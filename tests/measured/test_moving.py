@@ -21,6 +21,7 @@ from farspan.plan import Plan
 from farspan.profile import atoms
 
 RANKS = 3
+_SEVERAL = ("gpt_tied", "batchnorm", "frozen")
 PROGRAM = Path(__file__).parents[1] / "programs" / "moving.py"
 
 
@@ -46,8 +47,14 @@ def random_whole_plan(model: nn.Module, seed: int) -> Plan:
     return Plan(stages=tuple(f"rank:{rank}" for rank in range(RANKS)), placement=stages)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        pytest.param(name, seed, marks=() if seed == 0 and name in _SEVERAL else pytest.mark.slow)
+        for name in CASES
+        for seed in (0, 1)
+    ],
+)
 def test_same_numbers_whatever_moves_after_each_step(name: str, seed: int) -> None:
     case = CASES[name]
     if case.most_stages < RANKS:
@@ -96,7 +103,7 @@ def test_gradients_and_optimizer_state_go_along() -> None:
 
 @pytest.mark.timeout(300)
 def test_same_numbers_whatever_moves_over_real_processes() -> None:
-    names = ["gpt_tied", "unet"]
+    names = ["unet"]
     found = [json.loads(each.stdout.splitlines()[-1]) for each in run_processes(RANKS, PROGRAM, names, timeout_s=240.0)]
     for differences, moved in found:
         assert differences == {name: [] for name in names}
