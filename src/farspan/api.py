@@ -114,6 +114,12 @@ def distribute(
         is_open = (
             isinstance(plan, str) and plan == "auto" and hints.stages in (None, engine.num_ranks) and remat is None
         )
+        if measure and not is_open:
+            raise PlanError(
+                "measure=True is for automatic plans.",
+                why="plan= or remat= has chosen already, or stages= is not the number of ranks.",
+                hint="leave out the one or the other",
+            )
         is_measured = is_open and is_measuring(measure)
         pieces = [atom.name for atom in atoms(model, engine.num_ranks, hints.patterns)] if is_measured else []
         settled = functools.partial(_settle, engine, model)

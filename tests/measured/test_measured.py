@@ -13,6 +13,7 @@ from tests.support.ranks import run_threads
 from torch import Tensor, nn
 
 import farspan
+from farspan.errors import PlanError
 from farspan.graph import Segment
 from farspan.lazy import Leaf, StubParameter
 from farspan.runtime.replan import RankMeasured, speeds_of_ranks
@@ -122,6 +123,12 @@ def test_the_environment_may_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None
         assert found[2] == [0, 1, 1, 1, 1, 1]
     for found in on_ranks(2, [LONG_S, *[SHORT_S] * 5], trained, measure=False):
         assert found[2] == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("options", [{"plan": {"": "rank:0"}}, {"remat": True}, {"stages": 3}])
+def test_what_has_been_chosen_already_is_not_measured(options: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match="measure=True is for automatic plans"):
+        farspan.distribute(build([SHORT_S] * 6), measure=True, **options)
 
 
 def test_the_old_owner_lets_go_and_the_new_one_has_all() -> None:
