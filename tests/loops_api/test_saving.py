@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.cases import CASES
 from tests.support.loop import mlp, on_ranks, same_everywhere, steps, weights
+from tests.support.parity import build
+from tests.support.ranks import run_threads
 from torch import nn
 
 import farspan
@@ -123,3 +126,16 @@ def test_a_state_that_does_not_fit_is_refused_as_ever() -> None:
         return str(raised.value)
 
     same_everywhere(program, 2)
+
+
+def test_names_of_one_parameter_share_memory_on_every_rank() -> None:
+    """By which savers (safetensors, transformers) know that one of them is enough."""
+    models = [build(CASES["gpt_tied"]) for _ in range(3)]
+
+    def shared(rank: int) -> set[tuple[str, ...]]:
+        names: dict[int, list[str]] = {}
+        for name, tensor in farspan.distribute(models[rank]).state_dict().items():
+            names.setdefault(tensor.data_ptr(), []).append(name)
+        return {tuple(each) for each in names.values() if len(each) > 1}
+
+    assert run_threads(3, shared) == [{("embed.weight", "head.weight")}] * 3

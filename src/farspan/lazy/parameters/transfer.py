@@ -22,8 +22,10 @@ _WRITES = (torch.Tensor.copy_, torch.Tensor.zero_, torch.Tensor.fill_)
 class Transfer:
     """What stands in for the recorder while a state dictionary is made or loaded: torch functions run at once."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, *, is_loading: bool) -> None:
         self.recorder = recorder
+        self.is_loading = is_loading
+        self._fetched: dict[str, torch.Tensor] = {}
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Write into a parameter at its owner only; read one by fetching it from there."""
@@ -44,7 +46,13 @@ class Transfer:
         if type(tensor) is LazyTensor:
             return tensor.read()
         placed = self.recorder.placed.get(id(tensor))
-        return tensor if placed is None or placed.is_owned else self.recorder.engine.read_parameter(placed)
+        if placed is None or placed.is_owned:
+            return tensor
+        if self.is_loading:  # may have been written since
+            return self.recorder.engine.read_parameter(placed)
+        if placed.name not in self._fetched:  # several names of one parameter share memory, as at its owner
+            self._fetched[placed.name] = self.recorder.engine.read_parameter(placed)
+        return self._fetched[placed.name]
 
 
 def check_assigned(recorder: Recorder, module: nn.Module, state: Mapping[str, Any]) -> None:
@@ -68,7 +76,9 @@ def transferring(recorder: Recorder, *, is_loading: bool) -> Iterator[None]:
     recorder.flush_before_change("load_state_dict" if is_loading else "state_dict")
     if is_loading:
         recorder.engine.meet("load_state_dict")  # nobody reads the old values any more
-    outer, recorder.transfer = recorder.transfer, Transfer(recorder)
+    outer = recorder.transfer
+    if outer is None or is_loading:  # else the state of a module inside one whose state is made
+        recorder.transfer = Transfer(recorder, is_loading=is_loading)
     try:
         yield
     finally:
