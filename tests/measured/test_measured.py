@@ -52,7 +52,7 @@ def said_times(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
         if kind != "wait" and segment is not None:
             layers = [call.target.module for call in segment.calls if isinstance(call.target, Leaf)]
             seconds = sum(layer.seconds for layer in layers if isinstance(layer, Slow))
-            meter.samples[-1] = replace(meter.samples[-1], seconds=seconds * slowness.get(engine().rank, 1.0))
+            meter.taken[-1] = (*meter.taken[-1][:3], seconds * slowness.get(engine().rank, 1.0))
 
     monkeypatch.setattr(Meter, "_trace", said)
     return slowness
@@ -189,8 +189,10 @@ def share(seconds: dict[str, float]) -> RankMeasured:
         (0, number): SegmentNote(key=(0, number), is_called=True, inputs=[], likeness=kind)
         for number, kind in enumerate(seconds)
     }
-    samples = [Sample(graph=1, key=(0, number), kind="F", seconds=each) for number, each in enumerate(seconds.values())]
-    measured = Measured(notes=notes, samples=samples, graphs=(0, 1), looked_at=0, halved=-1, gradient_bytes={})
+    samples = [
+        Sample(number=1, key=(0, number), kind="F", seconds=each) for number, each in enumerate(seconds.values())
+    ]
+    measured = Measured(notes=notes, samples=samples, num_micro_batches=2, halved=-1, gradient_bytes={})
     return RankMeasured(host="here", device="cpu", memory_bytes=1e9, measured=measured, state_bytes={})
 
 

@@ -197,6 +197,46 @@ def test_one_micro_batch_is_timed_over_several_steps() -> None:
     assert profile.num_micro_batches == 1 and profile.atoms[2].forward_s
 
 
+class Chain(nn.Module):
+    """Four blocks; may read a value after two of them."""
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.reads = reads
+        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+        self.head = nn.Linear(WIDTH, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            if self.reads and number == 1 and x.abs().max().item() > 1e6:
+                x = x / 2
+        return self.head(x)
+
+
+@pytest.mark.parametrize("reads", ["within", "loss", "within, and evaluates before"])
+def test_a_micro_batch_may_be_read_before_its_backward(reads: str) -> None:
+    def program() -> None:
+        model = farspan.distribute(Chain(reads="within" in reads))
+        if "evaluates" in reads:
+            model(torch.ones(4, WIDTH)).sum().item()  # its backward is never asked for
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(9):
+            for _ in range(2):
+                loss = model(torch.ones(4, WIDTH)).square().mean()
+                if reads == "loss" and not loss.isfinite().item():
+                    raise AssertionError
+                loss.backward()
+            optimizer.step()
+
+    profile = profile_of(program)
+    assert len(profile.atoms) == 5
+    assert all(atom.forward_s and atom.backward_s and atom.saved_bytes for atom in profile.atoms)
+    flows = {(value.source, value.target) for value in profile.values if value.size_bytes == 4 * WIDTH * 4}
+    assert flows == {(number, number + 1) for number in range(4)}
+    assert profile.num_micro_batches == 2
+
+
 def test_nothing_is_trained_where_one_step_is_enough() -> None:
     model = Net()
     before = [parameter.detach().clone() for parameter in model.parameters()]

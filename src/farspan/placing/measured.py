@@ -117,8 +117,8 @@ class _FirstSteps:
 
     def step_over(self) -> None:
         """An optimizer has stepped, on every rank."""
-        self.num_micro_batches = self.num_micro_batches or len(self.meter.graphs)
-        if len(self.meter.graphs) < _LEAST_MEASURED or self.engine.recorder.has_pending():
+        self.num_micro_batches = self.num_micro_batches or self.meter.num_micro_batches
+        if self.meter.num_micro_batches < _LEAST_MEASURED or self.engine.recorder.has_pending():
             return
         engine = self.engine
         if list(engine.recorder.roots) != [id(self.model)] or len(engine.stages) > len(self.pieces):
@@ -235,8 +235,7 @@ class _FirstSteps:
                 for share, speed in zip(shares, speeds, strict=True)
                 for sample in share.measured.samples
             ],
-            graphs=first.graphs,
-            looked_at=first.looked_at,
+            num_micro_batches=first.num_micro_batches,
             halved=first.halved,
             gradient_bytes=_largest([share.measured.gradient_bytes for share in shares]),
         )

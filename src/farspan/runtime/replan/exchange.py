@@ -58,9 +58,8 @@ def exchanged(engine: Engine, measured: Measured, device: torch.device) -> list[
             torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
         ),
         "notes": [_members(note) for note in measured.notes.values()],
-        "samples": [[each.graph, *each.key, each.kind, each.seconds] for each in measured.samples],
-        "graphs": list(measured.graphs),
-        "looked_at": measured.looked_at,
+        "samples": [[each.number, *each.key, each.kind, each.seconds] for each in measured.samples],
+        "num_micro_batches": measured.num_micro_batches,
         "halved": measured.halved,
         "gradient_bytes": dict(measured.gradient_bytes),
         "state_bytes": _state_bytes(engine),
@@ -86,8 +85,8 @@ def _members(note: SegmentNote) -> dict[str, Any]:
 def _read(members: dict[str, Any], rank: int) -> RankMeasured:
     notes = [_note(each, rank) for each in members["notes"]]
     samples = [
-        Sample(graph=graph, key=(level, stage), kind=kind, seconds=seconds)
-        for graph, level, stage, kind, seconds in members["samples"]
+        Sample(number=number, key=(level, stage), kind=kind, seconds=seconds)
+        for number, level, stage, kind, seconds in members["samples"]
     ]
     return RankMeasured(
         host=members["host"],
@@ -96,8 +95,7 @@ def _read(members: dict[str, Any], rank: int) -> RankMeasured:
         measured=Measured(
             notes={note.key: note for note in notes},
             samples=samples,
-            graphs=tuple(members["graphs"]),
-            looked_at=members["looked_at"],
+            num_micro_batches=members["num_micro_batches"],
             halved=members["halved"],
             gradient_bytes=members["gradient_bytes"],
         ),

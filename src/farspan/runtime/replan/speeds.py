@@ -56,6 +56,6 @@ def _seconds(share: RankMeasured) -> dict[str, float]:
     taken: dict[str, list[float]] = defaultdict(list)
     for sample in measured.samples:
         note = measured.notes.get(sample.key)
-        if note is not None and sample.kind == "F" and sample.graph != measured.looked_at and sample.seconds > 0:
+        if note is not None and sample.kind == "F" and sample.number > 0 and sample.seconds > 0:
             taken[note.likeness].append(sample.seconds)
     return {kind: median(seconds) for kind, seconds in taken.items()}

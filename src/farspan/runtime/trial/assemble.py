@@ -162,15 +162,15 @@ def _seconds(measured: Measured, atom_of: Mapping[tuple[int, int], int]) -> tupl
     """Seconds of a micro-batch by atom and kind of task, and how much they differ."""
     taken: dict[tuple[int, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     whole: dict[int, float] = defaultdict(float)
-    timed = [sample for sample in measured.samples if sample.graph in measured.graphs]
-    for looked_at in (measured.looked_at, measured.halved):  # these took longer
-        others = [sample for sample in timed if sample.graph != looked_at]
+    timed = [sample for sample in measured.samples if 0 <= sample.number < measured.num_micro_batches]
+    for looked_at in (0, measured.halved):  # these took longer
+        others = [sample for sample in timed if sample.number != looked_at]
         timed = others or timed
     for sample in timed:
         stage = atom_of.get(sample.key, sample.key[1])
-        taken[stage, sample.kind][sample.graph] += sample.seconds
+        taken[stage, sample.kind][sample.number] += sample.seconds
         if sample.kind != "W":
-            whole[sample.graph] += sample.seconds
+            whole[sample.number] += sample.seconds
     for stage, kind in list(taken):
         if kind == "B+W":  # what it costs to split is left out where it can be
             taken.setdefault((stage, "B"), taken[stage, kind])

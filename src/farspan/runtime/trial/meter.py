@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,12 +26,16 @@ from farspan.lazy.watch import storage_id
 from farspan.runtime.engine import Engine
 from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.program import Program, Step, has_weights
-from farspan.runtime.trial.notes import Input, Measured, Sample, SegmentNote
+from farspan.runtime.trial.micro_batches import Key, MicroBatches, Place, place_of
+from farspan.runtime.trial.notes import Input, Kinds, Measured, Sample, SegmentNote
 from farspan.runtime.trial.work import counted, kept
 from farspan.runtime.trial.working import Working
 from farspan.schedule import Kind
 
 __all__ = ["Meter", "needs_data"]
+
+_LOOKED_AT = 0
+"""The micro-batch that is."""
 
 
 class Meter(Executor):
@@ -61,16 +66,15 @@ class Meter(Executor):
         self.ended = ended
         self.about_to_time = about_to_time
         self.notes: dict[tuple[int, int], SegmentNote] = {}
-        self.samples: list[Sample] = []
-        self.graphs: dict[int, None] = {}
-        """Micro-batches of which a backward has run, in order."""
-        self.looked_at = -1
+        self.micro_batches = MicroBatches()
         self.gradient_bytes: dict[str, int] = {}
         """What the gradient of a value or parameter takes where it arrives, by name."""
-        self.halved = -1
+        self._halved = -1
         """The micro-batch that is looked at for what its backwards leave for the gradients of weights."""
-        self._numbers: dict[int, int] = {}
-        """Of the micro-batches that are trained, in order."""
+        self._unsettled: list[SegmentNote] = []
+        """Of graphs that may belong to the first micro-batch."""
+        self.taken: list[tuple[int, Place, Kinds, float]] = []
+        """Graph, place, kind, seconds."""
         self._was_split = False
         """Whether the backward that ran last was done in two halves."""
         self._num_to_come = 0
@@ -87,10 +91,17 @@ class Meter(Executor):
     def measured(self) -> Measured:
         return Measured(
             notes=self.notes,
-            samples=self.samples,
-            graphs=tuple(self.graphs),
-            looked_at=self.looked_at,
-            halved=self.halved,
+            samples=[
+                Sample(
+                    number=self.micro_batches.number_at(graph),
+                    key=self.micro_batches.key_at(place),
+                    kind=kind,
+                    seconds=s,
+                )
+                for graph, place, kind, s in self.taken
+            ],
+            num_micro_batches=self.num_micro_batches,
+            halved=self._halved,
             gradient_bytes=self.gradient_bytes,
             is_dry=self.is_dry,
         )
@@ -98,31 +109,26 @@ class Meter(Executor):
     def run(self, program: Program) -> None:
         if self.is_dry:
             self._refuse_unknown(program)
-        trained = dict.fromkeys(part.backward.graph.index for part in program.parts)
-        if not self.graphs:
-            first = min(trained) if trained else _first_graph(program)
-            if first != self.looked_at:
-                self.notes, self.looked_at = {}, first
-        for graph in sorted(trained):
-            self._numbers.setdefault(graph, len(self._numbers))
-        later = [graph for graph, number in self._numbers.items() if number == 1]
-        self.halved = later[0] if later else self.looked_at if self.is_dry else -1
+        num_before = self.num_micro_batches
+        self.micro_batches.see([_graph_of(step) for step in program.steps], program.parts)
+        if num_before == 0 and self.num_micro_batches:
+            self._settle_notes()
+        self._halved = 1 if self.num_micro_batches > 1 else 0 if self.is_dry else -1
         own = [step.work for step in program.steps if step.kind is Kind.BACKWARD]
-        self._num_to_come = sum(isinstance(work, Part) and work.backward.graph.index == self.halved for work in own)
+        self._num_to_come = sum(isinstance(work, Part) and self._number_of(work) == self._halved for work in own)
         self._own_memory = {
             storage_id(item.tensor) for item in self.parameters.values() if item.tensor.layout is torch.strided
         }
-        if self.mode is None and len(trained) > 1 and not self.graphs:
+        num_trained = self.num_micro_batches - num_before
+        if self.mode is None and num_trained > 1 and num_before == 0:
             works = [step.work for step in program.steps if isinstance(step.work, Segment)]
-            first = [work for work in works if work.graph.index == self.looked_at]
-            self.about_to_time((len(trained), *((_key(work), _note_of(work).likeness) for work in first)))
+            first = [work for work in works if self._number_of(work) == _LOOKED_AT]
+            self.about_to_time((num_trained, *((self._key(work), self._note_of(work).likeness) for work in first)))
         if self.mode is None or not any(map(_is_trained, program.steps)):
             super().run(program)
-            self.graphs.update(trained)
             return
-        self.graphs.update(trained)
-        chosen = (self.looked_at, self.halved, -1)
-        program.steps = [step for step in program.steps if _graph_of(step).index in chosen]
+        chosen = (_LOOKED_AT, self._halved, -1)
+        program.steps = [step for step in program.steps if self._number_of(step.work) in chosen]
         try:
             with self.mode:
                 fakes = [
@@ -136,6 +142,30 @@ class Meter(Executor):
             raise needs_data(error) from error
         self.ended()
 
+    @property
+    def num_micro_batches(self) -> int:
+        """Those of which a backward has run."""
+        return self.micro_batches.num_trained
+
+    def _settle_notes(self) -> None:
+        for note in self._unsettled:
+            key = self.micro_batches.settled(note.key, _LOOKED_AT)
+            if key is not None:
+                note.key = key
+                note.inputs = [
+                    replace(each, source=each.source and self.micro_batches.settled(each.source, _LOOKED_AT))
+                    for each in note.inputs
+                ]
+                self.notes[key] = note
+        self._unsettled.clear()
+
+    def _number_of(self, work: Segment | Part) -> int:
+        """Of the micro-batch that it belongs to; of a backward, that which ends with it."""
+        return self.micro_batches.number_of(work.graph if isinstance(work, Segment) else work.backward.graph)
+
+    def _key(self, work: Segment | Part) -> Key:
+        return self.micro_batches.key_of(work)
+
     def _refuse_unknown(self, program: Program) -> None:
         """A call that is to be learned from a real run cannot be."""
         for step in program.steps:
@@ -144,11 +174,15 @@ class Meter(Executor):
                     raise needs_data(RuntimeError(f"what {call.describe()} gives depends on its data"))
 
     def _forward(self, segment: Segment) -> None:
-        if segment.graph.index != self.looked_at:
+        if self._number_of(segment) != _LOOKED_AT:
             with contextlib.nullcontext() if self._has_seen_all else self._working:
                 super()._forward(segment)
             return
-        note = self.notes[_key(segment)] = _note_of(segment)
+        note = self._note_of(segment)
+        if self.num_micro_batches:
+            self.notes[note.key] = note
+        else:
+            self._unsettled.append(note)
         begin = self._working.begin()
         with self._working, counted(note.forward), kept(self._own_memory | _given_memory(segment)) as found:
             super()._forward(segment)
@@ -160,14 +194,14 @@ class Meter(Executor):
 
     def _backward(self, part: Part, *, leaves_weights: bool) -> None:
         del leaves_weights  # nobody waits here
-        graph, key = part.backward.graph.index, _key(part.segment or part)
+        number, key = self._number_of(part), self._key(part)
         can_wait = part.segment is not None and not part.backward.retain_graph and part.backward.wanted is None
         note = self.notes.get(key)
-        is_timed = graph not in (self.looked_at, self.halved) or note is None
-        self._was_split = is_timed and can_wait and self._numbers[graph] % 2 == 0
-        if note is not None and graph == self.looked_at:
-            self._look_at(part, note, leaves_weights=can_wait and graph == self.halved)
-        elif note is not None and graph == self.halved:
+        is_timed = number not in (_LOOKED_AT, self._halved) or note is None
+        self._was_split = is_timed and can_wait and number % 2 == 0
+        if note is not None and number == _LOOKED_AT:
+            self._look_at(part, note, leaves_weights=can_wait and number == self._halved)
+        elif note is not None and number == self._halved:
             given = sum(_span_bytes(self.gradients[edge]) for edge in part.incoming)
             begin = self._working.begin()
             with self._working:
@@ -181,8 +215,8 @@ class Meter(Executor):
                 began_ns = _now_ns()
                 self._run_weights(part)
                 seconds = (_now_ns() - began_ns) / 1e9
-                self.samples.append(Sample(graph=graph, key=key, kind="W", seconds=seconds))
-        if graph == self.halved:
+                self.taken.append((part.backward.graph.index, place_of(part), "W", seconds))
+        if number == self._halved:
             self._num_to_come -= 1
             if not self._num_to_come:
                 self._has_seen_all = True
@@ -201,15 +235,15 @@ class Meter(Executor):
         note.working_bytes = max(note.working_bytes, most)
 
     def _run_weights(self, part: Part) -> None:
-        note = self.notes.get(_key(part.segment or part))
-        if part.backward.graph.index != self.halved or note is None:
+        note = self.notes.get(self._key(part))
+        if self._number_of(part) != self._halved or note is None:
             super()._run_weights(part)
             return
         begin, known = self._working.begin(), len(note.weight)
         with self._working, counted(note.weight):
             super()._run_weights(part)
         note.left_bytes += self._working.given_back(begin)
-        if self.halved == self.looked_at:
+        if self._halved == _LOOKED_AT:
             note.halved_working_bytes = note.working_bytes
             note.backward += note.weight[known:]
             note.working_bytes += self._working.peak(begin, self._own_memory, self._own_gradients())
@@ -223,14 +257,31 @@ class Meter(Executor):
         super()._trace(kind, step, began_ns)
         if kind == "wait":
             return
-        work = step.work
-        self.samples.append(
-            Sample(
-                graph=_graph_of(step).index,
-                key=_key(work if isinstance(work, Segment) else work.segment or work),
-                kind="B+W" if kind == "B" and self._was_split else kind,
-                seconds=(now_ns - began_ns) / 1e9,
-            )
+        took: Kinds = "B+W" if kind == "B" and self._was_split else kind
+        self.taken.append((_graph_of(step).index, place_of(step.work), took, (now_ns - began_ns) / 1e9))
+
+    def _note_of(self, segment: Segment) -> SegmentNote:
+        calls = segment.calls
+        inputs = [self._input_of(value, segment) for value in segment.inputs if value.stage != EVERYWHERE]
+        likeness = tuple(
+            (_likeness_of(call.target), tuple(map(_shape, call.arguments or ())), tuple(map(str, call.entry.metas)))
+            for call in calls
+        )
+        is_called = any(type(call.target) is Leaf for call in calls)
+        return SegmentNote(key=self._key(segment), is_called=is_called, inputs=inputs, likeness=repr(likeness))
+
+    def _input_of(self, value: Value, segment: Segment) -> Input:
+        size = value.meta.numel * value.meta.dtype.itemsize
+        if value.call is None:
+            name = value.name or str(value.key)
+            return Input(source=None, stage=value.stage, size_bytes=size, name=name, is_parameter=bool(value.name))
+        is_of_it = self.micro_batches.number_of(value.call.graph) == self._number_of(segment)
+        return Input(
+            source=self._key(value.call.segment) if is_of_it else None,
+            stage=value.stage,
+            size_bytes=size,
+            name=_name_of(value),
+            is_parameter=False,
         )
 
 
@@ -250,10 +301,6 @@ def _now_ns() -> int:
     return time.perf_counter_ns()
 
 
-def _first_graph(program: Program) -> int:
-    return next((step.work.graph.index for step in program.steps if isinstance(step.work, Segment)), -1)
-
-
 def _graph_of(step: Step) -> Graph:
     return step.work.graph if isinstance(step.work, Segment) else step.work.backward.graph
 
@@ -261,36 +308,6 @@ def _graph_of(step: Step) -> Graph:
 def _is_trained(step: Step) -> bool:
     """Whether the step is a backward, or a forward that one may follow."""
     return isinstance(step.work, Part) or any(call.entry.requires_grad for call in step.work.calls)
-
-
-def _key(work: Segment | Part) -> tuple[int, int]:
-    return (work.level if isinstance(work, Segment) else -1, work.stage)
-
-
-def _note_of(segment: Segment) -> SegmentNote:
-    calls = segment.calls
-    inputs = [_input_of(value, segment) for value in segment.inputs if value.stage != EVERYWHERE]
-    likeness = tuple(
-        (_likeness_of(call.target), tuple(map(_shape, call.arguments or ())), tuple(map(str, call.entry.metas)))
-        for call in calls
-    )
-    is_called = any(type(call.target) is Leaf for call in calls)
-    return SegmentNote(key=_key(segment), is_called=is_called, inputs=inputs, likeness=repr(likeness))
-
-
-def _input_of(value: Value, segment: Segment) -> Input:
-    size = value.meta.numel * value.meta.dtype.itemsize
-    if value.call is None:
-        name = value.name or str(value.key)
-        return Input(source=None, stage=value.stage, size_bytes=size, name=name, is_parameter=bool(value.name))
-    same = value.call.graph is segment.graph
-    return Input(
-        source=_key(value.call.segment) if same else None,
-        stage=value.stage,
-        size_bytes=size,
-        name=_name_of(value),
-        is_parameter=False,
-    )
 
 
 def _name_of(value: Value) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from farspan.profile.step import Operation
 
-__all__ = ["Input", "Measured", "Sample", "SegmentNote"]
+__all__ = ["Input", "Kinds", "Measured", "Sample", "SegmentNote"]
+
+Kinds = Literal["F", "B", "B+W", "W"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +64,18 @@ class SegmentNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """How long a task of one micro-batch took: "F", "B", "B+W" for a backward in two halves, "W" for the second."""
+    """How long a task took: "F", "B", "B+W" for a backward in two halves, "W" for the second.
 
-    graph: int
+    Attributes:
+        number: Of the micro-batch; -1 for what belongs to none.
+        key: Level and stage of the segment.
+        kind: Of the task.
+        seconds: What it took.
+    """
+
+    number: int
     key: tuple[int, int]
-    kind: Literal["F", "B", "B+W", "W"]
+    kind: Kinds
     seconds: float
 
 
@@ -77,8 +86,7 @@ class Measured:
     Attributes:
         notes: Of the segments of the one that was looked at, by level and stage.
         samples: Of all.
-        graphs: The micro-batches of which a backward has run, in order.
-        looked_at: One of them.
+        num_micro_batches: Those of which a backward has run; they have numbers from 0, and the first was looked at.
         halved: The one that was looked at for what its backwards leave for the gradients of weights; -1 for none.
         gradient_bytes: What the gradient of a value or parameter takes where it arrives, by name.
         is_dry: Whether nothing was computed.
@@ -86,8 +94,7 @@ class Measured:
 
     notes: Mapping[tuple[int, int], SegmentNote]
     samples: Sequence[Sample]
-    graphs: Collection[int]
-    looked_at: int
+    num_micro_batches: int
     halved: int
     gradient_bytes: Mapping[str, int]
     is_dry: bool = False

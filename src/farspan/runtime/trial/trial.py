@@ -179,8 +179,8 @@ class Trial:
         self._is_in_step = True
         if self._engine.recorder.has_pending():
             self._engine.flush("optimizer.step()")
-        self._num_micro_batches = self._num_micro_batches or len(self._meter.graphs)
-        if len(self._meter.graphs) >= _LEAST_TIMED:
+        self._num_micro_batches = self._num_micro_batches or self._meter.num_micro_batches
+        if self._meter.num_micro_batches >= _LEAST_TIMED:
             self._end()
 
     def _about_to_time(self, signature: tuple[object, ...]) -> None:
@@ -205,7 +205,7 @@ class Trial:
     def _end(self) -> NoReturn:
         placed = {id(item.tensor): item.tensor for item in self._engine.parameters.values()}
         states, notes = state_bytes(placed)
-        if self.is_dry and not self._is_in_step and len(self._meter.graphs) == 1:
+        if self.is_dry and not self._is_in_step and self._meter.num_micro_batches == 1:
             notes.append("the program reads a value after one micro-batch: --micro-batches says how many a step has")
         self._profile = assemble(
             self._meter.measured(),
@@ -213,7 +213,7 @@ class Trial:
             parameters=self._engine.parameters,
             states=states,
             device=name_of_device(self._meter.device_of(0)),
-            num_micro_batches=self._num_micro_batches or len(self._meter.graphs),
+            num_micro_batches=self._num_micro_batches or self._meter.num_micro_batches,
             notes=notes,
         )
         if self._cache is not None and self._path is not None:
