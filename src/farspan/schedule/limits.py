@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from farspan.schedule.task import Kind, Task
 
-__all__ = ["Limits", "depths", "limits_of_1f1b"]
+__all__ = ["Limits", "depths", "hops_after", "limits_of_1f1b"]
 
 _SLACK = 1e-9
 
@@ -66,15 +66,28 @@ def limits_of_1f1b(tasks: Sequence[Task], num_ranks: int, *, run_ahead: int = 0,
 
 
 def depths(tasks: Sequence[Task], num_ranks: int) -> list[int]:
-    """How many levels lie between a rank's first task and the last of its micro-batch, both counted."""
-    last: dict[int, int] = {}
-    forwards = [task for task in tasks if task.kind is Kind.FORWARD]
-    for task in forwards:
-        last[task.micro_batch] = max(last.get(task.micro_batch, 0), task.level)
+    """How many ranks lie between a rank's first task and the last of its micro-batch, both counted each time."""
     found = [1] * num_ranks
-    for task in forwards:
-        found[task.rank] = max(found[task.rank], last[task.micro_batch] - task.level + 1)
+    for number, after in hops_after(tasks).items():
+        rank = tasks[number].rank
+        found[rank] = max(found[rank], after + 1)
     return found
+
+
+def hops_after(tasks: Sequence[Task]) -> dict[int, int]:
+    """For each forward, by its index: how often data still change ranks after it until the last of its micro-batch.
+
+    Stages that follow each other on one rank are one for this: they hold no micro-batch more than a single one would.
+    """
+    hops: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for number, task in enumerate(tasks):
+        if task.kind is not Kind.FORWARD:
+            continue
+        before = [need for need in task.needs if need in hops and tasks[need].micro_batch == task.micro_batch]
+        hops[number] = max((hops[need] + (tasks[need].rank != task.rank) for need in before), default=0)
+        last[task.micro_batch] = max(last.get(task.micro_batch, 0), hops[number])
+    return {number: last[tasks[number].micro_batch] - its for number, its in hops.items()}
 
 
 def _on_their_way(tasks: Sequence[Task], num_ranks: int, latency: float) -> list[int]:

@@ -12,7 +12,7 @@ those of the stages at hand: on a plain pipeline they are `gpipe`, `one_f_one_b`
 `zb_h1` and `zb_v`. Ranks that differ keep such an order better than one that is made to fit their durations.
 
 Memory is counted in `Task.memory`. In 1F1B a rank holds, of each of its segments, as many micro-batches as there are
-levels from there to the last, or less if they are interleaved; zero-bubble holds as much on every rank as the fullest
+ranks from there to the last, or less if they are interleaved; zero-bubble holds as much on every rank as the fullest
 one does then.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from farspan.schedule.limits import Limits, limits_of_1f1b
+from farspan.schedule.limits import Limits, hops_after, limits_of_1f1b
 from farspan.schedule.listing import Play
 from farspan.schedule.task import Kind, Task
 
@@ -103,12 +103,12 @@ def _shortest(plays: Sequence[Play]) -> Play:
     return min(map(_played, plays), key=lambda play: max(play.ends, default=0.0))
 
 
-def _forwards(tasks: Sequence[Task]) -> dict[tuple[int, int], list[Task]]:
-    """By rank and micro-batch, those that keep something."""
-    found: dict[tuple[int, int], list[Task]] = {}
-    for task in tasks:
+def _forwards(tasks: Sequence[Task]) -> dict[tuple[int, int], list[int]]:
+    """By rank and micro-batch the indices of those that keep something."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for number, task in enumerate(tasks):
         if task.kind is Kind.FORWARD and task.memory > 0:
-            found.setdefault((task.rank, task.micro_batch), []).append(task)
+            found.setdefault((task.rank, task.micro_batch), []).append(number)
     return found
 
 
@@ -117,21 +117,13 @@ def _is_interleaved(tasks: Sequence[Task]) -> bool:
     return any(len(own) > 1 for own in _forwards(tasks).values())
 
 
-def _last_levels(tasks: Sequence[Task]) -> dict[int, int]:
-    """By micro-batch."""
-    last: dict[int, int] = {}
-    for task in tasks:
-        last[task.micro_batch] = max(last.get(task.micro_batch, 0), task.level)
-    return last
-
-
 def _stored(tasks: Sequence[Task], num_ranks: int) -> tuple[list[float], list[float]]:
     """For each rank what it holds of one micro-batch at most, and of all in 1F1B."""
     of_one, of_1f1b = [0.0] * num_ranks, [0.0] * num_ranks
-    last = _last_levels(tasks)
-    for (rank, micro_batch), own in _forwards(tasks).items():
-        of_one[rank] = max(of_one[rank], sum(task.memory for task in own))
-        size = sum(task.memory * (last[micro_batch] - task.level + 1) for task in own)
+    after = hops_after(tasks)
+    for (rank, _), own in _forwards(tasks).items():
+        of_one[rank] = max(of_one[rank], sum(tasks[number].memory for number in own))
+        size = sum(tasks[number].memory * (after[number] + 1) for number in own)
         of_1f1b[rank] = max(of_1f1b[rank], size)
     return of_one, of_1f1b
 
@@ -140,9 +132,8 @@ def _stored_when_interleaved(tasks: Sequence[Task], num_ranks: int) -> list[floa
     """What interleaved 1F1B holds (D. Narayanan et al., 2021, arXiv 2104.04473): a group for each segment but the last,
     and of the last twice the way to the last level and back."""
     sizes = [0.0] * num_ranks
-    last = _last_levels(tasks)
-    for (rank, micro_batch), own in _forwards(tasks).items():
-        after = last[micro_batch] - max(task.level for task in own)
-        num_forwards = (len(own) - 1) * num_ranks + 2 * after + 1
-        sizes[rank] = max(sizes[rank], num_forwards * sum(task.memory for task in own) / len(own))
+    after = hops_after(tasks)
+    for (rank, _), own in _forwards(tasks).items():
+        num_forwards = (len(own) - 1) * num_ranks + 2 * min(after[number] for number in own) + 1
+        sizes[rank] = max(sizes[rank], num_forwards * sum(tasks[number].memory for number in own) / len(own))
     return sizes
