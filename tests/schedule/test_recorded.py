@@ -80,6 +80,20 @@ def test_running_ahead_costs_one_micro_batch_of_memory() -> None:
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zero-bubble", "auto"])
+@pytest.mark.parametrize("num_pieces", [2, 8])
+def test_stages_in_a_row_on_one_rank_hold_about_as_much_as_one(name: str, num_pieces: int) -> None:
+    """As where each piece of a rank is a stage of its own, to be measured."""
+    num_ranks = 4
+    one = Chain(ranks=tuple(range(num_ranks)), costs=(WHOLE,) * num_ranks, num_micro_batches=32)
+    ranks = tuple(rank for rank in range(num_ranks) for _ in range(num_pieces))
+    piece = dataclasses.replace(WHOLE, memory=WHOLE.memory / num_pieces)
+    pieces = dataclasses.replace(one, ranks=ranks, costs=(piece,) * len(ranks))
+    wanted, found = simulate(named(name, one)), simulate(named(name, pieces))
+    for rank in range(num_ranks):
+        assert found.peak_memory(rank) <= wanted.peak_memory(rank) + WHOLE.memory
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zero-bubble", "auto"])
 @pytest.mark.parametrize("chain", [straight(4, 4), looped(4, 2, 4), vee(4, 4)])
 def test_memory_does_not_grow_with_the_number_of_micro_batches(name: str, chain: Chain) -> None:
     costs = WHOLE if name == "1f1b" else SPLIT
