@@ -5,6 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test finds on disk does not depend on the others."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 collect_ignore_glob = ["programs/*"]  # run as programs of their own, with a rank
 
 # A machine under load may stop for longer than any example should take.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import nn
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
 from farspan.lazy import glue_at
-from farspan.placing import is_measuring, measure_first, place_first
+from farspan.placing import PlanMemory, is_measuring, measure_first, place_first
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
 from farspan.profile import atoms
@@ -70,8 +69,9 @@ def distribute(
         max_memory: The most that a rank of an automatic plan may hold: bytes, "14GiB", or {"rank:0": "14GiB"}. Before
             the first step that is of parameters and their gradients; where the step is measured, of everything.
         measure: Whether an automatic plan is found anew from what the first training step takes on each rank, and
-            parameters then move to it, once, between two steps. Until then the plan is an estimate. Not with `remat`,
-            nor with a number of stages that is not that of the ranks. None: if the environment says FARSPAN_MEASURE=1.
+            parameters then move to it, once, between two steps. Until then the plan is an estimate, or what was found
+            the last time (`~/.cache/farspan/plans`). Not with `remat`, nor with a number of stages that is not that of
+            the ranks. None: unless the environment says FARSPAN_MEASURE=0.
         seed: Of the dropout masks and other random numbers drawn inside the model.
 
     Returns:
@@ -120,10 +120,9 @@ def distribute(
                 why="plan= or remat= has chosen already, or stages= is not the number of ranks.",
                 hint="leave out the one or the other",
             )
-        is_measured = is_open and is_measuring(measure)
-        pieces = [atom.name for atom in atoms(model, engine.num_ranks, hints.patterns)] if is_measured else []
-        settled = functools.partial(_settle, engine, model)
-        if not measure_first(engine, model, chosen, pieces, hints, schedule=schedule, settled=settled):
+        if is_open and is_measuring(measure):
+            chosen = _begin_measured(engine, model, chosen, hints, schedule)
+        else:
             place_first(engine, model, chosen)
     watch_optimizers()
     object.__setattr__(model, _PLAN, chosen)
@@ -132,11 +131,25 @@ def distribute(
     return model
 
 
-def _settle(engine: Engine, model: nn.Module, plan: Plan, said: str) -> None:
-    """The first step has been measured."""
-    object.__setattr__(model, _PLAN, plan)
-    engine.console.say(said)
-    engine.console.show_plan(plan)
+def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hints, schedule: str | None) -> Plan:
+    """Place `model` where it was when its first step was measured before, or as estimated; and measure it (again)."""
+    pieces = [atom.name for atom in atoms(model, engine.num_ranks, hints.patterns)]
+    memory = PlanMemory(engine, model, pieces, hints, schedule)
+    begun = memory.load() or estimated
+    if schedule is not None:
+        begun = dataclasses.replace(begun, schedule=schedule)
+
+    def settled(plan: Plan, said: str) -> None:
+        object.__setattr__(model, _PLAN, plan)
+        engine.console.say(said)
+        engine.console.show_plan(plan)
+
+    is_measured = not begun.remat and measure_first(
+        engine, model, begun, pieces, hints, schedule=schedule, memory=memory, settled=settled
+    )
+    if not is_measured:
+        place_first(engine, model, begun)
+    return begun
 
 
 def plan_of(model: nn.Module) -> Plan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import farspan
 from farspan.errors import PlanError
 from farspan.graph import Segment
 from farspan.lazy import Leaf, StubParameter
+from farspan.profile import cache_folder
 from farspan.runtime.replan import RankMeasured, speeds_of_ranks
 from farspan.runtime.step.program import Step
 from farspan.runtime.trial import Measured, Meter
@@ -111,18 +111,60 @@ def test_a_plan_that_is_good_enough_stays() -> None:
         assert found[2] == [0, 0, 0, 1, 1, 1]
 
 
-def test_nothing_moves_where_nobody_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_measured_unless_somebody_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [LONG_S, *[SHORT_S] * 5]
     monkeypatch.delenv("FARSPAN_MEASURE", raising=False)
-    for found in on_ranks(2, [LONG_S, *[SHORT_S] * 5], trained):
-        assert found[2] == [0, 0, 0, 1, 1, 1]
-
-
-def test_the_environment_may_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARSPAN_MEASURE", "1")
-    for found in on_ranks(2, [LONG_S, *[SHORT_S] * 5], trained):
+    for found in on_ranks(2, seconds, trained):
         assert found[2] == [0, 1, 1, 1, 1, 1]
-    for found in on_ranks(2, [LONG_S, *[SHORT_S] * 5], trained, measure=False):
+    for found in on_ranks(2, seconds, trained, measure=False):
         assert found[2] == [0, 0, 0, 1, 1, 1]
+    monkeypatch.setenv("FARSPAN_MEASURE", "0")
+    for found in on_ranks(2, seconds, trained):
+        assert found[2] == [0, 0, 0, 1, 1, 1]
+
+
+def begun(model: nn.Module) -> list[int]:
+    """Where the pieces are at first."""
+    plan = farspan.plan_of(model)
+    return [plan.rank_of(plan.placement[str(number)]) for number in range(len(list(model.children())))]
+
+
+def test_the_next_run_begins_where_this_one_ended() -> None:
+    seconds = [LONG_S, *[SHORT_S] * 5]
+    assert on_ranks(2, seconds, begun) == [[0, 0, 0, 1, 1, 1]] * 2
+    on_ranks(2, seconds, trained)
+    assert on_ranks(2, seconds, begun) == [[0, 1, 1, 1, 1, 1]] * 2
+    assert on_ranks(2, seconds, begun, measure=False) == [[0, 0, 0, 1, 1, 1]] * 2
+    assert on_ranks(2, seconds, begun, pins={"5": "rank:0"}) != [[0, 1, 1, 1, 1, 1]] * 2
+    assert on_ranks(3, seconds, begun) == [[0, 0, 1, 1, 2, 2]] * 3
+
+
+@pytest.mark.parametrize("text", ["{", "", '{"format": "farspan-plan/1", "stages": ["rank:0"], "placement": {"": 0}}'])
+def test_what_cannot_be_used_of_an_earlier_run_is_found_anew(text: str) -> None:
+    seconds = [LONG_S, *[SHORT_S] * 5]
+    on_ranks(2, seconds, trained)
+    (kept,) = cache_folder("plans").iterdir()
+    kept.write_text(text)
+    assert on_ranks(2, seconds, begun) == [[0, 0, 0, 1, 1, 1]] * 2
+    on_ranks(2, seconds, trained)
+    assert on_ranks(2, seconds, begun) == [[0, 1, 1, 1, 1, 1]] * 2
+
+
+def test_a_model_that_reads_within_its_micro_batches_is_measured_too() -> None:
+    class Reading(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for number, layer in enumerate(self):
+                x = layer(x)
+                if number == 2 and x.abs().max().item() > 1e9:
+                    x = x / 2
+            return x
+
+    models = [Reading(*build([LONG_S, *[SHORT_S] * 5])) for _ in range(2)]
+    losses, state, _ = train(Reading(*build([LONG_S, *[SHORT_S] * 5])))
+    for found in run_threads(2, lambda rank: trained(farspan.distribute(models[rank]))):
+        assert found[2] == [0, 1, 1, 1, 1, 1]
+        assert found[0] == losses
+        assert all(torch.equal(found[1][name], item) for name, item in state.items())
 
 
 @pytest.mark.parametrize("options", [{"plan": {"": "rank:0"}}, {"remat": True}, {"stages": 3}])

@@ -112,7 +112,7 @@ def profile_script(
                 num_devices=lambda: (cluster or this_machine()).num_devices,
                 is_dry=is_dry,
                 is_hollow=is_dry,
-                cache=ProfileCache(cache_folder(), is_fresh=fresh),
+                cache=ProfileCache(cache_folder("profiles"), is_fresh=fresh),
                 hints=hints,
             ) as trial,
         ):

@@ -8,8 +8,22 @@ from farspan.graph.graph import Call as Call
 from farspan.graph.graph import Graph as Graph
 from farspan.graph.graph import Segment as Segment
 from farspan.graph.graph import Wanted as Wanted
+from farspan.graph.over import let_go as let_go
 from farspan.graph.value import EVERYWHERE as EVERYWHERE
 from farspan.graph.value import Meta as Meta
 from farspan.graph.value import Value as Value
 
-__all__ = ["EVERYWHERE", "Backward", "Call", "Edge", "Graph", "Meta", "Part", "Segment", "Value", "Wanted", "route"]
+__all__ = [
+    "EVERYWHERE",
+    "Backward",
+    "Call",
+    "Edge",
+    "Graph",
+    "Meta",
+    "Part",
+    "Segment",
+    "Value",
+    "Wanted",
+    "let_go",
+    "route",
+]

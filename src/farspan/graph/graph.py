@@ -86,7 +86,19 @@ class Call:
 class Segment:
     """A maximal piece of one graph that one stage can run without waiting in the middle."""
 
-    __slots__ = ("calls", "entries", "executed", "graph", "index", "inputs", "leaves", "level", "outputs", "stage")
+    __slots__ = (
+        "calls",
+        "entries",
+        "executed",
+        "graph",
+        "index",
+        "inputs",
+        "leaves",
+        "level",
+        "num_open",
+        "outputs",
+        "stage",
+    )
 
     def __init__(self, graph: Graph, index: int, level: int, stage: int) -> None:
         self.graph = graph
@@ -103,6 +115,8 @@ class Segment:
         self.entries: dict[Value, Any] = {}
         """Input value -> what its users here use, if that is not the tensor in `leaves` itself."""
         self.executed = False
+        self.num_open = 0
+        """Calls that have run and through which a backward may still come."""
 
     @property
     def order(self) -> tuple[int, int, int]:

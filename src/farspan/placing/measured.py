@@ -1,6 +1,6 @@
-"""The automatic plan, in two parts: estimated from the model's modules, then found from what its first step takes.
+"""The automatic plan, in two parts: begun with an estimate, then found from what the model's first step takes.
 
-    distribute              estimate: each piece on the rank that it is likely to belong to
+    distribute              estimate, or what was found before: each piece on the rank that it is likely to belong to
     first step              every rank measures the pieces that it runs; one micro-batch is looked at closely
     after optimizer.step()  all tell what they measured; rank 0 looks for the best plan; who gets a piece fetches it
 
@@ -22,6 +22,7 @@ from torch import nn
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.placing.places import place_first, replace_plan
+from farspan.placing.remembered import PlanMemory
 from farspan.plan import Plan, format_place, parse_place
 from farspan.plan.hints import Hints
 from farspan.planner.answer import Forecast, best_plan, forecast_of_stages
@@ -45,18 +46,19 @@ _LEAST_GAIN = 0.05
 
 
 def is_measuring(measure: bool | None) -> bool:
-    """Whether a first step is to be measured: as `distribute` was told, else as FARSPAN_MEASURE says, else not."""
-    return os.environ.get("FARSPAN_MEASURE", "0") == "1" if measure is None else measure
+    """Whether a first step is to be measured: as `distribute` was told, else unless FARSPAN_MEASURE is 0."""
+    return os.environ.get("FARSPAN_MEASURE", "1") != "0" if measure is None else measure
 
 
 def measure_first(
     engine: Engine,
     model: nn.Module,
-    estimated: Plan,
+    begun: Plan,
     pieces: Sequence[str],
     hints: Hints,
     *,
     schedule: str | None,
+    memory: PlanMemory,
     settled: Callable[[Plan, str], None],
 ) -> bool:
     """Place `model` so that its first step can be measured, and place it anew after that; all ranks call it.
@@ -64,10 +66,11 @@ def measure_first(
     Args:
         engine: This rank's.
         model: The user's model.
-        estimated: Where its pieces are to be at first.
+        begun: Where its pieces are to be at first.
         pieces: Names of what is placed as a whole, in the model's order; together they hold every parameter.
         hints: What is wanted of the plan that is found.
         schedule: That it is to have; None for its own.
+        memory: Where it is kept.
         settled: Called with that plan, and what there is to say of it.
 
     Returns:
@@ -75,12 +78,12 @@ def measure_first(
     """
     if engine.num_ranks == 1 or engine.stages or len(pieces) <= engine.num_ranks:
         return False
-    engine.agreement.agree_on("plan", f"{estimated.to_json()}\n{hints}")
-    owner = [_stage_of(name, estimated) for name in pieces]
-    first = _FirstSteps(engine, model, estimated, pieces, owner, hints, schedule, settled)
-    stages = tuple(estimated.stages[stage] for stage in owner)
+    engine.agreement.agree_on("plan", f"{begun.to_json()}\n{hints}")
+    owner = [_stage_of(name, begun) for name in pieces]
+    first = _FirstSteps(engine, model, begun, pieces, owner, hints, schedule, memory, settled)
+    stages = tuple(begun.stages[stage] for stage in owner)
     placement = {name: number for number, name in enumerate(pieces)}
-    pieces_apart = dataclasses.replace(estimated, stages=stages, placement=placement, schedule=_SCHEDULE, estimates={})
+    pieces_apart = dataclasses.replace(begun, stages=stages, placement=placement, schedule=_SCHEDULE, estimates={})
     place_first(engine, model, pieces_apart)
     engine.after_step.append(first.step_over)
     return True
@@ -93,21 +96,23 @@ class _FirstSteps:
         self,
         engine: Engine,
         model: nn.Module,
-        estimated: Plan,
+        begun: Plan,
         pieces: Sequence[str],
         owner: Sequence[int],
         hints: Hints,
         schedule: str | None,
+        memory: PlanMemory,
         settled: Callable[[Plan, str], None],
     ) -> None:
         self.engine = engine
         self.model = model
-        self.estimated = estimated
+        self.begun = begun
         self.pieces = pieces
         self.owner = owner
-        """Stage of each piece in the estimated plan."""
+        """Stage of each piece in the plan it began with."""
         self.hints = hints
         self.schedule = schedule
+        self.memory = memory
         self.settled = settled
         self.meter = Meter(engine, mode=None, ended=lambda: None, about_to_time=lambda signature: None)
         engine.executor = self.meter
@@ -122,7 +127,7 @@ class _FirstSteps:
             return
         engine = self.engine
         if list(engine.recorder.roots) != [id(self.model)] or len(engine.stages) > len(self.pieces):
-            self._end("the model stays where it was estimated to belong: the program has another, or places of its own")
+            self._end("the model stays where it began: the program has another, or places of its own")
             return
         if self.found is None:
             with engine.executing():
@@ -132,11 +137,10 @@ class _FirstSteps:
         self.num_tries += 1
         if moved_bytes is not None:
             engine.after_step.remove(self.step_over)
+            self.memory.save(plan)
             self.settled(plan, f"{said}; {format_bytes(moved_bytes)} of parameters moved")
         elif self.num_tries == _MOST_TRIES:
-            self._end(
-                "the model stays where it was estimated to belong: something still uses parameters that would move"
-            )
+            self._end("the model stays where it began: something still uses parameters that would move")
 
     def _end(self, why: str) -> None:
         """Leave things as they are."""
@@ -144,14 +148,10 @@ class _FirstSteps:
         engine.after_step.remove(self.step_over)
         engine.executor = engine.plain_executor()
         engine.executor.remat = self.meter.remat
-        self.settled(self.estimated, why)
+        self.settled(self.begun, why)
 
     def _find(self) -> tuple[Plan, str]:
-        """The plan for what all ranks have measured, and what there is to say of it; the same on every rank.
-
-        Raises:
-            PlanError: There is none that is as the user wants it.
-        """
+        """The plan for what all ranks have measured, and what there is to say of it; the same on every rank."""
         engine = self.engine
         own = next(stage for stage, site in enumerate(engine.stages) if site.rank == engine.rank)
         shares = exchanged(engine, self.meter.measured(), self.meter.device_of(own))
@@ -161,13 +161,11 @@ class _FirstSteps:
                 plan, said = self._plan_from(shares)
                 answer = {"plan": plan.to_json(), "said": said}
             except PlanError as error:
-                answer = {"error": [error.what, error.why, error.hint]}
+                answer = {"error": f"{error.what} {error.why}"}
         answer = json.loads(engine.agreement.tell("the plan", json.dumps(answer).encode(), 0))
-        if "error" in answer:
-            what, why, hint = answer["error"]
-            if self.hints:
-                raise PlanError(what, why=why, hint=hint)
-            return self.estimated, f"the plan stays as estimated: {what}"  # and yet it has run
+        if "error" in answer:  # and yet it has run
+            _log.warning("the plan stays as it was: %s", answer["error"])
+            return self.begun, f"the plan stays as it was: {answer['error']}"
         return Plan.from_json(answer["plan"]), answer["said"]
 
     def _plan_from(self, shares: Sequence[RankMeasured]) -> tuple[Plan, str]:
@@ -188,11 +186,11 @@ class _FirstSteps:
         graph = costed_graph(profile, cluster)
         hints = dataclasses.replace(self.hints, stages=len(ranks)).renumbered(ranks)
         best = best_plan(graph, cluster, self.num_micro_batches, hints=hints).best
-        now = forecast_of_stages(graph, cluster, self._estimated_stages(cluster, ranks), self.num_micro_batches)
+        now = forecast_of_stages(graph, cluster, self._begun_stages(cluster, ranks), self.num_micro_batches)
         error = max(profile.spread, _LEAST_GAIN)
         said = (
             f"measured {len(self.pieces)} pieces of {profile.num_unique} kinds: a step is likely to take "
-            f"{format_seconds(now.step_s)} as estimated, {format_seconds(best.step_s)} under the best plan"
+            f"{format_seconds(now.step_s)} as it is, {format_seconds(best.step_s)} under the best plan"
         )
         if best.step_s < (1 - error) * now.step_s or not self._fits(now):
             stages = tuple(
@@ -202,25 +200,25 @@ class _FirstSteps:
             plan = dataclasses.replace(best.plan, stages=stages)
         else:
             said += f", no more than predictions are off ({100 * error:.0f} %)"
-            plan = dataclasses.replace(self.estimated, estimates={**self.estimated.estimates, **now.plan.estimates})
+            plan = dataclasses.replace(self.begun, estimates={**self.begun.estimates, **now.plan.estimates})
         if self.schedule is not None:
             plan = dataclasses.replace(plan, schedule=self.schedule)
         return plan, said
 
-    def _estimated_stages(self, cluster: Cluster, ranks: Sequence[int]) -> list[tuple[str, list[str]]]:
+    def _begun_stages(self, cluster: Cluster, ranks: Sequence[int]) -> list[tuple[str, list[str]]]:
         kinds = [each.name for each in cluster.classes for _ in range(each.num_devices)]
         kind_of = dict(zip(ranks, kinds, strict=True))
         return [
             (
-                kind_of[self.estimated.rank_of(stage)],
+                kind_of[self.begun.rank_of(stage)],
                 [name for name, its in zip(self.pieces, self.owner, strict=True) if its == stage],
             )
-            for stage in range(self.estimated.num_stages)
+            for stage in range(self.begun.num_stages)
         ]
 
     def _fits(self, now: Forecast) -> bool:
-        """Whether the estimated plan has the memory that it needs, and is allowed."""
-        limits = [self.hints.memory_of(self.estimated.rank_of(stage)) for stage in range(self.estimated.num_stages)]
+        """Whether the plan it began with has the memory that it needs, and is allowed."""
+        limits = [self.hints.memory_of(self.begun.rank_of(stage)) for stage in range(self.begun.num_stages)]
         return now.fits and all(
             limit is None or each.memory_bytes <= limit for each, limit in zip(now.stages, limits, strict=True)
         )

@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 _VERSION = "farspan-profile/3"
 
 
-def cache_folder() -> Path:
-    """Where profiles lie: $XDG_CACHE_HOME/farspan/profiles, by default ~/.cache/farspan/profiles."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farspan" / "profiles"
+def cache_folder(kind: str) -> Path:
+    """Where "profiles" or "plans" lie: in $XDG_CACHE_HOME/farspan, by default ~/.cache/farspan."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farspan" / kind
 
 
 class ProfileCache:

@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 from farspan.errors import FarspanError, RecordError, RemoteError
-from farspan.graph import Call, Graph, Meta, Part, Value
+from farspan.graph import Call, Graph, Meta, Part, Value, let_go
 from farspan.lazy import (
     Frame,
     Placed,
@@ -237,38 +237,11 @@ class Engine:
 
     def _settle(self, graphs: Sequence[Graph], parts: Sequence[Part]) -> None:
         """What has run is let go, but for what the program can still read or differentiate."""
-        for part in parts:
-            if not part.backward.retain_graph:
-                for call in part.calls:
-                    call.arguments = None
         self.recorder.forget_parameter_values()
         self.values.keep(
             value for graph in graphs for call in graph.calls for value in call.outputs if self._is_mine(value)
         )
-        for graph in graphs:
-            for segment in graph.segments:
-                is_over = True
-                for call in segment.calls:
-                    can_go_back = False
-                    for value in call.outputs:
-                        needs_gradient = value.meta.requires_grad
-                        can_go_back |= needs_gradient
-                        if not needs_gradient or call.arguments is None:
-                            if not value.is_held:
-                                value.data = None
-                            elif needs_gradient and value.data is not None:
-                                value.data = value.data.detach()  # without the graph that has been used
-                    if not can_go_back:
-                        call.arguments = None
-                    is_over &= call.arguments is None
-                segment.executed = True
-                segment.calls = []
-                if is_over:
-                    segment.inputs.clear()
-                    segment.leaves.clear()
-                    segment.entries.clear()
-            graph.calls = []
-            graph.sources = {}
+        let_go(graphs, parts)
         self._history.end()
 
     # Values that every rank will want.

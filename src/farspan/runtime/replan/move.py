@@ -7,6 +7,7 @@ every rank                                            --- all have come ---   st
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | Non
     """
     found = moves(model, engine.recorder, sites)
     engine.resolve_masks()
+    gc.collect()  # what was recorded refers to itself, and so to parameters
     with engine.executing():
         has_hook = any(item.hooked_at is not None for item in engine.parameters.values())
         may = not has_hook and is_free_of_recorded(model) and can_go(model, [move.item for move in found])
