@@ -226,15 +226,18 @@ def test_a_slower_device_gets_less(said_times: dict[int, float]) -> None:
     assert sum(first) in (1, 2)
 
 
-def share(seconds: dict[str, float]) -> RankMeasured:
+def share(seconds: dict[str, float], *others: dict[str, float]) -> RankMeasured:
+    """What a rank has measured: of each kind of piece the seconds in one micro-batch, and in others."""
     notes = {
         (0, number): SegmentNote(key=(0, number), is_called=True, inputs=[], likeness=kind)
         for number, kind in enumerate(seconds)
     }
     samples = [
-        Sample(number=1, key=(0, number), kind="F", seconds=each) for number, each in enumerate(seconds.values())
+        Sample(number=1 + micro_batch, key=(0, number), kind="F", seconds=each)
+        for micro_batch, taken in enumerate([seconds, *others])
+        for number, each in enumerate(taken.values())
     ]
-    measured = Measured(notes=notes, samples=samples, num_micro_batches=2, halved=-1, gradient_bytes={})
+    measured = Measured(notes=notes, samples=samples, num_micro_batches=2 + len(others), halved=-1, gradient_bytes={})
     return RankMeasured(host="here", device="cpu", memory_bytes=1e9, measured=measured, state_bytes={})
 
 
@@ -247,3 +250,8 @@ def test_speeds_follow_from_work_in_common() -> None:
 
 def test_noise_makes_no_difference_of_speed() -> None:
     assert speeds_of_ranks([share({"A": 1.0}), share({"A": 1.08}), share({"A": 0.95})]) == [1.0, 1.0, 1.0]
+
+
+def test_what_else_runs_on_a_machine_makes_no_difference_of_speed() -> None:
+    disturbed = share({"A": 5.0}, {"A": 1.02}, {"A": 4.0})
+    assert speeds_of_ranks([share({"A": 1.0}), disturbed]) == [1.0, 1.0]

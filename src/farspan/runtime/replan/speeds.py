@@ -51,11 +51,11 @@ def speeds_of_ranks(shares: Sequence[RankMeasured]) -> list[float]:
 
 
 def _seconds(share: RankMeasured) -> dict[str, float]:
-    """By kind of segment what its forward takes, where that is known."""
+    """By kind of segment the least that its forward took: what else runs on a machine only adds to it."""
     measured = share.measured
     taken: dict[str, list[float]] = defaultdict(list)
     for sample in measured.samples:
         note = measured.notes.get(sample.key)
         if note is not None and sample.kind == "F" and sample.number > 0 and sample.seconds > 0:
             taken[note.likeness].append(sample.seconds)
-    return {kind: median(seconds) for kind, seconds in taken.items()}
+    return {kind: min(seconds) for kind, seconds in taken.items()}
