@@ -71,7 +71,7 @@ def kept(apart: Collection[int]) -> Iterator[Kept]:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is torch.strided and storage_id(tensor) not in apart:
             found.add(tensor)
-        return tensor.detach()  # the graph would hold itself
+        return tensor if tensor.grad_fn is None else tensor.detach()  # or the graph would hold itself
 
     with saved_tensors_hooks(pack, as_packed):
         yield found
