@@ -37,6 +37,7 @@ def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | Non
     found = moves(model, engine.recorder, sites)
     engine.resolve_masks()
     gc.collect()  # what was recorded refers to itself, and so to parameters
+    engine.agreement.meet("the model may move")  # of ranks in one process, one collects for all
     with engine.executing():
         has_hook = any(item.hooked_at is not None for item in engine.parameters.values())
         may = not has_hook and is_free_of_recorded(model) and can_go(model, [move.item for move in found])
