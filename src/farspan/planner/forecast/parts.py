@@ -69,8 +69,7 @@ class Part:
         self.chosen = [_as_run(node, stage.options.get(node.name, "")) for node in graph.nodes if node.name in inside]
         self.forward_s = sum(seconds_on(replace(node, backward_s=0.0), kind) for node in self.chosen)
         self.backward_s = sum(seconds_on(replace(node, forward_s=0.0), kind) for node in self.chosen)
-        weights = sum(seconds_on(replace(node, forward_s=0.0, backward_s=node.weight_s), kind) for node in self.chosen)
-        self.weight_s = min(weights, self.backward_s)
+        self.weight_s = sum(_weight_s(node, kind) for node in self.chosen)
         self.parameter_bytes = sum(node.parameter_bytes for node in self.chosen)
         self.memory_bytes = sum(node.memory_bytes for node in self.chosen)
         self.received: list[Hop] = []
@@ -144,6 +143,12 @@ def _add_borders(parts: Sequence[Part], stage_of: Mapping[str, int], edges: Sequ
             )
             parts[earlier].returned.append(hop)
             parts[later].is_awaited = True
+
+
+def _weight_s(node: CostedNode, kind: DeviceClass) -> float:
+    """Seconds of its backward that can be put off."""
+    weights = seconds_on(replace(node, forward_s=0.0, backward_s=node.weight_s), kind)
+    return min(weights, seconds_on(replace(node, forward_s=0.0), kind))
 
 
 def _as_run(node: CostedNode, option: str) -> CostedNode:
