@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 from farspan.cluster import Cluster, DeviceClass
@@ -177,10 +178,14 @@ def play(
         tasks = make_tasks(graph, [_work_of(part) for part in parts], ranks, num_micro_batches)
     split = {task.needs[0] for task in tasks if task.kind is Kind.WEIGHT}
     nominal = tuple(
-        replace(task, duration=NOMINAL_S * (2 if task.kind is Kind.BACKWARD and index not in split else 1))
+        replace(
+            task,
+            duration=NOMINAL_S * (2 if task.kind is Kind.BACKWARD and index not in split else 1),
+            output_bytes=0.0,
+        )
         for index, task in enumerate(tasks)
     )
-    orders = orders_by_name(schedule, nominal, len(parts), run_ahead=run_ahead_of(schedule))
+    orders = _orders(schedule, nominal, len(parts))
     of_rank = {part.rank: part for part in parts}
 
     def link_of(source: int, destination: int) -> Link:
@@ -192,7 +197,14 @@ def play(
         latency = max(each.latency_s for each in ends)
         return Link(name=f"{source}>{destination}", latency=latency, bandwidth=bandwidth)
 
-    return simulate(Schedule(tasks=tasks, orders=tuple(map(tuple, orders))), link_of=link_of)
+    return simulate(Schedule(tasks=tasks, orders=orders), link_of=link_of)
+
+
+@lru_cache(maxsize=64)
+def _orders(schedule: str, nominal: tuple[Task, ...], num_ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The orders that the runtime makes: the same for all cuts of a row with the same backwards split."""
+    orders = orders_by_name(schedule, nominal, num_ranks, run_ahead=run_ahead_of(schedule))
+    return tuple(map(tuple, orders))
 
 
 def _work_of(part: Part) -> dict[str, Work]:
