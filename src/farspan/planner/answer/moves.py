@@ -8,9 +8,10 @@ What is played decides.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from farspan.cluster import Cluster
@@ -21,7 +22,7 @@ from farspan.planner.forecast import Forecast, forecast, shortest_step
 from farspan.planner.hinted import HintedProblem
 from farspan.planner.pipeline import Pipeline
 
-__all__ = ["Judge", "improved", "moved"]
+__all__ = ["Borders", "Judge", "improved"]
 
 _MOST_AT_ONCE = 2
 """Pieces that change sides together."""
@@ -75,9 +76,9 @@ def improved(starts: Sequence[Forecast], orders: Orders, judge: Judge) -> Foreca
         order = _order_of(each)
         before = known.get(order)
         known[order] = each if before is None or each.step_s < before.step_s else before
-    for order in list(known):
-        for other in (order, *_sorted(order, judge.problem.cluster)):
-            _look_at(other, known, orders, judge)
+    firsts = [other for order in known for other in (order, *_sorted(order, judge.problem.cluster))]
+    for order in dict.fromkeys(firsts):
+        _look_at(order, known, orders, judge)
     expanded: set[tuple[str, ...]] = set()
     while not judge.is_done(0.5):
         kept = [_order_of(each) for each in _by_step(known)[:_NUM_KEPT]]
@@ -89,10 +90,11 @@ def improved(starts: Sequence[Forecast], orders: Orders, judge: Judge) -> Foreca
             if other not in known and not judge.is_done(0.5):
                 _look_at(other, known, orders, judge)
     best = _by_step(known)[0]
+    borders = Borders(judge.problem.graph, judge.problem.cluster)
     for each in _by_step(known):
         if each.step_s > best.step_s * _CLOSE:
             break
-        found = _with_borders_moved(each, judge)
+        found = _with_borders_moved(each, borders, judge)
         best = found if found.step_s < best.step_s * _SAME else best
     return best
 
@@ -125,11 +127,12 @@ def _sorted(order: tuple[str, ...], cluster: Cluster) -> Iterator[tuple[str, ...
             yield tuple(sorted(order, key=lambda name, what=what, sign=sign: sign * getattr(kinds[name], what)))
 
 
-def _with_borders_moved(best: Forecast, judge: Judge) -> Forecast:
+def _with_borders_moved(best: Forecast, borders: Borders, judge: Judge) -> Forecast:
+    """Pieces change sides one by one for as long as that gains; then at two borders at once."""
     gains = True
     while gains:
         gains = False
-        for pipeline in _beside(best, judge.problem.graph, judge.problem.cluster):
+        for pipeline in itertools.chain(borders.beside(best.pipeline), borders.twice_beside(best.pipeline)):
             found = judge.better(pipeline, best.step_s)
             if found is not None:
                 best, gains = found, True
@@ -139,54 +142,74 @@ def _with_borders_moved(best: Forecast, judge: Judge) -> Forecast:
     return best
 
 
-def moved(best: Forecast, graph: CostedGraph, cluster: Cluster, name: str, stage: int, other: int) -> Pipeline | None:
-    """The pipeline with `name`, and what lies between it and the stage beside, in that stage.
+class Borders:
+    """What lies at the borders between stages, and may go to the other side."""
 
-    None if that leaves nothing where it was, or may not run there.
-    """
-    going = _between(best, graph, name, stage, other)
-    kind = next(each for each in cluster.classes if each.name == best.pipeline.stages[other].device_class)
-    may_run = all(math.isfinite(seconds_on(node, kind)) for node in graph.nodes if node.name in going)
-    if len(going) == len(best.stages[stage].nodes) or not may_run:
-        return None
-    stages = list(best.pipeline.stages)
-    options = {each: option for each, option in stages[stage].options.items() if each in going}
-    stages[stage] = replace(stages[stage], nodes=tuple(each for each in stages[stage].nodes if each not in going))
-    stages[other] = replace(
-        stages[other],
-        nodes=(*stages[other].nodes, *sorted(going)),
-        options={**stages[other].options, **options},
-    )
-    return replace(best.pipeline, stages=tuple(stages))
-
-
-def _beside(best: Forecast, graph: CostedGraph, cluster: Cluster) -> Iterator[Pipeline]:
-    slowest_first = sorted(
-        range(len(best.stages)), key=lambda stage: -best.stages[stage].forward_s - best.stages[stage].backward_s
-    )
-    for stage in slowest_first:
-        for other in (stage - 1, stage + 1):
-            if not 0 <= other < len(best.stages):
-                continue
-            for name in best.stages[stage].nodes:
-                if len(_between(best, graph, name, stage, other)) <= _MOST_AT_ONCE:
-                    pipeline = moved(best, graph, cluster, name, stage, other)
-                    if pipeline is not None:
-                        yield pipeline
-
-
-def _between(best: Forecast, graph: CostedGraph, name: str, stage: int, other: int) -> set[str]:
-    """What goes along if `name` leaves its stage: what is before it there, or after it; and what it must be with."""
-    inside = {node.name: node.together for node in graph.nodes if node.name in best.stages[stage].nodes}
-    going, grows = {name}, True
-    while grows:
-        grows = False
-        words = {inside[each] for each in going} - {None}
-        joining = {each for each, word in inside.items() if word in words}
+    def __init__(self, graph: CostedGraph, cluster: Cluster) -> None:
+        self._nodes = {node.name: node for node in graph.nodes}
+        self._kinds = {each.name: each for each in cluster.classes}
+        self._place = {node.name: place for place, node in enumerate(graph.nodes)}
+        self._with: dict[str, set[str]] = {}
+        """By name, what goes along wherever it goes."""
+        words: dict[str, set[str]] = {}
+        for node in graph.nodes:
+            word = {node.name} if node.together is None else words.setdefault(node.together, set())
+            word.add(node.name)
+            self._with[node.name] = word
+        self._sources: dict[str, set[str]] = {name: set() for name in self._nodes}
+        self._targets: dict[str, set[str]] = {name: set() for name in self._nodes}
         for edge in graph.edges:
-            near, far = (edge.source, edge.target) if other < stage else (edge.target, edge.source)
-            if far in going and near in inside:
-                joining.add(near)
-        grows = not joining <= going
-        going |= joining
-    return going
+            self._sources[edge.target].add(edge.source)
+            self._targets[edge.source].add(edge.target)
+
+    def moved(self, pipeline: Pipeline, name: str, stage: int, other: int, most: float = math.inf) -> Pipeline | None:
+        """The pipeline with `name`, and what lies between it and the stage beside, in that stage.
+
+        None if that leaves nothing where it was, may not run there, or is more than so many pieces.
+        """
+        stages = list(pipeline.stages)
+        going = self._between(set(stages[stage].nodes), name, self._sources if other < stage else self._targets, most)
+        kind = self._kinds[stages[other].device_class]
+        may_run = all(math.isfinite(seconds_on(self._nodes[each], kind)) for each in going)
+        if not going or len(going) == len(stages[stage].nodes) or not may_run:
+            return None
+        options = {each: option for each, option in stages[stage].options.items() if each in going}
+        staying = tuple(each for each in stages[stage].nodes if each not in going)
+        nodes = tuple(sorted((*stages[other].nodes, *going), key=lambda each: self._place[each]))
+        stages[stage] = replace(stages[stage], nodes=staying)
+        stages[other] = replace(stages[other], nodes=nodes, options={**stages[other].options, **options})
+        return replace(pipeline, stages=tuple(stages))
+
+    def _between(self, inside: set[str], name: str, before: Mapping[str, set[str]], most: float) -> set[str]:
+        """What goes along if `name` leaves the nodes `inside`: what is before it there, and what it must be with.
+
+        Empty if these are too many.
+        """
+        going, waiting = {name}, [name]
+        while waiting:
+            each = waiting.pop()
+            joining = ((before[each] | self._with[each]) & inside) - going
+            going |= joining
+            waiting += joining
+            if len(going) > most:
+                return set()
+        return going
+
+    def beside(self, pipeline: Pipeline, near: Sequence[int] | None = None) -> Iterator[Pipeline]:
+        """Pipelines with few pieces on the other side of a border; of one of the stages `near` only."""
+        for stage in range(len(pipeline.stages)):
+            for other in (stage - 1, stage + 1):
+                is_near = near is None or stage in near or other in near
+                if not (0 <= other < len(pipeline.stages) and is_near):
+                    continue
+                for name in pipeline.stages[stage].nodes:
+                    found = self.moved(pipeline, name, stage, other, _MOST_AT_ONCE)
+                    if found is not None:
+                        yield found
+
+    def twice_beside(self, pipeline: Pipeline) -> Iterator[Pipeline]:
+        """The same with pieces on the other side of one border more, of the same stages."""
+        for once in self.beside(pipeline):
+            pairs = zip(pipeline.stages, once.stages, strict=True)
+            near = [stage for stage, (old, new) in enumerate(pairs) if old.nodes != new.nodes]
+            yield from self.beside(once, near)

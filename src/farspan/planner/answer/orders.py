@@ -43,7 +43,9 @@ class Orders:
         group_of, before = group_nodes(graph)
         prefixes, is_complete = good_prefixes(graph, group_of, before)
         lattice = make_lattice(max(group_of) + 1, prefixes, is_complete=is_complete)
-        self.loads = StageLoads(graph, cluster, group_of, lattice, replace(rules, max_replicas=1))
+        one_each = replace(rules, max_replicas=1)
+        self.loads = StageLoads(graph, cluster, group_of, lattice, one_each)
+        self.computing = StageLoads(graph, cluster, group_of, lattice, replace(one_each, passes=0.0))
         self.num_pieces = max(group_of) + 1
         self.number_of = {each.name: number for number, each in enumerate(cluster.classes)}
         weights = np.zeros((max(group_of) + 1, len(cluster.classes)))
@@ -51,22 +53,23 @@ class Orders:
             only = replace(node, forward_s=0.0, backward_s=node.weight_s)
             weights[group] += [seconds_on(only, each) for each in cluster.classes]
         self.weights = lattice.members() @ np.where(np.isfinite(weights), weights, 0.0)  # [prefix, class]
-        self.rates: dict[tuple[int, int], FloatArray] = {}
+        self._known: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
 
     def cuts(self, order: Sequence[str]) -> Iterator[Pipeline]:
         """Pipelines of a stage on a device of each of those classes, in that order, the most even first."""
         seen: set[tuple[int, ...]] = set()
         depths = range(len(order), 0, -1)
-        rates = [self._rate(self.number_of[name], depth) for name, depth in zip(order, depths, strict=True)]
+        both = [self._seconds(self.number_of[name], depth) for name, depth in zip(order, depths, strict=True)]
         weights = [self._weight(self.number_of[name]) for name in order]
-        smallest = _smallest_cap(rates)
-        if not np.isfinite(smallest):
-            return
-        for times in _CAPS:
-            for off in (0.0, 1.0):
+        onces = [once for _, once in both]
+        for rates in ([rate for rate, _ in both], onces):
+            smallest = _smallest_cap(rates)
+            if not np.isfinite(smallest):
+                return
+            for times, off in itertools.product(_CAPS, (0.0, 1.0)):
                 fills = [
-                    np.where(rate <= smallest * times * (1 + 1e-9), rate - off * weight, np.inf)
-                    for rate, weight in zip(rates, weights, strict=True)
+                    np.where(rate <= smallest * times * (1 + 1e-9), once - off * weight, np.inf)
+                    for rate, once, weight in zip(rates, onces, weights, strict=True)
                 ]
                 ends = _chain(fills)
                 if ends not in seen:
@@ -75,7 +78,7 @@ class Orders:
 
     def work(self, order: Sequence[str]) -> float:
         """About as many tasks are played in the time that `cuts` takes."""
-        return 2 * len(_CAPS) * len(order) * self.loads.num_prefixes**2 / _PAIRS_PER_TASK
+        return 4 * len(_CAPS) * len(order) * self.loads.num_prefixes**2 / _PAIRS_PER_TASK
 
     def beside(self, order: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """Orders that differ in one exchange of two devices, or in one device."""
@@ -99,19 +102,19 @@ class Orders:
             range(1, self.num_pieces + 1) if rules.num_stages is None else (rules.num_stages,)
         )
 
-    def _rate(self, device_class: int, depth: int) -> FloatArray:
-        """[start, end] seconds of a micro-batch in that stage; infinite where it cannot be."""
+    def _seconds(self, device_class: int, depth: int) -> tuple[FloatArray, FloatArray]:
+        """[start, end] of a micro-batch in that stage, without transfers and with them; infinite where it cannot be."""
         depth = min(depth, self.loads.num_depths - 1)
-        if (device_class, depth) not in self.rates:
-            count = self.loads.num_prefixes
-            found = np.full((count, count), np.inf)
-            number = self._option(device_class)
-            self.loads.what, self.loads.cap = "fill", math.inf
-            for start in range(count - 1):
-                ends = self.loads.ends(start)
-                found[start, ends] = self.loads.loads(start, ends)[number][:, depth]
-            self.rates[device_class, depth] = found
-        return self.rates[device_class, depth]
+        if (device_class, depth) not in self._known:
+            count, number = self.loads.num_prefixes, self._option(device_class)
+            found = (np.full((count, count), np.inf), np.full((count, count), np.inf))
+            for loads, seconds in zip((self.computing, self.loads), found, strict=True):
+                loads.what, loads.cap = "fill", math.inf
+                for start in range(count - 1):
+                    ends = loads.ends(start)
+                    seconds[start, ends] = loads.loads(start, ends)[number][:, depth]
+            self._known[device_class, depth] = found
+        return self._known[device_class, depth]
 
     def _weight(self, device_class: int) -> FloatArray:
         """[start, end] seconds of gradients of weights."""
