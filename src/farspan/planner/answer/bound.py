@@ -15,20 +15,27 @@ backward of the last one, while it may have gradients of weights left to do:
     step >= f(1) + ... + f(s - 1) + M * t(s)
     step >= g(1) + ... + g(s - 1) + M * g(s)
 
-No node's f is less than a share p of its t. So t(s) <= R(s) / M, with R(s) what is left of the step after the stages
-before, R(s + 1) <= R(s) - p t(s). Most work is done if all stages take all they may, the fastest first:
-T <= step / M * sum over s of v(s) (1 - p / M)^(s - 1); and the same for g, with p = 1.
+so with that many devices of each class, used in any order, stages reach no farther along the row than
+
+    reach(n) = max over classes c of    the last node at which both still hold for a stage on c after reach(n - one c)
+
+and no step is shorter than the shortest in which all nodes are reached. (With the sums over earlier stages taken on the
+fastest devices, to have come farther is never worse: they grow by less than M * t.) Where devices are too many for
+that, stages take parts of nodes: no node's f is less than a share p of its t, so t(s) <= R(s) / M, with R(s) what is
+left of the step after the stages before, R(s + 1) <= R(s) - p t(s). Most work is done if all stages take all they may,
+the fastest first: T <= step / M * sum over s of v(s) (1 - p / M)^(s - 1); and the same for g, with p = 1.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.costed.problem import seconds_on
+from farspan.planner.search.row import MAX_STATES, Row, Work
 
 __all__ = ["lower_bound"]
 
@@ -59,7 +66,7 @@ def lower_bound(
         >>> graph = CostedGraph(nodes=nodes, edges=(CostedEdge(source="a", target="b"),))
         >>> cluster = Cluster(classes=(DeviceClass(name="x", kind="x", devices_per_host=2),))
         >>> round(lower_bound(graph, cluster, 4), 2)
-        13.71
+        15.0
     """
     classes = cluster.classes
     work = {node.name: [_work(node, each) for each in classes] for node in graph.nodes}
@@ -74,42 +81,40 @@ def lower_bound(
         sums = pieces.setdefault(number if node.together is None else node.together, [0.0] * len(classes))
         sums[:] = map(sum, zip(sums, (each.whole_s for each in work[node.name]), strict=True))
     longest = max(map(min, pieces.values()))
-    edges = [edge for edge in graph.edges if not edge.is_parameter]
-    returning = _with_gradients(edges)
-    path = max(_longest_path(edges, forward), _longest_path(returning, waited))
-    share = min(each.forward_share for row in work.values() for each in row)
+    forwards = [edge for edge in graph.edges if not edge.is_parameter]
+    backwards = _with_gradients(forwards)
+    ends = _ends(forwards, whole)
+    is_row = is_row and max(ends.values()) >= total * _SAME
+    returns = is_row and max(_ends(backwards, whole).values()) >= total * _SAME
+    path = max(*_ends(forwards, forward).values(), *_ends(backwards, waited).values())
     most = min(len(pieces), num_stages or len(pieces))
+    share = min(each.forward_share for row in work.values() for each in row) if is_row else 0.0
 
-    def busy(
-        least: Mapping[str, float], of: Callable[[_Work], float], waits: Sequence[CostedEdge], part: float
-    ) -> float:
+    def busy(least: Mapping[str, float], of: Callable[[Work], float], part: float) -> float:
         """Seconds for all of that work on all devices; `part` of it keeps those after it waiting."""
-        is_chain = is_row and _longest_path(waits, whole) >= total * _SAME
-        left = 1 - part / num_micro_batches if is_chain else 1.0
-        speeds = _speeds(cluster, least, {name: [of(each) for each in row] for name, row in work.items()})[:most]
-        return num_micro_batches * sum(least.values()) / sum(v * left**s for s, v in enumerate(speeds))
+        rows = {name: [of(each) for each in row] for name, row in work.items()}
+        left = 1 - part / num_micro_batches
+        return (
+            num_micro_batches
+            * sum(least.values())
+            / sum(v * left**s for s, v in enumerate(_speeds(cluster, least, rows)[:most]))
+        )
 
-    return _SAME * max(
-        busy(whole, lambda each: each.whole_s, edges, share),
-        busy(waited, lambda each: each.waited_s, returning, 1.0),
+    least_s = max(
+        busy(whole, lambda each: each.whole_s, share),
+        busy(waited, lambda each: each.waited_s, 1.0 if returns else 0.0),
         num_micro_batches * longest,
         path,
     )
+    counts = [min(each.num_devices, most) for each in classes]
+    if is_row and math.prod(count + 1 for count in counts) <= MAX_STATES:
+        order = sorted((name for name, seconds in whole.items() if seconds), key=lambda name: ends[name])
+        row = Row([work[name] for name in order], counts, most, num_micro_batches, returns=returns)
+        least_s = row.least_step(least_s)
+    return _SAME * least_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """The least that a node takes on a device, however it is run; infinite where it may not run."""
-
-    whole_s: float
-    waited_s: float
-    """Without gradients of weights."""
-    forward_s: float
-    forward_share: float
-    """Of the whole."""
-
-
-def _work(node: CostedNode, kind: DeviceClass) -> _Work:
+def _work(node: CostedNode, kind: DeviceClass) -> Work:
     ways = [
         node,
         *(
@@ -122,7 +127,7 @@ def _work(node: CostedNode, kind: DeviceClass) -> _Work:
     backward = [seconds_on(replace(way, forward_s=0.0), kind) for way in ways]
     weights = seconds_on(replace(node, forward_s=0.0, backward_s=node.weight_s), kind)
     whole = [f + b for f, b in zip(forward, backward, strict=True)]
-    return _Work(
+    return Work(
         whole_s=min(whole),
         waited_s=min(
             f + max(0.0, b - weights) if math.isfinite(b) else math.inf for f, b in zip(forward, backward, strict=True)
@@ -132,7 +137,7 @@ def _work(node: CostedNode, kind: DeviceClass) -> _Work:
     )
 
 
-def _least(work: Mapping[str, Sequence[_Work]], of: Callable[[_Work], float]) -> dict[str, float]:
+def _least(work: Mapping[str, Sequence[Work]], of: Callable[[Work], float]) -> dict[str, float]:
     return {name: min(map(of, row)) for name, row in work.items()}
 
 
@@ -153,8 +158,8 @@ def _with_gradients(edges: Sequence[CostedEdge]) -> list[CostedEdge]:
     return [edge for edge in edges if first[edge.source, edge.value].gradient_bytes != 0]
 
 
-def _longest_path(edges: Sequence[CostedEdge], least: Mapping[str, float]) -> float:
-    """The most seconds of pieces that follow from each other."""
+def _ends(edges: Sequence[CostedEdge], least: Mapping[str, float]) -> dict[str, float]:
+    """When each piece ends at the earliest, by name."""
     targets: dict[str, list[str]] = {}
     waits = dict.fromkeys(least, 0)
     for source, target in {(edge.source, edge.target) for edge in edges}:
@@ -168,4 +173,4 @@ def _longest_path(edges: Sequence[CostedEdge], least: Mapping[str, float]) -> fl
             waits[target] -= 1
             if not waits[target]:
                 ready.append(target)
-    return max(ends.values())
+    return ends
