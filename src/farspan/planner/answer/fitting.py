@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
+from farspan.planner.answer.moves import Judge
+from farspan.planner.answer.orders import Orders
 from farspan.planner.costed import CostedGraph
 from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.hinted import HintedProblem
@@ -37,20 +40,38 @@ def fitting(problem: HintedProblem, searched: Cluster, num_micro_batches: int) -
     """The best plan for the devices in `searched`, by the objective of the search; None where none fits.
 
     The search counts neither what a piece needs while it runs nor what is sent: where that is too much, it is told of
-    so much less memory.
+    so much less memory of such devices.
     """
     rules = Rules(micro_batches=num_micro_batches, max_replicas=1, num_stages=problem.hints.stages, least=problem.least)
-    less = 0.0
+    less = dict.fromkeys((each.name for each in searched.classes), 0.0)
     for _ in range(_MOST_SEARCHES):
-        classes = tuple(replace(each, memory_bytes=max(0.0, each.memory_bytes - less)) for each in searched.classes)
+        classes = tuple(
+            replace(each, memory_bytes=max(0.0, each.memory_bytes - less[each.name])) for each in searched.classes
+        )
         cluster = Cluster(classes=classes)
         pipeline = best_pipeline(problem.searched, cluster, rules)
         if pipeline is None:
-            return None
+            break
         found = forecast(problem.graph, problem.cluster, pipeline, num_micro_batches)
         if found.fits:
             return Fitting(forecast=found, cluster=cluster, rules=rules)
-        less += max(stage.memory_bytes - stage.limit_bytes for stage in found.stages)
+        for name in less:
+            own = (
+                each for each, stage in zip(found.stages, pipeline.stages, strict=True) if stage.device_class == name
+            )
+            less[name] += max([0.0, *(stage.memory_bytes - stage.limit_bytes for stage in own)])
+    return _first_that_fits(problem, searched, rules)
+
+
+def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) -> Fitting | None:
+    orders, judge = Orders(problem.searched, searched, rules), Judge(problem, rules.micro_batches)
+    for order in orders.plain():
+        for pipeline in orders.cuts(order):
+            found = judge.better(pipeline, math.inf)
+            if found is not None:
+                return Fitting(forecast=found, cluster=searched, rules=rules)
+        if judge.is_done():
+            break
     return None
 
 

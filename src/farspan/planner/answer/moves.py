@@ -76,7 +76,7 @@ def improved(starts: Sequence[Forecast], orders: Orders, judge: Judge) -> Foreca
         order = _order_of(each)
         before = known.get(order)
         known[order] = each if before is None or each.step_s < before.step_s else before
-    firsts = [other for order in known for other in (order, *_sorted(order, judge.problem.cluster))]
+    firsts = [other for order in known for other in (order, *orders.sorted(order))]
     for order in dict.fromkeys(firsts):
         _look_at(order, known, orders, judge)
     expanded: set[tuple[str, ...]] = set()
@@ -117,14 +117,6 @@ def _by_step(known: _Known) -> list[Forecast]:
 
 def _order_of(each: Forecast) -> tuple[str, ...]:
     return tuple(stage.device_class for stage in each.pipeline.stages)
-
-
-def _sorted(order: tuple[str, ...], cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """The fast devices first, or last, or those of little memory."""
-    kinds = {each.name: each for each in cluster.classes}
-    for what in ("speed", "memory_bytes"):
-        for sign in (1, -1):
-            yield tuple(sorted(order, key=lambda name, what=what, sign=sign: sign * getattr(kinds[name], what)))
 
 
 def _with_borders_moved(best: Forecast, borders: Borders, judge: Judge) -> Forecast:

@@ -80,6 +80,20 @@ class Orders:
         """About as many tasks are played in the time that `cuts` takes."""
         return 4 * len(_CAPS) * len(order) * self.loads.num_prefixes**2 / _PAIRS_PER_TASK
 
+    def sorted(self, order: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """The same devices, the fast ones first, or last, or those of little memory."""
+        kinds = {each.name: each for each in self.cluster.classes}
+        for what in ("speed", "memory_bytes"):
+            for sign in (1, -1):
+                yield tuple(sorted(order, key=lambda name, what=what, sign=sign: sign * getattr(kinds[name], what)))
+
+    def plain(self) -> Iterator[tuple[str, ...]]:
+        """Of each number of devices, the most first, some orders."""
+        every = [each.name for each in self.cluster.classes for _ in range(each.num_devices)]
+        for count in range(min(len(every), self.num_pieces), 0, -1):
+            found = (each[:count] for each in self.sorted(every))
+            yield from (order for order in dict.fromkeys(found) if self._may_be(order))
+
     def beside(self, order: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """Orders that differ in one exchange of two devices, or in one device."""
         for first, second in itertools.combinations(range(len(order)), 2):
