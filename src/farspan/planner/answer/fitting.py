@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
@@ -15,46 +15,35 @@ from farspan.planner.hinted import HintedProblem
 from farspan.planner.pipeline import Pipeline, plan_pipeline
 from farspan.planner.search.stages import Rules
 
-__all__ = ["Fitting", "best_pipeline", "fitting"]
+__all__ = ["best_pipeline", "fitting", "rules_of"]
 
 _MOST_SEARCHES = 4
 """With less memory each time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitting:
-    """A plan that fits.
-
-    Attributes:
-        forecast: The plan.
-        cluster: What the search was told of the devices: perhaps less memory than they have.
-        rules: What it was told of the step.
-    """
-
-    forecast: Forecast
-    cluster: Cluster
-    rules: Rules
+def rules_of(problem: HintedProblem, num_micro_batches: int) -> Rules:
+    """What the search is told of a step: one device for each stage, and what the hints ask for."""
+    return Rules(micro_batches=num_micro_batches, max_replicas=1, num_stages=problem.hints.stages, least=problem.least)
 
 
-def fitting(problem: HintedProblem, searched: Cluster, num_micro_batches: int) -> Fitting | None:
+def fitting(problem: HintedProblem, searched: Cluster, num_micro_batches: int) -> Forecast | None:
     """The best plan for the devices in `searched`, by the objective of the search; None where none fits.
 
     The search counts neither what a piece needs while it runs nor what is sent: where that is too much, it is told of
     so much less memory of such devices.
     """
-    rules = Rules(micro_batches=num_micro_batches, max_replicas=1, num_stages=problem.hints.stages, least=problem.least)
+    rules = rules_of(problem, num_micro_batches)
     less = dict.fromkeys((each.name for each in searched.classes), 0.0)
     for _ in range(_MOST_SEARCHES):
         classes = tuple(
             replace(each, memory_bytes=max(0.0, each.memory_bytes - less[each.name])) for each in searched.classes
         )
-        cluster = Cluster(classes=classes)
-        pipeline = best_pipeline(problem.searched, cluster, rules)
+        pipeline = best_pipeline(problem.searched, Cluster(classes=classes), rules)
         if pipeline is None:
             break
         found = forecast(problem.graph, problem.cluster, pipeline, num_micro_batches)
         if found.fits:
-            return Fitting(forecast=found, cluster=cluster, rules=rules)
+            return found
         for name in less:
             own = (
                 each for each, stage in zip(found.stages, pipeline.stages, strict=True) if stage.device_class == name
@@ -63,13 +52,14 @@ def fitting(problem: HintedProblem, searched: Cluster, num_micro_batches: int) -
     return _first_that_fits(problem, searched, rules)
 
 
-def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) -> Fitting | None:
+def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) -> Forecast | None:
+    """The first plan that fits as it is played."""
     orders, judge = Orders(problem.searched, searched, rules), Judge(problem, rules.micro_batches)
     for order in orders.plain():
         for pipeline in orders.cuts(order):
             found = judge.better(pipeline, math.inf)
             if found is not None:
-                return Fitting(forecast=found, cluster=searched, rules=rules)
+                return found
         if judge.is_done():
             break
     return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from farspan.cluster import Cluster, DeviceClass
 from farspan.plan.hints import Hints
 from farspan.planner.answer.bound import lower_bound
-from farspan.planner.answer.fitting import best_pipeline, fitting
+from farspan.planner.answer.fitting import best_pipeline, fitting, rules_of
 from farspan.planner.answer.impossible import nothing_fits
 from farspan.planner.answer.moves import Judge, improved
 from farspan.planner.answer.orders import Orders
@@ -82,10 +82,9 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
     """
     began = time.monotonic()
     problem = hinted_problem(graph, cluster, hints or Hints())
-    first = fitting(problem, problem.cluster, num_micro_batches)
-    if first is None:
+    whole = fitting(problem, problem.cluster, num_micro_batches)
+    if whole is None:
         raise nothing_fits(graph, cluster, num_micro_batches, hints or Hints())
-    whole = first.forecast
     losers: list[Loser] = []
     found = [whole]
     for count in _counts(problem, len(whole.stages)):
@@ -95,9 +94,9 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
         if each is None:
             losers.append(Loser(what=_devices(count), step_s=float("inf"), why="it does not fit into their memory"))
         else:
-            found.append(each.forecast)
+            found.append(each)
     # The search knows neither what runs beside a transfer nor what fills a gap: what is played decides.
-    orders = Orders(problem.searched, first.cluster, first.rules)
+    orders = Orders(problem.searched, problem.cluster, rules_of(problem, num_micro_batches))
     best = improved(found, orders, Judge(problem, num_micro_batches))
     by_count: dict[int, Forecast] = {}
     for each in sorted(found, key=lambda each: each.step_s):
