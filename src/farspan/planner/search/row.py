@@ -12,7 +12,7 @@ __all__ = ["MAX_STATES", "Row", "Work"]
 
 MAX_STATES = 1_000
 """Numbers of devices of all classes that are looked at."""
-_CLOSE = 1e-5
+_CLOSE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
