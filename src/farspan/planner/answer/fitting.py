@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -19,6 +20,10 @@ __all__ = ["best_pipeline", "fitting", "rules_of"]
 
 _MOST_SEARCHES = 4
 """With less memory each time."""
+_MOST_CUTS = 4
+"""Of each order of devices."""
+_MOST_TASKS = 20_000
+"""Of all steps that are played where the search finds nothing."""
 
 
 def rules_of(problem: HintedProblem, num_micro_batches: int) -> Rules:
@@ -54,9 +59,9 @@ def fitting(problem: HintedProblem, searched: Cluster, num_micro_batches: int) -
 
 def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) -> Forecast | None:
     """The first plan that fits as it is played."""
-    orders, judge = Orders(problem.searched, searched, rules), Judge(problem, rules.micro_batches)
+    orders, judge = Orders(problem.searched, searched, rules), Judge(problem, rules.micro_batches, _MOST_TASKS)
     for order in orders.plain():
-        for pipeline in orders.cuts(order):
+        for pipeline in itertools.islice(orders.cuts(order), _MOST_CUTS):
             found = judge.better(pipeline, math.inf)
             if found is not None:
                 return found

@@ -46,6 +46,8 @@ class Orders:
         one_each = replace(rules, max_replicas=1)
         self.loads = StageLoads(graph, cluster, group_of, lattice, one_each)
         self.computing = StageLoads(graph, cluster, group_of, lattice, replace(one_each, passes=0.0))
+        for loads in (self.loads, self.computing):
+            loads.options = [each for each in loads.options if each.tensor_parallel == each.replicas == 1]
         self.num_pieces = max(group_of) + 1
         self.number_of = {each.name: number for number, each in enumerate(cluster.classes)}
         weights = np.zeros((max(group_of) + 1, len(cluster.classes)))
@@ -81,10 +83,10 @@ class Orders:
         return 4 * len(_CAPS) * len(order) * self.loads.num_prefixes**2 / _PAIRS_PER_TASK
 
     def sorted(self, order: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """The same devices, the fast ones first, or last, or those of little memory."""
+        """The same devices, those of much memory first, or last, or the fast ones."""
         kinds = {each.name: each for each in self.cluster.classes}
-        for what in ("speed", "memory_bytes"):
-            for sign in (1, -1):
+        for what in ("memory_bytes", "speed"):
+            for sign in (-1, 1):
                 yield tuple(sorted(order, key=lambda name, what=what, sign=sign: sign * getattr(kinds[name], what)))
 
     def plain(self) -> Iterator[tuple[str, ...]]:
@@ -136,11 +138,7 @@ class Orders:
         return until[None, :] - until[:, None]
 
     def _option(self, device_class: int) -> int:
-        return next(
-            number
-            for number, each in enumerate(self.loads.options)
-            if each.device_class == device_class and each.tensor_parallel == each.replicas == 1
-        )
+        return next(number for number, each in enumerate(self.loads.options) if each.device_class == device_class)
 
     def _pipeline(self, order: Sequence[str], ends: Sequence[int]) -> Pipeline:
         stages: list[PipelineStage] = []
