@@ -95,6 +95,8 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
             losers.append(Loser(what=_devices(count), step_s=float("inf"), why="it does not fit into their memory"))
         else:
             found.append(each)
+    if not hints and cluster.num_devices > 1 and time.monotonic() - began <= _OTHERS_S:
+        losers += _wide(problem, num_micro_batches)
     # The search knows neither what runs beside a transfer nor what fills a gap: what is played decides.
     orders = Orders(problem.searched, problem.cluster, rules_of(problem, num_micro_batches))
     best = improved(found, orders, Judge(problem, num_micro_batches))
@@ -102,8 +104,6 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
     for each in sorted(found, key=lambda each: each.step_s):
         by_count.setdefault(len(each.stages), each)
     losers += [_loser(each, best) for count, each in by_count.items() if count != len(best.stages)]
-    if not hints and cluster.num_devices > 1 and time.monotonic() - began <= _OTHERS_S:
-        losers += _wide(problem, num_micro_batches)
     bound = lower_bound(
         problem.graph,
         problem.cluster,
