@@ -27,7 +27,7 @@ from farspan.planner.search.cuts import good_prefixes
 from farspan.planner.search.lattice import make_lattice
 from farspan.planner.search.stages import Rules, StageLoads
 
-__all__ = ["Pipeline", "PipelineStage", "plan_pipeline"]
+__all__ = ["Pipeline", "PipelineStage", "plan_pipeline", "stage_of"]
 
 Objective = Literal["bottleneck", "step-time"]
 
@@ -102,7 +102,7 @@ def plan_pipeline(
     began = time.monotonic()
     search = _Search(graph, cluster, rules or Rules(), objective)
     value, loads, chain = search.run()
-    stages = tuple(_stage(graph, each, step) for each, step in zip(loads, chain.steps, strict=True))
+    stages = tuple(stage_of(graph, each, step) for each, step in zip(loads, chain.steps, strict=True))
     return Pipeline(
         objective=objective,
         stages=stages,
@@ -326,7 +326,8 @@ def _load(loads: StageLoads, step: Step) -> float:
     return float(found[step.option][0, step.depth])
 
 
-def _stage(graph: CostedGraph, loads: StageLoads, step: Step) -> PipelineStage:
+def stage_of(graph: CostedGraph, loads: StageLoads, step: Step) -> PipelineStage:
+    """The stage that a step of a chain is, by the loads it was found with."""
     option = loads.options[step.option]
     degree = loads.degrees[option.device_class, option.tensor_parallel]
     replicas = option.replicas * loads.unit

@@ -1,28 +1,41 @@
-"""What no pipeline can beat, however it is cut: a lower bound for the step that is played.
+"""What no pipeline can beat, however it is cut and scheduled: a lower bound for the step that is played.
 
 With M micro-batches, t(s) the seconds that stage s takes for each, and T those of a whole micro-batch on the fastest
 devices. A device is v times as fast at most. No stage can do more than all the work that falls to it, so
 
     step >= M * T / sum of v                 all devices, busy all the time
     step >= M * the longest piece            which is on one device; a piece is all that must be together
-    step >= the longest path                 of one micro-batch
+    step >= the longest path                 of one micro-batch: forwards, then backwards
 
-If all nodes follow from each other, and stages are a row, stage s also waits for the forward of the first micro-batch
-through the stages before it, and these for the backward of the last one:
+Gradients of weights can be put off to any later time: of what waits, and is waited for, they are no part. With f(s) the
+forward in t(s), w(s) the gradients of weights in it, and g(s) = t(s) - w(s): if all nodes follow from each other, and
+stages are a row, stage s waits for the forward of the first micro-batch through the stages before it, and these for its
+backward of the last one, while it may have gradients of weights left to do:
 
-    step >= M * t(s) + t(1) + ... + t(s - 1)
+    step >= f(1) + ... + f(s - 1) + M * t(s)
+    step >= g(1) + ... + g(s - 1) + M * g(s)
 
-so t(s) <= R(s) / M, with R(s) what is left of the step after the stages before, R(s + 1) = R(s) - t(s). Most work is
-done if all stages take all they may, the fastest first: T <= step / M * sum over s of v(s) (1 - 1 / M)^(s - 1).
+so with that many devices of each class, used in any order, stages reach no farther along the row than
+
+    reach(n) = max over classes c of    the last node at which both still hold for a stage on c after reach(n - one c)
+
+and no step is shorter than the shortest in which all nodes are reached. (With the sums over earlier stages taken on the
+fastest devices, to have come farther is never worse: they grow by less than M * t.) Where devices are too many for
+that, stages take parts of nodes: no node's f is less than a share p of its t, so t(s) <= R(s) / M, with R(s) what is
+left of the step after the stages before, R(s + 1) <= R(s) - p t(s). Most work is done if all stages take all they may,
+the fastest first: T <= step / M * sum over s of v(s) (1 - p / M)^(s - 1); and the same for g, with p = 1.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from farspan.cluster import Cluster
-from farspan.planner.costed import CostedGraph
+from farspan.cluster import Cluster, DeviceClass
+from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.costed.problem import seconds_on
+from farspan.planner.search.row import MAX_STATES, Row, Work
 
 __all__ = ["lower_bound"]
 
@@ -53,37 +66,103 @@ def lower_bound(
         >>> graph = CostedGraph(nodes=nodes, edges=(CostedEdge(source="a", target="b"),))
         >>> cluster = Cluster(classes=(DeviceClass(name="x", kind="x", devices_per_host=2),))
         >>> round(lower_bound(graph, cluster, 4), 2)
-        13.71
+        15.0
     """
     classes = cluster.classes
-    table = {node.name: [seconds_on(node, each) for each in classes] for node in graph.nodes}
-    least = {name: min(row) for name, row in table.items()}
-    total = sum(least.values())
+    work = {node.name: [_work(node, each) for each in classes] for node in graph.nodes}
+    whole = _least(work, lambda each: each.whole_s)
+    waited = _least(work, lambda each: each.waited_s)
+    forward = _least(work, lambda each: each.forward_s)
+    total = sum(whole.values())
     if not total or not math.isfinite(total):
         return 0.0
     pieces: dict[str | int, list[float]] = {}
     for number, node in enumerate(graph.nodes):
         sums = pieces.setdefault(number if node.together is None else node.together, [0.0] * len(classes))
-        sums[:] = map(sum, zip(sums, table[node.name], strict=True))
+        sums[:] = map(sum, zip(sums, (each.whole_s for each in work[node.name]), strict=True))
     longest = max(map(min, pieces.values()))
-    speeds = [
-        max((least[name] / row[number] for name, row in table.items() if row[number]), default=1.0)
-        for number in range(len(classes))
+    forwards = [edge for edge in graph.edges if not edge.is_parameter]
+    backwards = _with_gradients(forwards)
+    ends = _ends(forwards, whole)
+    is_row = is_row and max(ends.values()) >= total * _SAME
+    returns = is_row and max(_ends(backwards, whole).values()) >= total * _SAME
+    path = max(*_ends(forwards, forward).values(), *_ends(backwards, waited).values())
+    most = min(len(pieces), num_stages or len(pieces))
+    share = min(each.forward_share for row in work.values() for each in row) if is_row else 0.0
+
+    def busy(least: Mapping[str, float], of: Callable[[Work], float], part: float) -> float:
+        """Seconds for all of that work on all devices; `part` of it keeps those after it waiting."""
+        rows = {name: [of(each) for each in row] for name, row in work.items()}
+        left = 1 - part / num_micro_batches
+        return (
+            num_micro_batches
+            * sum(least.values())
+            / sum(v * left**s for s, v in enumerate(_speeds(cluster, least, rows)[:most]))
+        )
+
+    least_s = max(
+        busy(whole, lambda each: each.whole_s, share),
+        busy(waited, lambda each: each.waited_s, 1.0 if returns else 0.0),
+        num_micro_batches * longest,
+        path,
+    )
+    counts = [min(each.num_devices, most) for each in classes]
+    if is_row and math.prod(count + 1 for count in counts) <= MAX_STATES:
+        order = sorted((name for name, seconds in whole.items() if seconds), key=lambda name: ends[name])
+        row = Row([work[name] for name in order], counts, most, num_micro_batches, returns=returns)
+        least_s = row.least_step(least_s)
+    return _SAME * least_s
+
+
+def _work(node: CostedNode, kind: DeviceClass) -> Work:
+    ways = [
+        node,
+        *(
+            replace(node, forward_s=option.forward_s, backward_s=option.backward_s)
+            for option in node.options
+            if option.tensor_parallel == 1
+        ),
     ]
-    ordered = sorted(
-        (speed for speed, each in zip(speeds, classes, strict=True) for _ in range(each.num_devices)), reverse=True
-    )[: min(len(pieces), num_stages or len(pieces))]
-    path = _longest_path(graph, least)
-    left = 1 - 1 / num_micro_batches if is_row and path >= total * _SAME else 1.0
-    share = sum(speed * left**number for number, speed in enumerate(ordered))
-    return _SAME * max(num_micro_batches * total / share, num_micro_batches * longest, path)
+    forward = [seconds_on(replace(way, backward_s=0.0), kind) for way in ways]
+    backward = [seconds_on(replace(way, forward_s=0.0), kind) for way in ways]
+    weights = seconds_on(replace(node, forward_s=0.0, backward_s=node.weight_s), kind)
+    whole = [f + b for f, b in zip(forward, backward, strict=True)]
+    return Work(
+        whole_s=min(whole),
+        waited_s=min(
+            f + max(0.0, b - weights) if math.isfinite(b) else math.inf for f, b in zip(forward, backward, strict=True)
+        ),
+        forward_s=min(forward),
+        forward_share=min((f / t for f, t in zip(forward, whole, strict=True) if 0 < t < math.inf), default=1.0),
+    )
 
 
-def _longest_path(graph: CostedGraph, least: dict[str, float]) -> float:
-    """The most seconds of pieces that follow from each other."""
+def _least(work: Mapping[str, Sequence[Work]], of: Callable[[Work], float]) -> dict[str, float]:
+    return {name: min(map(of, row)) for name, row in work.items()}
+
+
+def _speeds(cluster: Cluster, least: Mapping[str, float], rows: Mapping[str, Sequence[float]]) -> list[float]:
+    """By device, the fastest first, how many seconds of the least work it does in one at most."""
+    found: list[float] = []
+    for number, each in enumerate(cluster.classes):
+        speed = max((least[name] / row[number] for name, row in rows.items() if row[number]), default=1.0)
+        found += [speed] * each.num_devices
+    return sorted(found, reverse=True)
+
+
+def _with_gradients(edges: Sequence[CostedEdge]) -> list[CostedEdge]:
+    """Those whose target's backward comes before their source's; the first edge of a value speaks for all."""
+    first: dict[tuple[str, str], CostedEdge] = {}
+    for edge in edges:
+        first.setdefault((edge.source, edge.value), edge)
+    return [edge for edge in edges if first[edge.source, edge.value].gradient_bytes != 0]
+
+
+def _ends(edges: Sequence[CostedEdge], least: Mapping[str, float]) -> dict[str, float]:
+    """When each piece ends at the earliest, by name."""
     targets: dict[str, list[str]] = {}
     waits = dict.fromkeys(least, 0)
-    for source, target in {(edge.source, edge.target) for edge in graph.edges}:
+    for source, target in {(edge.source, edge.target) for edge in edges}:
         targets.setdefault(source, []).append(target)
         waits[target] += 1
     ends = dict(least)
@@ -94,4 +173,4 @@ def _longest_path(graph: CostedGraph, least: dict[str, float]) -> float:
             waits[target] -= 1
             if not waits[target]:
                 ready.append(target)
-    return max(ends.values())
+    return ends

@@ -1,95 +1,207 @@
-"""Other cuts: what lies beside a border goes to its other side."""
+"""Other plans next to one: its devices in another order, what lies beside a border on its other side.
+
+    order      a b b     ->   b a b,  b b,  a a b, ..      and the best cuts for that order of devices
+    border     ..x | y   ->   .. | xy,  ..xy | ..
+
+What is played decides.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from farspan.cluster import Cluster
+from farspan.planner.answer.orders import Orders
 from farspan.planner.costed import CostedGraph
 from farspan.planner.costed.problem import seconds_on
-from farspan.planner.forecast import Forecast, forecast
+from farspan.planner.forecast import Forecast, forecast, shortest_step
+from farspan.planner.hinted import HintedProblem
 from farspan.planner.pipeline import Pipeline
 
-__all__ = ["improved", "moved"]
+__all__ = ["Borders", "Judge", "improved"]
 
 _MOST_AT_ONCE = 2
 """Pieces that change sides together."""
+_NUM_KEPT = 3
+"""Orders of devices whose neighbours are looked at."""
+_CLOSE = 1.15
+"""Borders are moved where the step is at most so many times the shortest."""
+_MOST_TASKS = 200_000
+"""Of all steps that are played; some 3 s."""
+_MOST_S = 10.0
+_SAME = 1 - 1e-6
 
 
-def moved(best: Forecast, graph: CostedGraph, cluster: Cluster, name: str, stage: int, other: int) -> Pipeline | None:
-    """The pipeline with `name`, and what lies between it and the stage beside, in that stage.
+class Judge:
+    """Plays steps, until there were enough."""
 
-    None if that leaves nothing where it was, or may not run there.
-    """
-    going = _between(best, graph, name, stage, other)
-    kind = next(each for each in cluster.classes if each.name == best.pipeline.stages[other].device_class)
-    may_run = all(math.isfinite(seconds_on(node, kind)) for node in graph.nodes if node.name in going)
-    if len(going) == len(best.stages[stage].nodes) or not may_run:
-        return None
-    stages = list(best.pipeline.stages)
-    options = {each: option for each, option in stages[stage].options.items() if each in going}
-    stages[stage] = replace(stages[stage], nodes=tuple(each for each in stages[stage].nodes if each not in going))
-    stages[other] = replace(
-        stages[other],
-        nodes=(*stages[other].nodes, *sorted(going)),
-        options={**stages[other].options, **options},
-    )
-    return replace(best.pipeline, stages=tuple(stages))
+    def __init__(self, problem: HintedProblem, num_micro_batches: int, num_tasks: int = _MOST_TASKS) -> None:
+        self.problem, self.num_micro_batches = problem, num_micro_batches
+        self.num_tasks, self.num_tasks_left = num_tasks, float(num_tasks)
+        self._deadline = time.monotonic() + _MOST_S
+        self._seen: set[tuple[tuple[str, tuple[str, ...]], ...]] = set()
+
+    def is_done(self, kept: float = 0.0) -> bool:
+        """Whether only that share of all tasks is left, or no time."""
+        return self.num_tasks_left <= kept * self.num_tasks or time.monotonic() > self._deadline
+
+    def better(self, pipeline: Pipeline, than_s: float) -> Forecast | None:
+        """What its step will be like, if it fits and is shorter than that; None too if asked again."""
+        key = tuple((stage.device_class, stage.nodes) for stage in pipeline.stages)
+        if key in self._seen or self.is_done():
+            return None
+        self._seen.add(key)
+        graph, cluster = self.problem.graph, self.problem.cluster
+        self.num_tasks_left -= 5 * len(pipeline.stages) * self.num_micro_batches + len(graph.nodes)
+        if shortest_step(graph, cluster, pipeline, self.num_micro_batches) >= than_s * _SAME:
+            return None
+        found = forecast(graph, cluster, pipeline, self.num_micro_batches)
+        return found if found.fits and found.step_s < than_s * _SAME else None
 
 
-def improved(best: Forecast, graph: CostedGraph, cluster: Cluster, *, seconds: float) -> Forecast:
-    """Move what lies at borders for as long as the step that is played gets shorter.
+def improved(starts: Sequence[Forecast], orders: Orders, judge: Judge) -> Forecast:
+    """The best plan that is found from those, with devices in other orders and other borders.
 
     Args:
-        best: Where to begin.
-        graph: What is placed.
-        cluster: Where.
-        seconds: About how long to try.
+        starts: Where to begin.
+        orders: Cuts for devices in any order.
+        judge: Whose word counts.
     """
-    deadline = time.monotonic() + seconds
-    gains = True
-    while gains and time.monotonic() < deadline:
-        gains = False
-        for pipeline in _beside(best, graph, cluster):
-            found = forecast(graph, cluster, pipeline, best.num_micro_batches)
-            if found.fits and found.step_s < best.step_s * (1 - 1e-6):
-                best, gains = found, True
-                break
-            if time.monotonic() > deadline:
-                break
+    known: dict[tuple[str, ...], Forecast | None] = {}
+    for each in starts:
+        order = _order_of(each)
+        before = known.get(order)
+        known[order] = each if before is None or each.step_s < before.step_s else before
+    firsts = [other for order in known for other in (order, *orders.sorted(order))]
+    for order in dict.fromkeys(firsts):
+        _look_at(order, known, orders, judge)
+    expanded: set[tuple[str, ...]] = set()
+    while not judge.is_done(0.5):
+        kept = [_order_of(each) for each in _by_step(known)[:_NUM_KEPT]]
+        order = next((each for each in kept if each not in expanded), None)
+        if order is None:
+            break
+        expanded.add(order)
+        for other in orders.beside(order):
+            if other not in known and not judge.is_done(0.5):
+                _look_at(other, known, orders, judge)
+    best = _by_step(known)[0]
+    borders = Borders(judge.problem.graph, judge.problem.cluster)
+    for each in _by_step(known):
+        if each.step_s > best.step_s * _CLOSE:
+            break
+        found = _with_borders_moved(each, borders, judge)
+        best = found if found.step_s < best.step_s * _SAME else best
     return best
 
 
-def _beside(best: Forecast, graph: CostedGraph, cluster: Cluster) -> Iterator[Pipeline]:
-    slowest_first = sorted(
-        range(len(best.stages)), key=lambda stage: -best.stages[stage].forward_s - best.stages[stage].backward_s
-    )
-    for stage in slowest_first:
-        for other in (stage - 1, stage + 1):
-            if not 0 <= other < len(best.stages):
-                continue
-            for name in best.stages[stage].nodes:
-                if len(_between(best, graph, name, stage, other)) <= _MOST_AT_ONCE:
-                    pipeline = moved(best, graph, cluster, name, stage, other)
-                    if pipeline is not None:
-                        yield pipeline
+_Known = dict[tuple[str, ...], Forecast | None]
 
 
-def _between(best: Forecast, graph: CostedGraph, name: str, stage: int, other: int) -> set[str]:
-    """What goes along if `name` leaves its stage: what is before it there, or after it; and what it must be with."""
-    inside = {node.name: node.together for node in graph.nodes if node.name in best.stages[stage].nodes}
-    going, grows = {name}, True
-    while grows:
-        grows = False
-        words = {inside[each] for each in going} - {None}
-        joining = {each for each, word in inside.items() if word in words}
+def _look_at(order: tuple[str, ...], known: _Known, orders: Orders, judge: Judge) -> None:
+    """Note the best cut for that order."""
+    best = known.get(order)
+    judge.num_tasks_left -= orders.work(order)
+    for pipeline in orders.cuts(order):
+        best = judge.better(pipeline, math.inf if best is None else best.step_s) or best
+    known[order] = best
+
+
+def _by_step(known: _Known) -> list[Forecast]:
+    return sorted((each for each in known.values() if each is not None), key=lambda each: each.step_s)
+
+
+def _order_of(each: Forecast) -> tuple[str, ...]:
+    return tuple(stage.device_class for stage in each.pipeline.stages)
+
+
+def _with_borders_moved(best: Forecast, borders: Borders, judge: Judge) -> Forecast:
+    """Pieces change sides one by one for as long as that gains; then at two borders at once."""
+    gains = True
+    while gains:
+        gains = False
+        for pipeline in itertools.chain(borders.beside(best.pipeline), borders.twice_beside(best.pipeline)):
+            found = judge.better(pipeline, best.step_s)
+            if found is not None:
+                best, gains = found, True
+                break
+            if judge.is_done():
+                return best
+    return best
+
+
+class Borders:
+    """What lies at the borders between stages, and may go to the other side."""
+
+    def __init__(self, graph: CostedGraph, cluster: Cluster) -> None:
+        self._nodes = {node.name: node for node in graph.nodes}
+        self._kinds = {each.name: each for each in cluster.classes}
+        self._place = {node.name: place for place, node in enumerate(graph.nodes)}
+        self._with: dict[str, set[str]] = {}
+        """By name, what goes along wherever it goes."""
+        words: dict[str, set[str]] = {}
+        for node in graph.nodes:
+            word = {node.name} if node.together is None else words.setdefault(node.together, set())
+            word.add(node.name)
+            self._with[node.name] = word
+        self._sources: dict[str, set[str]] = {name: set() for name in self._nodes}
+        self._targets: dict[str, set[str]] = {name: set() for name in self._nodes}
         for edge in graph.edges:
-            near, far = (edge.source, edge.target) if other < stage else (edge.target, edge.source)
-            if far in going and near in inside:
-                joining.add(near)
-        grows = not joining <= going
-        going |= joining
-    return going
+            self._sources[edge.target].add(edge.source)
+            self._targets[edge.source].add(edge.target)
+
+    def moved(self, pipeline: Pipeline, name: str, stage: int, other: int, most: float = math.inf) -> Pipeline | None:
+        """The pipeline with `name`, and what lies between it and the stage beside, in that stage.
+
+        None if that leaves nothing where it was, may not run there, or is more than so many pieces.
+        """
+        stages = list(pipeline.stages)
+        going = self._between(set(stages[stage].nodes), name, self._sources if other < stage else self._targets, most)
+        kind = self._kinds[stages[other].device_class]
+        may_run = all(math.isfinite(seconds_on(self._nodes[each], kind)) for each in going)
+        if not going or len(going) == len(stages[stage].nodes) or not may_run:
+            return None
+        options = {each: option for each, option in stages[stage].options.items() if each in going}
+        staying = tuple(each for each in stages[stage].nodes if each not in going)
+        nodes = tuple(sorted((*stages[other].nodes, *going), key=lambda each: self._place[each]))
+        stages[stage] = replace(stages[stage], nodes=staying)
+        stages[other] = replace(stages[other], nodes=nodes, options={**stages[other].options, **options})
+        return replace(pipeline, stages=tuple(stages))
+
+    def _between(self, inside: set[str], name: str, before: Mapping[str, set[str]], most: float) -> set[str]:
+        """What goes along if `name` leaves the nodes `inside`: what is before it there, and what it must be with.
+
+        Empty if these are too many.
+        """
+        going, waiting = {name}, [name]
+        while waiting:
+            each = waiting.pop()
+            joining = ((before[each] | self._with[each]) & inside) - going
+            going |= joining
+            waiting += joining
+            if len(going) > most:
+                return set()
+        return going
+
+    def beside(self, pipeline: Pipeline, near: Sequence[int] | None = None) -> Iterator[Pipeline]:
+        """Pipelines with few pieces on the other side of a border; of one of the stages `near` only."""
+        for stage in range(len(pipeline.stages)):
+            for other in (stage - 1, stage + 1):
+                is_near = near is None or stage in near or other in near
+                if not (0 <= other < len(pipeline.stages) and is_near):
+                    continue
+                for name in pipeline.stages[stage].nodes:
+                    found = self.moved(pipeline, name, stage, other, _MOST_AT_ONCE)
+                    if found is not None:
+                        yield found
+
+    def twice_beside(self, pipeline: Pipeline) -> Iterator[Pipeline]:
+        """The same with pieces on the other side of one border more, of the same stages."""
+        for once in self.beside(pipeline):
+            pairs = zip(pipeline.stages, once.stages, strict=True)
+            near = [stage for stage, (old, new) in enumerate(pairs) if old.nodes != new.nodes]
+            yield from self.beside(once, near)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from farspan.cluster import Cluster, DeviceClass
 from farspan.plan.hints import Hints
 from farspan.planner.answer.bound import lower_bound
-from farspan.planner.answer.fitting import best_pipeline, fitting
+from farspan.planner.answer.fitting import best_pipeline, fitting, rules_of
 from farspan.planner.answer.impossible import nothing_fits
-from farspan.planner.answer.moves import improved
+from farspan.planner.answer.moves import Judge, improved
+from farspan.planner.answer.orders import Orders
 from farspan.planner.costed import CostedGraph
 from farspan.planner.forecast import Forecast, can_run
 from farspan.planner.hinted import HintedProblem, hinted_problem
@@ -23,8 +24,6 @@ __all__ = ["Answer", "Loser", "best_plan"]
 _MOST_SINGLE_DEVICES = 8
 _OTHERS_S = 10.0
 """How long to look at other plans than the best."""
-_MOVES_S = 3.0
-"""How long to move borders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,23 +86,24 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
     if whole is None:
         raise nothing_fits(graph, cluster, num_micro_batches, hints or Hints())
     losers: list[Loser] = []
-    found: dict[tuple[tuple[str, ...], ...], Forecast] = {}
+    found = [whole]
     for count in _counts(problem, len(whole.stages)):
-        if time.monotonic() - began > _OTHERS_S and count != len(whole.stages):
+        if count == len(whole.stages) or time.monotonic() - began > _OTHERS_S:
             continue
-        is_whole = count == len(whole.stages)
-        fewer = problem.cluster if is_whole else _only(problem, whole.pipeline, count)
-        each = whole if is_whole else fitting(problem, fewer, num_micro_batches)
+        each = fitting(problem, _only(problem, whole.pipeline, count), num_micro_batches)
         if each is None:
             losers.append(Loser(what=_devices(count), step_s=float("inf"), why="it does not fit into their memory"))
         else:
-            found.setdefault(tuple(stage.nodes for stage in each.stages), each)
-    # The search counts transfers as if nothing ran beside them: what is played decides between its best plans.
-    first = min(found.values(), key=lambda each: (each.step_s, len(each.stages)))
-    best = improved(first, problem.graph, problem.cluster, seconds=_MOVES_S)
-    losers += [_loser(each, best) for each in found.values() if each is not first]
+            found.append(each)
     if not hints and cluster.num_devices > 1 and time.monotonic() - began <= _OTHERS_S:
         losers += _wide(problem, num_micro_batches)
+    # The search knows neither what runs beside a transfer nor what fills a gap: what is played decides.
+    orders = Orders(problem.searched, problem.cluster, rules_of(problem, num_micro_batches))
+    best = improved(found, orders, Judge(problem, num_micro_batches))
+    by_count: dict[int, Forecast] = {}
+    for each in sorted(found, key=lambda each: each.step_s):
+        by_count.setdefault(len(each.stages), each)
+    losers += [_loser(each, best) for count, each in by_count.items() if count != len(best.stages)]
     bound = lower_bound(
         problem.graph,
         problem.cluster,

@@ -6,7 +6,7 @@ import math
 
 from farspan.errors import PlanError
 from farspan.plan.table import compress_runs
-from farspan.planner.answer.moves import moved
+from farspan.planner.answer.moves import Borders
 from farspan.planner.answer.options import Answer
 from farspan.planner.forecast import Forecast, forecast
 from farspan.units import format_bytes, format_seconds
@@ -105,10 +105,11 @@ def explain(answer: Answer, name: str) -> str:
         f"  it holds {format_bytes(node.memory_bytes)} and keeps {format_bytes(node.saved_bytes)} of each micro-batch",
         f"  its stage takes {times}, holds {format_bytes(own.memory_bytes)}, {own.in_flight} micro-batches in flight",
     ]
+    borders = Borders(graph, cluster)
     for other in (stage - 1, stage + 1):
         if not 0 <= other < len(best.stages):
             continue
-        pipeline = moved(best, graph, cluster, name, stage, other)
+        pipeline = borders.moved(best.pipeline, name, stage, other)
         if pipeline is None:
             lines.append(
                 f"  it cannot join {best.stages[other].where}: {own.where} would be empty, or it may not run there"

@@ -19,7 +19,7 @@ from farspan.planner.forecast.parts import Part, make_parts, play
 from farspan.planner.pipeline import Pipeline
 from farspan.planner.simulation import Simulation
 
-__all__ = ["Forecast", "StageForecast", "can_run", "forecast"]
+__all__ = ["Forecast", "StageForecast", "can_run", "forecast", "shortest_step"]
 
 _SCHEDULES = ("auto", "1f1b")
 """Those that are compared."""
@@ -139,6 +139,12 @@ def forecast(
     )
 
 
+def shortest_step(graph: CostedGraph, cluster: Cluster, pipeline: Pipeline, num_micro_batches: int) -> float:
+    """Seconds of a step of `pipeline`, whether it fits or not."""
+    parts = make_parts(graph, cluster, pipeline.stages)
+    return min(play(graph, cluster, parts, num_micro_batches, name).step_time for name in _SCHEDULES)
+
+
 def _best_schedule(
     graph: CostedGraph, cluster: Cluster, parts: Sequence[Part], num_micro_batches: int, schedules: Sequence[str]
 ) -> tuple[str, Simulation, tuple[StageForecast, ...]]:
@@ -146,7 +152,9 @@ def _best_schedule(
     found: list[tuple[str, Simulation, tuple[StageForecast, ...]]] = []
     for schedule in schedules:
         simulation = play(graph, cluster, parts, num_micro_batches, schedule)
-        found.append((schedule, simulation, tuple(_stage(parts, part, simulation, schedule) for part in parts)))
+        peaks = peak_bytes(parts, simulation, schedule)
+        stages = tuple(_stage(part, simulation, peak) for part, peak in zip(parts, peaks, strict=True))
+        found.append((schedule, simulation, stages))
     fitting = [each for each in found if all(stage.memory_bytes <= stage.limit_bytes for stage in each[2])]
     if not fitting:
         return found[-1]
@@ -156,7 +164,7 @@ def _best_schedule(
     return best
 
 
-def _stage(parts: Sequence[Part], part: Part, simulation: Simulation, schedule: str) -> StageForecast:
+def _stage(part: Part, simulation: Simulation, memory_bytes: float) -> StageForecast:
     return StageForecast(
         where=part.where,
         device=part.kind.whole,
@@ -167,7 +175,7 @@ def _stage(parts: Sequence[Part], part: Part, simulation: Simulation, schedule: 
         parameter_bytes=part.parameter_bytes,
         saved_bytes=saved_bytes(part),
         in_flight=math.ceil(simulation.peak_memory(part.rank) * _SAME),  # tasks hold shares of a micro-batch
-        memory_bytes=peak_bytes(parts, part, simulation, schedule),
+        memory_bytes=memory_bytes,
         limit_bytes=part.kind.memory_bytes,
         busy=simulation.busy(part.rank) / simulation.step_time if simulation.step_time else 0.0,
     )

@@ -11,7 +11,7 @@ what one piece needs while it runs                               during its forw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from farspan.planner.forecast.parts import Hop, Part
 from farspan.planner.simulation import Simulation
@@ -34,12 +34,16 @@ def saved_bytes(part: Part) -> float:
     return own
 
 
-def peak_bytes(parts: Sequence[Part], part: Part, simulation: Simulation, schedule: str) -> float:
-    """The most that `part` holds in a step, as the runtime executes it."""
-    return max(_held(parts, part, simulation, schedule), default=part.memory_bytes)
+def peak_bytes(parts: Sequence[Part], simulation: Simulation, schedule: str) -> list[float]:
+    """The most that each part holds in a step, as the runtime executes it."""
+    channels = channels_of(simulation.schedule, lookahead=LOOKAHEAD - run_ahead_of(schedule))
+    return [max(_held(parts, part, simulation, channels), default=part.memory_bytes) for part in parts]
 
 
-def _held(parts: Sequence[Part], part: Part, simulation: Simulation, schedule: str) -> list[float]:
+_Channels = Mapping[Channel, Sequence[Message]]
+
+
+def _held(parts: Sequence[Part], part: Part, simulation: Simulation, channels: _Channels) -> list[float]:
     """By task of its rank, while this runs."""
     tasks, order = simulation.schedule.tasks, simulation.schedule.orders[part.rank]
     of_micro_batch = saved_bytes(part) + part.kept_bytes
@@ -51,7 +55,7 @@ def _held(parts: Sequence[Part], part: Part, simulation: Simulation, schedule: s
         Kind.WEIGHT: 0.0,
     }
     held = part.memory_bytes + sum(2 * hop.held_bytes for hop in part.received if hop.is_once)
-    under_way = _under_way(parts, part, simulation, schedule)
+    under_way = _under_way(parts, part, simulation, channels)
     found: list[float] = []
     for index, more in zip(order, under_way, strict=True):
         task = tasks[index]
@@ -97,15 +101,13 @@ def _working_bytes(part: Part, *, is_split: bool) -> float:
     return most
 
 
-def _under_way(parts: Sequence[Part], part: Part, simulation: Simulation, schedule: str) -> list[float]:
+def _under_way(parts: Sequence[Part], part: Part, simulation: Simulation, channels: _Channels) -> list[float]:
     """By task of its rank what is there for tasks to come, and what is yet to be taken by another rank."""
-    played = simulation.schedule
-    order = played.orders[part.rank]
+    order = simulation.schedule.orders[part.rank]
     place = {index: number for number, index in enumerate(order)}
     found = [0.0] * len(order)
     number_of = {each.rank: number for number, each in enumerate(parts)}
-    lookahead = LOOKAHEAD - run_ahead_of(schedule)
-    for channel, messages in channels_of(played, lookahead=lookahead).items():
+    for channel, messages in channels.items():
         hops = _hops(parts[number_of[channel.destination]], number_of[channel.source], channel)
         if channel.destination == part.rank:
             size = sum(hop.sent_bytes for hop in hops)

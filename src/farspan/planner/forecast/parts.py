@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 from farspan.cluster import Cluster, DeviceClass
@@ -69,8 +70,7 @@ class Part:
         self.chosen = [_as_run(node, stage.options.get(node.name, "")) for node in graph.nodes if node.name in inside]
         self.forward_s = sum(seconds_on(replace(node, backward_s=0.0), kind) for node in self.chosen)
         self.backward_s = sum(seconds_on(replace(node, forward_s=0.0), kind) for node in self.chosen)
-        weights = sum(seconds_on(replace(node, forward_s=0.0, backward_s=node.weight_s), kind) for node in self.chosen)
-        self.weight_s = min(weights, self.backward_s)
+        self.weight_s = sum(_weight_s(node, kind) for node in self.chosen)
         self.parameter_bytes = sum(node.parameter_bytes for node in self.chosen)
         self.memory_bytes = sum(node.memory_bytes for node in self.chosen)
         self.received: list[Hop] = []
@@ -146,6 +146,12 @@ def _add_borders(parts: Sequence[Part], stage_of: Mapping[str, int], edges: Sequ
             parts[later].is_awaited = True
 
 
+def _weight_s(node: CostedNode, kind: DeviceClass) -> float:
+    """Seconds of its backward that can be put off."""
+    weights = seconds_on(replace(node, forward_s=0.0, backward_s=node.weight_s), kind)
+    return min(weights, seconds_on(replace(node, forward_s=0.0), kind))
+
+
 def _as_run(node: CostedNode, option: str) -> CostedNode:
     for each in node.options:
         if each.name == option and each.tensor_parallel == 1:
@@ -172,10 +178,14 @@ def play(
         tasks = make_tasks(graph, [_work_of(part) for part in parts], ranks, num_micro_batches)
     split = {task.needs[0] for task in tasks if task.kind is Kind.WEIGHT}
     nominal = tuple(
-        replace(task, duration=NOMINAL_S * (2 if task.kind is Kind.BACKWARD and index not in split else 1))
+        replace(
+            task,
+            duration=NOMINAL_S * (2 if task.kind is Kind.BACKWARD and index not in split else 1),
+            output_bytes=0.0,
+        )
         for index, task in enumerate(tasks)
     )
-    orders = orders_by_name(schedule, nominal, len(parts), run_ahead=run_ahead_of(schedule))
+    orders = _orders(schedule, nominal, len(parts))
     of_rank = {part.rank: part for part in parts}
 
     def link_of(source: int, destination: int) -> Link:
@@ -187,7 +197,14 @@ def play(
         latency = max(each.latency_s for each in ends)
         return Link(name=f"{source}>{destination}", latency=latency, bandwidth=bandwidth)
 
-    return simulate(Schedule(tasks=tasks, orders=tuple(map(tuple, orders))), link_of=link_of)
+    return simulate(Schedule(tasks=tasks, orders=orders), link_of=link_of)
+
+
+@lru_cache(maxsize=64)
+def _orders(schedule: str, nominal: tuple[Task, ...], num_ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The orders that the runtime makes: the same for all cuts of a row with the same backwards split."""
+    orders = orders_by_name(schedule, nominal, num_ranks, run_ahead=run_ahead_of(schedule))
+    return tuple(map(tuple, orders))
 
 
 def _work_of(part: Part) -> dict[str, Work]:

@@ -1,0 +1,121 @@
+"""The plan that is found against all that there are, each played; and no plan under any schedule beats the bound."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from farspan.cluster import Cluster, DeviceClass
+from farspan.planner.answer import best_plan, forecast, forecast_of_stages
+from farspan.planner.answer.bound import lower_bound
+from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
+
+SCHEDULES = ("auto", "1f1b", "zero-bubble", "gpipe")
+COUNTS = ((2,), (3,), (1, 1), (2, 1), (1, 2), (1, 1, 1))
+Stages = list[tuple[str, list[str]]]
+
+
+def a_chain(seed: int) -> tuple[CostedGraph, Cluster, int]:
+    """Pieces of which some have weight gradients to put off, on devices and links of several speeds."""
+    rng = random.Random(seed)
+    nodes: list[CostedNode] = []
+    for number in range(rng.choice((4, 5, 6))):
+        forward = rng.choice((0.1, 1.0, 1.0, 1.0, 2.0)) * rng.uniform(0.8, 1.2)
+        weight = rng.choice((0.0, 1.0, 1.0, 0.7)) * forward
+        nodes.append(
+            CostedNode(
+                name=f"n{number}",
+                forward_s=forward,
+                backward_s=forward * rng.uniform(0.8, 1.2) + weight,
+                weight_s=weight,
+                weight_flops=1e15 if weight else 0.0,
+                parameter_bytes=1e6 if weight else 0.0,
+                saved_bytes=1e6,
+            )
+        )
+    edges = [
+        CostedEdge(source=a.name, target=b.name, size_bytes=rng.choice((0.0, 1e6, 1e7)))
+        for a, b in itertools.pairwise(nodes)
+    ]
+    counts, bandwidth = rng.choice(COUNTS), rng.choice((1e7, 1e8, 1e9))
+    classes = [
+        DeviceClass(
+            name=f"c{number}",
+            kind="gpu",
+            devices_per_host=count,
+            speed=speed,
+            within_bytes_per_s=bandwidth,
+            between_bytes_per_s=bandwidth,
+        )
+        for number, (count, speed) in enumerate(zip(counts, rng.sample((1.0, 0.5, 0.7, 0.4), 3), strict=False))
+    ]
+    return CostedGraph(nodes=tuple(nodes), edges=tuple(edges)), Cluster(classes=tuple(classes)), rng.choice((2, 4, 8))
+
+
+def all_plans(graph: CostedGraph, cluster: Cluster) -> Iterator[Stages]:
+    """Every cut of a chain, on every choice of devices in every order."""
+    names = [node.name for node in graph.nodes]
+    devices = [each.name for each in cluster.classes for _ in range(each.num_devices)]
+    for count in range(1, len(devices) + 1):
+        for order in sorted(set(itertools.permutations(devices, count))):
+            for cuts in itertools.combinations(range(1, len(names)), count - 1):
+                ends = itertools.pairwise((0, *cuts, len(names)))
+                yield [(device, names[a:b]) for device, (a, b) in zip(order, ends, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(48))
+def test_no_plan_is_played_to_be_faster_than_the_one_found(seed: int) -> None:
+    graph, cluster, micro_batches = a_chain(seed)
+    answer = best_plan(graph, cluster, micro_batches)
+    best = min(forecast_of_stages(graph, cluster, stages, micro_batches).step_s for stages in all_plans(graph, cluster))
+    assert answer.best.step_s <= best * 1.000001
+    assert answer.best.plan.stages == tuple(stage.where for stage in answer.best.stages)
+
+
+@pytest.mark.parametrize("seed", range(48, 72))
+def test_no_plan_under_any_schedule_beats_the_bound(seed: int) -> None:
+    graph, cluster, micro_batches = a_chain(seed)
+    steps = [
+        forecast(graph, cluster, one.pipeline, micro_batches, schedules=[schedule]).step_s
+        for one in (forecast_of_stages(graph, cluster, stages, micro_batches) for stages in all_plans(graph, cluster))
+        for schedule in SCHEDULES
+    ]
+    assert lower_bound(graph, cluster, micro_batches) <= min(steps)
+
+
+def test_weight_gradients_that_are_put_off_keep_nobody_waiting() -> None:
+    """The second stage does them while the first one goes back: less than if stages waited for whole backwards."""
+    nodes = tuple(
+        CostedNode(name=name, forward_s=1.0, backward_s=2.0, weight_s=1.0, weight_flops=1e15, parameter_bytes=1.0)
+        for name in "ab"
+    )
+    graph = CostedGraph(nodes=nodes, edges=(CostedEdge(source="a", target="b"),))
+    cluster = Cluster(classes=(DeviceClass(name="x", kind="x", devices_per_host=2),))
+    best = best_plan(graph, cluster, 4).best
+    assert best.plan.schedule == "auto" and best.step_s == pytest.approx(13.0)
+    assert lower_bound(graph, cluster, 4) == pytest.approx(13.0)
+    whole = replace(graph, nodes=tuple(replace(node, weight_s=0.0) for node in nodes))
+    assert best_plan(whole, cluster, 4).best.step_s == pytest.approx(15.0)
+    assert lower_bound(whole, cluster, 4) == pytest.approx(15.0)
+
+
+def test_a_plan_is_found_where_memory_is_just_enough_as_it_is_played() -> None:
+    """Told of less memory, for what is sent, the search finds nothing; what is played fits."""
+    nodes = tuple(
+        CostedNode(name=f"n{i}", forward_s=1.0, backward_s=2.0, memory_bytes=size, saved_bytes=size)
+        for i, size in enumerate((3.0, 1.0, 2.0, 3.0))
+    )
+    edges = tuple(CostedEdge(source=a.name, target=b.name, size_bytes=1.0) for a, b in itertools.pairwise(nodes))
+    graph = CostedGraph(nodes=nodes, edges=edges)
+    for memory in range(8, 24):
+        kind = DeviceClass(name="x", kind="x", devices_per_host=2, memory_bytes=float(memory))
+        cluster = Cluster(classes=(kind,))
+        played = [forecast_of_stages(graph, cluster, stages, 2) for stages in all_plans(graph, cluster)]
+        best = min((each.step_s for each in played if each.fits), default=math.inf)
+        if math.isfinite(best):
+            assert best_plan(graph, cluster, 2).best.step_s <= best * 1.000001, memory
