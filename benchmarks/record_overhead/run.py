@@ -35,11 +35,10 @@ from benchmarks.common import arguments, finish, micros, run_ranks  # noqa: E402
 
 import farspan  # noqa: E402
 import farspan.runtime.backward.split as split_module  # noqa: E402
-import farspan.runtime.engine as engine_module  # noqa: E402
 import farspan.runtime.step.segment as segment_module  # noqa: E402
 from farspan.lazy import Recorder, activate, install  # noqa: E402
 from farspan.runtime.engine import Engine  # noqa: E402
-from farspan.runtime.step.program import build_program  # noqa: E402
+from farspan.runtime.program import build_program  # noqa: E402
 from farspan.runtime.step.rng import save_generators  # noqa: E402
 from farspan.runtime.world import current_engine, use_engine  # noqa: E402
 from gpt import GPT, NUM_BYTES  # noqa: E402
@@ -114,7 +113,7 @@ def watch(engine: Any) -> Stopwatch:
     gc.callbacks.append(lambda phase, _: stopwatch.enter("collector") if phase == "start" else stopwatch.leave())
     for owner, names, part in (
         (engine, ("flush",), "flush"),
-        (engine_module, ("build_program",), "build"),
+        (engine.programs, ("program_of",), "build"),
         (engine.executor, ("_forward", "_backward", "_run_weights"), "task"),
         (engine.executor, ("_post", "_send"), "transfer"),
         (engine.executor, ("_wait",), "wait"),
@@ -311,13 +310,13 @@ class World:
     def _build(self, num_micro_batches: int) -> float:
         _, graphs = self._record(num_micro_batches)
         began = time.perf_counter()
-        build_program(
-            graphs,
-            sites=self.engine.stages,
+        settings = Settings(
+            sites=sites_of(self.engine.stages),
             rank=self.rank,
             num_ranks=self.num_ranks,
             lookahead=self.engine.lookahead,
         )
+        make(graphs, settings)
         return time.perf_counter() - began
 
 

@@ -243,11 +243,11 @@ class Recorder:
         tensors: list[torch.Tensor],
         given: tuple[Any, ...] = ((), {}),
     ) -> Any:
-        values = [item for item in arguments if isinstance(item, Value)]
+        values = used = [item for item in arguments if isinstance(item, Value)]
         if entry.unused:
-            values = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
+            used = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
         if stage is None:
-            stage = stage_for(self, entry, tensors, values)
+            stage = stage_for(self, entry, tensors, used)
         call = Call(
             target=target,
             template=template,
@@ -257,14 +257,14 @@ class Recorder:
             modes=modes,
             where=find_where(4),
         )
-        if len(values) < len(arguments) or self.outside.is_used:
+        if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
         call.region = self.regions.of(modes)
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current
-        graph.add(call, values, at_least=at_least)
+        graph.add(call, used, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
-        graph.digest = hash((graph.digest, entry.digest, stage, graph.positions(values)))
+        graph.note(call, values, entry.digest)
         if entry.is_random:
             call.path = self.path_of(target)
             graph.digest = hash((graph.digest, call.path))
