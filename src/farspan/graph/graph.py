@@ -203,8 +203,8 @@ class Graph:
         self.backwards: list[Backward] = []
         self.digest = 0
         self.record: list[tuple[Any, ...]] = []
-        """By call: target, entry, stage, level, and which of its arguments come from where. It says how the graph is cut,
-        and which way gradients take; graphs with equal records differ in data only (and in where their sources are from).
+        """By call: target, entry, stage, level, and which of its arguments come from where. Graphs with equal records
+        are cut alike, and gradients go the same ways in them, if their sources are alike.
         """
         self.read_level: dict[tuple[Value, int], int] = {}
         """The deepest level at which a stage uses a value."""

@@ -172,13 +172,14 @@ class Engine:
         self.console.step_ended(self.last_step)
 
     def _settings(self) -> Settings:
-        hosts = hosts_of(self.stages, self.num_ranks) if self.recorder.outside.is_used else ()
         return Settings(
+            hosts=tuple(hosts_of(self.stages, self.num_ranks))
+            if self.recorder.outside.is_used
+            else (),  # may add stages
             sites=sites_of(self.stages),
             rank=self.rank,
             num_ranks=self.num_ranks,
             lookahead=self.lookahead,
-            hosts=tuple(hosts),
             schedule=self.schedule,
             least_weight_work_s=self.least_weight_work_s,
         )

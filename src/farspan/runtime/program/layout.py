@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from farspan.graph import Edge, Graph, Part, Segment, Value
-from farspan.runtime.program.pattern import StandIns
+from farspan.runtime.program.build import build_program
+from farspan.runtime.program.pattern import Pattern, stand_ins
 from farspan.runtime.program.program import Bundle, Program, Step
 from farspan.schedule import Kind, Schedule
 
@@ -96,9 +97,7 @@ class Layout:
         """
         calls = [call for graph in graphs for call in graph.calls]
         backwards = [backward for graph in graphs for backward in graph.backwards]
-        values = [
-            sources[number] if call == _NO_CALL else calls[call].outputs[number] for call, number in self.values
-        ]
+        values = [sources[number] if call == _NO_CALL else calls[call].outputs[number] for call, number in self.values]
         for value, count in self.num_users:
             values[value].num_users = count
         for number, names in self.reached:
@@ -159,13 +158,10 @@ class Layout:
         )
 
 
-def layout_of(program: Program, step: StandIns) -> Layout:
-    """Take a program apart.
-
-    Args:
-        program: Was built from stand-ins.
-        step: These.
-    """
+def layout_of(pattern: Pattern) -> Layout:
+    """Build the program of all steps of a pattern."""
+    step = stand_ins(pattern)
+    program = build_program(step.graphs, pattern.settings)
     calls = {call: number for number, call in enumerate(call for graph in step.graphs for call in graph.calls)}
     sources = {value: number for number, value in enumerate(step.sources)}
     backwards = {backward: number for number, backward in enumerate(program.backwards)}
@@ -181,8 +177,12 @@ def layout_of(program: Program, step: StandIns) -> Layout:
         _number_of(edge.src, parts)
         _number_of(edge.dst, parts)
     edge_notes = [
-        _Edge(edge.key if isinstance(edge.key, str) else _number_of(edge.key, values), edge.meta, parts[edge.src],
-              parts[edge.dst])
+        _Edge(
+            edge.key if isinstance(edge.key, str) else _number_of(edge.key, values),
+            edge.meta,
+            parts[edge.src],
+            parts[edge.dst],
+        )
         for edge in edges
     ]
     for bundle in (*program.prologue_sends, *program.prologue_receives):
@@ -190,8 +190,15 @@ def layout_of(program: Program, step: StandIns) -> Layout:
     for bundle in [bundle for task in program.steps for bundle in (*task.receives, *task.posts, *task.sends)]:
         _number_of(bundle, bundles)
     bundle_notes = [
-        _Bundle(bundle.task, bundle.src, bundle.dst, bundle.stage, bundle.is_gradient, bundle.is_between_gpus,
-                tuple([edges[item] if isinstance(item, Edge) else _number_of(item, values) for item in bundle.items]))
+        _Bundle(
+            bundle.task,
+            bundle.src,
+            bundle.dst,
+            bundle.stage,
+            bundle.is_gradient,
+            bundle.is_between_gpus,
+            tuple([edges[item] if isinstance(item, Edge) else _number_of(item, values) for item in bundle.items]),
+        )
         for bundle in bundles
     ]
     part_notes = [

@@ -131,9 +131,7 @@ def stand_ins(pattern: Pattern) -> StandIns:
         graph = Graph(len(graphs))
         graphs.append(graph)
         own = [
-            sources[origin]
-            if isinstance(origin, int)
-            else graphs[origin[0]].calls[origin[1]].outputs[origin[2]]
+            sources[origin] if isinstance(origin, int) else graphs[origin[0]].calls[origin[1]].outputs[origin[2]]
             for origin in note.sources
         ]
         for value in own:

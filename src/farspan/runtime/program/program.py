@@ -76,7 +76,7 @@ class Program:
     backwards: list[Backward]
     """Those of the step, of all ranks."""
     released: list[Call]
-    """Calls, of all ranks, that a backward has gone through when the step ends: nothing goes back through them again."""
+    """Calls, of all ranks, through which no later backward can go."""
     passed_on: list[str]
     """Parameters whose gradients are added up on their way from one segment to another, on whichever ranks."""
     gpu_channels: set[tuple[int, int, int]]
