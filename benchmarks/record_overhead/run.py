@@ -38,6 +38,7 @@ import farspan.runtime.backward.split as split_module  # noqa: E402
 import farspan.runtime.step.segment as segment_module  # noqa: E402
 from farspan.lazy import Recorder, activate, install  # noqa: E402
 from farspan.runtime.engine import Engine  # noqa: E402
+from farspan.runtime.program import Programs, Settings, sites_of  # noqa: E402
 from farspan.runtime.step.rng import save_generators  # noqa: E402
 from farspan.runtime.world import current_engine, use_engine  # noqa: E402
 from gpt import GPT, NUM_BYTES  # noqa: E402
@@ -357,12 +358,10 @@ def measure_ranks(args: argparse.Namespace) -> list[dict[str, Any]]:
             records[key] += world.record(8)
     rows: list[dict[str, Any]] = []
     print(
-        "\nranks: 64 blocks over n ranks, one stage each: record a micro-batch; make a step's program on rank 0, for a"
+        "\nranks: 64 blocks over n ranks, one stage each: record a micro-batch; make a program on rank 0 (by micro-batch),"
     )
-    print("step unlike those before and for one like them, by micro-batch")
-    print(
-        "    n   record, rank 0   record, rank n-1   of 16 micro-batches: new   like before   of 2n: new   like before"
-    )
+    print("for a step unlike those before, for one like them")
+    print("    n   record, rank 0   record, rank n-1   16 micro-batches: unlike         like   2n: unlike         like")
     for n in NUM_RANKS:
         found: dict[str, float] = {}
         for m in dict.fromkeys((16, 2 * n)):

@@ -29,7 +29,7 @@ from farspan.lazy import (
 from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.console import Console
-from farspan.runtime.exchange import Exchange, scalars_of
+from farspan.runtime.exchange import Exchange, changes_state, scalars_of
 from farspan.runtime.failures import first_line, is_transport_error
 from farspan.runtime.history import History
 from farspan.runtime.media import Medium
@@ -135,7 +135,7 @@ class Engine:
         began_ns = time.perf_counter_ns()
         digest = self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}")
         self.side.start(step, digest)
-        if learning is not None or self.recorder.runs_each_backward or _changes_state(graphs):
+        if learning is not None or self.recorder.runs_each_backward or changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
         with self.executing():
             self.inputs.check(graphs)
@@ -172,14 +172,13 @@ class Engine:
         self.console.step_ended(self.last_step)
 
     def _settings(self) -> Settings:
+        hosts = hosts_of(self.stages, self.num_ranks) if self.recorder.outside.is_used else []  # may add stages
         return Settings(
-            hosts=tuple(hosts_of(self.stages, self.num_ranks))
-            if self.recorder.outside.is_used
-            else (),  # may add stages
             sites=sites_of(self.stages),
             rank=self.rank,
             num_ranks=self.num_ranks,
             lookahead=self.lookahead,
+            hosts=tuple(hosts),
             schedule=self.schedule,
             least_weight_work_s=self.least_weight_work_s,
         )
@@ -369,10 +368,3 @@ class Engine:
 
     def _is_mine(self, value: Value) -> bool:
         return self.stages[value.stage].rank == self.rank
-
-
-def _changes_state(graphs: Sequence[Graph]) -> bool:
-    """Whether running the graphs writes into what other ranks can read: gradients, parameters, running statistics."""
-    return any(
-        call.entry.mutated or getattr(call.target, "has_buffers", False) for graph in graphs for call in graph.calls
-    )
