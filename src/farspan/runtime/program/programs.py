@@ -25,6 +25,10 @@ class Programs:
         self._latest: deque[tuple[Pattern, Layout | None]] = deque(maxlen=_MOST_KEPT)
         """The latest one first; a layout is made when a pattern comes a second time."""
 
+    @property
+    def num_kept(self) -> int:
+        return len(self._latest)
+
     def program_of(self, graphs: Sequence[Graph], settings: Settings) -> Program:
         """What `build_program` gives, with less work where steps like this one were among the latest."""
         known = pattern_of(graphs, settings)
