@@ -49,7 +49,7 @@ from farspan.lazy.parameters.values import ParameterValues, alias_of
 from farspan.lazy.randomness import DRAWS, Frame, has_own_generator, host_seed, key_of_function
 from farspan.lazy.shared.learning import learn
 from farspan.lazy.tensor import LazyTensor, StubParameter
-from farspan.lazy.torch_private import put_modes, take_modes_of, without_modes_of
+from farspan.lazy.torch_private import DisableTorchFunction, put_modes, take_modes_of, without_modes_of
 
 __all__ = ["Engine", "Recorder"]
 
@@ -310,7 +310,9 @@ class Recorder:
         placed = self.placed.get(id(tensor))
         if placed is not None:
             return self.parameter_values.of(placed)
-        return self.outside.of(tensor) if tensor.requires_grad else tensor
+        with DisableTorchFunction():
+            requires_grad = tensor.requires_grad
+        return self.outside.of(tensor) if requires_grad else tensor
 
     # Backward.
 
