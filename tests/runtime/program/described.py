@@ -51,6 +51,7 @@ def described(program: Program, name: Name = itself) -> dict[str, Any]:
     bundles = list(dict.fromkeys([*program.prologue_sends, *program.prologue_receives, *sent]))
     bundles += [bundle for step in program.steps for bundle in step.posts if bundle not in bundles]
     numbers = {bundle: number for number, bundle in enumerate(bundles)}
+    parts = [step.work for step in program.steps if isinstance(step.work, Part)]
     received = [item for bundle in bundles for item in bundle.items if isinstance(item, Value)]
     return {
         "steps": [
@@ -68,8 +69,8 @@ def described(program: Program, name: Name = itself) -> dict[str, Any]:
         "bundles": [_bundle(bundle, name) for bundle in bundles],
         "prologue": [numbers[bundle] for bundle in (*program.prologue_sends, *program.prologue_receives)],
         "users": [(name(value), value.num_users) for value in received],
-        "backwards": list(map(name, program.backwards)),
-        "reached": [item.wanted and set(item.wanted.reached) for item in program.backwards],
+        "reaches": program.reaches,
+        "reached": [set(part.backward.wanted.reached) for part in parts if part.backward.wanted],
         "released": list(map(name, program.released)),
         "passed on": program.passed_on,
         "gpu channels": program.gpu_channels,

@@ -44,7 +44,7 @@ class _Builder:
         self.trains: dict[object, bool] = {}
         """Of the leaves met, whether they have a parameter that is trained."""
         self.needed_by: dict[Bundle, list[int]] = {}
-        self.backwards = backwards = [backward for graph in graphs for backward in graph.backwards]
+        backwards = [backward for graph in graphs for backward in graph.backwards]
         positions = {graph.index: position for position, graph in enumerate(graphs)}
         with_backward = {backward.graph.index for backward in backwards}
         released: set[Call] = set()
@@ -212,7 +212,7 @@ class _Builder:
             steps=steps,
             prologue_sends=prologue_sends,
             prologue_receives=prologue_receives,
-            backwards=self.backwards,
+            reaches=_reaches(parts),
             released=[call for part in parts if not part.backward.retain_graph for call in part.calls],
             passed_on=[edge.key for part in parts for edge in part.outgoing if isinstance(edge.key, str)],
             gpu_channels=self.gpu_channels,
@@ -250,6 +250,16 @@ def has_weights(call: Call, trains: dict[object, bool]) -> bool:
     if known is None:
         known = trains[call.target] = any(item.is_trained for item in placed)
     return known
+
+
+def _reaches(parts: Iterable[Part]) -> dict[int, int]:
+    """See `Program.reaches`."""
+    reaches: dict[int, int] = {}
+    for part in parts:
+        last = part.backward.graph.index
+        first = last if part.segment is None else part.segment.graph.index
+        reaches[last] = min(first, reaches.get(last, last))
+    return reaches
 
 
 def _letting_go(routes: Iterable[tuple[Backward, Sequence[Part]]]) -> dict[Segment, Part]:

@@ -80,6 +80,8 @@ class Layout:
     steps: tuple[_Step, ...]
     prologue_sends: tuple[int, ...]
     prologue_receives: tuple[int, ...]
+    reaches: tuple[tuple[int, int], ...]
+    """See `Program.reaches`; by the numbers of graphs in the step."""
     released: tuple[int, ...]
     passed_on: tuple[str, ...]
     reached: tuple[tuple[int, frozenset[str]], ...]
@@ -149,7 +151,7 @@ class Layout:
             steps=steps,
             prologue_sends=[bundles[number] for number in self.prologue_sends],
             prologue_receives=[bundles[number] for number in self.prologue_receives],
-            backwards=backwards,
+            reaches={graphs[last].index: graphs[first].index for last, first in self.reaches},
             released=[calls[number] for number in self.released],
             passed_on=list(self.passed_on),
             gpu_channels=set(self.gpu_channels),
@@ -164,7 +166,8 @@ def layout_of(pattern: Pattern) -> Layout:
     program = build_program(step.graphs, pattern.settings)
     calls = {call: number for number, call in enumerate(call for graph in step.graphs for call in graph.calls)}
     sources = {value: number for number, value in enumerate(step.sources)}
-    backwards = {backward: number for number, backward in enumerate(program.backwards)}
+    all_backwards = [backward for graph in step.graphs for backward in graph.backwards]
+    backwards = {backward: number for number, backward in enumerate(all_backwards)}
     parts: dict[Part, int] = {}
     edges: dict[Edge, int] = {}
     values: dict[Value, int] = {}
@@ -238,6 +241,7 @@ def layout_of(pattern: Pattern) -> Layout:
         steps=tuple(steps),
         prologue_sends=tuple([bundles[bundle] for bundle in program.prologue_sends]),
         prologue_receives=tuple([bundles[bundle] for bundle in program.prologue_receives]),
+        reaches=tuple(program.reaches.items()),
         released=tuple([calls[call] for call in program.released]),
         passed_on=tuple(program.passed_on),
         reached=tuple(

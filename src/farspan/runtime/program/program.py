@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from farspan.graph import Backward, Call, Edge, Part, Segment, Value
+from farspan.graph import Call, Edge, Part, Segment, Value
 from farspan.schedule import Kind, Schedule
 
 __all__ = ["PROLOGUE", "Bundle", "Program", "Step"]
@@ -73,8 +73,8 @@ class Program:
     steps: list[Step]
     prologue_sends: list[Bundle]
     prologue_receives: list[Bundle]
-    backwards: list[Backward]
-    """Those of the step, of all ranks."""
+    reaches: dict[int, int]
+    """For each graph that ends with a backward, the first graph that this goes through; by their indices."""
     released: list[Call]
     """Calls, of all ranks, through which no later backward can go."""
     passed_on: list[str]

@@ -25,9 +25,9 @@ from farspan.lazy.torch_private import FakeTensorMode, is_fake, raw_grad
 from farspan.lazy.watch import storage_id
 from farspan.runtime.engine import Engine
 from farspan.runtime.program import Program, Step, has_weights
+from farspan.runtime.step.executor import Executor
 from farspan.runtime.trial.micro_batches import Key, MicroBatches, Place, place_of
 from farspan.runtime.trial.notes import Input, Kinds, Measured, Sample, SegmentNote
-from farspan.runtime.step.executor import Executor
 from farspan.runtime.trial.work import counted, kept
 from farspan.runtime.trial.working import Working
 from farspan.schedule import Kind
