@@ -35,11 +35,10 @@ from benchmarks.common import arguments, finish, micros, run_ranks  # noqa: E402
 
 import farspan  # noqa: E402
 import farspan.runtime.backward.split as split_module  # noqa: E402
-import farspan.runtime.engine as engine_module  # noqa: E402
 import farspan.runtime.step.segment as segment_module  # noqa: E402
 from farspan.lazy import Recorder, activate, install  # noqa: E402
 from farspan.runtime.engine import Engine  # noqa: E402
-from farspan.runtime.step.program import build_program  # noqa: E402
+from farspan.runtime.program import Programs, Settings, sites_of  # noqa: E402
 from farspan.runtime.step.rng import save_generators  # noqa: E402
 from farspan.runtime.world import current_engine, use_engine  # noqa: E402
 from gpt import GPT, NUM_BYTES  # noqa: E402
@@ -114,7 +113,7 @@ def watch(engine: Any) -> Stopwatch:
     gc.callbacks.append(lambda phase, _: stopwatch.enter("collector") if phase == "start" else stopwatch.leave())
     for owner, names, part in (
         (engine, ("flush",), "flush"),
-        (engine_module, ("build_program",), "build"),
+        (engine.programs, ("program_of",), "build"),
         (engine.executor, ("_forward", "_backward", "_run_weights"), "task"),
         (engine.executor, ("_post", "_send"), "transfer"),
         (engine.executor, ("_wait",), "wait"),
@@ -304,21 +303,26 @@ class World:
         self.engine.recorder.forget_parameter_values()
         return times, self.engine.recorder.take_pending()
 
-    def build(self, num_micro_batches: int) -> float:
-        """Seconds to build one step's program."""
+    def build(self, num_micro_batches: int) -> tuple[float, float]:
+        """Seconds to make the program of a step unlike those before, and of one like those before."""
         return self.run(self._build, num_micro_batches)
 
-    def _build(self, num_micro_batches: int) -> float:
-        _, graphs = self._record(num_micro_batches)
-        began = time.perf_counter()
-        build_program(
-            graphs,
-            sites=self.engine.stages,
+    def _build(self, num_micro_batches: int) -> tuple[float, float]:
+        programs = Programs()
+        settings = Settings(
+            sites=sites_of(self.engine.stages),
             rank=self.rank,
             num_ranks=self.num_ranks,
             lookahead=self.engine.lookahead,
         )
-        return time.perf_counter() - began
+        times: list[float] = []
+        for _ in range(3):
+            _, graphs = self._record(num_micro_batches)
+            with self.engine.executing():
+                began = time.perf_counter()
+                programs.program_of(graphs, settings)
+                times.append(time.perf_counter() - began)
+        return times[0], times[-1]
 
 
 def measure_blocks(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -353,27 +357,31 @@ def measure_ranks(args: argparse.Namespace) -> list[dict[str, Any]]:
         for key, world in worlds.items():
             records[key] += world.record(8)
     rows: list[dict[str, Any]] = []
-    print("\nranks: 64 blocks over n ranks, one stage each: record a micro-batch; build a step's program on rank 0")
-    print("    n   record, rank 0   record, rank n-1   build, 16 micro-batches (each)      build, 2n (each)")
+    print(
+        "\nranks: 64 blocks over n ranks, one stage each: record a micro-batch; make a program on rank 0 (by micro-batch),"
+    )
+    print("for a step unlike those before, for one like them")
+    print("    n   record, rank 0   record, rank n-1   16 micro-batches: unlike         like   2n: unlike         like")
     for n in NUM_RANKS:
-        builds = {
-            m: median(worlds[n, 0].build(m) for _ in range(2 if args.quick else 5)) for m in dict.fromkeys((16, 2 * n))
-        }
+        found: dict[str, float] = {}
+        for m in dict.fromkeys((16, 2 * n)):
+            times = [worlds[n, 0].build(m) for _ in range(2 if args.quick else 5)]
+            found[f"new_{m}"], found[f"again_{m}"] = (median(parts) / m for parts in zip(*times, strict=True))
         rows.append(
             {
                 "part": "ranks",
                 "num_ranks": n,
                 "record_first_s": median(records[n, 0]),
                 "record_last_s": median(records[n, n - 1]),
-                "build_16_s": builds[16],
-                "build_2n_s": builds[2 * n],
+                "program_of_16_s": {"new": found["new_16"], "again": found["again_16"]},
+                "program_of_2n_s": {"new": found[f"new_{2 * n}"], "again": found[f"again_{2 * n}"]},
             }
         )
         row = rows[-1]
         print(
             f"  {n:3d}   {micros(row['record_first_s']):>14}   {micros(row['record_last_s']):>16}"
-            f"   {micros(row['build_16_s']):>16} ({micros(row['build_16_s'] / 16):>8})"
-            f"   {micros(row['build_2n_s']):>16} ({micros(row['build_2n_s'] / 2 / n):>8})"
+            f"   {micros(found['new_16']):>24}   {micros(found['again_16']):>11}"
+            f"   {micros(found[f'new_{2 * n}']):>10}   {micros(found[f'again_{2 * n}']):>11}"
         )
     return rows
 

@@ -16,8 +16,8 @@ from farspan.errors import PlanError
 from farspan.graph import Segment
 from farspan.lazy import Leaf, StubParameter
 from farspan.profile import cache_folder
+from farspan.runtime.program import Step
 from farspan.runtime.replan import RankMeasured, speeds_of_ranks
-from farspan.runtime.step.program import Step
 from farspan.runtime.trial import Measured, Meter
 from farspan.runtime.trial.notes import Sample, SegmentNote
 

@@ -3,6 +3,7 @@
 from farspan.graph.gradient import Edge as Edge
 from farspan.graph.gradient import Part as Part
 from farspan.graph.gradient import route as route
+from farspan.graph.graph import OUTPUT_BITS as OUTPUT_BITS
 from farspan.graph.graph import Backward as Backward
 from farspan.graph.graph import Call as Call
 from farspan.graph.graph import Graph as Graph
@@ -15,6 +16,7 @@ from farspan.graph.value import Value as Value
 
 __all__ = [
     "EVERYWHERE",
+    "OUTPUT_BITS",
     "Backward",
     "Call",
     "Edge",

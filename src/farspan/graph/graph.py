@@ -22,7 +22,10 @@ from farspan.graph.value import Value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Backward", "Call", "Graph", "Segment", "Wanted"]
+__all__ = ["OUTPUT_BITS", "Backward", "Call", "Graph", "Segment", "Wanted"]
+
+OUTPUT_BITS = 32
+"""Of a position: the number of a call's output; the number of the call stands before it."""
 
 
 class Call:
@@ -186,6 +189,7 @@ class Graph:
         "digest",
         "index",
         "read_level",
+        "record",
         "segments",
         "sources",
     )
@@ -198,6 +202,10 @@ class Graph:
         """Values from outside this graph, numbered in order of first use."""
         self.backwards: list[Backward] = []
         self.digest = 0
+        self.record: list[tuple[Any, ...]] = []
+        """By call: target, entry, stage, level, and which of its arguments come from where. Graphs with equal records
+        are cut alike, and gradients go the same ways in them, if their sources are alike.
+        """
         self.read_level: dict[tuple[Value, int], int] = {}
         """The deepest level at which a stage uses a value."""
         self._by_level: dict[tuple[int, int], Segment] = {}
@@ -224,6 +232,11 @@ class Graph:
         latest = self._latest
         if latest is not None and level <= latest.level and self._by_level.get((level, stage)) is not latest:
             level = self._level_after_users(call, level)
+        self.put(call, values, level)
+
+    def put(self, call: Call, values: Sequence[Value], level: int) -> None:
+        """Append `call`, whose lazy arguments are `values`, to the segment of this level."""
+        stage, latest = call.stage, self._latest
         segment = self._by_level.get((level, stage))
         if segment is None:
             segment = Segment(self, len(self.segments), level, stage)
@@ -238,7 +251,7 @@ class Graph:
             if source is not segment:
                 segment.inputs[value] = None
                 if source is None or source.executed or source.graph is not self:
-                    self.sources.setdefault(value, len(self.sources))
+                    self.add_source(value)
                 if source is not None:
                     source.outputs[value] = None
         call.graph = self
@@ -291,14 +304,45 @@ class Graph:
             if users:
                 self._last_user[name] = max(users, key=lambda user: user.order)
 
+    def note(self, call: Call, values: Sequence[Value], digest: int) -> None:
+        """Put `call`, which has been added, down in the record and the digest.
+
+        Args:
+            call: The latest one.
+            values: Its lazy arguments, all of them.
+            digest: Of what is called and what it gives, the same number on every rank.
+        """
+        positions = self.positions(values)
+        assert call.arguments is not None
+        are_lazy = () if len(values) == len(call.arguments) else tuple([type(item) is Value for item in call.arguments])
+        self.record.append((call.target, call.entry, call.stage, call.level, positions, are_lazy))
+        self.digest = hash((self.digest, digest, call.stage, positions))
+
+    def add_source(self, value: Value) -> int:
+        """The number of a value that comes from outside this graph."""
+        number = self.sources.get(value)
+        if number is None:
+            number = self.sources[value] = len(self.sources)
+            self.digest = hash((self.digest, value.index, value.stage))
+        return number
+
     def positions(self, values: Sequence[Value]) -> tuple[int, ...]:
-        """Where the inputs of a call come from, the same numbers on every rank."""
+        """Where values come from, the same numbers on every rank: the call and which of its outputs, or, negative, the
+        number of the source.
+        """
         positions: list[int] = []
         for value in values:
             source = self.sources.get(value)
-            if source is None:
-                assert value.call is not None
-                positions.append(value.call.index << 8 | value.index)
+            if source is not None:
+                positions.append(-1 - source)
+            elif value.call is None or value.call.graph is not self:
+                positions.append(-1 - self.add_source(value))
             else:
-                positions.append(-1 - (value.index << 40 | source << 8 | value.stage & 0xFF))
+                positions.append(value.call.index << OUTPUT_BITS | value.index)
         return tuple(positions)
+
+    def end(self) -> None:
+        """It has run."""
+        self.calls = []
+        self.record = []
+        self.sources = {}

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from farspan.graph.gradient import Part
 from farspan.graph.graph import Call, Graph, Segment
 
 __all__ = ["let_go"]
 
 
-def let_go(graphs: Sequence[Graph], parts: Sequence[Part]) -> None:
+def let_go(graphs: Sequence[Graph], released: Iterable[Call]) -> None:
     """Drop data, arguments and autograd graphs that nothing can ask for any more.
 
     Args:
         graphs: All that has run.
-        parts: The backwards among it; they may go through graphs that ran before.
+        released: Calls that a backward has gone through, and none can again; some may be of graphs that ran before.
     """
     run = {graph.index for graph in graphs}
-    for part in parts:
-        if part.backward.retain_graph:
-            continue
-        for call in part.calls:
-            if call.segment.graph.index not in run and call.arguments is not None:
-                call.segment.num_open -= 1
-                _end_if_over(call.segment)
-            call.arguments = None
+    for call in released:
+        if call.segment.graph.index not in run and call.arguments is not None:
+            call.segment.num_open -= 1
+            _end_if_over(call.segment)
+        call.arguments = None
     for graph in graphs:
         for segment in graph.segments:
             segment.executed = True
             segment.num_open = sum(map(_can_go_back, segment.calls))
             segment.calls = []
             _end_if_over(segment)
-        graph.calls = []
-        graph.sources = {}
+        graph.end()
 
 
 def _end_if_over(segment: Segment) -> None:

@@ -66,8 +66,7 @@ def record_backward(
     for value in values:
         if value.segment is not None:
             value.segment.outputs[value] = None
-            if value.segment.graph is not graph and value not in graph.sources:
-                graph.sources[value] = len(graph.sources)
-    graph.digest = hash((graph.digest, _MARK, graph.positions(values), bool(retain_graph)))
+    positions = graph.positions(values)
+    graph.digest = hash((graph.digest, _MARK, positions, bool(retain_graph)))
     if wanted is not None:
         graph.digest = hash((graph.digest, key_of(" ".join(sorted(wanted.names))), len(wanted.outside)))

@@ -49,6 +49,10 @@ class Placed:
     hooked_at: Any = None
     """The user's line that registered a gradient hook on it."""
 
+    @property
+    def is_trained(self) -> bool:
+        return self.is_parameter and self.tensor.requires_grad
+
 
 class Leaf:
     """A module placed wholly on one stage."""

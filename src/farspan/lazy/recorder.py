@@ -49,7 +49,7 @@ from farspan.lazy.parameters.values import ParameterValues, alias_of
 from farspan.lazy.randomness import DRAWS, Frame, has_own_generator, host_seed, key_of_function
 from farspan.lazy.shared.learning import learn
 from farspan.lazy.tensor import LazyTensor, StubParameter
-from farspan.lazy.torch_private import put_modes, take_modes_of, without_modes_of
+from farspan.lazy.torch_private import DisableTorchFunction, put_modes, take_modes_of, without_modes_of
 
 __all__ = ["Engine", "Recorder"]
 
@@ -243,11 +243,11 @@ class Recorder:
         tensors: list[torch.Tensor],
         given: tuple[Any, ...] = ((), {}),
     ) -> Any:
-        values = [item for item in arguments if isinstance(item, Value)]
+        values = used = [item for item in arguments if isinstance(item, Value)]
         if entry.unused:
-            values = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
+            used = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
         if stage is None:
-            stage = stage_for(self, entry, tensors, values)
+            stage = stage_for(self, entry, tensors, used)
         call = Call(
             target=target,
             template=template,
@@ -257,14 +257,14 @@ class Recorder:
             modes=modes,
             where=find_where(4),
         )
-        if len(values) < len(arguments) or self.outside.is_used:
+        if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
         call.region = self.regions.of(modes)
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current
-        graph.add(call, values, at_least=at_least)
+        graph.add(call, used, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
-        graph.digest = hash((graph.digest, entry.digest, stage, graph.positions(values)))
+        graph.note(call, values, entry.digest)
         if entry.is_random:
             call.path = self.path_of(target)
             graph.digest = hash((graph.digest, call.path))
@@ -310,7 +310,9 @@ class Recorder:
         placed = self.placed.get(id(tensor))
         if placed is not None:
             return self.parameter_values.of(placed)
-        return self.outside.of(tensor) if tensor.requires_grad else tensor
+        with DisableTorchFunction():
+            requires_grad = tensor.requires_grad
+        return self.outside.of(tensor) if requires_grad else tensor
 
     # Backward.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._C import (
+    DisableTorchFunction,
     DisableTorchFunctionSubclass,
     _is_any_autocast_enabled,
     _len_torch_function_stack,
@@ -36,6 +37,7 @@ from torch.utils.flop_counter import flop_registry
 
 __all__ = [
     "DynamicOutputShapeException",
+    "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
     "FakeTensorMode",
     "SYMBOLS",

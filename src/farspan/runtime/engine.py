@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 from farspan.errors import FarspanError, RecordError, RemoteError
-from farspan.graph import Call, Graph, Meta, Part, Value, let_go
+from farspan.graph import Call, Graph, Meta, Value, let_go
 from farspan.lazy import (
     Frame,
     Placed,
@@ -29,16 +29,16 @@ from farspan.lazy import (
 from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.console import Console
-from farspan.runtime.exchange import Exchange, scalars_of
+from farspan.runtime.exchange import Exchange, changes_state, scalars_of
 from farspan.runtime.failures import first_line, is_transport_error
 from farspan.runtime.history import History
 from farspan.runtime.media import Medium
+from farspan.runtime.program import Programs, Settings, sites_of
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.inputs import Inputs
 from farspan.runtime.step.observe import StepRecord
-from farspan.runtime.step.program import build_program
 from farspan.runtime.step.sites import StageSite, hosts_of, stage_number, stages_at
 from farspan.runtime.values import SharedValues
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
@@ -65,6 +65,7 @@ class Engine:
         self.schedule = "auto"
         self.least_weight_work_s = LEAST_WEIGHT_WORK_S["auto"]
         """A backward is split if its weight gradients are likely to take so long; never, if infinite."""
+        self.programs = Programs()
         self.stages: list[StageSite] = []
         self.parameters: dict[str, Placed] = {}
         self.channels = Channels(medium, self.rank, deadline_s)
@@ -134,21 +135,12 @@ class Engine:
         began_ns = time.perf_counter_ns()
         digest = self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}")
         self.side.start(step, digest)
-        if learning is not None or self.recorder.runs_each_backward or _changes_state(graphs):
+        if learning is not None or self.recorder.runs_each_backward or changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
         with self.executing():
             self.inputs.check(graphs)
-            program = build_program(
-                graphs,
-                sites=self.stages,
-                rank=self.rank,
-                num_ranks=self.num_ranks,
-                lookahead=self.lookahead,
-                hosts=hosts_of(self.stages, self.num_ranks) if self.recorder.outside.is_used else (),
-                schedule=self.schedule,
-                least_weight_work_s=self.least_weight_work_s,
-            )
-            check_hooks(program.parts, self.parameters)
+            program = self.programs.program_of(graphs, self._settings())
+            check_hooks(program.passed_on, self.parameters)
             built_ns = time.perf_counter_ns()
             scalars = scalars_of(graphs)
             exchange = self._new_exchange(step, graphs, scalars)
@@ -162,7 +154,7 @@ class Engine:
         self._share(exchange, graphs, scalars)
         self.side.wait_agreed(step, self.deadline_s)
         has_backward = any(graph.backwards for graph in graphs)
-        self._settle(graphs, program.parts)
+        self._settle(graphs, program.released)
         self.last_step = StepRecord(
             number=step,
             rank=self.rank,
@@ -178,6 +170,18 @@ class Engine:
             self.last_training_step = self.last_step
         self.values.advance()
         self.console.step_ended(self.last_step)
+
+    def _settings(self) -> Settings:
+        hosts = hosts_of(self.stages, self.num_ranks) if self.recorder.outside.is_used else []  # may add stages
+        return Settings(
+            sites=sites_of(self.stages),
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+            lookahead=self.lookahead,
+            hosts=tuple(hosts),
+            schedule=self.schedule,
+            least_weight_work_s=self.least_weight_work_s,
+        )
 
     def _tell_what_it_gives(self, call: Call) -> None:
         """The rank that has run `call` lets the others know its result, but for the data."""
@@ -235,13 +239,13 @@ class Engine:
         if self._failure is not None:
             raise self._failure
 
-    def _settle(self, graphs: Sequence[Graph], parts: Sequence[Part]) -> None:
+    def _settle(self, graphs: Sequence[Graph], released: Sequence[Call]) -> None:
         """What has run is let go, but for what the program can still read or differentiate."""
         self.recorder.forget_parameter_values()
         self.values.keep(
             value for graph in graphs for call in graph.calls for value in call.outputs if self._is_mine(value)
         )
-        let_go(graphs, parts)
+        let_go(graphs, released)
         self._history.end()
 
     # Values that every rank will want.
@@ -364,10 +368,3 @@ class Engine:
 
     def _is_mine(self, value: Value) -> bool:
         return self.stages[value.stage].rank == self.rank
-
-
-def _changes_state(graphs: Sequence[Graph]) -> bool:
-    """Whether running the graphs writes into what other ranks can read: gradients, parameters, running statistics."""
-    return any(
-        call.entry.mutated or getattr(call.target, "has_buffers", False) for graph in graphs for call in graph.calls
-    )

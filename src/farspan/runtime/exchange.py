@@ -15,7 +15,7 @@ from farspan.graph import Graph, Value
 from farspan.runtime.side import SideChannel
 from farspan.runtime.tensor_bytes import raw_bytes
 
-__all__ = ["Exchange", "scalars_of"]
+__all__ = ["Exchange", "changes_state", "scalars_of"]
 
 _HEADER = struct.Struct("<dI")
 
@@ -97,3 +97,10 @@ def scalars_of(graphs: Sequence[Graph]) -> list[Value]:
                 elif call.arguments is not None:
                     inner.update([item for item in call.arguments if type(item) is Value and item.meta.numel == 1])
     return [value for value in found if value not in inner]
+
+
+def changes_state(graphs: Sequence[Graph]) -> bool:
+    """Whether running the graphs writes into what other ranks can read: gradients, parameters, running statistics."""
+    return any(
+        call.entry.mutated or getattr(call.target, "has_buffers", False) for graph in graphs for call in graph.calls
+    )

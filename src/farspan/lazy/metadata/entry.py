@@ -11,6 +11,7 @@ import torch
 
 from farspan.graph import Meta
 from farspan.lazy.metadata.changes import Changes
+from farspan.lazy.torch_private import DisableTorchFunction
 
 __all__ = ["Entry", "Unknown", "digest_of", "intern", "meta_of"]
 
@@ -71,11 +72,9 @@ _interned: dict[Meta, Meta] = {}
 
 def meta_of(tensor: torch.Tensor) -> Meta:
     """The metadata of `tensor`; equal metadata is the same object."""
-    if tensor.layout is torch.strided:
-        stride = tuple(map(int, tensor.stride()))
-    else:
-        stride = ()
-    return intern(Meta(tuple(map(int, tensor.shape)), stride, tensor.dtype, tensor.device, tensor.requires_grad))
+    with DisableTorchFunction():  # six questions that the function mode need not see
+        stride = tuple(map(int, tensor.stride())) if tensor.layout is torch.strided else ()
+        return intern(Meta(tuple(map(int, tensor.shape)), stride, tensor.dtype, tensor.device, tensor.requires_grad))
 
 
 def intern(meta: Meta) -> Meta:

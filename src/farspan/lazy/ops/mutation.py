@@ -17,7 +17,7 @@ from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.ops.views import Through, is_shared, root_of, write_through
 from farspan.lazy.parameters.outside import plain_of
 from farspan.lazy.tensor import LazyTensor
-from farspan.lazy.torch_private import has_memory_of_its_own
+from farspan.lazy.torch_private import DisableTorchFunction, has_memory_of_its_own
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
@@ -48,7 +48,8 @@ def prepare_mutation(recorder: Recorder, call: Call, tensors: list[torch.Tensor]
 def plain_versions(arguments: Sequence[Any]) -> tuple[int, ...]:
     """How often each plain tensor among `arguments` has been written to."""
     plain = map(plain_of, arguments)
-    return tuple([item._version for item in plain if isinstance(item, torch.Tensor) and not item.is_inference()])
+    with DisableTorchFunction():
+        return tuple([item._version for item in plain if isinstance(item, torch.Tensor) and not item.is_inference()])
 
 
 def written_parameters(recorder: Recorder, entry: Entry, tensors: list[torch.Tensor]) -> list[Placed]:

@@ -7,7 +7,7 @@ sum instead of the whole, so that is refused on every rank before anything runs.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,6 @@ from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.torch_private import DisableTorchFunctionSubclass
 
 if TYPE_CHECKING:
-    from farspan.graph import Part
     from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
@@ -44,18 +43,21 @@ def register(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: d
         return function(*args, **kwargs)
 
 
-def check_hooks(parts: Sequence[Part], parameters: Mapping[str, Placed]) -> None:
+def check_hooks(passed_on: Iterable[str], parameters: Mapping[str, Placed]) -> None:
     """Raise if a backward would call a parameter's hook with a part of its gradient.
+
+    Args:
+        passed_on: Names of the parameters whose gradients are added up on their way from one segment to another.
+        parameters: All, by name.
 
     Raises:
         RecordError: The same on every rank.
     """
-    for part in parts:
-        for edge in part.outgoing:
-            if isinstance(edge.key, str) and parameters[edge.key].hooked_at is not None:
-                raise RecordError(
-                    f"a gradient hook on {edge.key}, which is used in several places.",
-                    why=f"registered at {format_where(parameters[edge.key].hooked_at)}: it would be called with the\n"
-                    "gradient of each use instead of with their sum.",
-                    hint="change param.grad after loss.backward()",
-                )
+    for name in passed_on:
+        if parameters[name].hooked_at is not None:
+            raise RecordError(
+                f"a gradient hook on {name}, which is used in several places.",
+                why=f"registered at {format_where(parameters[name].hooked_at)}: it would be called with the\n"
+                "gradient of each use instead of with their sum.",
+                hint="change param.grad after loss.backward()",
+            )

@@ -58,8 +58,7 @@ def learn(
     call.region = recorder.regions.of(modes)
     graph = recorder.current
     graph.add(call, values)
-    digest = digest_of((unknown.name, template, modes))
-    graph.digest = hash((graph.digest, digest, call.stage, path, graph.positions(values)))
+    graph.note(call, values, hash((digest_of((unknown.name, template, modes)), path)))
     answers: list[Any] = []
 
     def give_answer() -> None:

@@ -219,7 +219,7 @@ def _work_of(part: Part) -> dict[str, Work]:
 
 
 def _is_split(part: Part, least_s: float) -> bool:
-    """Whether its backward is done in two halves: as runtime.step.program decides."""
+    """Whether its backward is done in two halves: as runtime.program decides."""
     flops = sum(node.weight_flops for node in part.chosen)
     return part.is_awaited and part.parameter_bytes > 0 and is_worth_splitting(flops, part.device, least_s)
 

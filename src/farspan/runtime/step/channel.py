@@ -19,7 +19,7 @@ import torch
 from farspan.errors import DeadlineError
 from farspan.graph import Meta
 from farspan.runtime.media import Medium, Roads, Work
-from farspan.runtime.step.program import Bundle
+from farspan.runtime.program import Bundle
 
 __all__ = ["Channels"]
 

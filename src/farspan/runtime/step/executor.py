@@ -12,8 +12,8 @@ import torch
 from farspan.graph import Backward, Edge, Meta, Part, Segment, Value
 from farspan.lazy import Placed, apply_modes
 from farspan.runtime.backward import Deferred
+from farspan.runtime.program import Bundle, Program, Step
 from farspan.runtime.step.channel import Channels
-from farspan.runtime.step.program import Bundle, Program, Step
 from farspan.runtime.step.remat import Remat
 from farspan.runtime.step.segment import run_backward, run_forward
 from farspan.schedule import Kind

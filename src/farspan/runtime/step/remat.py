@@ -14,7 +14,7 @@ from torch import nn
 
 from farspan.graph import Part, Segment
 from farspan.lazy import Leaf, ModuleUnits, Unit, active
-from farspan.runtime.step.program import Program
+from farspan.runtime.program import Program
 
 __all__ = ["Remat"]
 

@@ -24,8 +24,8 @@ from farspan.lazy import Leaf, Unknown
 from farspan.lazy.torch_private import FakeTensorMode, is_fake, raw_grad
 from farspan.lazy.watch import storage_id
 from farspan.runtime.engine import Engine
+from farspan.runtime.program import Program, Step, has_weights
 from farspan.runtime.step.executor import Executor
-from farspan.runtime.step.program import Program, Step, has_weights
 from farspan.runtime.trial.micro_batches import Key, MicroBatches, Place, place_of
 from farspan.runtime.trial.notes import Input, Kinds, Measured, Sample, SegmentNote
 from farspan.runtime.trial.work import counted, kept
@@ -110,7 +110,7 @@ class Meter(Executor):
         if self.is_dry:
             self._refuse_unknown(program)
         num_before = self.num_micro_batches
-        self.micro_batches.see([_graph_of(step) for step in program.steps], program.parts)
+        self.micro_batches.see([_graph_of(step) for step in program.steps], program.reaches)
         if num_before == 0 and self.num_micro_batches:
             self._settle_notes()
         self._halved = 1 if self.num_micro_batches > 1 else 0 if self.is_dry else -1

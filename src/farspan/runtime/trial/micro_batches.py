@@ -9,7 +9,7 @@ A graph that was only evaluated belongs to none, if it comes before all that the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from farspan.graph import Graph, Part, Segment
 
@@ -44,18 +44,13 @@ class MicroBatches:
         """Of each micro-batch that was trained, the first graph that its backward goes through."""
         self._open: list[int] = []
 
-    def see(self, graphs: Iterable[Graph], parts: Iterable[Part]) -> None:
+    def see(self, graphs: Iterable[Graph], reached: Mapping[int, int]) -> None:
         """What is about to be run.
 
         Args:
             graphs: Of the forwards, those of this rank at least.
-            parts: The backwards, those of all ranks.
+            reached: For each graph that ends with a backward, the first graph that this goes through.
         """
-        reached: dict[int, int] = {}
-        for part in parts:
-            last = part.backward.graph.index
-            goes_to = last if part.segment is None else part.segment.graph.index
-            reached[last] = min(goes_to, reached.get(last, last))
         new = {graph.index for graph in graphs if any(call.entry.requires_grad for call in graph.calls)}
         self._open += sorted(new - self._number.keys() - reached.keys() - set(self._open))
         for last in sorted(reached.keys() - self._number.keys()):

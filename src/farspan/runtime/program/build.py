@@ -1,4 +1,4 @@
-"""What one rank does in one step: its tasks in order, and for every channel the order of its messages.
+"""A rank's program, and the schedule of all ranks, made of recorded graphs.
 
 Built from the recorded graphs alone, by the same pure functions on every rank: sender and receiver agree on every
 message without exchanging a word.
@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import torch
 
 from farspan.graph import EVERYWHERE, Backward, Call, Edge, Graph, Part, Segment, Value, route
+from farspan.runtime.program.program import PROLOGUE, Bundle, Program, Step
+from farspan.runtime.program.settings import Settings
 from farspan.schedule import (
-    LEAST_WEIGHT_WORK_S,
     NOMINAL_S,
     Kind,
     Schedule,
@@ -25,100 +22,14 @@ from farspan.schedule import (
     run_ahead_of,
 )
 
-__all__ = ["Bundle", "Program", "Site", "Step", "build_program", "has_weights"]
-
-_PROLOGUE = -1
-
-
-class Site(Protocol):
-    """Where a stage lies."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def device(self) -> torch.device: ...
-
-
-class Bundle:
-    """The tensors that one task sends to one rank: one message (or a few, if they are large)."""
-
-    __slots__ = (
-        "dst",
-        "is_between_gpus",
-        "is_gradient",
-        "items",
-        "src",
-        "stage",
-        "strides",
-        "task",
-        "tensors",
-        "works",
-    )
-
-    def __init__(self, task: int, src: int, dst: int, *, is_gradient: bool) -> None:
-        self.task = task
-        """The sending task's index; -1 for what is sent before the first task."""
-        self.src = src
-        self.dst = dst
-        self.stage = -1
-        """The stage that receives, and so the device."""
-        self.is_gradient = is_gradient
-        self.is_between_gpus = False
-        self.items: dict[Value | Edge, None] = {}
-        self.tensors: list[Any] = []
-        self.strides: Any = None
-        """Of the tensors, as they come with them."""
-        self.works: list[Any] = []
-
-    def describe(self) -> str:
-        return ", ".join(item.describe() for item in self.items)
-
-
-@dataclass(slots=True)
-class Step:
-    """One task of this rank, with its messages."""
-
-    work: Segment | Part
-    kind: Kind
-    micro_batch: int
-    """Its number, from 0; -1 for what belongs to none."""
-    leaves_weights: bool = False
-    """Whether this backward leaves weight gradients for a later step."""
-    receives: list[Bundle] = field(default_factory=list)
-    """Must have arrived before the task runs."""
-    posts: list[Bundle] = field(default_factory=list)
-    """Receives to post before the task runs: its own, those of the next `lookahead` tasks, and all before them."""
-    sends: list[Bundle] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Program:
-    """One rank's part of a step."""
-
-    steps: list[Step]
-    prologue_sends: list[Bundle]
-    prologue_receives: list[Bundle]
-    parts: list[Part]
-    """All backward work of the step, of every rank."""
-    gpu_channels: set[tuple[int, int, int]]
-    """(source, destination, channel) of everything that goes from one GPU to another, on all ranks."""
-    num_micro_batches: int
-    schedule: Schedule
-    """Of all ranks."""
+__all__ = ["build_program", "has_weights"]
 
 
 class _Builder:
-    def __init__(
-        self,
-        graphs: Sequence[Graph],
-        sites: Sequence[Site],
-        rank: int,
-        hosts: Sequence[int],
-        least_weight_work_s: float,
-    ) -> None:
-        self.sites = sites
-        self.rank = rank
-        self.least_weight_work_s = least_weight_work_s
+    def __init__(self, graphs: Sequence[Graph], settings: Settings) -> None:
+        self.sites = settings.sites
+        self.rank = settings.rank
+        self.least_weight_work_s = settings.least_weight_work_s
         self.work: list[Segment | Part] = []
         self.tasks: list[Task] = []
         self.index_of: dict[Segment | Part, int] = {}
@@ -139,7 +50,7 @@ class _Builder:
         released: set[Call] = set()
         routes: list[tuple[Backward, list[Part]]] = []
         for backward in backwards:
-            routes.append((backward, route(backward, hosts, released)))
+            routes.append((backward, route(backward, settings.hosts, released)))
             if not backward.retain_graph:
                 released.update(call for part in routes[-1][1] for call in part.calls)
         self.letting_go = _letting_go(routes)
@@ -200,7 +111,7 @@ class _Builder:
         for value, index in sources:
             if value.stage == EVERYWHERE:
                 continue
-            self.connect(_PROLOGUE if index is None else index, value.stage, task, value, is_gradient=False)
+            self.connect(PROLOGUE if index is None else index, value.stage, task, value, is_gradient=False)
 
     def add_backward(self, part: Part, micro_batch: int, last_touch: dict[object, tuple[int, ...]]) -> None:
         needs = {self.index_of[edge.src] for edge in part.incoming}
@@ -267,7 +178,7 @@ class _Builder:
     def program(self, orders: Sequence[Sequence[int]], lookahead: int, num_graphs: int) -> Program:
         rank = self.rank
         place = {task: position for order in orders for position, task in enumerate(order)}
-        place[_PROLOGUE] = -1
+        place[PROLOGUE] = -1
         numbers = self._micro_batch_numbers(num_graphs)
         steps = [self.step(index, numbers) for index in orders[rank]]
         prologue_sends: list[Bundle] = []
@@ -275,31 +186,39 @@ class _Builder:
         channels: dict[tuple[int, bool], list[Bundle]] = {}
         for bundle in self.bundles.values():
             if bundle.src == rank:
-                (prologue_sends if bundle.task == _PROLOGUE else steps[place[bundle.task]].sends).append(bundle)
+                (prologue_sends if bundle.task == PROLOGUE else steps[place[bundle.task]].sends).append(bundle)
             if bundle.dst == rank:
                 for item in bundle.items:
                     if isinstance(item, Value):
                         item.num_users = self.num_users[item, rank]
                 channels.setdefault((bundle.src, bundle.is_gradient), []).append(bundle)
-                if bundle.task == _PROLOGUE:
+                if bundle.task == PROLOGUE:
                     prologue_receives.append(bundle)
         for channel in channels.values():
             channel.sort(key=lambda bundle: place[bundle.task])  # the order in which the other side sends
             posted_by = len(steps)
             for bundle in reversed(channel):
                 first = min(place[target] for target in self.needed_by[bundle])
-                if bundle.task != _PROLOGUE:
+                if bundle.task != PROLOGUE:
                     steps[first].receives.append(bundle)
                 posted_by = min(posted_by, first)
-                if bundle.task != _PROLOGUE:
+                if bundle.task != PROLOGUE:
                     steps[max(0, posted_by - lookahead)].posts.append(bundle)
         for step in steps:
             step.posts.reverse()  # within a channel, back to the order of sending
             step.receives.reverse()
         parts = [work for work in self.index_of if isinstance(work, Part)]
-        num_micro_batches = sum(number >= 0 for number in numbers)
-        schedule = Schedule(tasks=tuple(self.tasks), orders=tuple(map(tuple, orders)))
-        return Program(steps, prologue_sends, prologue_receives, parts, self.gpu_channels, num_micro_batches, schedule)
+        return Program(
+            steps=steps,
+            prologue_sends=prologue_sends,
+            prologue_receives=prologue_receives,
+            reaches=_reaches(parts),
+            released=[call for part in parts if not part.backward.retain_graph for call in part.calls],
+            passed_on=[edge.key for part in parts for edge in part.outgoing if isinstance(edge.key, str)],
+            gpu_channels=self.gpu_channels,
+            num_micro_batches=sum(number >= 0 for number in numbers),
+            schedule=Schedule(tasks=tuple(self.tasks), orders=tuple(map(tuple, orders))),
+        )
 
     def step(self, index: int, numbers: Sequence[int]) -> Step:
         task = self.tasks[index]
@@ -329,8 +248,18 @@ def has_weights(call: Call, trains: dict[object, bool]) -> bool:
         return any(isinstance(item, Value) and bool(item.name) for item in call.arguments)
     known = trains.get(call.target)
     if known is None:
-        known = trains[call.target] = any(item.is_parameter and item.tensor.requires_grad for item in placed)
+        known = trains[call.target] = any(item.is_trained for item in placed)
     return known
+
+
+def _reaches(parts: Iterable[Part]) -> dict[int, int]:
+    """See `Program.reaches`."""
+    reaches: dict[int, int] = {}
+    for part in parts:
+        last = part.backward.graph.index
+        first = last if part.segment is None else part.segment.graph.index
+        reaches[last] = min(first, reaches.get(last, last))
+    return reaches
 
 
 def _letting_go(routes: Iterable[tuple[Backward, Sequence[Part]]]) -> dict[Segment, Part]:
@@ -349,32 +278,14 @@ def _order(schedule: str, tasks: tuple[Task, ...], num_ranks: int, run_ahead: in
     return orders_by_name(schedule, tasks, num_ranks, run_ahead=run_ahead)
 
 
-def build_program(
-    graphs: Sequence[Graph],
-    *,
-    sites: Sequence[Site],
-    rank: int,
-    num_ranks: int,
-    lookahead: int,
-    hosts: Sequence[int] = (),
-    schedule: str = "auto",
-    least_weight_work_s: float = LEAST_WEIGHT_WORK_S["auto"],
-) -> Program:
-    """Turn recorded graphs into the program of `rank`.
+def build_program(graphs: Sequence[Graph], settings: Settings) -> Program:
+    """Turn recorded graphs into the program of a rank.
 
     Args:
         graphs: All that was recorded and has not run, in order.
-        sites: Where each stage lies.
-        rank: Whose program.
-        num_ranks: How many ranks there are.
-        lookahead: How many boundary buffers a rank may hold beyond one for each stage, to hide transfers: one for a
-            forward more than the schedule has in flight (GPipe and 1F1B take none), the others for receives that are
-            posted so many tasks ahead.
-        hosts: A stage of each rank, where gradients of tensors outside the model arrive; if there are such tensors.
-        schedule: The name of the order.
-        least_weight_work_s: A backward is split if its weight gradients are likely to take so long.
+        settings: Whose program, and how.
     """
-    builder = _Builder(graphs, sites, rank, hosts, least_weight_work_s)
-    run_ahead = run_ahead_of(schedule, lookahead)
-    orders = _order(schedule, tuple(builder.tasks), num_ranks, run_ahead)
-    return builder.program(orders, lookahead - run_ahead, len(graphs))
+    builder = _Builder(graphs, settings)
+    run_ahead = run_ahead_of(settings.schedule, settings.lookahead)
+    orders = _order(settings.schedule, tuple(builder.tasks), settings.num_ranks, run_ahead)
+    return builder.program(orders, settings.lookahead - run_ahead, len(graphs))
