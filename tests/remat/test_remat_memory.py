@@ -58,7 +58,10 @@ def peaks(
         model: nn.Module = farspan.distribute(models[rank], remat=remat)
         engine = current_engine()
         assert engine is not None
-        engine.least_weight_work_s = -math.inf if is_split else math.inf
+        if is_split:
+            engine.schedule, engine.least_weight_work_s = "zero-bubble", -math.inf
+        else:
+            engine.least_weight_work_s = math.inf
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def step() -> None:

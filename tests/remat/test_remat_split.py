@@ -34,7 +34,7 @@ def test_same_numbers_where_every_backward_is_split(name: str, remat: Any) -> No
             model = farspan.distribute(models[rank], plan=plan, remat=remat)  # noqa: B023
             engine = current_engine()
             assert engine is not None
-            engine.least_weight_work_s = -math.inf
+            engine.schedule, engine.least_weight_work_s = "zero-bubble", -math.inf
             return train(model, case)
 
         for rank, history in enumerate(run_threads(2, program)):

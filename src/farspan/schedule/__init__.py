@@ -19,8 +19,10 @@ from farspan.schedule.named import looped as looped
 from farspan.schedule.named import one_f_one_b as one_f_one_b
 from farspan.schedule.named import orders_by_name as orders_by_name
 from farspan.schedule.named import run_ahead_of as run_ahead_of
+from farspan.schedule.named import split_from as split_from
 from farspan.schedule.named import straight as straight
 from farspan.schedule.named import vee as vee
+from farspan.schedule.named import whole_until as whole_until
 from farspan.schedule.named import zb_1p as zb_1p
 from farspan.schedule.named import zb_2p as zb_2p
 from farspan.schedule.named import zb_h1 as zb_h1
@@ -52,8 +54,10 @@ __all__ = [
     "one_f_one_b",
     "orders_by_name",
     "run_ahead_of",
+    "split_from",
     "straight",
     "vee",
+    "whole_until",
     "zb_1p",
     "zb_2p",
     "zb_h1",

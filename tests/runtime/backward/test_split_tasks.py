@@ -58,6 +58,13 @@ def test_a_rank_that_another_waits_for_puts_weight_gradients_off() -> None:
     ]
 
 
+def test_where_that_is_enough_only_the_last_micro_batches_are_split() -> None:
+    assert kinds_of_a_step(2, schedule="auto", num_micro_batches=6, least_s=-math.inf) == [
+        "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5",
+        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 W4 W5",
+    ]
+
+
 @pytest.mark.parametrize("schedule", ["auto", "1f1b"])
 def test_nothing_is_split_where_it_does_not_pay_or_the_plan_forbids_it(schedule: str) -> None:
     first = {"auto": "F0 F1 F2 F3 B0 B1 B2 B3", "1f1b": "F0 F1 F2 B0 F3 B1 B2 B3"}[schedule]  # auto runs ahead
@@ -105,8 +112,9 @@ class Wandering(nn.Module):
         return x
 
 
+@pytest.mark.parametrize("schedule", ["auto", "zero-bubble"])
 @pytest.mark.parametrize("make", [Alternating, Wandering])
-def test_micro_batches_add_up_in_order_where_only_some_can_wait(make: Callable[[], nn.Module]) -> None:
+def test_micro_batches_add_up_in_order_where_only_some_can_wait(make: Callable[[], nn.Module], schedule: str) -> None:
     torch.manual_seed(0)
     batches = [torch.randn(7, WIDTH) for _ in range(5)]
 
@@ -126,7 +134,7 @@ def test_micro_batches_add_up_in_order_where_only_some_can_wait(make: Callable[[
         model = farspan.distribute(models[rank], plan={"first": "rank:0", "last": "rank:1"})
         engine = current_engine()
         assert engine is not None
-        engine.least_weight_work_s = -math.inf
+        engine.schedule, engine.least_weight_work_s = schedule, -math.inf
         found = train(model)
         steps = [trace for trace in engine.executor.traces if trace.kind != "wait"]
         return found, " ".join(f"{trace.kind}{trace.micro_batch}" for trace in steps)

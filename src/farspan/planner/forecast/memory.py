@@ -48,19 +48,22 @@ def _held(parts: Sequence[Part], part: Part, simulation: Simulation, channels: _
     tasks, order = simulation.schedule.tasks, simulation.schedule.orders[part.rank]
     of_micro_batch = saved_bytes(part) + part.kept_bytes
     left = sum(node.left_bytes for node in part.chosen)
-    is_split = any(tasks[index].kind is Kind.WEIGHT for index in order)
-    working = {
-        Kind.FORWARD: _forward_working_bytes(part),
-        Kind.BACKWARD: _working_bytes(part, is_split=is_split),
-        Kind.WEIGHT: 0.0,
-    }
+    split = {tasks[index].micro_batch for index in order if tasks[index].kind is Kind.WEIGHT}
+    forward_working = _forward_working_bytes(part)
+    backward_working = {is_split: _working_bytes(part, is_split=is_split) for is_split in (False, True)}
     held = part.memory_bytes + sum(2 * hop.held_bytes for hop in part.received if hop.is_once)
     under_way = _under_way(parts, part, simulation, channels)
     found: list[float] = []
     for index, more in zip(order, under_way, strict=True):
         task = tasks[index]
-        held += of_micro_batch * task.memory if task.kind is Kind.FORWARD else 0.0
-        found.append(held + more + working[task.kind])
+        is_split = task.micro_batch in split
+        working = 0.0
+        if task.kind is Kind.FORWARD:
+            held += of_micro_batch * task.memory
+            working = forward_working
+        elif task.kind is Kind.BACKWARD:
+            working = backward_working[is_split]
+        found.append(held + more + working)
         if task.kind is Kind.BACKWARD:
             held -= of_micro_batch - left if is_split else of_micro_batch * -task.memory
         elif task.kind is Kind.WEIGHT:

@@ -31,6 +31,8 @@ from farspan.schedule import (
     is_worth_splitting,
     orders_by_name,
     run_ahead_of,
+    split_from,
+    whole_until,
 )
 
 __all__ = ["Hop", "Part", "make_parts", "play"]
@@ -185,7 +187,8 @@ def play(
         )
         for index, task in enumerate(tasks)
     )
-    orders = _orders(schedule, nominal, len(parts))
+    first, orders = _orders(schedule, nominal, len(parts))
+    tasks = whole_until(tasks, first)
     of_rank = {part.rank: part for part in parts}
 
     def link_of(source: int, destination: int) -> Link:
@@ -201,10 +204,14 @@ def play(
 
 
 @lru_cache(maxsize=64)
-def _orders(schedule: str, nominal: tuple[Task, ...], num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    """The orders that the runtime makes: the same for all cuts of a row with the same backwards split."""
-    orders = orders_by_name(schedule, nominal, num_ranks, run_ahead=run_ahead_of(schedule))
-    return tuple(map(tuple, orders))
+def _orders(schedule: str, nominal: tuple[Task, ...], num_ranks: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """The first micro-batch whose backwards are split, and the orders that the runtime makes then: the same for all
+    cuts of a row with the same backwards worth it.
+    """
+    run_ahead = run_ahead_of(schedule)
+    first = split_from(schedule, nominal, num_ranks, run_ahead=run_ahead)
+    orders = orders_by_name(schedule, whole_until(nominal, first), num_ranks, run_ahead=run_ahead)
+    return first, tuple(map(tuple, orders))
 
 
 def _work_of(part: Part) -> dict[str, Work]:

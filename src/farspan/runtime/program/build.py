@@ -20,16 +20,19 @@ from farspan.schedule import (
     is_worth_splitting,
     orders_by_name,
     run_ahead_of,
+    split_from,
 )
 
 __all__ = ["build_program", "has_weights"]
 
 
 class _Builder:
-    def __init__(self, graphs: Sequence[Graph], settings: Settings) -> None:
+    def __init__(self, graphs: Sequence[Graph], settings: Settings, *, split_from: int = 0) -> None:
         self.sites = settings.sites
         self.rank = settings.rank
         self.least_weight_work_s = settings.least_weight_work_s
+        self.split_from = split_from
+        """The first micro-batch of which backwards may be split."""
         self.work: list[Segment | Part] = []
         self.tasks: list[Task] = []
         self.index_of: dict[Segment | Part, int] = {}
@@ -120,7 +123,7 @@ class _Builder:
         before = [last_touch[key] for key in part.touches if key in last_touch]
         level = 0 if part.segment is None else part.segment.level
         memory = -1.0 if part.segment is not None and self.letting_go.get(part.segment) is part else 0.0
-        if self.is_split(part):
+        if micro_batch >= self.split_from and self.is_split(part):
             needs.update(tasks[0] for tasks in before)
             task = self.add(part, Kind.BACKWARD, micro_batch, needs, NOMINAL_S, level=level)
             self.index_of[part] = task
@@ -273,6 +276,11 @@ def _letting_go(routes: Iterable[tuple[Backward, Sequence[Part]]]) -> dict[Segme
 
 
 @functools.lru_cache(maxsize=16)
+def _split_from(schedule: str, tasks: tuple[Task, ...], num_ranks: int, run_ahead: int) -> int:
+    return split_from(schedule, tasks, num_ranks, run_ahead=run_ahead)
+
+
+@functools.lru_cache(maxsize=16)
 def _order(schedule: str, tasks: tuple[Task, ...], num_ranks: int, run_ahead: int) -> list[list[int]]:
     """The order of every rank's tasks. Steps that look alike share it: finding it costs ranks x micro-batches."""
     return orders_by_name(schedule, tasks, num_ranks, run_ahead=run_ahead)
@@ -287,5 +295,8 @@ def build_program(graphs: Sequence[Graph], settings: Settings) -> Program:
     """
     builder = _Builder(graphs, settings)
     run_ahead = run_ahead_of(settings.schedule, settings.lookahead)
+    first = _split_from(settings.schedule, tuple(builder.tasks), settings.num_ranks, run_ahead)
+    if first:
+        builder = _Builder(graphs, settings, split_from=first)
     orders = _order(settings.schedule, tuple(builder.tasks), settings.num_ranks, run_ahead)
     return builder.program(orders, settings.lookahead - run_ahead, len(graphs))

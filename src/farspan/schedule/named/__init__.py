@@ -14,6 +14,8 @@ from farspan.schedule.named.rules import LOOKAHEAD as LOOKAHEAD
 from farspan.schedule.named.rules import NOMINAL_S as NOMINAL_S
 from farspan.schedule.named.rules import is_worth_splitting as is_worth_splitting
 from farspan.schedule.named.rules import run_ahead_of as run_ahead_of
+from farspan.schedule.named.splitting import split_from as split_from
+from farspan.schedule.named.splitting import whole_until as whole_until
 from farspan.schedule.named.zero_bubble import zb_1p as zb_1p
 from farspan.schedule.named.zero_bubble import zb_2p as zb_2p
 from farspan.schedule.named.zero_bubble import zb_h1 as zb_h1
@@ -32,8 +34,10 @@ __all__ = [
     "one_f_one_b",
     "orders_by_name",
     "run_ahead_of",
+    "split_from",
     "straight",
     "vee",
+    "whole_until",
     "zb_1p",
     "zb_2p",
     "zb_h1",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["LEAST_WEIGHT_WORK_S", "LOOKAHEAD", "NOMINAL_S", "is_worth_splitting", "run_ahead_of"]
+__all__ = ["LEAST_WEIGHT_WORK_S", "LOOKAHEAD", "NOMINAL_S", "SPLIT_COST_S", "is_worth_splitting", "run_ahead_of"]
 
 LEAST_WEIGHT_WORK_S = {"auto": 2e-3, "zero-bubble": 0.0, "1f1b": math.inf, "gpipe": math.inf}
 """By schedule: a backward is split if its weight gradients are likely to take so long. Splitting costs 0.3 ms for each
@@ -17,6 +17,8 @@ LOOKAHEAD = 2
 NOMINAL_S = 1.0
 """Of a forward, of input gradients, of weight gradients: what orders are made for. All ranks know them, and noise does
 not change them."""
+SPLIT_COST_S = 0.1 * NOMINAL_S
+"""What splitting a backward costs besides: a tenth of its weight gradients, for blocks of a transformer on a CPU."""
 _NOT_AHEAD = ("gpipe", "1f1b")
 _FLOPS_PER_S = {"cpu": 2e10, "cuda": 2e13}
 """Of one core, of one GPU, as models use them: an order of magnitude."""
