@@ -359,7 +359,8 @@ def measure_ranks(args: argparse.Namespace) -> list[dict[str, Any]]:
             records[key] += world.record(8)
     rows: list[dict[str, Any]] = []
     print(
-        "\nranks: 64 blocks over n ranks, one stage each: record a micro-batch; make a program on rank 0 (by micro-batch),"
+        "\nranks: 64 blocks over n ranks, one stage each: record a micro-batch; "
+        "make a program on rank 0 (by micro-batch),"
     )
     print("for a step unlike those before, for one like them")
     print("    n   record, rank 0   record, rank n-1   16 micro-batches: unlike         like   2n: unlike         like")
