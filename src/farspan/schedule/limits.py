@@ -75,19 +75,39 @@ def depths(tasks: Sequence[Task], num_ranks: int) -> list[int]:
 
 
 def hops_after(tasks: Sequence[Task]) -> dict[int, int]:
-    """For each forward, by its index: how often data still change ranks after it until the last of its micro-batch.
+    """For each forward, by its index: how many stages still come after it until the last of its micro-batch.
 
     Stages that follow each other on one rank are one for this: they hold no micro-batch more than a single one would.
+    Where data come back to a rank (a V, a loop) all count: a turn is shorter with one micro-batch more.
     """
+    step = int(_comes_back(tasks))
     hops: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, task in enumerate(tasks):
         if task.kind is not Kind.FORWARD:
             continue
         before = [need for need in task.needs if need in hops and tasks[need].micro_batch == task.micro_batch]
-        hops[number] = max((hops[need] + (tasks[need].rank != task.rank) for need in before), default=0)
+        hops[number] = max((hops[need] + (1 if tasks[need].rank != task.rank else step) for need in before), default=0)
         last[task.micro_batch] = max(last.get(task.micro_batch, 0), hops[number])
     return {number: last[tasks[number].micro_batch] - its for number, its in hops.items()}
+
+
+def _comes_back(tasks: Sequence[Task]) -> bool:
+    """Whether some rank has forwards of a micro-batch with another rank's in between."""
+    since: dict[int, set[int]] = {}
+    for number, task in enumerate(tasks):
+        if task.kind is not Kind.FORWARD:
+            continue
+        left: set[int] = set()
+        for need in task.needs:
+            if need in since and tasks[need].micro_batch == task.micro_batch:
+                left |= since[need]
+                if tasks[need].rank != task.rank:
+                    left.add(tasks[need].rank)
+        if task.rank in left:
+            return True
+        since[number] = left
+    return False
 
 
 def _on_their_way(tasks: Sequence[Task], num_ranks: int, latency: float) -> list[int]:
