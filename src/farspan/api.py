@@ -14,7 +14,7 @@ from torch import nn
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
 from farspan.lazy import glue_at
-from farspan.placing import PlanMemory, is_measuring, measure_first, place_first
+from farspan.placing import KeptPlan, is_measuring, measure_first, place_first
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
 from farspan.profile import atoms
@@ -134,8 +134,8 @@ def distribute(
 def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hints, schedule: str | None) -> Plan:
     """Place `model` where it was when its first step was measured before, or as estimated; and measure it (again)."""
     pieces = [atom.name for atom in atoms(model, engine.num_ranks, hints.patterns)]
-    memory = PlanMemory(engine, model, pieces, hints, schedule)
-    begun = memory.load() or estimated
+    kept = KeptPlan(engine, model, pieces, hints, schedule)
+    begun = kept.load() or estimated
     if schedule is not None:
         begun = dataclasses.replace(begun, schedule=schedule)
 
@@ -145,7 +145,7 @@ def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hi
         engine.console.show_plan(plan)
 
     is_measured = not begun.remat and measure_first(
-        engine, model, begun, pieces, hints, schedule=schedule, memory=memory, settled=settled
+        engine, model, begun, pieces, hints, schedule=schedule, kept=kept, settled=settled
     )
     if not is_measured:
         place_first(engine, model, begun)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -94,6 +95,25 @@ def test_a_plan_for_this_machine_as_json(folder, capsys) -> None:
 def test_why_a_module_is_where_it_is(folder, capsys) -> None:
     main(["plan", "train.py", "--cluster", "cluster.toml", "--explain", "1", "--width", "4096"])
     assert "1 is on rank:0, stage 0" in capsys.readouterr().out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_who_waits_at_a_terminal_sees_how_much_is_measured(folder, monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["profile", "train.py"]) == 0
+    assert "measuring" in terminal.getvalue() and "100%" in terminal.getvalue()
+    assert "width 8" in terminal.getvalue()
+
+
+def test_a_log_file_gets_no_bar(folder, capsys) -> None:
+    assert main(["profile", "train.py"]) == 0
+    assert "measuring" not in capsys.readouterr().err
 
 
 def test_a_profile_that_can_be_planned(folder, capsys) -> None:

@@ -139,6 +139,13 @@ def test_the_next_run_begins_where_this_one_ended() -> None:
     assert on_ranks(3, seconds, begun) == [[0, 0, 1, 1, 2, 2]] * 3
 
 
+def test_a_plan_that_had_to_have_a_schedule_is_kept_for_that_schedule() -> None:
+    seconds = [LONG_S, *[SHORT_S] * 5]
+    on_ranks(2, seconds, trained, schedule="gpipe")
+    assert on_ranks(2, seconds, begun) == [[0, 0, 0, 1, 1, 1]] * 2
+    assert on_ranks(2, seconds, begun, schedule="gpipe") == [[0, 1, 1, 1, 1, 1]] * 2
+
+
 @pytest.mark.parametrize("text", ["{", "", '{"format": "farspan-plan/1", "stages": ["rank:0"], "placement": {"": 0}}'])
 def test_what_cannot_be_used_of_an_earlier_run_is_found_anew(text: str) -> None:
     seconds = [LONG_S, *[SHORT_S] * 5]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+import sys
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -87,9 +89,7 @@ def profile_script(
         LaunchError: There is no such program.
         PlanError: It trains no distributed model.
     """
-    import contextlib
     import runpy
-    import sys
     from pathlib import Path
 
     from farspan.errors import LaunchError
@@ -107,6 +107,7 @@ def profile_script(
     sys.path.insert(0, "" if is_module else str(Path(script_argv[0]).resolve().parent))
     try:
         with (
+            _bar("counting" if is_dry else "measuring") as progress,
             contextlib.redirect_stdout(sys.stderr),
             Trial(
                 num_devices=lambda: (cluster or this_machine()).num_devices,
@@ -114,6 +115,7 @@ def profile_script(
                 is_hollow=is_dry,
                 cache=ProfileCache(cache_folder("profiles"), is_fresh=fresh),
                 hints=hints,
+                progress=progress,
             ) as trial,
         ):
             if is_module:
@@ -123,3 +125,17 @@ def profile_script(
     finally:
         sys.argv, sys.path[:] = argv, path
     return trial.profile(), trial.hints
+
+
+@contextlib.contextmanager
+def _bar(what: str) -> Generator[Callable[[float], None]]:
+    """A bar on stderr, where that is a terminal; it is to be told how much is done. What is printed goes above it."""
+    if not sys.stderr.isatty():
+        yield lambda share: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(file=sys.stderr), transient=True) as progress:
+        task = progress.add_task(what, total=1.0)
+        yield lambda share: progress.update(task, completed=share)

@@ -1,9 +1,9 @@
 """A plan and a model meet: at the start, and anew while the program runs, once its first step is measured."""
 
+from farspan.placing.kept import KeptPlan as KeptPlan
 from farspan.placing.measured import is_measuring as is_measuring
 from farspan.placing.measured import measure_first as measure_first
 from farspan.placing.places import place_first as place_first
 from farspan.placing.places import replace_plan as replace_plan
-from farspan.placing.remembered import PlanMemory as PlanMemory
 
-__all__ = ["PlanMemory", "is_measuring", "measure_first", "place_first", "replace_plan"]
+__all__ = ["KeptPlan", "is_measuring", "measure_first", "place_first", "replace_plan"]

@@ -21,14 +21,14 @@ from torch import nn
 
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
+from farspan.placing.kept import KeptPlan
 from farspan.placing.places import place_first, replace_plan
-from farspan.placing.remembered import PlanMemory
 from farspan.plan import Plan, format_place, parse_place
 from farspan.plan.hints import Hints
 from farspan.planner.answer import Forecast, best_plan, forecast_of_stages
-from farspan.profile import RankDevice, StepProfile, cluster_of_ranks, costed_graph
+from farspan.profile import HostLink, RankDevice, StepProfile, cluster_of_ranks, costed_graph
 from farspan.runtime.engine import Engine
-from farspan.runtime.replan import RankMeasured, exchanged, speeds_of_ranks
+from farspan.runtime.replan import RankMeasured, exchanged, links_of_hosts, speeds_of_ranks
 from farspan.runtime.trial import Measured, Meter, assemble
 from farspan.units import format_bytes, format_seconds
 
@@ -58,7 +58,7 @@ def measure_first(
     hints: Hints,
     *,
     schedule: str | None,
-    memory: PlanMemory,
+    kept: KeptPlan,
     settled: Callable[[Plan, str], None],
 ) -> bool:
     """Place `model` so that its first step can be measured, and place it anew after that; all ranks call it.
@@ -70,7 +70,7 @@ def measure_first(
         pieces: Names of what is placed as a whole, in the model's order; together they hold every parameter.
         hints: What is wanted of the plan that is found.
         schedule: That it is to have; None for its own.
-        memory: Where it is kept.
+        kept: Where it is kept.
         settled: Called with that plan, and what there is to say of it.
 
     Returns:
@@ -80,7 +80,7 @@ def measure_first(
         return False
     engine.agreement.agree_on("plan", f"{begun.to_json()}\n{hints}")
     owner = [_stage_of(name, begun) for name in pieces]
-    first = _FirstSteps(engine, model, begun, pieces, owner, hints, schedule, memory, settled)
+    first = _FirstSteps(engine, model, begun, pieces, owner, hints, schedule, kept, settled)
     stages = tuple(begun.stages[stage] for stage in owner)
     placement = {name: number for number, name in enumerate(pieces)}
     pieces_apart = dataclasses.replace(begun, stages=stages, placement=placement, schedule=_SCHEDULE, estimates={})
@@ -101,7 +101,7 @@ class _FirstSteps:
         owner: Sequence[int],
         hints: Hints,
         schedule: str | None,
-        memory: PlanMemory,
+        kept: KeptPlan,
         settled: Callable[[Plan, str], None],
     ) -> None:
         self.engine = engine
@@ -112,7 +112,7 @@ class _FirstSteps:
         """Stage of each piece in the plan it began with."""
         self.hints = hints
         self.schedule = schedule
-        self.memory = memory
+        self.kept = kept
         self.settled = settled
         self.meter = Meter(engine, mode=None, ended=lambda: None, about_to_time=lambda signature: None)
         engine.executor = self.meter
@@ -137,7 +137,7 @@ class _FirstSteps:
         self.num_tries += 1
         if moved_bytes is not None:
             engine.after_step.remove(self.step_over)
-            self.memory.save(plan)
+            self.kept.save(plan)
             self.settled(plan, f"{said}; {format_bytes(moved_bytes)} of parameters moved")
         elif self.num_tries == _MOST_TRIES:
             self._end("the model stays where it began: something still uses parameters that would move")
@@ -154,11 +154,13 @@ class _FirstSteps:
         """The plan for what all ranks have measured, and what there is to say of it; the same on every rank."""
         engine = self.engine
         own = next(stage for stage, site in enumerate(engine.stages) if site.rank == engine.rank)
-        shares = exchanged(engine, self.meter.measured(), self.meter.device_of(own))
+        device = self.meter.device_of(own)
+        shares = exchanged(engine, self.meter.measured(), device)
+        links = links_of_hosts(engine, [share.host for share in shares], device)
         answer: dict[str, Any] = {}
         if engine.rank == 0:
             try:
-                plan, said = self._plan_from(shares)
+                plan, said = self._plan_from(shares, links)
                 answer = {"plan": plan.to_json(), "said": said}
             except PlanError as error:
                 answer = {"error": f"{error.what} {error.why}"}
@@ -168,7 +170,7 @@ class _FirstSteps:
             return self.begun, f"the plan stays as it was: {answer['error']}"
         return Plan.from_json(answer["plan"]), answer["said"]
 
-    def _plan_from(self, shares: Sequence[RankMeasured]) -> tuple[Plan, str]:
+    def _plan_from(self, shares: Sequence[RankMeasured], links: Mapping[str, HostLink]) -> tuple[Plan, str]:
         speeds = speeds_of_ranks(shares)
         num_on = Counter(share.host for share in shares)
         cluster, ranks = cluster_of_ranks(
@@ -180,7 +182,8 @@ class _FirstSteps:
                     speed=speed,
                 )
                 for share, speed in zip(shares, speeds, strict=True)
-            ]
+            ],
+            links,
         )
         profile = self._profile(shares, speeds)
         graph = costed_graph(profile, cluster)

@@ -10,6 +10,7 @@ from farspan.profile.machine import this_device as this_device
 from farspan.profile.machine import this_machine as this_machine
 from farspan.profile.names import keepers as keepers
 from farspan.profile.names import tied as tied
+from farspan.profile.ranks import HostLink as HostLink
 from farspan.profile.ranks import RankDevice as RankDevice
 from farspan.profile.ranks import cluster_of_ranks as cluster_of_ranks
 from farspan.profile.step import AtomProfile as AtomProfile
@@ -22,6 +23,7 @@ __all__ = [
     "Operation",
     "PassedValue",
     "ProfileCache",
+    "HostLink",
     "RankDevice",
     "StepProfile",
     "atoms",

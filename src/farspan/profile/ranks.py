@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from types import MappingProxyType
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.profile.machine import within_host
 
-__all__ = ["RankDevice", "cluster_of_ranks"]
+__all__ = ["HostLink", "RankDevice", "cluster_of_ranks"]
 
-_BETWEEN_HOSTS_BYTES_PER_S = 1.25e9
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLink:
+    """What a host's link to other hosts does.
+
+    Attributes:
+        bytes_per_s: Bandwidth.
+        latency_s: What a message takes besides.
+    """
+
+    bytes_per_s: float = math.inf
+    latency_s: float = 0.0
+
+    def slower_of(self, other: HostLink) -> HostLink:
+        """A link that is no faster than either, in bandwidth and in latency."""
+        return HostLink(
+            bytes_per_s=min(self.bytes_per_s, other.bytes_per_s), latency_s=max(self.latency_s, other.latency_s)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +50,14 @@ class RankDevice:
     speed: float
 
 
-def cluster_of_ranks(devices: Sequence[RankDevice]) -> tuple[Cluster, list[int]]:
+def cluster_of_ranks(
+    devices: Sequence[RankDevice], links: Mapping[str, HostLink] = MappingProxyType({})
+) -> tuple[Cluster, list[int]]:
     """The cluster, and which rank is its first device, its second, .. (class by class, host by host).
-
-    Links between hosts are taken to carry 10 Gbit/s.
 
     Args:
         devices: By rank.
+        links: By host; without one it has no limit. Hosts that are alike count as having the slowest one of theirs.
 
     Example:
         >>> ranks_on = [("a", 1.0), ("b", 1.0), ("a", 1.0), ("b", 1.0), ("c", 0.5)]
@@ -49,14 +70,15 @@ def cluster_of_ranks(devices: Sequence[RankDevice]) -> tuple[Cluster, list[int]]
     for rank, each in enumerate(devices):
         hosts = alike.setdefault((each.kind, each.memory_bytes, each.speed), {})
         hosts.setdefault(each.host, []).append(rank)
-    groups: dict[tuple[str, float, float, int], list[list[int]]] = {}
+    groups: dict[tuple[str, float, float, int], dict[str, list[int]]] = {}
     for (kind, memory_bytes, speed), hosts in alike.items():
-        for ranks in hosts.values():
-            groups.setdefault((kind, memory_bytes, speed, len(ranks)), []).append(ranks)
+        for host, ranks in hosts.items():
+            groups.setdefault((kind, memory_bytes, speed, len(ranks)), {})[host] = ranks
     classes: list[DeviceClass] = []
     order: list[int] = []
     for number, ((kind, memory_bytes, speed, per_host), members) in enumerate(groups.items()):
         bytes_per_s, latency_s = within_host(kind)
+        link = reduce(HostLink.slower_of, (links[host] for host in members if host in links), HostLink())
         classes.append(
             DeviceClass(
                 name=f"{kind} {number}",
@@ -66,9 +88,9 @@ def cluster_of_ranks(devices: Sequence[RankDevice]) -> tuple[Cluster, list[int]]
                 memory_bytes=memory_bytes,
                 speed=speed,
                 within_bytes_per_s=bytes_per_s,
-                between_bytes_per_s=_BETWEEN_HOSTS_BYTES_PER_S,
-                latency_s=latency_s,
+                between_bytes_per_s=link.bytes_per_s,
+                latency_s=max(latency_s, link.latency_s),
             )
         )
-        order += [rank for ranks in members for rank in ranks]
+        order += [rank for ranks in members.values() for rank in ranks]
     return Cluster(classes=tuple(classes)), order

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,6 +21,7 @@ from farspan.runtime.trial.notes import Input, Measured, Sample, SegmentNote
 
 __all__ = ["RankMeasured", "exchanged"]
 
+_BOOT, _NETWORK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
 _MOST_RANKS = 1 << 20
 """Pieces of memory have numbers that are theirs within a process only."""
 
@@ -28,7 +31,7 @@ class RankMeasured:
     """One rank's share.
 
     Attributes:
-        host: Name of its machine.
+        host: What ranks of one machine and network have in common.
         device: The kind of device it computes on.
         memory_bytes: Of the device; of the whole host where it is a CPU.
         measured: Its own segments.
@@ -52,7 +55,7 @@ def exchanged(engine: Engine, measured: Measured, device: torch.device) -> list[
     """
     is_cuda = device.type == "cuda"
     own = {
-        "host": socket.gethostname(),
+        "host": _host(),
         "device": name_of_device(device),
         "memory_bytes": float(
             torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
@@ -66,6 +69,14 @@ def exchanged(engine: Engine, measured: Measured, device: torch.device) -> list[
     }
     blobs = engine.agreement.gather("what was measured", json.dumps(own).encode())
     return [_read(json.loads(blob), rank) for rank, blob in enumerate(blobs)]
+
+
+def _host() -> str:
+    """Names alone may be the same on several machines, and in containers of one."""
+    parts = [socket.gethostname()]
+    if _BOOT.exists():
+        parts += [_BOOT.read_text().strip(), os.readlink(_NETWORK)]
+    return " ".join(parts)
 
 
 def _state_bytes(engine: Engine) -> dict[str, int]:

@@ -46,6 +46,7 @@ class Meter(Executor):
         mode: In which nothing is computed; None for a run that is timed.
         ended: Called when a dry run is over; raises.
         about_to_time: Called with the signature of a step of several micro-batches before it is run; may raise.
+        has_run: Called after each task, with how many have run and how many are known of.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Meter(Executor):
         mode: FakeTensorMode | None,
         ended: Callable[[], None],
         about_to_time: Callable[[tuple[object, ...]], None],
+        has_run: Callable[[int, int], None] = lambda num_run, num_known: None,
     ) -> None:
         super().__init__(
             engine.channels,
@@ -65,6 +67,7 @@ class Meter(Executor):
         self.mode = mode
         self.ended = ended
         self.about_to_time = about_to_time
+        self.has_run = has_run
         self.notes: dict[tuple[int, int], SegmentNote] = {}
         self.micro_batches = MicroBatches()
         self.gradient_bytes: dict[str, int] = {}
@@ -75,6 +78,8 @@ class Meter(Executor):
         """Of graphs that may belong to the first micro-batch."""
         self.taken: list[tuple[int, Place, Kinds, float]] = []
         """Graph, place, kind, seconds."""
+        self._num_known = 0
+        """Tasks of all programs that have begun."""
         self._was_split = False
         """Whether the backward that ran last was done in two halves."""
         self._num_to_come = 0
@@ -109,6 +114,7 @@ class Meter(Executor):
     def run(self, program: Program) -> None:
         if self.is_dry:
             self._refuse_unknown(program)
+        self._num_known += len(program.steps)
         num_before = self.num_micro_batches
         self.micro_batches.see([_graph_of(step) for step in program.steps], program.reaches)
         if num_before == 0 and self.num_micro_batches:
@@ -259,6 +265,7 @@ class Meter(Executor):
             return
         took: Kinds = "B+W" if kind == "B" and self._was_split else kind
         self.taken.append((_graph_of(step).index, place_of(step.work), took, (now_ns - began_ns) / 1e9))
+        self.has_run(len(self.taken), self._num_known)
 
     def _note_of(self, segment: Segment) -> SegmentNote:
         calls = segment.calls

@@ -56,6 +56,7 @@ class Trial:
         is_hollow: The model's weights are never there; only for what is dry.
         cache: Where measured profiles are kept; None for nowhere.
         hints: For the plan that is wanted; they win over those of the program.
+        progress: Called after each task of what is measured, with how much of it is done, 0 to 1.
 
     Attributes:
         hints: Those and the program's, once it has distributed its model.
@@ -80,6 +81,7 @@ class Trial:
         is_hollow: bool = False,
         cache: ProfileCache | None = None,
         hints: Hints | None = None,
+        progress: Callable[[float], None] = lambda share: None,
     ) -> None:
         self.hints = Hints() if hints is None else hints
         self.num_devices = num_devices
@@ -91,6 +93,7 @@ class Trial:
         self._num_micro_batches = 0
         self._is_in_step = False
         self._profile: StepProfile | None = None
+        self._progress = progress
         self._cache = cache
         self._path: Path | None = None
 
@@ -103,7 +106,11 @@ class Trial:
         recorder = Recorder()
         self._engine = Engine(recorder, SideChannel.alone(), None, seed=0, deadline_s=deadline_s())
         self._meter = self._engine.executor = Meter(
-            self._engine, mode=self.mode, ended=self._end, about_to_time=self._about_to_time
+            self._engine,
+            mode=self.mode,
+            ended=self._end,
+            about_to_time=self._about_to_time,
+            has_run=self._has_run,
         )
         self._hook = register_optimizer_step_pre_hook(self._before_step)
         use_engine(self._engine)
@@ -182,6 +189,10 @@ class Trial:
         self._num_micro_batches = self._num_micro_batches or self._meter.num_micro_batches
         if self._meter.num_micro_batches >= _LEAST_TIMED:
             self._end()
+
+    def _has_run(self, num_run: int, num_known: int) -> None:
+        num_seen = self._meter.num_micro_batches
+        self._progress(num_run / num_known * min(1.0, num_seen / _LEAST_TIMED))
 
     def _about_to_time(self, signature: tuple[object, ...]) -> None:
         """End here with what was measured before, if it was."""

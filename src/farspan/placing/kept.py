@@ -17,14 +17,14 @@ from farspan.plan.hints import Hints
 from farspan.profile import cache_folder, this_device
 from farspan.runtime.engine import Engine
 
-__all__ = ["PlanMemory"]
+__all__ = ["KeptPlan"]
 
 _log = logging.getLogger(__name__)
 _VERSION = "farspan-measured/1"
 
 
-class PlanMemory:
-    """Of one model on as many ranks as there are here; rank 0 alone reads and writes it.
+class KeptPlan:
+    """The plan of one model on as many ranks as there are here; rank 0 alone reads and writes it.
 
     Args:
         engine: This rank's.
