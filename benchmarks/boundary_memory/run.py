@@ -25,7 +25,8 @@ from benchmarks.common import arguments, finish, run_ranks  # noqa: E402
 
 import farspan  # noqa: E402
 
-SIDES = ("torch", "1f1b", "auto")
+SIDES = {"torch": "torch", "1f1b": "1f1b", "auto": "auto", "1f1b over gloo": "1f1b"}
+"""Schedules; the road is from memory to memory where it is not named."""
 MIB = 2**20
 
 
@@ -109,7 +110,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, help="4, or 2 with --quick")
     parser.add_argument("--micro-batches", type=int, nargs="+", help="per step; 4, 16 and 64, or 4 and 16 with --quick")
     parser.add_argument("--width", type=int, default=1024, help="a boundary tensor has so many rows and columns")
-    parser.add_argument("--side", choices=SIDES, default="torch", help="what a worker runs")
+    parser.add_argument("--side", choices=set(SIDES.values()), default="torch", help="what a worker runs")
     args = parser.parse_args()
     if args.worker:
         worker(args)
@@ -119,19 +120,25 @@ def main() -> None:
     os.environ.update({"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"})
     rows: list[dict[str, Any]] = []
     for number in args.micro_batches:
-        for side in SIDES:
-            words = ["--side", side, "--micro-batches", str(number), "--width", str(args.width)]
-            peaks = run_ranks(__file__, args.ranks, words, timeout_s=300)
+        for side, schedule in SIDES.items():
+            words = ["--side", schedule, "--micro-batches", str(number), "--width", str(args.width)]
+            road = {"FARSPAN_SAME_HOST": "0"} if "gloo" in side else {}
+            peaks = run_ranks(__file__, args.ranks, words, timeout_s=300, environment=road)
             rows.append({"num_micro_batches": number, "side": side, "peak_bytes": peaks})
             shown = "  ".join(f"{peak / MIB:7.1f}" for peak in peaks)
-            print(f"{number:3d} micro-batches   {side:5s}  MiB by rank {shown}", flush=True)
+            print(f"{number:3d} micro-batches   {side:14s}  MiB by rank {shown}", flush=True)
     found = {(row["num_micro_batches"], row["side"]): row["peak_bytes"] for row in rows}
-    pairs = [(found[number, "1f1b"], found[number, "torch"]) for number in args.micro_batches]
+    roads = ("1f1b", "1f1b over gloo")
+    pairs = [(found[number, side], found[number, "torch"]) for number in args.micro_batches for side in roads]
     above = max(ours / theirs for pair in pairs for ours, theirs in zip(*pair, strict=True))
     tensor_bytes = 4 * args.width**2
     last, before = args.micro_batches[-1], args.micro_batches[-2]
-    growths = [more - less for more, less in zip(found[last, "1f1b"], found[before, "1f1b"], strict=True)]
-    growths[0] -= (last - before) * tensor_bytes  # the batch itself
+    batch_bytes = (last - before) * tensor_bytes
+    growths = [
+        more - less - (batch_bytes if rank == 0 else 0)
+        for side in roads
+        for rank, (more, less) in enumerate(zip(found[last, side], found[before, side], strict=True))
+    ]
     figure = (
         f"peak memory of a rank, farspan 1f1b / torch Schedule1F1B: {above:.3f} at most (bar 1.00); from {before} to "
         f"{last} micro-batches, without the batch, {max(growths) / tensor_bytes:.2f} boundary tensors more (bar 1)"

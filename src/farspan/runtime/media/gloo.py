@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from datetime import timedelta
 
 import torch
@@ -10,14 +12,15 @@ import torch.distributed as dist
 __all__ = ["GlooMedium"]
 
 _ABORT_TAG = 99
+_NO_LIMIT = timedelta(days=10_000)
 
 
-class _GlooWork:
+class _Receiving:
     __slots__ = ("flat", "work")
 
     def __init__(self, work: dist.Work, flat: torch.Tensor) -> None:
         self.work = work
-        self.flat = flat  # gloo reads or writes its memory until the transfer has ended
+        self.flat = flat  # gloo writes its memory until the transfer has ended
 
     def is_done(self) -> bool:
         return self.work.is_completed()
@@ -31,6 +34,37 @@ class _GlooWork:
             raise
 
 
+class _Sending:
+    """gloo says only to who waits that a send has ended: a thread of the medium does, one send after the other."""
+
+    __slots__ = ("error", "flat", "has_ended", "work")
+
+    def __init__(self, work: dist.Work, flat: torch.Tensor) -> None:
+        self.work: dist.Work | None = work
+        self.flat: torch.Tensor | None = flat  # gloo reads its memory until the transfer has ended
+        self.has_ended = threading.Event()
+        self.error: RuntimeError | None = None
+
+    def is_done(self) -> bool:
+        return self.has_ended.is_set()
+
+    def wait(self, deadline_s: float) -> None:
+        if not self.has_ended.wait(deadline_s):
+            raise TimeoutError(f"a send has not ended in {deadline_s:g} s")
+        if self.error is not None:
+            raise self.error
+
+    def see_it_end(self) -> None:
+        """Return when it has: `GlooMedium.abort` ends it at the latest."""
+        assert self.work is not None
+        try:
+            self.work.wait(_NO_LIMIT)
+        except RuntimeError as error:
+            self.error = error
+        self.work = self.flat = None
+        self.has_ended.set()
+
+
 class GlooMedium:
     """Point-to-point transfers in a group of its own, so that breaking it breaks nothing else."""
 
@@ -40,12 +74,16 @@ class GlooMedium:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
         assert isinstance(group, dist.ProcessGroup)
         self.group = group
+        self._sends: queue.SimpleQueue[_Sending] = queue.SimpleQueue()
+        threading.Thread(target=self._see_sends_end, name="farspan-gloo-sends", daemon=True).start()
 
-    def send(self, flat: torch.Tensor, dst: int, channel: int) -> _GlooWork:
-        return _GlooWork(self.group.send([flat], dst, channel), flat)
+    def send(self, flat: torch.Tensor, dst: int, channel: int) -> _Sending:
+        sending = _Sending(self.group.send([flat], dst, channel), flat)
+        self._sends.put(sending)
+        return sending
 
-    def receive(self, flat: torch.Tensor, src: int, channel: int) -> _GlooWork:
-        return _GlooWork(self.group.recv([flat], src, channel), flat)
+    def receive(self, flat: torch.Tensor, src: int, channel: int) -> _Receiving:
+        return _Receiving(self.group.recv([flat], src, channel), flat)
 
     def abort(self) -> None:
         """gloo has no way to interrupt a wait but a time-out, which ends all transfers of the group."""
@@ -54,3 +92,7 @@ class GlooMedium:
             self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
         except RuntimeError:
             return  # as wanted: this wait has timed out, or the connection was broken already
+
+    def _see_sends_end(self) -> None:
+        while True:
+            self._sends.get().see_it_end()

@@ -129,9 +129,9 @@ class Channels:
         self.reap()
 
     def reap(self) -> None:
-        """Let go of what has been sent."""
+        """Let go of what has been sent; raise what broke it."""
         while self.sending and self.sending[0].is_done():
-            self.sending.popleft()
+            self.sending.popleft().wait(0.0)
 
     def drain(self) -> None:
         """Wait until all has been sent."""
