@@ -113,6 +113,17 @@ def test_peak_memory_counts_what_a_piece_needs_while_it_runs() -> None:
     assert peaks(12e6, 1e6) == [32e6 + 20e6 + 2e6]
 
 
+def test_what_is_let_go_counts_where_the_gradient_was_made_at_the_same_stage() -> None:
+    def first_peak(num_devices: int, let_go: float) -> float:
+        first, second = chain(2).nodes
+        first = replace(first, working_bytes=15e6, let_go_bytes=let_go)
+        graph = replace(chain(2), nodes=(first, second))
+        return best_plan(graph, devices(num_devices), 4).best.stages[0].memory_bytes
+
+    assert first_peak(1, let_go=2e6) == first_peak(1, let_go=0.0) - 2e6
+    assert first_peak(2, let_go=2e6) == first_peak(2, let_go=0.0)
+
+
 def test_what_is_saved_anyway_is_not_held_again_to_be_sent() -> None:
     graph = chain()
     saved = replace(graph, edges=tuple(replace(edge, is_saved=True) for edge in graph.edges))

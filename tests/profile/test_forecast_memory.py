@@ -76,6 +76,22 @@ class UNet(nn.Module):
         return x
 
 
+class Skip(nn.Module):
+    """The wide end uses what the wide beginning has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(3, 8, 3, padding=1)
+        self.narrow = nn.Conv2d(8, 8, 3, padding=1)
+        self.both = nn.Conv2d(16, 8, 3, padding=1)
+        self.last = nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.wide(x))
+        below = F.interpolate(F.relu(self.narrow(F.max_pool2d(x, 2))), scale_factor=2.0)
+        return self.last(F.relu(self.both(torch.cat([below, x], 1))))
+
+
 class Alive(TorchDispatchMode):
     """Counts the memory that operations make, and that is not yet freed."""
 
@@ -187,15 +203,21 @@ def peaks_of(build: Callable[[], nn.Module], example: torch.Tensor, found: Forec
         gc.enable()
 
 
+def images() -> torch.Tensor:
+    return torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
 MODELS = {
     "residual": (Residual, lambda: torch.arange(400).reshape(20, 20) % 50),
-    "unet": (UNet, lambda: torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))),
+    "unet": (UNet, images),
+    "skip": (Skip, images),
 }
 
 
 @pytest.mark.parametrize("schedule", ["auto", "1f1b", "zero-bubble"])
 @pytest.mark.parametrize(
-    ("name", "shares"), [("residual", (0.4, 1.0)), ("residual", (0.3, 0.7, 1.0)), ("unet", (0.5, 1.0))]
+    ("name", "shares"),
+    [("residual", (0.4, 1.0)), ("residual", (0.3, 0.7, 1.0)), ("unet", (0.5, 1.0)), ("skip", (1.0,))],
 )
 def test_the_forecast_peak_memory_is_what_a_rank_needs(name: str, shares: tuple[float, ...], schedule: str) -> None:
     build, example = MODELS[name]

@@ -110,7 +110,7 @@ def test_counting_without_data_finds_what_running_finds(is_hollow) -> None:
     assert sum(each.flops for each in block.backward_work) == 2 * sum(each.flops for each in block.forward_work)
     assert block.saved_bytes == 6 * WIDTH * 4 + 6 * 2 * WIDTH * 4  # the input, and what tanh gives
     for ran, counted in zip(real.atoms, dry.atoms, strict=True):
-        assert ran.working_bytes == counted.working_bytes, ran.name
+        assert (ran.working_bytes, ran.let_go_bytes) == (counted.working_bytes, counted.let_go_bytes), ran.name
 
 
 def test_what_a_piece_needs_while_it_runs() -> None:
@@ -128,6 +128,13 @@ def test_what_a_piece_needs_while_it_runs() -> None:
         ).atoms[1]
         assert atom.saved_bytes == WIDTH * 4  # the input
         assert 100 * WIDTH * 4 <= atom.working_bytes <= 104 * WIDTH * 4, is_dry
+
+
+def test_what_a_backward_lets_go_of_in_the_middle_of_a_stage() -> None:
+    piece = nn.Sequential(nn.Linear(256, 64), nn.Tanh())
+    model = nn.Sequential(nn.Linear(8, 256), piece, nn.Linear(64, 8))
+    atom = profile_of(lambda: train_on(model, torch.ones(100, 8))).atoms[1]
+    assert atom.let_go_bytes == 2 * 100 * 64 * 4  # its output and the gradient of that, before its input's gradient
 
 
 def test_what_is_sent_and_saved_is_known() -> None:

@@ -17,7 +17,7 @@ from farspan.profile.step import AtomProfile, Operation, PassedValue, StepProfil
 __all__ = ["ProfileCache", "cache_folder"]
 
 _log = logging.getLogger(__name__)
-_VERSION = "farspan-profile/3"
+_VERSION = "farspan-profile/4"
 
 
 def cache_folder(kind: str) -> Path:

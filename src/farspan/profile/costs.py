@@ -111,6 +111,8 @@ def _node(atom: AtomProfile, measured: Sequence[DeviceClass], speeds: Mapping[st
         halved_working_bytes=atom.halved_working_bytes,
         weight_s=_seconds(atom.weight_s, atom.weight_work, measured, speeds),
         weight_flops=atom.weight_flops,
+        let_go_bytes=atom.let_go_bytes,
+        halved_let_go_bytes=atom.halved_let_go_bytes,
         left_bytes=atom.left_bytes,
         shared_bytes=dict(atom.saved_with_others),
         options=options,

@@ -71,6 +71,9 @@ class AtomProfile:
         working_bytes: What it needs besides, while it runs, at most.
         forward_working_bytes: The same of its forward alone.
         halved_working_bytes: The same of its backward without the gradients of weights.
+        let_go_bytes: How much less than working_bytes its backward needs where what it begins with is made at the same
+            stage: autograd lets go of that as soon as it was used.
+        halved_let_go_bytes: The same of halved_working_bytes.
         left_bytes: What stays between the backward and the gradients of weights, where these are computed later.
         input_bytes: How much of saved_bytes comes from outside, and would stay if the rest were computed again.
         trained_bytes: Of its parameters that get a gradient.
@@ -92,6 +95,8 @@ class AtomProfile:
     working_bytes: float = 0.0
     forward_working_bytes: float = 0.0
     halved_working_bytes: float = 0.0
+    let_go_bytes: float = 0.0
+    halved_let_go_bytes: float = 0.0
     left_bytes: float = 0.0
     input_bytes: float = 0.0
     trained_bytes: float = 0.0

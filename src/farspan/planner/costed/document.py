@@ -9,17 +9,16 @@ from typing import Any, cast
 
 from farspan.documents import check_keys, parse_json, read_text
 from farspan.errors import PlanError
-from farspan.planner.costed.graph import CostedEdge, CostedGraph, CostedNode, NodeOption, Seconds
+from farspan.planner.costed.graph import MORE_COSTS, CostedEdge, CostedGraph, CostedNode, NodeOption, Seconds
 
 __all__ = ["FORMAT", "parse_graph", "read_graph", "write_graph"]
 
 FORMAT = "farspan-graph/1"
 _COSTS = ("forward_s", "backward_s", "parameter_bytes", "saved_bytes", "memory_bytes")
-_MORE = ("working_bytes", "forward_working_bytes", "halved_working_bytes", "weight_flops", "left_bytes")
 _NODE_KEYS = (
     "name",
     *_COSTS,
-    *_MORE,
+    *MORE_COSTS,
     "weight_s",
     "shared_bytes",
     "devices",
@@ -87,7 +86,7 @@ def _node(entry: Any, where: str) -> CostedNode:
         options=tuple(_option(each, where) for each in _array(members, "options", where)),
         weight_s=_seconds(members, "weight_s", where),
         shared_bytes=_sizes(members, "shared_bytes", where),
-        **{key: _number(members.get(key, 0.0), key, where) for key in _MORE},
+        **{key: _number(members.get(key, 0.0), key, where) for key in MORE_COSTS},
         **_costs(members, where),
     )
 
@@ -192,7 +191,7 @@ def _node_members(node: CostedNode) -> dict[str, Any]:
     members: dict[str, Any] = {"name": node.name, **_cost_members(node)}
     if node.weight_s:
         members["weight_s"] = dict(node.weight_s) if isinstance(node.weight_s, Mapping) else node.weight_s
-    members |= {key: getattr(node, key) for key in _MORE if getattr(node, key)}
+    members |= {key: getattr(node, key) for key in MORE_COSTS if getattr(node, key)}
     if node.shared_bytes:
         members["shared_bytes"] = dict(node.shared_bytes)
     if node.devices is not None:

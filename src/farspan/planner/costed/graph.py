@@ -13,10 +13,21 @@ from dataclasses import dataclass, field
 
 from farspan.errors import PlanError
 
-__all__ = ["WHOLE_MODEL", "CostedEdge", "CostedGraph", "CostedNode", "NodeOption", "Seconds"]
+__all__ = ["MORE_COSTS", "WHOLE_MODEL", "CostedEdge", "CostedGraph", "CostedNode", "NodeOption", "Seconds"]
 
 WHOLE_MODEL = "(the model)"
 """Name of the node of a model that is one piece."""
+
+MORE_COSTS = (
+    "working_bytes",
+    "forward_working_bytes",
+    "halved_working_bytes",
+    "let_go_bytes",
+    "halved_let_go_bytes",
+    "weight_flops",
+    "left_bytes",
+)
+"""Costs of a node alone, and not of its options, that are plain numbers."""
 
 Seconds = float | Mapping[str, float]
 """Seconds on a device of speed 1, or by kind of device."""
@@ -60,6 +71,9 @@ class CostedNode:
         weight_s: How much of backward_s is gradients of weights, which can be computed later.
         weight_flops: Floating-point operations of the forward of what has weights: they decide whether the backward of
             a stage is split.
+        let_go_bytes: How much less than working_bytes its backward needs where no gradient comes to it from another
+            stage: one that was made at its own is gone as soon as it was used.
+        halved_let_go_bytes: The same of halved_working_bytes.
         left_bytes: What stays of each micro-batch between the backward and the gradients of weights, if it is.
         shared_bytes: What of saved_bytes other nodes keep too, by a word they share: it is there once on a device.
         devices: Names or kinds of the device classes that may run it; None for any.
@@ -79,6 +93,8 @@ class CostedNode:
     halved_working_bytes: float = 0.0
     weight_s: Seconds = 0.0
     weight_flops: float = 0.0
+    let_go_bytes: float = 0.0
+    halved_let_go_bytes: float = 0.0
     left_bytes: float = 0.0
     shared_bytes: Mapping[str, float] = field(default_factory=dict[str, float])
     devices: tuple[str, ...] | None = None
@@ -165,7 +181,7 @@ class CostedGraph:
     def _check_node(self, node: CostedNode) -> None:
         where = f'{self.source}: node "{node.name}"'
         self._check_costs(node, where)
-        for key in ("working_bytes", "forward_working_bytes", "halved_working_bytes", "weight_flops", "left_bytes"):
+        for key in MORE_COSTS:
             _check_cost(getattr(node, key), f"{where}: {key}")
         for seconds in node.weight_s.values() if isinstance(node.weight_s, Mapping) else (node.weight_s,):
             _check_cost(seconds, f"{where}: weight_s")

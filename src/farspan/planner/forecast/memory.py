@@ -82,7 +82,7 @@ def _forward_working_bytes(part: Part) -> float:
 
 def _working_bytes(part: Part, *, is_split: bool) -> float:
     """The most that a stage needs besides what it keeps: in its backward, node by node, which then give back. Gradients
-    that have come from other stages stay to its end.
+    that have come from other stages stay to its end; others go as soon as they were used.
     """
     come: dict[str, float] = {}
     for hop in part.returned:
@@ -96,7 +96,11 @@ def _working_bytes(part: Part, *, is_split: bool) -> float:
     given_back = 0.0
     for node in reversed(part.chosen):
         own = node.halved_working_bytes if is_split else node.working_bytes
-        most = max(most, own - given_back + total - come.get(node.name, 0.0))
+        if node.name in come:
+            own -= come[node.name]
+        else:
+            own -= node.halved_let_go_bytes if is_split else node.let_go_bytes
+        most = max(most, own - given_back + total)
         given_back += node.saved_bytes - (node.left_bytes if is_split else 0.0)
         for word, size in node.shared_bytes.items():
             users[word] -= 1

@@ -29,7 +29,7 @@ from farspan.runtime.step.executor import Executor
 from farspan.runtime.trial.micro_batches import Key, MicroBatches, Place, place_of
 from farspan.runtime.trial.notes import Input, Kinds, Measured, Sample, SegmentNote
 from farspan.runtime.trial.work import counted, kept
-from farspan.runtime.trial.working import Working
+from farspan.runtime.trial.working import Working, hand_over
 from farspan.schedule import Kind
 
 __all__ = ["Meter", "needs_data"]
@@ -201,18 +201,15 @@ class Meter(Executor):
     def _backward(self, part: Part, *, leaves_weights: bool) -> None:
         del leaves_weights  # nobody waits here
         number, key = self._number_of(part), self._key(part)
-        can_wait = part.segment is not None and not part.backward.retain_graph and part.backward.wanted is None
+        can_wait = _is_run_once(part)
         note = self.notes.get(key)
         is_timed = number not in (_LOOKED_AT, self._halved) or note is None
         self._was_split = is_timed and can_wait and number % 2 == 0
         if note is not None and number == _LOOKED_AT:
             self._look_at(part, note, leaves_weights=can_wait and number == self._halved)
         elif note is not None and number == self._halved:
-            given = sum(_span_bytes(self.gradients[edge]) for edge in part.incoming)
-            begin = self._working.begin()
-            with self._working:
-                super()._backward(part, leaves_weights=can_wait)
-            note.halved_working_bytes = given + self._working.peak(begin, self._own_memory, self._own_gradients())
+            most = self._run_watched(part, leaves_weights=can_wait)
+            note.halved_working_bytes, note.halved_inner_working_bytes = most
         else:
             super()._backward(part, leaves_weights=self._was_split)
             if self._was_split:
@@ -230,15 +227,29 @@ class Meter(Executor):
                     self._run_weights(earlier)
 
     def _look_at(self, part: Part, note: SegmentNote, *, leaves_weights: bool) -> None:
-        given = {_key_name(edge.key): _span_bytes(self.gradients[edge]) for edge in part.incoming}
-        for name, size in given.items():
+        for edge in part.incoming:
+            name, size = _key_name(edge.key), _span_bytes(self.gradients[edge])
             self.gradient_bytes[name] = max(size, self.gradient_bytes.get(name, 0))
         note.weight_flops += sum(call.entry.flops for call in part.calls if has_weights(call, self._trains))
-        begin = self._working.begin()
-        with self._working, counted(note.backward):
-            super()._backward(part, leaves_weights=leaves_weights)
-        most = sum(given.values()) + self._working.peak(begin, self._own_memory, self._own_gradients())
+        with counted(note.backward):
+            most, inner = self._run_watched(part, leaves_weights=leaves_weights)
         note.working_bytes = max(note.working_bytes, most)
+        note.inner_working_bytes = max(note.inner_working_bytes, inner)
+
+    def _run_watched(self, part: Part, *, leaves_weights: bool) -> tuple[int, int]:
+        """Run a backward; what it needs at most, on its own and in the middle of a stage."""
+        given = [self.gradients[edge] for edge in part.incoming]
+        values = [edge.key.data for edge in part.incoming if isinstance(edge.key, Value) and edge.key.data is not None]
+        given_bytes, staying = sum(map(_span_bytes, given)), self._working.numbers([*given, *values])
+        del given, values
+        with self._working:
+            if _is_run_once(part):
+                hand_over(part, self.gradients)
+            begin = self._working.begin()
+            super()._backward(part, leaves_weights=leaves_weights)
+        apart, passing = self._own_memory, self._own_gradients()
+        most = self._working.peak(begin, apart, passing, staying)
+        return given_bytes + most, given_bytes + self._working.peak(begin, apart, passing)
 
     def _run_weights(self, part: Part) -> None:
         note = self.notes.get(self._key(part))
@@ -250,9 +261,11 @@ class Meter(Executor):
             super()._run_weights(part)
         note.left_bytes += self._working.given_back(begin)
         if self._halved == _LOOKED_AT:
-            note.halved_working_bytes = note.working_bytes
+            note.halved_working_bytes, note.halved_inner_working_bytes = note.working_bytes, note.inner_working_bytes
             note.backward += note.weight[known:]
-            note.working_bytes += self._working.peak(begin, self._own_memory, self._own_gradients())
+            most = self._working.peak(begin, self._own_memory, self._own_gradients())
+            note.working_bytes += most
+            note.inner_working_bytes += most
 
     def _own_gradients(self) -> set[int]:
         gradients = [raw_grad(item.tensor) for item in self.parameters.values() if item.is_parameter]
@@ -315,6 +328,11 @@ def _graph_of(step: Step) -> Graph:
 def _is_trained(step: Step) -> bool:
     """Whether the step is a backward, or a forward that one may follow."""
     return isinstance(step.work, Part) or any(call.entry.requires_grad for call in step.work.calls)
+
+
+def _is_run_once(part: Part) -> bool:
+    """Whether it is a whole backward of a segment, and the only one."""
+    return part.segment is not None and not part.backward.retain_graph and part.backward.wanted is None
 
 
 def _name_of(value: Value) -> str:

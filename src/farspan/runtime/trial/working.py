@@ -2,21 +2,25 @@
 
 forward     alive |====__      most - kept by autograd           backward    |==__         most, from where it begins;
                   |========                                                  |======____     what was kept goes
+
+What a backward begins with stays until its end where it has come from another rank. In the middle of a stage autograd
+alone holds it, and lets go of it as soon as it was used: so it does here, and both are known from one run.
 """
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
+from farspan.graph import Edge, Part, Value
 from farspan.lazy.torch_private import TorchDispatchMode, tree_leaves
 from farspan.lazy.watch import storage_id
 
-__all__ = ["Working"]
+__all__ = ["Working", "hand_over"]
 
 
 class Working(TorchDispatchMode):
@@ -46,11 +50,18 @@ class Working(TorchDispatchMode):
         """Where a piece of the step begins, for `peak`."""
         return len(self._events)
 
-    def peak(self, begin: int, apart: Collection[int] = (), passing: Collection[int] = ()) -> int:
+    def numbers(self, tensors: Sequence[torch.Tensor]) -> set[int]:
+        """Of the pieces of memory in which these tensors lie."""
+        return {self._alive[key] for key in map(storage_id, _tensors(tensors)) if key in self._alive}
+
+    def peak(
+        self, begin: int, apart: Collection[int] = (), passing: Collection[int] = (), staying: Collection[int] = ()
+    ) -> int:
         """The most bytes that were alive since `begin`, more than at `begin`; without the storages of the ids `apart`,
-        and those `passing` only at the moment when they were made (a gradient that others are added to).
+        those `passing` only at the moment when they were made (a gradient that others are added to), and the pieces of
+        memory of the numbers `staying` as if they had not gone.
         """
-        left_out = {self._alive.get(key) for key in apart}
+        left_out = {self._alive.get(key) for key in apart}.union(staying)
         gone_at_once = {self._alive.get(key) for key in passing}
         alive = most = 0
         for number, size in self._events[begin:]:
@@ -71,6 +82,37 @@ class Working(TorchDispatchMode):
 
     def _free(self, key: int, size: int) -> None:
         self._events.append((self._alive.pop(key), -size))
+
+
+class _HandedOver(torch.autograd.Function):
+    """A value without its memory, and its gradient, which is there until autograd asks for it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, gradient: list[torch.Tensor]) -> torch.Tensor:
+        ctx.gradient = gradient
+        return torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        return ctx.gradient.pop(), None
+
+
+def hand_over(part: Part, gradients: dict[Edge, torch.Tensor]) -> None:
+    """Let autograd alone hold the gradients that a backward begins with, and the values that they are of.
+
+    Args:
+        part: Whose backward is about to run, for the only time.
+        gradients: Changed: what has been handed over takes no memory there.
+    """
+    for edge in part.incoming:
+        value = edge.key
+        if not isinstance(value, Value) or value.segment is not part.segment:
+            continue
+        if value.is_held or value in part.backward.roots:
+            continue
+        with torch.enable_grad():
+            value.data = _HandedOver.apply(value.data, [gradients[edge]])
+        gradients[edge] = value.data.detach()
 
 
 def _tensors(item: Any) -> list[torch.Tensor]:
