@@ -197,9 +197,10 @@ def from_rank(rank: int, batch: Any) -> Any:
 def on(place: str) -> Iterator[None]:
     """Let the operations in the body run at a place: those outside modules that the plan places as a whole.
 
-    In a model's forward or in the loop. An operation otherwise runs where its largest input is. Module calls stay where
-    the plan puts them, an operation that writes in place stays with what it writes, and operations on plain tensors
-    alone (masks, positions) run on every rank as ever. The innermost `on` counts.
+    In a model's forward or in the loop. An operation otherwise runs where its inputs have come farthest: with a skip
+    and what later layers made of it, on the later stage. Module calls stay where the plan puts them, an operation that
+    writes in place stays with what it writes, and operations on plain tensors alone (masks, positions) run on every
+    rank as ever. The innermost `on` counts.
 
     `x.to("rank:1/cuda:0")` moves one tensor: the result is a copy that lives there (or `x` itself, if it does), its
     gradient flows back, and operations on it run there by their usual rule. A plain tensor, which every rank has, gives

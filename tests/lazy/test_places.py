@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.places import Named, engine, rank_of, ranks, same_with_places
-from tests.support.plainly import SEQUENCES, X, Y, train
+from tests.support.plainly import SEQUENCES, X, Y, assert_same_as_plainly, train
 from tests.support.ranks import run_threads
 from torch import Tensor, nn
 
@@ -204,6 +204,58 @@ def test_several_devices_in_one_process(plan: Any, monkeypatch: pytest.MonkeyPat
     places = DEVICES if isinstance(plan, dict) else ("rank:0/cpu", "rank:0/cpu")
     same_with_places(Halves, train, 1, (places[1], places[0]), plan=plan)
     assert numbers == {0, 1}
+
+
+class Dense(nn.Module):
+    """Each layer sees what all those before it have made, which is always larger than what it makes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8 + 2 * number, 2) for number in range(6)])
+        self.head = nn.Linear(20, 5)
+        self.ranks: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.cat((x, torch.relu(layer(x))), -1)
+            if hasattr(self, "_farspan_plan"):
+                self.ranks.append(rank_of(x))
+        return self.head(x)
+
+
+def test_data_do_not_go_back_for_glue() -> None:
+    plan = {f"layers.{number}": f"rank:{number // 2}" for number in range(6)} | {"head": "rank:2"}
+
+    def program(model: Any) -> Any:
+        result = train(model)
+        assert model.ranks == ([0, 0, 1, 1, 2, 2] * 8 if hasattr(model, "_farspan_plan") else [])
+        return result
+
+    assert_same_as_plainly(Dense, program, 3, plan=plan)
+
+
+class Tied(nn.Module):
+    """A head whose weight is that of the first module, and larger than what it is multiplied with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 16)
+        self.ranks: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.linear(torch.tanh(self.second(self.first(x))), self.first.weight.T)
+        if hasattr(self, "_farspan_plan"):
+            self.ranks.append(rank_of(out))
+        return out
+
+
+def test_a_parameter_that_is_larger_is_not_sent() -> None:
+    def program(model: Any) -> Any:
+        result = train(model, X[:2], lambda out: out.square().mean())
+        assert set(model.ranks) <= {0}
+        return result
+
+    assert_same_as_plainly(Tied, program, 2, plan={"first": "rank:0", "second": "rank:1"})
 
 
 BAD: list[tuple[str, str]] = [

@@ -295,7 +295,7 @@ def test_an_operation_that_comes_back_to_an_early_stage_closes_no_circle() -> No
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             first = self.a(nn.functional.one_hot(tokens, WIDTH).float())
             last = self.c(self.b(first))
-            return first * last.mean()  # runs where `first` is, for it is the largest
+            return first @ (last.mean() * self.a.wide.weight).T  # both run where the weight is, which is the largest
 
     graph = costed_graph(profile_of(lambda: train(Scaled())), this_machine())
     assert all(node.together is None for node in graph.nodes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import EVERYWHERE, Value
+from farspan.lazy.leaf import Leaf
 from farspan.lazy.metadata import Entry, Unknown
 from farspan.lazy.tensor import LazyTensor
 
@@ -52,20 +53,38 @@ def stage_for(
 
 
 def _stage_of(values: Sequence[Value]) -> int:
-    """An op runs where its largest lazy input is; among equals, where the latest was produced."""
-    best = values[0]
-    best_rank = _production_order(best)
-    for value in values[1:]:
-        rank = _production_order(value)
-        if rank > best_rank:
-            best, best_rank = value, rank
-    return max(best.stage, 0)
+    """An op runs where its data have come farthest: so that they go on from there, and not back and forth.
+
+        skip on stage 0, x on stage 2     cat((skip, x)) on stage 2, however large the skip is
+
+    Of inputs that have come as far, the largest decides, and among equals the latest. A weight that is larger than the
+    data is not sent: the op runs where it lives.
+    """
+    farthest, largest = max(values, key=_how_far), max(values, key=_size)
+    decides = largest if largest is not farthest and _is_weight(largest) else farthest
+    return max(decides.stage, 0)
 
 
-def _production_order(value: Value) -> tuple[int, int, int, int]:
+def _how_far(value: Value) -> tuple[int, int, int, int, int]:
     if value.call is None:
-        return (-1 if value.stage == EVERYWHERE else value.meta.numel, -1, -1, 0)
-    return (value.meta.numel, value.call.graph.index, value.call.index, value.index)
+        return (-1, -1, _size(value), -1, -1)
+    return (value.call.graph.index, value.call.level, _size(value), value.call.index, value.index)
+
+
+def _size(value: Value) -> int:
+    return -1 if value.stage == EVERYWHERE else value.meta.numel
+
+
+def _is_weight(value: Value) -> bool:
+    """Whether it is a parameter, or made of parameters alone by operations between modules."""
+    while value.call is not None:
+        if type(value.call.target) is Leaf:
+            return False
+        inputs = [item for item in value.call.arguments or () if isinstance(item, Value)]
+        if not inputs or not all(map(_is_weight, inputs[1:])):
+            return False
+        value = inputs[0]
+    return bool(value.name)
 
 
 def _stage_written(recorder: Recorder, entry: Entry | Unknown, tensors: list[torch.Tensor]) -> int:
