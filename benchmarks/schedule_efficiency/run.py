@@ -150,7 +150,7 @@ def worker(args: Any) -> None:
     rows: list[dict[str, Any]] = []
     for number in args.micro_batches:
         for kind in args.stages:
-            for shape in SHAPES:
+            for shape in args.placements:
                 rows += measure(rank, num_ranks, number, kind, shape, args)
     if rank == 0:
         Path(args.worker).write_text(json.dumps(rows))
@@ -271,13 +271,14 @@ def collect(args: Any) -> list[dict[str, Any]]:
     args.ranks = args.ranks or ([4] if args.quick else [4, 8])
     args.micro_batches = args.micro_batches or ([8] if args.quick else [8, 32])
     args.stages = args.stages or (["unequal"] if args.quick else ["equal", "unequal"])
+    args.placements = args.placements or list(SHAPES)
     args.turns = args.turns or (2 if args.quick else 5)
     args.unit = args.unit or (40.0 if args.quick else 100.0)
     if args.worker:
         worker(args)
         sys.exit()
     words = ["--micro-batches", *map(str, args.micro_batches), "--stages", *args.stages]
-    words += ["--turns", str(args.turns), "--unit", str(args.unit)]
+    words += ["--placements", *args.placements, "--turns", str(args.turns), "--unit", str(args.unit)]
     rows: list[dict[str, Any]] = []
     for num_ranks in args.ranks:
         rows += run_ranks(__file__, num_ranks, words, timeout_s=300 if args.quick else 7200)
@@ -289,6 +290,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--ranks", type=int, nargs="+", help="4 and 8, or 4 with --quick")
     parser.add_argument("--micro-batches", type=int, nargs="+", help="per step; 8 and 32, or 8 with --quick")
     parser.add_argument("--stages", nargs="+", choices=("equal", "unequal"), help="both, or unequal with --quick")
+    parser.add_argument("--placements", nargs="+", choices=tuple(SHAPES), help="all three")
     parser.add_argument("--turns", type=int, help="of each side; 5, or 2 with --quick")
     parser.add_argument("--unit", type=float, help="milliseconds of a stage's forward; 100, or 40 with --quick")
 
