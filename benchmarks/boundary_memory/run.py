@@ -25,8 +25,14 @@ from benchmarks.common import arguments, finish, run_ranks  # noqa: E402
 
 import farspan  # noqa: E402
 
-SIDES = {"torch": "torch", "1f1b": "1f1b", "auto": "auto", "1f1b over gloo": "1f1b"}
-"""Schedules; the road is from memory to memory where it is not named."""
+GLOO = {"FARSPAN_SAME_HOST": "0"}
+SIDES: dict[str, tuple[str, dict[str, str]]] = {
+    "torch": ("torch", {}),
+    "1f1b": ("1f1b", {}),
+    "auto": ("auto", {}),
+    "1f1b over gloo": ("1f1b", GLOO),
+}
+"""What a worker runs, and with which more variables: without, tensors go from memory to memory."""
 MIB = 2**20
 
 
@@ -110,7 +116,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, help="4, or 2 with --quick")
     parser.add_argument("--micro-batches", type=int, nargs="+", help="per step; 4, 16 and 64, or 4 and 16 with --quick")
     parser.add_argument("--width", type=int, default=1024, help="a boundary tensor has so many rows and columns")
-    parser.add_argument("--side", choices=set(SIDES.values()), default="torch", help="what a worker runs")
+    parser.add_argument("--side", choices=("torch", "1f1b", "auto"), default="torch", help="what a worker runs")
     args = parser.parse_args()
     if args.worker:
         worker(args)
@@ -120,10 +126,9 @@ def main() -> None:
     os.environ.update({"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"})
     rows: list[dict[str, Any]] = []
     for number in args.micro_batches:
-        for side, schedule in SIDES.items():
+        for side, (schedule, variables) in SIDES.items():
             words = ["--side", schedule, "--micro-batches", str(number), "--width", str(args.width)]
-            road = {"FARSPAN_SAME_HOST": "0"} if "gloo" in side else {}
-            peaks = run_ranks(__file__, args.ranks, words, timeout_s=300, environment=road)
+            peaks = run_ranks(__file__, args.ranks, words, timeout_s=300, environment=variables)
             rows.append({"num_micro_batches": number, "side": side, "peak_bytes": peaks})
             shown = "  ".join(f"{peak / MIB:7.1f}" for peak in peaks)
             print(f"{number:3d} micro-batches   {side:14s}  MiB by rank {shown}", flush=True)

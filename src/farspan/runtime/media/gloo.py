@@ -22,9 +22,6 @@ class _Receiving:
         self.work = work
         self.flat = flat  # gloo writes its memory until the transfer has ended
 
-    def is_done(self) -> bool:
-        return self.work.is_completed()
-
     def wait(self, deadline_s: float) -> None:
         try:
             self.work.wait(timedelta(seconds=deadline_s))

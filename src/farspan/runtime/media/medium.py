@@ -6,23 +6,29 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["Medium", "Work"]
+__all__ = ["Medium", "Sending", "Work"]
 
 
 class Work(Protocol):
     """A transfer under way."""
-
-    def is_done(self) -> bool: ...
 
     def wait(self, deadline_s: float) -> None:
         """Return when the transfer has ended; raise TimeoutError after `deadline_s` seconds, or what broke it."""
         ...
 
 
+class Sending(Work, Protocol):
+    """A send under way."""
+
+    def is_done(self) -> bool:
+        """Whether it has ended, so that what was sent is not needed any more; never waits."""
+        ...
+
+
 class Medium(Protocol):
     """One road. A channel is (source rank, destination rank, channel number)."""
 
-    def send(self, flat: torch.Tensor, dst: int, channel: int) -> Work: ...
+    def send(self, flat: torch.Tensor, dst: int, channel: int) -> Sending: ...
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work: ...
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from farspan.runtime.media.medium import Medium, Work
+from farspan.runtime.media.medium import Medium, Sending, Work
 from farspan.runtime.media.nccl import NcclMedium
 from farspan.runtime.media.same_host import SameHostMedium
 
@@ -25,7 +25,7 @@ class Roads:
         if self.device is not None:
             self.device.prepare(channels)
 
-    def send(self, flat: torch.Tensor, dst: int, channel: int) -> Work:
+    def send(self, flat: torch.Tensor, dst: int, channel: int) -> Sending:
         return self._road(flat, dst).send(flat, dst, channel)
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work:

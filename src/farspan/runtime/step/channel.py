@@ -18,7 +18,7 @@ import torch
 
 from farspan.errors import DeadlineError
 from farspan.graph import Meta
-from farspan.runtime.media import Medium, Roads, Work
+from farspan.runtime.media import Medium, Roads, Sending
 from farspan.runtime.program import Bundle
 
 __all__ = ["Channels"]
@@ -35,7 +35,7 @@ class Channels:
         self.medium = medium
         self.rank = rank
         self.deadline_s = deadline_s
-        self.sending: deque[Work] = deque()
+        self.sending: deque[Sending] = deque()
         self.allocate: Callable[..., torch.Tensor] = torch.empty
         """Makes receive buffers; tests count them here."""
 
