@@ -269,7 +269,7 @@ def expect_without_rank_1(ranks: Ranks, name: str, other: Callable) -> None:
 
 
 def killed(ranks: Ranks) -> None:
-    """The others notice long before their wait ends, though a fork of the killed rank keeps its sockets; they go on together."""
+    """The others notice before their wait ends, though a fork of the killed rank keeps its sockets; they go on."""
     medium = ranks.join()
     waiting = [medium.receive(empty(10), 2, 0), medium.send(content(1 << 20, 0), 2, 0)] if ranks.rank < 2 else []
     ranks.meet()
