@@ -8,7 +8,6 @@ import logging
 from collections.abc import Collection
 
 import torch
-import torch.distributed as dist
 
 from farspan.runtime.world import current_engine
 
@@ -19,7 +18,8 @@ _log = logging.getLogger(__name__)
 
 def is_first() -> bool:
     """Whether this process is the one that writes."""
-    return not dist.is_initialized() or dist.get_rank() == 0
+    engine = current_engine()
+    return engine is None or engine.rank == 0
 
 
 def meet(what: str) -> None:

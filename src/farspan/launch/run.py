@@ -23,6 +23,7 @@ from pathlib import Path
 
 from farspan.errors import LaunchError
 from farspan.launch.console import say
+from farspan.launch.environment import PREFIX
 from farspan.launch.job import Job, signals_to
 from farspan.launch.logs import find_cause, only_heard_of_it
 from farspan.launch.process import Rank
@@ -45,10 +46,12 @@ def run(
 ) -> int:
     """Runs `num_processes` processes of a script on this machine, until all have ended.
 
-    Every process gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+    Every process gets FARSPAN_RANK, _LOCAL_RANK, _WORLD_SIZE, _LOCAL_WORLD_SIZE, _MASTER_ADDR, _MASTER_PORT,
     OMP_NUM_THREADS (its share of the cores, unless set), PYTHONUNBUFFERED, FARSPAN_LAUNCHER=run and
-    FARSPAN_LOG_DIR. If a rank fails, the others get `grace_s` seconds to end before they are ended; then
-    stderr says once which rank failed first, how, and its own traceback.
+    FARSPAN_LOG_DIR, and none of another launcher's variables: a script that asks for RANK or WORLD_SIZE, to decide
+    whether it is one of several processes, must find that it is not. If a rank fails, the others get
+    `grace_s` seconds to end before they are ended; then stderr says once which rank failed first, how, and its own
+    traceback.
 
     Args:
         script_argv: A python file, `-m` and a module, or an executable; then its arguments.
@@ -210,10 +213,10 @@ def _shared_variables(num_processes: int, port: int, log_dir: Path) -> dict[str,
     else:
         num_cores = os.cpu_count() or 1
     return {
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_WORLD_SIZE": str(num_processes),
-        "MASTER_ADDR": _ADDR,
-        "MASTER_PORT": str(port),
+        f"{PREFIX}WORLD_SIZE": str(num_processes),
+        f"{PREFIX}LOCAL_WORLD_SIZE": str(num_processes),
+        f"{PREFIX}MASTER_ADDR": _ADDR,
+        f"{PREFIX}MASTER_PORT": str(port),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores // num_processes)),
         "PYTHONUNBUFFERED": "1",
         "FARSPAN_LAUNCHER": "run",
