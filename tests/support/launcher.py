@@ -45,7 +45,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(SOURCE)},
+            env=os.environ | {"PYTHONPATH": str(SOURCE), "FARSPAN_FILES": "all"},
         )
 
     def end(self) -> tuple[int, str, str]:

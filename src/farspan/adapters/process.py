@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 import torch
 
+from farspan.launch.files import catch_up
 from farspan.runtime.world import current_engine
 
 __all__ = ["as_alone", "existing", "is_first", "meet", "run_recorded", "say_once"]
@@ -27,6 +28,7 @@ def meet(what: str) -> None:
     engine = current_engine()
     if engine is not None:
         engine.meet(what)
+        catch_up()
 
 
 @functools.cache

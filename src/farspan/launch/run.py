@@ -24,14 +24,19 @@ from pathlib import Path
 from farspan.errors import LaunchError
 from farspan.launch.console import say
 from farspan.launch.environment import PREFIX
+from farspan.launch.files import keeps_apart
 from farspan.launch.job import Job, signals_to
 from farspan.launch.logs import find_cause, only_heard_of_it
 from farspan.launch.process import Rank
+from farspan.launch.trained import trains_copies
 
 __all__ = ["run"]
 
 _ADDR = "127.0.0.1"
 _EXAMPLE = "farspan run -n 4 train.py"
+_ALONE = """\
+farspan run: nothing called farspan.distribute(model): {n} copies of the model were trained, each by itself.
+  try  model = farspan.distribute(model)"""
 
 
 def run(
@@ -41,6 +46,7 @@ def run(
     log_dir: str | os.PathLike[str] | None = None,
     port: int | None = None,
     environment: Mapping[str, str] | None = None,
+    files: str | None = None,
     verbose: bool = False,
     grace_s: float = 10.0,
 ) -> int:
@@ -59,6 +65,8 @@ def run(
         log_dir: Folder for `rank1.log`, `rank2.log`, ...; None makes a fresh one for temporary files.
         port: Port at which rank 0 will listen; None picks a free one.
         environment: Further variables for every process.
+        files: "first": the files of rank 0 are the script's, those of others go to a folder that is removed at the
+            end; "all": every rank writes where the script says. None: what FARSPAN_FILES says, or else "first".
         verbose: Say on stderr where the port and the logs are, before the start.
         grace_s: Seconds between the first failure and SIGTERM; SIGKILL follows 3 seconds later.
 
@@ -81,6 +89,7 @@ def run(
     if verbose:
         say(f"farspan run: {num_processes} processes, port {port}, logs in {folder}")
     shared = _shared_variables(num_processes, port, folder) | dict(environment or {})
+    run_folder = _make_run_folder(shared, num_processes, files)
     job = Job(num_processes=num_processes, log_dir=folder, grace_s=grace_s)
     try:
         with signals_to(job.events):
@@ -88,10 +97,16 @@ def run(
             job.wait()
     finally:
         job.close()
+        are_copies = run_folder is not None and trains_copies(run_folder)
+        if run_folder is not None:
+            shutil.rmtree(run_folder, ignore_errors=True)
         if log_dir is None:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only if nobody wrote: one rank has no log
-    return _conclude(job)
+    code = _conclude(job)
+    if code == 0 and are_copies:
+        say(_ALONE.format(n=num_processes))
+    return code
 
 
 def _conclude(job: Job) -> int:
@@ -204,6 +219,20 @@ def _make_log_dir(log_dir: str | os.PathLike[str] | None) -> Path:
             why=f"{error.strerror}.",
             hint="another --log-dir, or none: a fresh folder is made",
         ) from None
+    return folder
+
+
+def _make_run_folder(shared: dict[str, str], num_processes: int, files: str | None) -> str | None:
+    """Make the folder for the files of other ranks than 0, of which every Python that starts learns by `shared`."""
+    shared["FARSPAN_FILES"] = files or shared.get("FARSPAN_FILES") or os.environ.get("FARSPAN_FILES") or "first"
+    keeps_apart(shared["FARSPAN_FILES"])  # raises if it is no choice
+    if num_processes == 1:
+        shared["FARSPAN_RUN_FOLDER"] = ""
+        return None
+    folder = shared["FARSPAN_RUN_FOLDER"] = tempfile.mkdtemp(prefix="farspan-run-")
+    site = str(Path(__file__).with_name("files") / "site")
+    known = shared.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    shared["PYTHONPATH"] = os.pathsep.join([each for each in (site, known) if each])
     return folder
 
 

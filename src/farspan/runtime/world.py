@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 import torch
@@ -15,6 +16,8 @@ import torch.distributed as dist
 
 from farspan.errors import DivergenceError, FarspanError, LaunchError, PlanError, RemoteError
 from farspan.launch.environment import read_environment
+from farspan.launch.files import install_late
+from farspan.launch.trained import note_joining
 from farspan.lazy import Recorder, activate, install
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.engine import Engine
@@ -89,11 +92,21 @@ def _set_up(seed: int) -> Engine:
         side = _join_side_channel(peers, limit_s)
         roads = _open_roads(peers, side, limit_s)
         engine = Engine(recorder, side, roads, seed=seed, deadline_s=limit_s)
-        _watch_exit(engine, roads)
+        _watch_exit(engine, roads, _keep_files_apart(peers, side, limit_s))
         if peers.rank == 0 and peers.launcher not in ("run", "program"):
             sys.stderr.write(_VISIBLE.format(launcher=_NAMES[peers.launcher], n=peers.world_size))
     activate(recorder)
     return engine
+
+
+def _keep_files_apart(peers: Peers, side: SideChannel, limit_s: float) -> Callable[[], None]:
+    """Leave the script's files to rank 0, and tell the launcher that the ranks have met; returns what ends it."""
+    if peers.launcher == "program":
+        return lambda: None  # a script for several processes
+    if peers.launcher == "run":
+        note_joining()
+    agreement = Agreement(side, limit_s)
+    return install_late(peers.rank, lambda blob: agreement.gather("files", blob))
 
 
 def _open_roads(peers: Peers, side: SideChannel, limit_s: float) -> Roads:
@@ -126,7 +139,7 @@ def _join_side_channel(peers: Peers, limit_s: float) -> SideChannel:
     return SideChannel.connect(peers.rank, peers.world_size, (host, int(port)), token, limit_s, server=server)
 
 
-def _watch_exit(engine: Engine, roads: Roads) -> None:
+def _watch_exit(engine: Engine, roads: Roads, remove_files: Callable[[], None]) -> None:
     """A program that ends says so; one that fails says why; the hub outlives the other ranks."""
     previous = sys.excepthook
     side = engine.side
@@ -150,6 +163,7 @@ def _watch_exit(engine: Engine, roads: Roads) -> None:
         except FarspanError as error:
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
         roads.close()
+        remove_files()
         side.close(linger_s=10.0)
 
     sys.excepthook = tell
