@@ -155,6 +155,7 @@ def _run_processes(
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
+            "FARSPAN_FILES": "all",  # each tells what it found in a file of its own
             "PYTHONPATH": os.pathsep.join([SOURCES, ROOT]),
             **environment,
         }

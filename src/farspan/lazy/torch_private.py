@@ -71,7 +71,6 @@ __all__ = [
     "recompute_through",
     "set_raw_grad",
     "shape_at",
-    "store_of_default_group",
     "put_modes",
     "put_module_apply",
     "take_modes_of",
@@ -321,12 +320,6 @@ def is_mode_active(kind: type) -> bool:
     for mode in reversed(stack):
         _push_on_torch_function_stack(mode)
     return any(isinstance(mode, kind) for mode in stack)
-
-
-def store_of_default_group() -> Any:
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _get_default_store()
 
 
 _FAKE_LIMITS = (
