@@ -76,7 +76,7 @@ def run_threads(
         try:
             results[rank] = program(rank)
             if num_ranks > 1:
-                side.finish(deadline_s)
+                engine.finish()
         except BaseException as error:
             errors.append((time.monotonic(), rank, error))
             if engine.is_healthy:

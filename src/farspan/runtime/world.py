@@ -80,6 +80,7 @@ def _set_up(seed: int) -> Engine:
         side = _join_side_channel(limit_s)
         medium = _open_roads(side, limit_s) if dist.get_world_size() > 1 else None
         engine = Engine(recorder, side, medium, seed=seed, deadline_s=limit_s)
+        engine.compare_generators()
         _watch_exit(engine)
     activate(recorder)
     return engine
@@ -152,7 +153,7 @@ def _watch_exit(engine: Engine) -> None:
     def leave() -> None:
         try:
             if not has_raised and engine.is_healthy:
-                side.finish(engine.deadline_s)
+                engine.finish()
         except FarspanError as error:
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
         side.close(linger_s=10.0)
