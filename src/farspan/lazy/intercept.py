@@ -85,8 +85,10 @@ class Intercept(TorchFunctionMode):
 
 def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     """Run a function on tensors that are not recorded."""
-    if func in DRAWS and recorder.frame is not recorder.root and not has_own_generator(kwargs):
-        return draw_at_once(recorder.frame, recorder.host_seed, func, args, kwargs)
+    if func in DRAWS and not has_own_generator(kwargs):
+        if recorder.frame is not recorder.root:
+            return draw_at_once(recorder.frame, recorder.host_seed, func, args, kwargs)
+        recorder.note_draw(func)
     return func(*args, **kwargs)
 
 

@@ -55,6 +55,8 @@ __all__ = ["Engine", "Recorder"]
 
 _MAX_FORWARD_ONLY = 64
 """Forward-only micro-batches that are recorded before they are run unasked, so that memory stays bounded."""
+_MAX_DRAWS = 1000
+"""Of the program's own draws that are remembered between two flushes."""
 
 
 class Engine(Protocol):
@@ -69,6 +71,7 @@ class Engine(Protocol):
     def add_parameters(self, placed: Sequence[Placed]) -> None: ...
     def stages_at(self, place: str) -> tuple[int, ...]: ...
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None: ...
+    def loaded(self, name: str, source: Any) -> None: ...
     def new_sources(self, items: Sequence[tuple[Meta, int, torch.Tensor | None]]) -> list[Value]: ...
 
 
@@ -112,6 +115,8 @@ class Recorder:
         """What torch was seeded with when the outermost module was called."""
         self._number = 0
         """Of the call that is being recorded, among those of the same name in its frame."""
+        self._draws: list[tuple[Any, Any]] = []
+        """What the program itself has drawn with torch's generator: (function, line)."""
         self.transfer: Any = None
         """Stands in for the recorder while a state dictionary is made or loaded."""
 
@@ -267,7 +272,7 @@ class Recorder:
         graph.note(call, values, entry.digest)
         if entry.is_random:
             call.path = self.path_of(target)
-            graph.digest = hash((graph.digest, call.path))
+            graph.note_path(call.path)
         return answer(self, call, entry, tensors, given)
 
     def path_of(self, target: Any) -> tuple[int, int, int]:
@@ -351,6 +356,16 @@ class Recorder:
         """Run what is recorded while the model is still as it was."""
         if self.has_pending():
             self.engine.flush(reason)
+
+    def note_draw(self, function: Any) -> None:
+        """The program itself draws random numbers, outside every module: all ranks draw the same."""
+        if len(self._draws) < _MAX_DRAWS:
+            self._draws.append((function, find_where()))
+
+    def take_draws(self) -> list[tuple[Any, Any]]:
+        """What the program has drawn since this was asked for last."""
+        draws, self._draws = self._draws, []
+        return draws
 
     def forget_states(self) -> None:
         """A module has gone from train to eval, or a parameter has been frozen."""

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -84,6 +84,7 @@ class Engine:
         self._steps = itertools.count()
         """What all ranks do together: flushes and meetings."""
         self._history = History()
+        self.events = self._history.events
         self.agreement = Agreement(side, deadline_s)
         self.values = SharedValues(side, self.parameters, deadline_s)
         self.inputs = Inputs(recorder, self.agreement, self.values, self.stages)
@@ -113,6 +114,18 @@ class Engine:
         """Let all that the model draws follow from `seed`."""
         self.recorder.root = self.recorder.frame = Frame(key_of(f"seed {seed}"))
 
+    def compare_generators(self) -> None:
+        """Let the states of the generators belong to each agreement: this rank has a process of its own."""
+        self._history.compares_generators = True
+
+    def finish(self) -> None:
+        """The program is over: wait until that of every rank is, and answer what they ask until then.
+
+        Raises:
+            DivergenceError: Another rank goes on, or has done something else since the last step.
+        """
+        self.side.finish(self.deadline_s, self._history.begin_end())
+
     @property
     def is_healthy(self) -> bool:
         return self._failure is None
@@ -133,8 +146,10 @@ class Engine:
         step = next(self._steps)
         self.num_flushes += 1
         began_ns = time.perf_counter_ns()
-        digest = self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}")
-        self.side.start(step, digest)
+        digest, data = self._history.begin_flush(
+            graphs, f"{reason}, at {format_where(find_where())}", self.recorder.take_draws()
+        )
+        self.side.start(step, digest, data)
         if learning is not None or self.recorder.runs_each_backward or changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
         with self.executing():
@@ -309,6 +324,7 @@ class Engine:
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
         self.resolve_masks()
+        self.events.set_gradient(placed.name, gradient)
         self._has_gradient[placed.name] = gradient is not None
         if not placed.is_owned:
             return
@@ -322,6 +338,10 @@ class Engine:
             gradient = gradient.data
         self.values.keep_gradient(placed)
         set_raw_grad(placed.tensor, gradient)
+
+    def loaded(self, name: str, source: Any) -> None:
+        """The program loads `source` into a parameter or buffer."""
+        self.events.load(name, source)
 
     def new_sources(self, items: Sequence[tuple[Meta, int, torch.Tensor | None]]) -> list[Value]:
         """Values that no call has made, from their metadata, their stages, and at their owners the data."""
@@ -362,9 +382,10 @@ class Engine:
         """
         self.check()
         step = next(self._steps)
-        self._history.begin_meeting(f"{what}, at {format_where(find_where())}", key_of(what))
-        self.side.start(step, key_of(what))
+        words = f"{what}, at {format_where(find_where())}"
+        self.side.start(step, self._history.begin_barrier(words, key_of(what), self.recorder.take_draws()))
         self.side.wait_agreed(step, self.deadline_s)
+        self._history.end()
 
     def _is_mine(self, value: Value) -> bool:
         return self.stages[value.stage].rank == self.rank

@@ -92,6 +92,7 @@ def _set_up(seed: int) -> Engine:
         side = _join_side_channel(peers, limit_s)
         roads = _open_roads(peers, side, limit_s)
         engine = Engine(recorder, side, roads, seed=seed, deadline_s=limit_s)
+        engine.compare_generators()
         _watch_exit(engine, roads, _keep_files_apart(peers, side, limit_s))
         if peers.rank == 0 and peers.launcher not in ("run", "program"):
             sys.stderr.write(_VISIBLE.format(launcher=_NAMES[peers.launcher], n=peers.world_size))
@@ -159,7 +160,7 @@ def _watch_exit(engine: Engine, roads: Roads, remove_files: Callable[[], None]) 
     def leave() -> None:
         try:
             if not has_raised and engine.is_healthy:
-                side.finish(engine.deadline_s)
+                engine.finish()
         except FarspanError as error:
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
         roads.close()

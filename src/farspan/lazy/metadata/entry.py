@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 import torch
 
 from farspan.graph import Meta
+from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.changes import Changes
 from farspan.lazy.torch_private import DisableTorchFunction
 
-__all__ = ["Entry", "Unknown", "digest_of", "intern", "meta_of"]
+__all__ = ["Entry", "Unknown", "intern", "meta_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,11 +80,6 @@ def meta_of(tensor: torch.Tensor) -> Meta:
 def intern(meta: Meta) -> Meta:
     """The one object that stands for all metadata equal to `meta`."""
     return _interned.setdefault(meta, meta)
-
-
-def digest_of(parts: Any) -> int:
-    """A number that is equal on all ranks for what reads equal."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")
 
 
 class Unknown:

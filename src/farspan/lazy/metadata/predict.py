@@ -13,8 +13,9 @@ from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed, swapped
 from farspan.lazy.metadata.attributes import watched_attributes
+from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.changes import ATTRIBUTES, Described, MutableArguments, describe_result, rebuild_arguments
-from farspan.lazy.metadata.entry import Entry, digest_of, meta_of
+from farspan.lazy.metadata.entry import Entry, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import numbers_of, rebuild
 from farspan.lazy.ops.autograd_function import FunctionCall
@@ -176,7 +177,8 @@ def observe(
         ]
     keep(outputs)
     name = name_of(target)
-    parts = (name, template, list(map(repr, metas)), modes, described.template, list(map(repr, output_metas)))
+    state = target.state_key() if is_leaf else None
+    result_parts = (described.template, output_metas, described.changes)
     return Entry(
         name=name,
         template=described.template,
@@ -202,7 +204,7 @@ def observe(
         is_random=watch.has_drawn or generators.have_drawn,
         is_random_in_python=generators.have_drawn,
         flops=watch.flops,
-        digest=digest_of((*parts, described.changes)),
+        digest=digest_of((name, template, metas, modes, state, result_parts)),
     )
 
 

@@ -58,7 +58,9 @@ def learn(
     call.region = recorder.regions.of(modes)
     graph = recorder.current
     graph.add(call, values)
-    graph.note(call, values, hash((digest_of((unknown.name, template, modes)), path)))
+    state = target.state_key() if hasattr(target, "state_key") else None
+    graph.note(call, values, digest_of((unknown.name, template, modes, state)))
+    graph.note_path(path)
     answers: list[Any] = []
 
     def give_answer() -> None:
