@@ -57,6 +57,7 @@ from farspan.lazy.shared.wire import structure_to_json as structure_to_json
 from farspan.lazy.tensor import LazyTensor as LazyTensor
 from farspan.lazy.tensor import PassedBy as PassedBy
 from farspan.lazy.tensor import StubParameter as StubParameter
+from farspan.lazy.versions import own_versions as own_versions
 
 __all__ = [
     "GENERATORS",
@@ -98,6 +99,7 @@ __all__ = [
     "place",
     "place_anew",
     "go_on",
+    "own_versions",
     "plain_of",
     "plain_versions",
     "read_recorded",

@@ -97,7 +97,9 @@ class Recorder:
         self.num_graphs = 0
         self.num_pending_backwards = 0
         self.runs_each_backward = False
-        """A parameter has a post-accumulate hook, which may step an optimizer: what comes next sees the new weights."""
+        """A parameter has a post-accumulate hook, which may step an optimizer, or a leaf writes into its weights: what
+        comes next sees the new ones, and what came before the old ones.
+        """
         self.num_copies = 0
         """Of distributed models and their parts."""
         self.current = self._new_graph()
@@ -207,6 +209,8 @@ class Recorder:
         if entry is None:
             return self._call_parts(target, given, reason)
         if type(target) is Leaf:
+            if written_parameters(self, entry, tensors):
+                return self._call_parts(target, given, "it writes into a parameter of another stage")
             if not target.attributes.keys() >= set(entry.attributes):
                 target.attributes.update(dict.fromkeys(entry.attributes))
                 return self._call_leaf(target, given[0], given[1])  # with what these hold as arguments
@@ -248,6 +252,7 @@ class Recorder:
         tensors: list[torch.Tensor],
         given: tuple[Any, ...] = ((), {}),
     ) -> Any:
+        self.runs_each_backward |= entry.is_ordered
         values = used = [item for item in arguments if isinstance(item, Value)]
         if entry.unused:
             used = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
@@ -315,10 +320,22 @@ class Recorder:
             return tensor._value
         placed = self.placed.get(id(tensor))
         if placed is not None:
-            return self.parameter_values.of(placed)
+            return self.value_of(placed)
         with DisableTorchFunction():
             requires_grad = tensor.requires_grad
         return self.outside.of(tensor) if requires_grad else tensor
+
+    def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value:
+        """A parameter or buffer as a source; `is_alias`: its memory without its gradient, as `param.data` is.
+
+        What leaves write is what they have made of it by now, and stays that.
+        """
+        is_fixed = placed.is_written and not self._is_writing
+        if is_fixed and self.has_pending():
+            self.engine.flush(f"{placed.name}, which a module writes, is used outside it")
+        if is_alias:
+            return alias_of(placed)
+        return self.parameter_values.of(placed, is_fixed=is_fixed and not placed.is_parameter)
 
     # Backward.
 
@@ -328,7 +345,7 @@ class Recorder:
         self.num_pending_backwards += 1
         self.next_graph()
         if self.runs_each_backward:
-            self.engine.flush("a backward with a post-accumulate hook")
+            self.engine.flush("a backward, after which weights may change")
 
     def next_graph(self) -> None:
         """Begin a new micro-batch, if the current one has begun at all."""

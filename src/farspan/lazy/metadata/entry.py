@@ -53,6 +53,10 @@ class Entry:
     """Whether it draws random numbers."""
     is_random_in_python: bool
     """Whether some of them come from Python's or numpy's generator."""
+    is_ordered: bool
+    """Whether its backward must come before the next call: it writes into parameters of its leaf, of which there are no
+    versions, or its backward writes into buffers (a normalisation in a checkpoint).
+    """
     flops: int
     """Floating-point operations of its products, in the forward."""
     digest: int

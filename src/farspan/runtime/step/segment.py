@@ -25,12 +25,14 @@ from farspan.lazy import (
     PassedBy,
     Placed,
     Unknown,
+    active,
     apply_modes,
     describe_result,
     flatten,
     format_where,
     in_region,
     learned_from_run,
+    own_versions,
     plain_versions,
     real_attributes,
     rebuild,
@@ -163,6 +165,9 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
             stack.enter_context(real_attributes(target.modules, call.entry.attributes, attributes))
         elif len(arguments.objects) == 1:  # the attributes, of which there are none
             arguments = _NO_OBJECTS
+        copies = stack.enter_context(own_versions(target, is_known=type(call.entry) is not Unknown))
+        if copies and active.units is not None:
+            active.units.written.update(map(id, copies))
         if target.foreign:
             values = {
                 id(item.tensor): value for item, value in zip(target.foreign, tensors[num_arguments:], strict=True)
