@@ -25,11 +25,13 @@ from farspan.lazy.parameters.outside import GRADIENT_ACCESS, access_gradient
 from farspan.lazy.parameters.transfer import check_assigned, transferring
 from farspan.lazy.randomness import (
     DRAWS,
+    SeenGenerator,
     active,
     draw_at_once,
     forget_module,
     has_own_generator,
     key_of_module,
+    may_draw,
     name_module,
     replayed,
 )
@@ -84,7 +86,10 @@ class Intercept(TorchFunctionMode):
 
 def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     """Run a function on tensors that are not recorded."""
-    if func in DRAWS and recorder.frame is not recorder.root and not has_own_generator(kwargs):
+    if recorder.draws.is_plain:
+        if may_draw(func) and not has_own_generator(kwargs):
+            return recorder.draws.now(func, args, kwargs)
+    elif func in DRAWS and recorder.frame is not recorder.root and not has_own_generator(kwargs):
         return draw_at_once(recorder.frame, recorder.host_seed, func, args, kwargs)
     return func(*args, **kwargs)
 
@@ -254,6 +259,7 @@ def install() -> None:
     if nn.Module.__call__ is _call_module:
         return
     install_apply()
+    torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
     watch_autocast_regions()
     recompute_through(functools.partial(replayed, is_first=False))
     compile_what_it_calls(_call_module)  # as it does with the one of torch

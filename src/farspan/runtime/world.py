@@ -30,7 +30,7 @@ _DEADLINE_S = 300.0
 _thread = threading.local()
 
 
-def engine_of_this_thread(seed: int) -> Engine:
+def engine_of_this_thread(seed: int | None) -> Engine:
     """The engine of this thread, set up from the environment on first use."""
     engine = current_engine()
     if engine is None:
@@ -68,7 +68,7 @@ def deadline_s() -> float:
         ) from None
 
 
-def _set_up(seed: int) -> Engine:
+def _set_up(seed: int | None) -> Engine:
     limit_s = deadline_s()
     install()
     recorder = Recorder()
