@@ -42,7 +42,7 @@ def distribute(
     together: Sequence[Sequence[str]] = (),
     max_memory: str | float | Mapping[str | int, str | float] | None = None,
     measure: bool | None = None,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> _Model:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
 
@@ -97,11 +97,13 @@ def distribute(
         )
     if hasattr(model, _PLAN):
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
+    trial = current_trial()
+    if trial is not None and seed is None:
+        seed = 0  # it is about times, and may have no data
     engine = engine_of_this_thread(seed)
     adapt_trainers()
     if not engine.recorder.roots:
         engine.sow(seed)  # from_rank may have made the engine
-    trial = current_trial()
     hints = _hints(plan, pins=pins, together=together, max_memory=max_memory, stages=stages, remat=remat)
     if trial is not None:
         chosen = trial.plan_for(model, hints)
@@ -191,7 +193,7 @@ def from_rank(rank: int, batch: Any) -> Any:
         >>> batch["name"], batch["x"].shape, batch["x"].sum().item()
         ('first', torch.Size([2, 3]), 6.0)
     """
-    return engine_of_this_thread(0).inputs.from_rank(rank, batch)
+    return engine_of_this_thread(None).inputs.from_rank(rank, batch)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ class Call:
 
     __slots__ = (
         "arguments",
+        "draws",
         "entry",
         "graph",
         "index",
@@ -62,6 +63,8 @@ class Call:
         """How the arguments are rebuilt from `arguments`."""
         self.path: tuple[int, int, int] | None = None
         """Where in the program a call that draws random numbers stands; the same for every plan."""
+        self.draws: Any = None
+        """Where in the plain program's random numbers it draws; None where its path seeds it."""
         self.region = 0
         """The autocast region it was recorded in, in which a parameter is cast once; 0 for none."""
         self.versions: tuple[int, ...] = ()

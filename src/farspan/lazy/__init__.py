@@ -39,6 +39,7 @@ from farspan.lazy.parameters.place import place_anew as place_anew
 from farspan.lazy.randomness import GENERATORS as GENERATORS
 from farspan.lazy.randomness import Frame as Frame
 from farspan.lazy.randomness import active as active
+from farspan.lazy.randomness import around_backward as around_backward
 from farspan.lazy.randomness import key_of as key_of
 from farspan.lazy.randomness import seeded as seeded
 from farspan.lazy.recompute import ModuleUnits as ModuleUnits
@@ -76,6 +77,7 @@ __all__ = [
     "Unknown",
     "activate",
     "active",
+    "around_backward",
     "announce",
     "apply_modes",
     "as_packed",

@@ -26,11 +26,13 @@ from farspan.lazy.parameters.outside import GRADIENT_ACCESS, access_gradient
 from farspan.lazy.parameters.transfer import check_assigned, transferring
 from farspan.lazy.randomness import (
     DRAWS,
+    SeenGenerator,
     active,
     draw_at_once,
     forget_module,
     has_own_generator,
     key_of_module,
+    may_draw,
     name_module,
     replayed,
 )
@@ -85,7 +87,12 @@ class Intercept(TorchFunctionMode):
 
 def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     """Run a function on tensors that are not recorded."""
-    if func in DRAWS and not has_own_generator(kwargs):
+    if recorder.draws.is_plain:
+        if may_draw(func) and not has_own_generator(kwargs):
+            if recorder.frame is recorder.root:
+                recorder.note_draw(func)
+            return recorder.draws.now(func, args, kwargs)
+    elif func in DRAWS and not has_own_generator(kwargs):
         if recorder.frame is not recorder.root:
             return draw_at_once(recorder.frame, recorder.host_seed, func, args, kwargs)
         recorder.note_draw(func)
@@ -258,6 +265,7 @@ def install() -> None:
         return
     _check_release()
     install_apply()
+    torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
     watch_autocast_regions()
     recompute_through(functools.partial(replayed, is_first=False))
     compile_what_it_calls(_call_module)  # as it does with the one of torch

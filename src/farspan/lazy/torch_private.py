@@ -22,6 +22,7 @@ from torch._C import (
     _push_on_torch_function_stack,
 )
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -40,6 +41,8 @@ __all__ = [
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
     "FakeTensorMode",
+    "OpOverload",
+    "OpOverloadPacket",
     "SYMBOLS",
     "Symbols",
     "TorchDispatchMode",
@@ -77,6 +80,7 @@ __all__ = [
     "take_modes_of",
     "tree_leaves",
     "watch_autocast_regions",
+    "without_any_mode",
     "without_modes_of",
     "unscale_",
     "update_scale_",
@@ -313,6 +317,13 @@ def without_modes_of(recorder: Any) -> Iterator[None]:
         yield
     finally:
         put_modes(stack)
+
+
+@contextlib.contextmanager
+def without_any_mode() -> Iterator[None]:
+    """Run the body for real: no function mode and no dispatch mode, ours or the program's, sees what it does."""
+    with DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
 
 
 def is_mode_active(kind: type) -> bool:

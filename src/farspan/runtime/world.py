@@ -38,7 +38,7 @@ farspan: all ranks train one model. If the script asks for RANK, WORLD_SIZE or t
 _thread = threading.local()
 
 
-def engine_of_this_thread(seed: int) -> Engine:
+def engine_of_this_thread(seed: int | None) -> Engine:
     """The engine of this thread, set up from the environment on first use."""
     engine = current_engine()
     if engine is None:
@@ -81,7 +81,7 @@ def deadline_s() -> float:
         ) from None
 
 
-def _set_up(seed: int) -> Engine:
+def _set_up(seed: int | None) -> Engine:
     limit_s = deadline_s()
     install()
     recorder = Recorder()

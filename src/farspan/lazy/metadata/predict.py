@@ -29,9 +29,10 @@ from farspan.lazy.torch_private import (
     compiling_nothing,
     fake_mode,
     forget_casts,
+    is_compiled,
 )
 from farspan.lazy.versions import note_saved
-from farspan.lazy.watch import Learn, Made, Watch, storage_id, untouched_generators
+from farspan.lazy.watch import Learn, Made, Watch, noted_generators, storage_id, untouched_generators
 
 __all__ = ["DynamicShapeError", "observe", "predict"]
 
@@ -128,6 +129,7 @@ def observe(
     made: Made | None = None,
     outside: Collection[int] = (),
     meta_of: Callable[[torch.Tensor], Meta] = meta_of,
+    is_real: bool = False,
 ) -> Entry:
     """Watch one run of a call.
 
@@ -145,8 +147,10 @@ def observe(
         made: Takes a weak reference to every tensor that the run makes.
         outside: Ids of tensors that the run must not reach.
         meta_of: Describes an output.
+        is_real: Whether it is the call itself that runs, with all that it does.
     """
-    with untouched_generators() as generators, Watch([] if made is None else made, outside) as watch:
+    around = noted_generators if is_real else untouched_generators
+    with around() as generators, Watch([] if made is None else made, outside) as watch:
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
         with torch.enable_grad():
             tensors = [
@@ -213,12 +217,18 @@ def observe(
             and same_as[0] < 0
             and shares[0] < 0
         ),
-        is_random=watch.has_drawn or generators.have_drawn,
+        is_random=watch.has_drawn or generators.have_drawn or generators.has_torch_drawn,
         is_random_in_python=generators.have_drawn,
         is_ordered=is_ordered,
         flops=watch.flops,
         digest=digest_of((name, template, metas, modes, state, result_parts)),
+        draws=watch.draws() if not (is_real or generators.were_seeded or _holds_compiled(target)) else None,
     )
+
+
+def _holds_compiled(target: Any) -> bool:
+    """Whether a real run draws in code that torch.compile has made, which goes its own way."""
+    return type(target) is Leaf and any(map(is_compiled, target.modules))
 
 
 def _activation(leaf: torch.Tensor) -> torch.Tensor:

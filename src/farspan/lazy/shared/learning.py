@@ -55,6 +55,8 @@ def learn(
         where=find_where(),
     )
     call.path = path
+    if recorder.draws.is_plain:
+        call.draws = recorder.draws.place_of(unknown)
     call.region = recorder.regions.of(modes)
     graph = recorder.current
     graph.add(call, values)
@@ -71,7 +73,8 @@ def learn(
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         let_record_written(recorder, call, tensors, recordable)
         recorder.runs_each_backward |= entry.is_ordered
-        recorder.cache.learned(target, template, metas, modes, entry)
+        if not (entry.is_random and recorder.draws.is_plain):  # else it may draw more, or fewer, the next time
+            recorder.cache.learned(target, template, metas, modes, entry)
         answers.append(answer(recorder, call, entry, tensors, given))
 
     recorder.engine.flush(f"what {unknown.name} gives depends on data", learning=(call, give_answer))
@@ -114,7 +117,9 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
         return run(tensors)
 
     try:
-        entry = observe_run(call.target, call.template, metas, call.modes, leaves, run_seen, keep=outputs.extend)
+        entry = observe_run(
+            call.target, call.template, metas, call.modes, leaves, run_seen, keep=outputs.extend, is_real=True
+        )
     except Exception as error:
         reaches_outside = isinstance(error, LeakError) or is_not_torchs_device(error)
         if reaches_outside and hasattr(call.target, "is_open") and _written(call, leaves) == before:

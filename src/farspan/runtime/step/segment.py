@@ -27,6 +27,7 @@ from farspan.lazy import (
     Unknown,
     active,
     apply_modes,
+    around_backward,
     describe_result,
     flatten,
     format_where,
@@ -265,7 +266,7 @@ def run_backward(
     deferred = None
     with _caught(leaves) as caught:
         try:
-            with apply_modes(part.backward.modes):
+            with apply_modes(part.backward.modes), around_backward(part.describe):
                 if split is not None:
                     deferred = split.run_first_half(roots, seeds)
                 else:
