@@ -69,4 +69,5 @@ def record_backward(
     positions = graph.positions(values)
     graph.digest = hash((graph.digest, _MARK, positions, bool(retain_graph)))
     if wanted is not None:
-        graph.digest = hash((graph.digest, key_of(" ".join(sorted(wanted.names))), len(wanted.outside)))
+        names = key_of(" ".join(sorted(wanted.names)))
+        graph.digest = hash((graph.digest, names, len(wanted.outside), graph.positions(list(wanted.values))))
