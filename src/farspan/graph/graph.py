@@ -140,16 +140,18 @@ class Segment:
 class Wanted:
     """What `torch.autograd.grad` is asked for: gradients that are returned instead of being added to `.grad`."""
 
-    __slots__ = ("found", "gradients", "names", "outside", "reached")
+    __slots__ = ("found", "gradients", "names", "outside", "reached", "values")
 
-    def __init__(self, names: Sequence[str], outside: Sequence[Any]) -> None:
+    def __init__(self, names: Sequence[str], outside: Sequence[Any], values: Sequence[Value] = ()) -> None:
         self.names = frozenset(names)
         """Parameters."""
         self.outside = tuple(outside)
         """Tensors outside the model."""
-        self.reached: set[str] = set()
-        """Those parameters that the outputs depend on."""
-        self.found: dict[str, Any] = {}
+        self.values = dict.fromkeys(values)
+        """What has been recorded."""
+        self.reached: set[str | Value] = set()
+        """Those parameters (by name) and recorded values that the outputs depend on."""
+        self.found: dict[str | Value, Any] = {}
         """The gradients of those that live on this rank."""
         self.gradients: Sequence[Any] = [None] * len(self.outside)
         """The gradients of the tensors outside."""

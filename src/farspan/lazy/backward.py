@@ -66,7 +66,8 @@ def record_backward(
             value.segment.outputs[value] = None
     graph.note_backward(backward, _digest_of(bool(retain_graph), backward.modes))
     if wanted is not None:
-        graph.note_path((digest_of(sorted(wanted.names)), len(wanted.outside)))
+        positions = graph.positions(list(wanted.values))
+        graph.note_path((digest_of(sorted(wanted.names)), len(wanted.outside), len(positions), *positions))
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from farspan.errors import RecordError
 from farspan.lazy.randomness.frame import key_of
+from farspan.lazy.tables import Tables
 
 if TYPE_CHECKING:
     from farspan.graph import Meta
@@ -76,6 +77,7 @@ class Leaf:
         "receivers",
         "stage",
         "state",
+        "tables",
     )
 
     def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
@@ -86,7 +88,8 @@ class Leaf:
         self.stage = stage
         self.modules = tuple(module.modules())
         self.placed = tuple(placed)
-        """All parameters and buffers below."""
+        """All parameters and buffers below that the plan has placed."""
+        self.tables = Tables(self.modules, {id(item.tensor) for item in placed})
         self.state: tuple[Any, ...] | None = None
         """Kept until a flag of one of the modules or parameters is set."""
         self.is_open = False
@@ -121,6 +124,31 @@ class Leaf:
                 shared.append(item.name)
         self.receivers = self._receivers()
         return shared
+
+    @property
+    def num_extra(self) -> int:
+        """How many tensors a call has after its arguments: see `extra_tensors`."""
+        return len(self.foreign) + self.tables.num_slot_tensors
+
+    def extra_tensors(self) -> list[torch.Tensor]:
+        """What a call uses besides its arguments and its own parameters: those of other stages, and what else the
+        program has put into the modules' tables.
+        """
+        tensors = [item.tensor for item in self.foreign]
+        return tensors + self.tables.slot_tensors() if self.tables.slots else tensors
+
+    def holding(
+        self, extra: Sequence[torch.Tensor], replacement: Mapping[int, torch.Tensor] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let the modules hold what they held when the leaf was made, for a call.
+
+        Args:
+            extra: What `extra_tensors` gave, or what stands for it.
+            replacement: By id, what stands for its own parameters and buffers.
+        """
+        values = dict(replacement or {})
+        values.update((id(item.tensor), value) for item, value in zip(self.foreign, extra, strict=False))
+        return self.tables.holding(values, extra[len(self.foreign) :])
 
     def _receivers(self) -> tuple[Any, ...]:
         return (self, *(item.name for item in self.own_parameters if item.is_shared))

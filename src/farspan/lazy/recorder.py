@@ -35,6 +35,7 @@ from farspan.lazy.ops.autograd_function import FunctionCall, check_history
 from farspan.lazy.ops.foreach import record_foreach
 from farspan.lazy.ops.functions import find_where, format_where, name_of
 from farspan.lazy.ops.mutation import (
+    become_plain,
     is_plain_write,
     plain_versions,
     prepare_mutation,
@@ -86,6 +87,8 @@ class Recorder:
         self.placed: dict[int, Placed] = {}
         """Parameters and buffers of all distributed models, by id."""
         self.leaves: dict[int, Leaf] = {}
+        self.variants: dict[Any, Leaf] = {}
+        """Of leaves, for what the program has put into their modules' tables since (`lazy.variants`)."""
         self.leaf_parts: set[int] = set()
         """Ids of all modules inside leaves, the leaves included."""
         self.roots: dict[int, str] = {}
@@ -133,12 +136,12 @@ class Recorder:
     def _call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
-        if leaf.foreign or leaf.attributes:
+        if leaf.num_extra or leaf.attributes:
             given: Any = (args, kwargs)
             if leaf.attributes:
                 given = (args, kwargs, attributes_of(leaf.modules, leaf.attributes))
             template, tensors = flatten(given)
-            tensors += [item.tensor for item in leaf.foreign]
+            tensors += leaf.extra_tensors()
             return self.record(leaf, template, tensors, leaf.stage, given=given)
         return self._record_call(leaf, args, kwargs, leaf.stage)
 
@@ -402,7 +405,7 @@ class Recorder:
 
     def forget_states(self) -> None:
         """A module has gone from train to eval, or a parameter has been frozen."""
-        for leaf in self.leaves.values():
+        for leaf in (*self.leaves.values(), *self.variants.values()):
             leaf.state = None
 
     def is_evaluation(self, module: Any) -> bool:
@@ -435,6 +438,12 @@ class Recorder:
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
         return self.gradients.read(lazy._value)
+
+    def begin_history(self, lazy: LazyTensor) -> None:
+        """The program wants gradients of a tensor that was recorded without history, a copy of a parameter say: from
+        now on it holds a plain one, which every rank has, as if it had been made outside the model.
+        """
+        become_plain(self, lazy, self.read(lazy).clone().requires_grad_())
 
     def read_parameter(self, stub: StubParameter) -> torch.Tensor:
         return self.engine.read_parameter(self.placed[id(stub)])

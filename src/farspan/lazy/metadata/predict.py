@@ -12,7 +12,7 @@ from torch import nn
 
 from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
-from farspan.lazy.leaf import Leaf, LeakError, Placed, swapped
+from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.metadata.attributes import watched_attributes
 from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.changes import ATTRIBUTES, Described, MutableArguments, describe_result, rebuild_arguments
@@ -168,7 +168,9 @@ def observe(
         mutated = tuple(
             i
             for i, tensor in enumerate(tensors)
-            if (tensor._version, storage_id(tensor)) != before[i] or storage_id(tensor) in watch.written
+            if (tensor._version, storage_id(tensor)) != before[i]
+            or storage_id(tensor) in watch.written
+            or (type(target) is Leaf and storage_id(tensor) in watch.updated)
         )
         outputs = [*results, *(tensors[i] for i in mutated)]
         if meta_of is not _meta_in_symbols and _holds_symbols(described, outputs):
@@ -279,20 +281,21 @@ def _run(
     if type(target) is not Leaf:
         args, kwargs = rebuild(template, tensors)
         return target(*args, **kwargs), MutableArguments({})
-    num_arguments = len(tensors) - len(target.foreign)
+    num_arguments = len(tensors) - target.num_extra
+    extra = tensors[num_arguments:]
     args, kwargs, attributes, arguments = rebuild_arguments(template, tensors[:num_arguments])
-    fakes = {id(item.tensor): fake for item, fake in owned}
-    for item, value in zip(target.foreign, tensors[num_arguments:], strict=True):
-        fakes[id(item.tensor)] = value
     with (
         _torch_tables_kept(target.modules),
         watched_attributes(target.modules, attributes, is_real=False),
-        swapped(target.modules, fakes),
+        target.holding(extra, {id(item.tensor): fake for item, fake in owned}),
         without_user_hooks(target.module),
     ):
         tables: list[Any] = [module._buffers for module in target.modules]
         slots = [(table, name, buffer) for table in tables for name, buffer in table.items()]
         result = call_without_compiling(target.module, *args, **kwargs)
+        now = target.tables.slot_tensors()
+        if any(tensor is not given for tensor, given in zip(now, extra[len(target.foreign) :], strict=True)):
+            raise LeakError(f"{name_of(target)} sets a parameter or buffer that it was given")
         for table, name, fake in slots:
             if isinstance(buffer := table.get(name), torch.Tensor) and buffer is not fake:
                 replaced[id(fake)] = buffer
