@@ -1,4 +1,4 @@
-"""How what two runs left compares: texts, files, tensors and generators, to the last bit; the first difference in words."""
+"""How what two runs left compares: lines, files, tensors, generators, bit for bit; the first difference in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from types import FunctionType, MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ def differing_files(wanted: Path, got: Path) -> list[str]:
 
 
 def differing_objects(wanted: Any, got: Any) -> str:
-    """The first place where two nested objects differ, or nothing: tensors bit for bit, with dtypes and shared memory."""
+    """The first place where two nested objects differ, or nothing: tensors bit for bit, dtypes, shared memory."""
     expected, found = list(_leaves(wanted)), list(_leaves(got))
     for (path, a), (other, b) in zip(expected, found, strict=False):
         if path != other:
@@ -63,7 +63,7 @@ def load_without_farspan(data: bytes) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    _stand_ins: dict[tuple[str, str], type] = {}
+    _stand_ins: ClassVar[dict[tuple[str, str], type]] = {}
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if module_name.partition(".")[0] == "farspan":

@@ -56,12 +56,15 @@ def added_line(name: str) -> str:
 
 def missing_packages(name: str) -> list[str]:
     """The packages that a program imports and that are neither installed nor in PACKAGES."""
+    find = importlib.machinery.PathFinder.find_spec
+    return sorted(package for package in _needed(name) if find(package, [*sys.path, str(PACKAGES)]) is None)
+
+
+def _needed(name: str) -> set[str]:
     tree = ast.parse((SCRIPTS / f"{name}.py").read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    needed = {module.partition(".")[0] for module in imported} & set(OPTIONAL)
-    find = importlib.machinery.PathFinder.find_spec
-    return sorted(package for package in needed if find(package, [*sys.path, str(PACKAGES)]) is None)
+    return {module.partition(".")[0] for module in imported} & set(OPTIONAL)
 
 
 def run_program(name: str, num_ranks: int | None, folder: Path, *, timeout_s: float, hash_seed: str = "random") -> Run:
@@ -91,6 +94,8 @@ def run_program(name: str, num_ranks: int | None, folder: Path, *, timeout_s: fl
     environment |= {"PROGRAMS_RESULT": str(results), "PROGRAMS_ENTROPY": ENTROPY}
     if num_ranks is None:
         environment["PROGRAMS_PLAIN"] = "1"
+    if "timm" in _needed(name):
+        environment["PROGRAMS_TIMM"] = "1"
     began = time.monotonic()
     process = subprocess.Popen(
         [*command, str(program)],

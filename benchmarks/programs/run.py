@@ -58,12 +58,17 @@ def main() -> None:
     num_ranks = (2,) if args.quick else tuple(args.ranks)
     patterns = args.only or (QUICK if args.quick else ["*"])
     chosen = [name for name in names() if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
-    print(f"{'program':<28s}{'plain s':<9s}{'lines':<7s}{'files':<7s}" + "".join(f"{n} ranks".ljust(12) for n in num_ranks))
+    print(
+        f"{'program':<28s}{'plain s':<9s}{'lines':<7s}{'files':<7s}"
+        + "".join(f"{n} ranks".ljust(12) for n in num_ranks)
+    )
     rows, skipped = [], []
     for name in chosen:
         if missing := missing_packages(name):
             skipped.append(name)
-            print(f"{name:<28s}SKIPPED, does not count: needs {', '.join(missing)} (make programs-packages)", flush=True)
+            print(
+                f"{name:<28s}SKIPPED, does not count: needs {', '.join(missing)} (make programs-packages)", flush=True
+            )
             continue
         row = measure(name, num_ranks, args.timeout)
         rows.append(row)

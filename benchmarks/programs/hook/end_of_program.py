@@ -1,7 +1,7 @@
 """What the harness asks at the end of a program: where the generators stand, and the weights of the models it can name.
 
-One line that calls `leave` is appended to every program, also when it runs plainly. A model that is local to `main()` is
-not seen, and so nothing but the program itself reads it: its last line may be the last of all.
+One line that calls `leave` is appended to every program, also when it runs plainly. A model that is local to `main()`
+is not seen, and so nothing but the program itself reads it: its last line may be the last of all.
 """
 
 from __future__ import annotations

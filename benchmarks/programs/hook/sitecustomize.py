@@ -1,8 +1,8 @@
 """What the harness does at the start of a program's process: the entropy it begins with, and where other ranks print.
 
-Python imports this module before the program. A script that sets no seed begins with generators that nobody knows; here
-they begin with PROGRAMS_ENTROPY, so that a plain run and rank 0 begin alike. The other ranks begin with other numbers, as
-they would: nothing but farspan makes them agree.
+Python imports this module before the program. A script that sets no seed begins with generators that nobody knows;
+here they begin with PROGRAMS_ENTROPY, so that a plain run and rank 0 begin alike. The other ranks begin with other
+numbers, as they would: nothing but farspan makes them agree.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ def _begin(rank: int) -> None:
     import numpy as np
     import torch
 
+    if "PROGRAMS_TIMM" in os.environ:
+        # timm imports torchvision, whose build for CPUs is not on PyPI: the other one comes without its C++ operators
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     random.seed(entropy)
     np.random.seed(entropy)
     torch.manual_seed(entropy)

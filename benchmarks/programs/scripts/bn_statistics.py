@@ -39,7 +39,10 @@ def save_activation(name):
     return hook
 
 
-handles = [model.bn1.register_forward_hook(save_activation("bn1")), model.bn2.register_forward_hook(save_activation("bn2"))]
+handles = [
+    model.bn1.register_forward_hook(save_activation("bn1")),
+    model.bn2.register_forward_hook(save_activation("bn2")),
+]
 model.fc.register_full_backward_hook(lambda m, gi, go: gradients.setdefault("fc", []).append(go[0].norm().item()))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 log = []
@@ -50,7 +53,9 @@ for epoch in range(3):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    stats = {name: [m.running_mean.tolist(), m.running_var.tolist()] for name, m in model.named_modules() if "bn" in name}
+    stats = {
+        name: [m.running_mean.tolist(), m.running_var.tolist()] for name, m in model.named_modules() if "bn" in name
+    }
     dead = {name: (torch.cat(outs) <= 0).float().mean().item() for name, outs in activations.items()}
     log.append({"epoch": epoch, "loss": loss.item(), "dead": dead, "stats": stats, "grads": list(gradients["fc"])})
     print(f"epoch {epoch} loss {loss.item():.7f} dead {dead} batches {model.bn2.num_batches_tracked.item()}")

@@ -31,7 +31,9 @@ def loss_fn(x, y):
 
 
 def mlp(dim, projection_size, hidden=24):
-    return nn.Sequential(nn.Linear(dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, projection_size))
+    return nn.Sequential(
+        nn.Linear(dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, projection_size)
+    )
 
 
 class BYOL(nn.Module):
@@ -77,7 +79,10 @@ for step in range(12):
     learner.update_moving_average()
     if step % 3 == 0:
         with torch.no_grad():
-            gap = sum(F.mse_loss(a, b).item() for a, b in zip(learner.online_encoder.parameters(), learner.target_encoder.parameters()))
+            gap = sum(
+                F.mse_loss(a, b).item()
+                for a, b in zip(learner.online_encoder.parameters(), learner.target_encoder.parameters())
+            )
         print(f"step {step} loss {loss.item():.7f} gap {gap:.9f}")
 torch.save(learner.online_encoder.state_dict(), "improved-net.pt")
 torch.save(learner.target_encoder.state_dict(), "target.pt")

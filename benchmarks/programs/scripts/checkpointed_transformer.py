@@ -11,7 +11,9 @@ class Block(nn.Module):
         super().__init__()
         self.ln = nn.LayerNorm(dim)
         self.attn = nn.MultiheadAttention(dim, 2, dropout=0.1, batch_first=True)
-        self.ff = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 2 * dim), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * dim, dim))
+        self.ff = nn.Sequential(
+            nn.LayerNorm(dim), nn.Linear(dim, 2 * dim), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * dim, dim)
+        )
 
     def forward(self, x):
         h = self.ln(x)

@@ -20,7 +20,7 @@ for step in range(6):
         optimizer.zero_grad()
         loss = F.binary_cross_entropy_with_logits(model(x[i : i + 1]).view(-1), y[i : i + 1])
         loss.backward()
-        norm = torch.sqrt(sum(p.grad.detach().pow(2).sum() for p in model.parameters()))  # type: ignore
+        norm = torch.sqrt(sum(p.grad.detach().pow(2).sum() for p in model.parameters()))
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         clipped += int(factor.item() < 1)
         for total, p in zip(summed, model.parameters()):

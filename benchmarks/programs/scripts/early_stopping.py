@@ -33,7 +33,9 @@ class EarlyStopping:
 
     def save_checkpoint(self, val_loss, model):
         if self.verbose:
-            self.trace_func(f"Validation loss decreased ({self.val_loss_min:.6f} --> {val_loss:.6f}).  Saving model ...")
+            self.trace_func(
+                f"Validation loss decreased ({self.val_loss_min:.6f} --> {val_loss:.6f}).  Saving model ..."
+            )
         torch.save(model.state_dict(), self.path)
         self.val_loss_min = val_loss
 
@@ -79,8 +81,10 @@ for epoch in range(1, 13):
         valid_losses.append(loss.item())
     avg_train_losses.append(np.average(train_losses))
     avg_valid_losses.append(np.average(valid_losses))
-    print(f"[{epoch:>3}] train_loss: {avg_train_losses[-1]:.5f} valid_loss: {avg_valid_losses[-1]:.5f} "
-          f"lr: {optimizer.param_groups[0]['lr']:.4f}")
+    print(
+        f"[{epoch:>3}] train_loss: {avg_train_losses[-1]:.5f} valid_loss: {avg_valid_losses[-1]:.5f} "
+        f"lr: {optimizer.param_groups[0]['lr']:.4f}"
+    )
     scheduler.step(avg_valid_losses[-1])
     early_stopping(avg_valid_losses[-1], model)
     if early_stopping.early_stop:

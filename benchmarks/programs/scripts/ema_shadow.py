@@ -86,6 +86,8 @@ for epoch in range(4):
         best = averaged[0]
         torch.save(model.state_dict(), "TextCNN.ckpt")
     ema.restore()
-    print(f"Epoch {epoch} train {loss.item():.6f} raw {raw[0]:.6f} {raw[1]:.3f} ema {averaged[0]:.6f} {averaged[1]:.3f}")
+    print(
+        f"Epoch {epoch} train {loss.item():.6f} raw {raw[0]:.6f} {raw[1]:.3f} ema {averaged[0]:.6f} {averaged[1]:.3f}"
+    )
 model.load_state_dict(torch.load("TextCNN.ckpt"))
 print("best", evaluate(), "after restoring", sum(p.data.double().sum().item() for p in model.parameters()))

@@ -9,7 +9,9 @@ class ConvNet(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.block1 = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
-        self.block2 = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU())
+        self.block2 = nn.Sequential(
+            nn.MaxPool2d(2), nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU()
+        )
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(2 * width, 4))
 
     def forward(self, x):
@@ -54,5 +56,7 @@ for epoch in range(3):
     student.eval()
     with torch.no_grad():
         agree = (student(x).argmax(1) == teacher(x).argmax(1)).float().mean().item()
-    print(f"epoch {epoch} cls {loss_cls.item():.6f} div {loss_div.item():.6f} kd {loss_kd.item():.6f} agree {agree:.4f}")
+    print(
+        f"epoch {epoch} cls {loss_cls.item():.6f} div {loss_div.item():.6f} kd {loss_kd.item():.6f} agree {agree:.4f}"
+    )
 torch.save({"student": student.state_dict(), "regressor": regressor.state_dict()}, "student.pth")

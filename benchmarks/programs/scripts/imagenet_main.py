@@ -65,9 +65,17 @@ def accuracy(output, target, topk=(1,)):
 
 def build():
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 2),
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(64, 2),
     )
 
 
@@ -127,10 +135,17 @@ def main_worker(epochs, resume=None):
         scheduler.step()
         is_best = acc1 > best_acc1
         best_acc1 = max(acc1, best_acc1)
-        save_checkpoint({
-            "epoch": epoch + 1, "arch": "tiny", "state_dict": model.state_dict(), "best_acc1": best_acc1,
-            "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
-        }, is_best)
+        save_checkpoint(
+            {
+                "epoch": epoch + 1,
+                "arch": "tiny",
+                "state_dict": model.state_dict(),
+                "best_acc1": best_acc1,
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(),
+            },
+            is_best,
+        )
 
 
 def main():

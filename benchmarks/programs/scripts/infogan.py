@@ -20,8 +20,14 @@ class Generator(nn.Module):
         super().__init__()
         self.l1 = nn.Linear(latent_dim + n_classes + code_dim, 8 * 4)
         self.conv_blocks = nn.Sequential(
-            nn.BatchNorm2d(8), nn.Upsample(scale_factor=2), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8, 0.8),
-            nn.LeakyReLU(0.2, inplace=True), nn.Upsample(scale_factor=2), nn.Conv2d(8, 1, 3, padding=1), nn.Tanh(),
+            nn.BatchNorm2d(8),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.BatchNorm2d(8, 0.8),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(8, 1, 3, padding=1),
+            nn.Tanh(),
         )
 
     def forward(self, noise, labels, code):
@@ -33,8 +39,13 @@ class Discriminator(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv_blocks = nn.Sequential(
-            nn.Conv2d(1, 6, 3, 2, 1), nn.LeakyReLU(0.2, inplace=True), nn.Dropout2d(0.25),
-            nn.Conv2d(6, 8, 3, 2, 1), nn.LeakyReLU(0.2, inplace=True), nn.Dropout2d(0.25), nn.BatchNorm2d(8, 0.8),
+            nn.Conv2d(1, 6, 3, 2, 1),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Dropout2d(0.25),
+            nn.Conv2d(6, 8, 3, 2, 1),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Dropout2d(0.25),
+            nn.BatchNorm2d(8, 0.8),
         )
         self.adv_layer = nn.Linear(32, 1)
         self.aux_layer = nn.Sequential(nn.Linear(32, n_classes), nn.Softmax(dim=1))
@@ -87,8 +98,10 @@ for epoch in range(2):
         info_loss = categorical_loss(pred_label, gt_labels) + 0.1 * continuous_loss(pred_code, code_input)
         info_loss.backward()
         optimizer_info.step()
-        print("[Epoch %d] [Batch %d] [D loss: %f] [G loss: %f] [info loss: %f]"
-              % (epoch, i, d_loss.item(), g_loss.item(), info_loss.item()))
+        print(
+            "[Epoch %d] [Batch %d] [D loss: %f] [G loss: %f] [info loss: %f]"
+            % (epoch, i, d_loss.item(), g_loss.item(), info_loss.item())
+        )
     np.save(f"images_{epoch}.npy", gen_imgs.data.numpy())
 torch.save(generator.state_dict(), "generator.pt")
 torch.save(discriminator.state_dict(), "discriminator.pt")

@@ -40,7 +40,12 @@ for it in range(20):
 
 iteration = 0
 optimizer = torch.optim.LBFGS(
-    model.parameters(), lr=1.0, max_iter=12, max_eval=20, history_size=8, tolerance_change=1e-12,
+    model.parameters(),
+    lr=1.0,
+    max_iter=12,
+    max_eval=20,
+    history_size=8,
+    tolerance_change=1e-12,
     line_search_fn="strong_wolfe",
 )
 

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from lion_pytorch import Lion  # pyright: ignore
+from lion_pytorch import Lion
 from torch import nn
 
 torch.manual_seed(3)

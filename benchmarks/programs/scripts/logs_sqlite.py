@@ -23,7 +23,9 @@ class Writer:
 
     def add_histogram(self, tag, values, step):
         counts, edges = np.histogram(values.detach().numpy(), bins=4)
-        self.file.write(json.dumps({"tag": tag, "counts": counts.tolist(), "edges": edges.tolist(), "step": step}) + "\n")
+        self.file.write(
+            json.dumps({"tag": tag, "counts": counts.tolist(), "edges": edges.tolist(), "step": step}) + "\n"
+        )
 
     def close(self):
         self.file.close()

@@ -60,7 +60,7 @@ class Regressor(nn.Module):
 
 torch.manual_seed(8)
 x = torch.rand(100, 5) * 2 - 1
-y = (x ** 2).sum(1, keepdim=True) + 0.1 * torch.randn(100, 1)
+y = (x**2).sum(1, keepdim=True) + 0.1 * torch.randn(100, 1)
 model = Regressor()
 # farspan: model = farspan.distribute(model)
 base_opt = torch.optim.Adam(model.parameters(), lr=1e-2, betas=(0.9, 0.999))

@@ -11,7 +11,14 @@ import torch.nn.functional as F
 class Fc(nn.Module):
     def __init__(self):
         super().__init__()
-        self.classifier = nn.Sequential(nn.Linear(20, 32), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Linear(32, 16), nn.ReLU(inplace=True), nn.Linear(16, 3))
+        self.classifier = nn.Sequential(
+            nn.Linear(20, 32),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.1),
+            nn.Linear(32, 16),
+            nn.ReLU(inplace=True),
+            nn.Linear(16, 3),
+        )
 
     def forward(self, x):
         return self.classifier(x)

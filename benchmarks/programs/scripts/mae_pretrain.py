@@ -116,7 +116,10 @@ def main():
         log_stats = {**{f"train_{k}": m.global_avg for k, m in meters.items()}, "epoch": epoch}
         print(log_stats)
         if get_rank() == 0:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, f"output/checkpoint-{epoch}.pth")
+            torch.save(
+                {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch},
+                f"output/checkpoint-{epoch}.pth",
+            )
             with open("output/log.txt", mode="a", encoding="utf-8") as f:
                 f.write(json.dumps(log_stats) + "\n")
 

@@ -48,8 +48,16 @@ class DenseLayer(nn.Module):
 
 
 net = nn.Sequential(
-    nn.Conv2d(3, 8, 3, padding=1), DenseLayer(8, 4), DenseLayer(12, 4), nn.AvgPool2d(2), DenseLayer(16, 4),
-    nn.BatchNorm2d(20), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(20, 4),
+    nn.Conv2d(3, 8, 3, padding=1),
+    DenseLayer(8, 4),
+    DenseLayer(12, 4),
+    nn.AvgPool2d(2),
+    DenseLayer(16, 4),
+    nn.BatchNorm2d(20),
+    nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(20, 4),
 )
 # farspan: net = farspan.distribute(net)
 criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
@@ -71,8 +79,9 @@ for epoch in range(3):
         train_loss += loss.item()
         _, predicted = torch.max(outputs.data, 1)
         total += len(i)
-        correct += (lam * predicted.eq(targets_a).cpu().sum().float()
-                    + (1 - lam) * predicted.eq(targets_b).cpu().sum().float())
+        correct += (
+            lam * predicted.eq(targets_a).cpu().sum().float() + (1 - lam) * predicted.eq(targets_b).cpu().sum().float()
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

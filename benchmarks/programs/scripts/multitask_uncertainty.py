@@ -35,10 +35,12 @@ normal = F.normalize(x[:, 4:7], dim=1)
 model = MultiTaskNet()
 criterion = MultiTaskLoss(3)
 # farspan: model, criterion = farspan.distribute(nn.ModuleList([model, criterion]))
-optimizer = torch.optim.Adam([
-    {"params": model.parameters(), "lr": 5e-3},
-    {"params": criterion.parameters(), "lr": 2e-2, "weight_decay": 0.0},
-])
+optimizer = torch.optim.Adam(
+    [
+        {"params": model.parameters(), "lr": 5e-3},
+        {"params": criterion.parameters(), "lr": 2e-2, "weight_decay": 0.0},
+    ]
+)
 for epoch in range(4):
     sums = [0.0, 0.0, 0.0]
     for i in torch.randperm(80).split(16):
@@ -55,5 +57,8 @@ for epoch in range(4):
         for k, loss in enumerate(losses):
             sums[k] += loss.item() / 5
     weights = torch.exp(-criterion.log_vars).tolist()
-    print(f"epoch {epoch} depth {sums[0]:.6f} segment {sums[1]:.6f} normal {sums[2]:.6f} weights", *(f"{w:.6f}" for w in weights))
+    print(
+        f"epoch {epoch} depth {sums[0]:.6f} segment {sums[1]:.6f} normal {sums[2]:.6f} weights",
+        *(f"{w:.6f}" for w in weights),
+    )
 torch.save({"model": model.state_dict(), "log_vars": criterion.log_vars.data}, "multitask.pt")

@@ -26,8 +26,12 @@ class Critic(nn.Module):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(
-            spectral_norm(nn.Conv1d(1, 8, 4, 2, 1)), nn.LeakyReLU(0.1), nn.Dropout(0.1),
-            spectral_norm(nn.Conv1d(8, 16, 4, 2, 1)), nn.LeakyReLU(0.1), nn.Flatten(),
+            spectral_norm(nn.Conv1d(1, 8, 4, 2, 1)),
+            nn.LeakyReLU(0.1),
+            nn.Dropout(0.1),
+            spectral_norm(nn.Conv1d(8, 16, 4, 2, 1)),
+            nn.LeakyReLU(0.1),
+            nn.Flatten(),
             nn.utils.parametrizations.spectral_norm(nn.Linear(64, 1)),
         )
 

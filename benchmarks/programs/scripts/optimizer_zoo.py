@@ -4,7 +4,7 @@ import csv
 
 import torch
 import torch.nn.functional as F
-from pytorch_optimizer import load_optimizer  # pyright: ignore
+from pytorch_optimizer import load_optimizer
 from torch import nn
 
 NAMES = ["adabelief", "adan", "lion", "novograd", "lars", "diffgrad", "adafactor", "came", "tiger", "ranger"]

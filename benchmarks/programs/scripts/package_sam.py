@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from pytorch_optimizer import SAM  # pyright: ignore
+from pytorch_optimizer import SAM
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

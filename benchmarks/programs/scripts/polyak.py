@@ -20,7 +20,7 @@ class Sps(torch.optim.Optimizer):
             if p.grad is not None:
                 grad_norm = grad_norm + torch.sum(p.grad * p.grad)
         grad_norm = torch.sqrt(grad_norm)
-        step_size = (loss / (self.c * grad_norm ** 2 + self.eps)).detach()
+        step_size = (loss / (self.c * grad_norm**2 + self.eps)).detach()
         step_size = min(float(step_size), self.eta_max)
         with torch.no_grad():
             for p in self.params:

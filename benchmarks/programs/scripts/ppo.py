@@ -18,10 +18,18 @@ class Agent(nn.Module):
     def __init__(self):
         super().__init__()
         self.critic = nn.Sequential(
-            layer_init(nn.Linear(4, 16)), nn.Tanh(), layer_init(nn.Linear(16, 16)), nn.Tanh(), layer_init(nn.Linear(16, 1), std=1.0)
+            layer_init(nn.Linear(4, 16)),
+            nn.Tanh(),
+            layer_init(nn.Linear(16, 16)),
+            nn.Tanh(),
+            layer_init(nn.Linear(16, 1), std=1.0),
         )
         self.actor = nn.Sequential(
-            layer_init(nn.Linear(4, 16)), nn.Tanh(), layer_init(nn.Linear(16, 16)), nn.Tanh(), layer_init(nn.Linear(16, 2), std=0.01)
+            layer_init(nn.Linear(4, 16)),
+            nn.Tanh(),
+            layer_init(nn.Linear(16, 16)),
+            nn.Tanh(),
+            layer_init(nn.Linear(16, 2), std=0.01),
         )
 
     def get_value(self, x):
@@ -108,6 +116,8 @@ for update in range(1, num_updates + 1):
             optimizer.step()
     y_pred, y_true = b_values.cpu().numpy(), b_returns.cpu().numpy()
     explained_var = 1 - np.var(y_true - y_pred) / np.var(y_true)
-    print(f"update {update} v {v_loss.item():.6f} pg {pg_loss.item():.7f} kl {approx_kl.item():.7f} "
-          f"clip {np.mean(clipfracs):.4f} ev {explained_var:.6f} return {rewards.sum().item():.5f}")
+    print(
+        f"update {update} v {v_loss.item():.6f} pg {pg_loss.item():.7f} kl {approx_kl.item():.7f} "
+        f"clip {np.mean(clipfracs):.4f} ev {explained_var:.6f} return {rewards.sum().item():.5f}"
+    )
 torch.save(agent.state_dict(), "ppo.cleanrl_model")

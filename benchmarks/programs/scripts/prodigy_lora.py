@@ -4,7 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from prodigyopt import Prodigy  # pyright: ignore
+from prodigyopt import Prodigy
 from torch import nn
 
 

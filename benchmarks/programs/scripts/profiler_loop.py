@@ -47,8 +47,11 @@ def train_step(i):
 
 
 with torch.profiler.profile(
-    activities=[ProfilerActivity.CPU], schedule=schedule(wait=1, warmup=1, active=2, repeat=2),
-    on_trace_ready=trace_handler, record_shapes=True, profile_memory=True,
+    activities=[ProfilerActivity.CPU],
+    schedule=schedule(wait=1, warmup=1, active=2, repeat=2),
+    on_trace_ready=trace_handler,
+    record_shapes=True,
+    profile_memory=True,
 ) as prof:
     for i in range(10):
         print(i, f"{train_step(i):.7f}")

@@ -51,9 +51,12 @@ for iteration in range(niterations):
             train_on_batch(x_all[mbinds], y_all[mbinds])
     weights_after = model.state_dict()
     outerstepsize = outerstepsize0 * (1 - iteration / niterations)
-    model.load_state_dict({
-        name: weights_before[name] + (weights_after[name] - weights_before[name]) * outerstepsize for name in weights_before
-    })
+    model.load_state_dict(
+        {
+            name: weights_before[name] + (weights_after[name] - weights_before[name]) * outerstepsize
+            for name in weights_before
+        }
+    )
     weights_before = deepcopy(model.state_dict())
     for _ in range(4):
         train_on_batch(x_all[:10], y_all[:10])

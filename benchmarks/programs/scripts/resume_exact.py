@@ -50,8 +50,16 @@ print("first run")
 optimizer = torch.optim.AdamW(first.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 epochs(first, optimizer, scheduler, 0, 2)
-torch.save({"model": first.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
-            "rng": rng_state(), "epoch": 2}, "checkpoint.pt")
+torch.save(
+    {
+        "model": first.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "rng": rng_state(),
+        "epoch": 2,
+    },
+    "checkpoint.pt",
+)
 epochs(first, optimizer, scheduler, 2, 4)
 
 print("second run, resumed")

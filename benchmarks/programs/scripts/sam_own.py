@@ -41,10 +41,14 @@ class SAM(torch.optim.Optimizer):
     def _grad_norm(self):
         shared_device = self.param_groups[0]["params"][0].device
         return torch.norm(
-            torch.stack([
-                ((torch.abs(p) if group["adaptive"] else 1.0) * p.grad).norm(p=2).to(shared_device)
-                for group in self.param_groups for p in group["params"] if p.grad is not None
-            ]),
+            torch.stack(
+                [
+                    ((torch.abs(p) if group["adaptive"] else 1.0) * p.grad).norm(p=2).to(shared_device)
+                    for group in self.param_groups
+                    for p in group["params"]
+                    if p.grad is not None
+                ]
+            ),
             p=2,
         )
 
@@ -70,9 +74,17 @@ torch.manual_seed(42)
 images = torch.randn(64, 3, 8, 8)
 labels = images.mean((2, 3)).argmax(1)
 model = nn.Sequential(
-    nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.Dropout2d(0.1),
-    nn.Conv2d(12, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(),
-    nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(48, 3),
+    nn.Conv2d(3, 12, 3, padding=1),
+    nn.BatchNorm2d(12),
+    nn.ReLU(),
+    nn.Dropout2d(0.1),
+    nn.Conv2d(12, 12, 3, padding=1),
+    nn.BatchNorm2d(12),
+    nn.ReLU(),
+    nn.AdaptiveAvgPool2d(2),
+    nn.Flatten(),
+    nn.Dropout(0.2),
+    nn.Linear(48, 3),
 )
 # farspan: model = farspan.distribute(model)
 optimizer = SAM(model.parameters(), torch.optim.SGD, rho=2.0, adaptive=True, lr=0.05, momentum=0.9, weight_decay=5e-4)

@@ -3,7 +3,7 @@
 import argparse
 from itertools import islice
 
-import schedulefree  # pyright: ignore
+import schedulefree
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -39,7 +39,9 @@ def train(args, model, train_loader, optimizer, epoch):
         loss.backward()
         optimizer.step()
         if batch_idx % args.log_interval == 0:
-            print(f"Train Epoch: {epoch} [{batch_idx * len(data)}/{len(train_loader.dataset)}]\tLoss: {loss.item():.6f}")
+            print(
+                f"Train Epoch: {epoch} [{batch_idx * len(data)}/{len(train_loader.dataset)}]\tLoss: {loss.item():.6f}"
+            )
 
 
 def test(model, train_loader, test_loader, optimizer):

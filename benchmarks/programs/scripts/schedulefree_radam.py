@@ -2,7 +2,7 @@
 
 import json
 
-import schedulefree  # pyright: ignore
+import schedulefree
 import torch
 from torch import nn
 

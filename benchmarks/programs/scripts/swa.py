@@ -11,8 +11,15 @@ x = torch.randn(80, 3, 6, 6)
 y = x.flatten(2).max(2).values.argmax(1)
 loader = DataLoader(TensorDataset(x[:64], y[:64]), batch_size=16, shuffle=True)
 model = nn.Sequential(
-    nn.Conv2d(3, 10, 3, padding=1), nn.BatchNorm2d(10), nn.ReLU(), nn.Dropout2d(0.1),
-    nn.Conv2d(10, 10, 3), nn.BatchNorm2d(10), nn.ReLU(), nn.Flatten(), nn.Linear(160, 3),
+    nn.Conv2d(3, 10, 3, padding=1),
+    nn.BatchNorm2d(10),
+    nn.ReLU(),
+    nn.Dropout2d(0.1),
+    nn.Conv2d(10, 10, 3),
+    nn.BatchNorm2d(10),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.Linear(160, 3),
 )
 # farspan: model = farspan.distribute(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -55,7 +55,9 @@ class ReplayBuffer:
 
     def sample(self, batch_size):
         ind = np.random.randint(0, self.size, size=batch_size)
-        return [torch.FloatTensor(a[ind]) for a in (self.state, self.action, self.next_state, self.reward, self.not_done)]
+        return [
+            torch.FloatTensor(a[ind]) for a in (self.state, self.action, self.next_state, self.reward, self.not_done)
+        ]
 
 
 torch.manual_seed(0)
@@ -104,7 +106,7 @@ for episode in range(3):
         action = (action + np.random.normal(0, 0.2, size=1)).clip(-2, 2)
         speed += 0.1 * (action[0] + np.sin(theta))
         theta += 0.1 * speed
-        reward = -(theta ** 2 + 0.1 * speed ** 2)
+        reward = -(theta**2 + 0.1 * speed**2)
         next_state = np.array([np.cos(theta), np.sin(theta), speed])
         replay_buffer.add(state, action, next_state, reward, float(t == 11))
         total += reward
@@ -113,6 +115,11 @@ for episode in range(3):
     rewards.append(total)
     print(f"Episode Num: {episode + 1} Reward: {total:.6f} critic {loss:.8f}")
 np.save("rewards.npy", rewards)
-for name, part in (("actor", actor), ("critic", critic), ("actor_target", actor_target), ("critic_target", critic_target)):
+for name, part in (
+    ("actor", actor),
+    ("critic", critic),
+    ("actor_target", actor_target),
+    ("critic_target", critic_target),
+):
     torch.save(part.state_dict(), f"TD3_{name}")
 torch.save(critic_optimizer.state_dict(), "TD3_critic_optimizer")

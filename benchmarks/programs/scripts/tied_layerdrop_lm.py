@@ -101,7 +101,9 @@ for epoch in range(1, 4):
             if p.grad is not None:
                 p.data.add_(p.grad, alpha=-lr)
     val_loss = evaluate()
-    print(f"| end of epoch {epoch} | train {loss.item():.6f} | valid loss {val_loss:.6f} | ppl {math.exp(val_loss):.4f}")
+    print(
+        f"| end of epoch {epoch} | train {loss.item():.6f} | valid loss {val_loss:.6f} | ppl {math.exp(val_loss):.4f}"
+    )
     if not best_val_loss or val_loss < best_val_loss:
         with open("model.pt", "wb") as f:
             torch.save(model.state_dict(), f)

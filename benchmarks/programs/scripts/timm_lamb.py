@@ -4,7 +4,7 @@ import csv
 
 import torch
 import torch.nn.functional as F
-from timm.optim import Lamb, param_groups_weight_decay  # pyright: ignore
+from timm.optim import Lamb, param_groups_weight_decay
 from torch import nn
 
 
@@ -74,5 +74,7 @@ for epoch in range(4):
         writer = csv.DictWriter(f, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-torch.save({"epoch": 4, "arch": "vit_nano", "state_dict": model.state_dict(), "optimizer": optimizer.state_dict()},
-           "last.pth.tar")
+torch.save(
+    {"epoch": 4, "arch": "vit_nano", "state_dict": model.state_dict(), "optimizer": optimizer.state_dict()},
+    "last.pth.tar",
+)

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from timm.optim import create_optimizer_v2  # pyright: ignore
+from timm.optim import create_optimizer_v2
 from torch import nn
 
 

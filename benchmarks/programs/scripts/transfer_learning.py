@@ -14,8 +14,15 @@ class Backbone(nn.Module):
     def __init__(self):
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 12, 3, padding=1),
+            nn.BatchNorm2d(12),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
         )
         self.dropout = nn.Dropout(0.3)
         self.fc = nn.Linear(48, 10)
@@ -82,9 +89,11 @@ model_conv = train_model(model_conv, criterion, optimizer_conv, exp_lr_scheduler
 print("-" * 10, "fine-tuning all")
 for param in model_conv.parameters():
     param.requires_grad = True
-optimizer_ft = optim.Adam([
-    {"params": model_conv.features.parameters(), "lr": 1e-3},
-    {"params": model_conv.fc.parameters(), "lr": 5e-3},
-])
+optimizer_ft = optim.Adam(
+    [
+        {"params": model_conv.features.parameters(), "lr": 1e-3},
+        {"params": model_conv.fc.parameters(), "lr": 5e-3},
+    ]
+)
 model_ft = train_model(model_conv, criterion, optimizer_ft, lr_scheduler.StepLR(optimizer_ft, 2), num_epochs=2)
 torch.save(model_ft.state_dict(), "fine_tuned.pt")

@@ -14,7 +14,9 @@ class RelLayer(nn.Module):
         self.o_net = nn.Linear(d_model, d_model, bias=False)
         self.layer_norm = nn.LayerNorm(d_model)
         self.drop = nn.Dropout(dropout)
-        self.ff = nn.Sequential(nn.Linear(d_model, 2 * d_model), nn.ReLU(inplace=True), nn.Dropout(dropout), nn.Linear(2 * d_model, d_model))
+        self.ff = nn.Sequential(
+            nn.Linear(d_model, 2 * d_model), nn.ReLU(inplace=True), nn.Dropout(dropout), nn.Linear(2 * d_model, d_model)
+        )
 
     def forward(self, w, mem):
         b, q_len, d = w.shape
@@ -84,7 +86,9 @@ for epoch in range(2):
         train_step += 1
         scheduler.step()
         if train_step % 6 == 0:
-            print(f"| epoch {epoch} step {train_step} | lr {scheduler.get_last_lr()[0]:.3g} | loss {train_loss / 6:.7f}")
+            print(
+                f"| epoch {epoch} step {train_step} | lr {scheduler.get_last_lr()[0]:.3g} | loss {train_loss / 6:.7f}"
+            )
             train_loss = 0.0
 model.eval()
 with torch.no_grad():

@@ -13,8 +13,12 @@ class DoubleConv(nn.Module):
     def __init__(self, cin, cout):
         super().__init__()
         self.double_conv = nn.Sequential(
-            nn.Conv2d(cin, cout, 3, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU(inplace=True),
-            nn.Conv2d(cout, cout, 3, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU(inplace=True),
+            nn.Conv2d(cin, cout, 3, padding=1, bias=False),
+            nn.BatchNorm2d(cout),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(cout, cout, 3, padding=1, bias=False),
+            nn.BatchNorm2d(cout),
+            nn.ReLU(inplace=True),
         )
 
     def forward(self, x):
@@ -54,7 +58,9 @@ def main():
         r, c, k = *torch.randint(0, 8, (2,)).tolist(), 1 + n % 2
         masks[n, r : r + 4, c : c + 4] = k
     images[:, 0] = masks * 0.5 + 0.2 * torch.randn(40, 12, 12)
-    train_set, val_set = random_split(TensorDataset(images, masks), [28, 12], generator=torch.Generator().manual_seed(0))
+    train_set, val_set = random_split(
+        TensorDataset(images, masks), [28, 12], generator=torch.Generator().manual_seed(0)
+    )
     train_loader = DataLoader(train_set, shuffle=True, batch_size=7)
     val_loader = DataLoader(val_set, shuffle=False, drop_last=True, batch_size=6)
     model = UNet()
@@ -68,7 +74,9 @@ def main():
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=epoch == 2):
                 masks_pred = model(image)
                 loss = F.cross_entropy(masks_pred, true_masks)
-                loss += dice_loss(F.softmax(masks_pred, dim=1).float(), F.one_hot(true_masks, 3).permute(0, 3, 1, 2).float())
+                loss += dice_loss(
+                    F.softmax(masks_pred, dim=1).float(), F.one_hot(true_masks, 3).permute(0, 3, 1, 2).float()
+                )
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

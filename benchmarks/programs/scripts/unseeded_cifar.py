@@ -75,8 +75,12 @@ def train(epoch):
         _, predicted = outputs.max(1)
         total += targets.size(0)
         correct += predicted.eq(targets).sum().item()
-        print(batch_idx, len(trainloader), "Loss: %.5f | Acc: %.3f%% (%d/%d)"
-              % (train_loss / (batch_idx + 1), 100.0 * correct / total, correct, total))
+        print(
+            batch_idx,
+            len(trainloader),
+            "Loss: %.5f | Acc: %.3f%% (%d/%d)"
+            % (train_loss / (batch_idx + 1), 100.0 * correct / total, correct, total),
+        )
 
 
 def test(epoch):

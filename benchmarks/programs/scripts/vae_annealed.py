@@ -12,13 +12,22 @@ class ConvVAE(nn.Module):
     def __init__(self, latent=4):
         super().__init__()
         self.encoder = nn.Sequential(
-            nn.Conv2d(1, 8, 4, 2, 1), nn.BatchNorm2d(8), nn.LeakyReLU(0.2), nn.Dropout(0.1),
-            nn.Conv2d(8, 16, 4, 2, 1), nn.BatchNorm2d(16), nn.LeakyReLU(0.2), nn.Flatten(),
+            nn.Conv2d(1, 8, 4, 2, 1),
+            nn.BatchNorm2d(8),
+            nn.LeakyReLU(0.2),
+            nn.Dropout(0.1),
+            nn.Conv2d(8, 16, 4, 2, 1),
+            nn.BatchNorm2d(16),
+            nn.LeakyReLU(0.2),
+            nn.Flatten(),
         )
         self.mu, self.logvar = nn.Linear(64, latent), nn.Linear(64, latent)
         self.fc = nn.Linear(latent, 64)
         self.decoder = nn.Sequential(
-            nn.ConvTranspose2d(16, 8, 4, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout2d(0.1),
+            nn.ConvTranspose2d(16, 8, 4, 2, 1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Dropout2d(0.1),
             nn.ConvTranspose2d(8, 1, 4, 2, 1),
         )
 

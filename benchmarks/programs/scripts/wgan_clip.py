@@ -32,8 +32,12 @@ class Discriminator(nn.Module):
     def __init__(self):
         super().__init__()
         self.model = nn.Sequential(
-            nn.Linear(64, 32), nn.LeakyReLU(0.2, inplace=True), nn.Dropout(0.1), nn.Linear(32, 16),
-            nn.LeakyReLU(0.2, inplace=True), nn.Linear(16, 1),
+            nn.Linear(64, 32),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Dropout(0.1),
+            nn.Linear(32, 16),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Linear(16, 1),
         )
 
     def forward(self, img):
