@@ -90,7 +90,7 @@ def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
         if may_draw(func) and not has_own_generator(kwargs):
             return recorder.draws.now(func, args, kwargs)
     elif func in DRAWS and recorder.frame is not recorder.root and not has_own_generator(kwargs):
-        return draw_at_once(recorder.frame, recorder.host_seed, func, args, kwargs)
+        return draw_at_once(recorder.frame, recorder.draws.first_seed, func, args, kwargs)
     return func(*args, **kwargs)
 
 

@@ -40,6 +40,8 @@ class ProgramDraws:
     def __init__(self) -> None:
         self.seed: int | None = 0
         """Of paths, which seed what calls draw; None where they draw what the plain program draws."""
+        self.first_seed = 0
+        """What torch was seeded with when the outermost module was called."""
         self.generator = torch.default_generator
         """The program's. Where ranks are threads of one process, each has one of its own, and borrows torch's."""
         self._stretch: Stretch | None = None
@@ -101,7 +103,7 @@ class ProgramDraws:
 
     def now(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run a function that draws, on the program's own tensors."""
-        if self.generator is torch.default_generator:
+        if not self.is_plain or self.generator is torch.default_generator:
             self.settle()
             return function(*args, **kwargs)
         with GENERATORS, kept((torch.default_generator,)):
