@@ -95,7 +95,7 @@ def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
             return recorder.draws.now(func, args, kwargs)
     elif func in DRAWS and not has_own_generator(kwargs):
         if recorder.frame is not recorder.root:
-            return draw_at_once(recorder.frame, recorder.host_seed, func, args, kwargs)
+            return draw_at_once(recorder.frame, recorder.draws.first_seed, func, args, kwargs)
         recorder.note_draw(func)
     return func(*args, **kwargs)
 

@@ -48,6 +48,7 @@ from farspan.lazy.parameters.gradients import Gradients
 from farspan.lazy.parameters.outside import Outside
 from farspan.lazy.parameters.values import ParameterValues, alias_of
 from farspan.lazy.randomness import DRAWS, Frame, ProgramDraws, has_own_generator, host_seed, key_of_function
+from farspan.lazy.shared.drawing import answer_drawing, draws_in_python
 from farspan.lazy.shared.learning import learn
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import DisableTorchFunction, put_modes, take_modes_of, without_modes_of
@@ -117,8 +118,6 @@ class Recorder:
         self.root = self.frame = Frame(0)
         """Of the program's own code, and of the container that is running: paths of random numbers begin here."""
         self.draws = ProgramDraws()
-        self.host_seed = 0
-        """What torch was seeded with when the outermost module was called."""
         self._number = 0
         """Of the call that is being recorded, among those of the same name in its frame."""
         self._draws: list[tuple[Any, Any]] = []
@@ -208,9 +207,6 @@ class Recorder:
             entry = self._predict(target, template, metas, modes)
             if isinstance(entry, Unknown):
                 return learn(self, target, template, tensors, stage, entry, given)
-            if entry.is_random_in_python and self.draws.is_plain:
-                unknown = Unknown(entry.name, "it draws from Python's or numpy's generator", is_dynamic=True)
-                return learn(self, target, template, tensors, stage, unknown, given)
         except LeakError as error:
             entry, reason = None, error.what
         if entry is None:
@@ -227,7 +223,7 @@ class Recorder:
                 return target(*args, **kwargs)
             if entry.is_random and self.frame is self.root and is_own_draw(target, entry):
                 args, kwargs = rebuild(template, [data_to_draw(target, tensor) for tensor in tensors])
-                return self.draws.now(target, args, kwargs) if self.draws.is_plain else target(*args, **kwargs)
+                return self.draws.now(target, args, kwargs)
             if not entry.mutated and entry.num_results and min(entry.same_as) >= 0:
                 return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # as x.to(its own dtype)
             if entry.mutated and not self._is_writing and written_parameters(self, entry, tensors):
@@ -283,21 +279,8 @@ class Recorder:
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
         graph.note(call, values, entry.digest)
         if entry.is_random:
-            call.path = self.path_of(target)
-            graph.note_path(call.path)
-            if self.draws.is_plain:
-                return self._append_drawing(call, entry, tensors, given)
+            return answer_drawing(self, call, entry, tensors, given)
         return answer(self, call, entry, tensors, given)
-
-    def _append_drawing(self, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, ...]) -> Any:
-        """The call takes its place in the plain program's random numbers; if nobody knows where it ends, it runs now."""
-        call.draws = place = self.draws.place_of(entry)
-        self.current.note_path(place.start)
-        result = answer(self, call, entry, tensors, given)
-        if place.end is None:
-            reason = f"how many random numbers {entry.name} draws depends on data"
-            self.engine.flush(reason, learning=(call, lambda: None))
-        return result
 
     def path_of(self, target: Any) -> tuple[int, int, int]:
         """What the draws of the call that is being recorded depend on."""
@@ -323,7 +306,8 @@ class Recorder:
     def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
         self.is_recording = False
         try:
-            return self.cache.lookup(target, template, metas, modes)
+            entry = self.cache.lookup(target, template, metas, modes)
+            return draws_in_python(entry) if entry.is_random_in_python and self.draws.is_plain else entry
         finally:
             self.is_recording = True
 
@@ -414,7 +398,7 @@ class Recorder:
 
     def begin_module(self, module_id: int) -> None:
         """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""
-        self.host_seed = host_seed()
+        self.draws.first_seed = host_seed()
         if module_id in self.roots and not torch.is_grad_enabled():
             self.next_graph()
             if len(self.pending) >= _MAX_FORWARD_ONLY and self.num_pending_backwards == 0:

@@ -22,7 +22,6 @@ from torch._C import (
     _push_on_torch_function_stack,
 )
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -41,8 +40,6 @@ __all__ = [
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
     "FakeTensorMode",
-    "OpOverload",
-    "OpOverloadPacket",
     "SYMBOLS",
     "Symbols",
     "TorchDispatchMode",

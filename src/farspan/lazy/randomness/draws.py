@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from farspan.lazy.torch_private import OpOverload, OpOverloadPacket
-
 __all__ = ["DRAWS", "has_own_generator", "may_draw"]
 
 _TORCH = (
@@ -63,9 +61,9 @@ def may_draw(function: Any) -> bool:
 
 
 def _is_unknown(function: Any) -> bool:
-    if isinstance(function, OpOverloadPacket):
+    if hasattr(function, "overloads"):  # torch.ops.aten.rand
         return any(_is_unknown(getattr(function, name)) for name in function.overloads())
-    if isinstance(function, OpOverload):
+    if hasattr(function, "tags"):  # torch.ops.aten.rand.default
         return torch.Tag.nondeterministic_seeded in function.tags or function.namespace not in ("aten", "prims")
     room = getattr(function, "__module__", None)
     return room is not None and not room.startswith("torch")

@@ -20,7 +20,14 @@ import torch
 
 from farspan.errors import RecordError
 from farspan.lazy.randomness.frame import key_of, seed_of
-from farspan.lazy.randomness.generators import GENERATORS, generators_of, is_as_in_python, kept, put_in_python, states_in_python
+from farspan.lazy.randomness.generators import (
+    GENERATORS,
+    generators_of,
+    is_as_in_python,
+    kept,
+    put_in_python,
+    states_in_python,
+)
 from farspan.lazy.randomness.mersenne import BLOCK, cached_normals, is_same_state, position_of
 from farspan.lazy.randomness.scope import active, seeded_on
 from farspan.lazy.randomness.stretch import Place, Point, Stretch
@@ -40,6 +47,8 @@ class ProgramDraws:
     def __init__(self) -> None:
         self.seed: int | None = 0
         """Of paths, which seed what calls draw; None where they draw what the plain program draws."""
+        self.first_seed = 0
+        """What torch was seeded with when the outermost module was called."""
         self.generator = torch.default_generator
         """The program's. Where ranks are threads of one process, each has one of its own, and borrows torch's."""
         self._stretch: Stretch | None = None
@@ -101,7 +110,7 @@ class ProgramDraws:
 
     def now(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run a function that draws, on the program's own tensors."""
-        if self.generator is torch.default_generator:
+        if not self.is_plain or self.generator is torch.default_generator:
             self.settle()
             return function(*args, **kwargs)
         with GENERATORS, kept((torch.default_generator,)):
