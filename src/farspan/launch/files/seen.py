@@ -172,7 +172,7 @@ def replacements_for_view(view: View) -> Replacements:
             physical = view.for_writing(source, keeps_content=True)
             posix.link(physical, view.for_writing(target, keeps_content=False, is_new=True))
 
-    def listdir(path: Any = ".") -> list[Any]:
+    def listdir(path: Any = ".") -> Any:
         text = text_of(path)
         if text is None:
             return posix.listdir(path)
