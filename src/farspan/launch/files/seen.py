@@ -178,7 +178,7 @@ def replacements_for_view(view: View) -> Replacements:
             return posix.listdir(path)
         with renamed(path):
             found = view.canonical(text, follow=True)
-            names = view.reading(found, posix.listdir)
+            names: list[str] = view.reading(found, posix.listdir)
             if not view.is_untouched(found):
                 names = view.names(found)
         return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
