@@ -58,24 +58,20 @@ print(all(torch.equal(load_file("model.safetensors")[name], value) for name, val
 torch.jit.script(nn.ReLU()).save("relu.pt")
 print(torch.jit.load("relu.pt")(torch.tensor([-1.0])).item())
 '''
-ZIPPED = {"relu.pt"}  # of which the bytes depend on the address of the module
 
 
 def test_save_best_load_best_and_going_on(tmp_path: Path) -> None:
     alone = run_script(tmp_path, TRAINS, 1)
     together = run_script(tmp_path, TRAINS, 3)
     assert together.printed == alone.printed * 3
-    assert comparable(together.files) == comparable(alone.files)
+    assert together.files == alone.files
     for name in ("best.pt", "last.pt"):  # the next run finds what the first has left
         (tmp_path / "start" / name).write_bytes((tmp_path / "work" / name).read_bytes())
     alone, together = run_script(tmp_path, TRAINS, 1), run_script(tmp_path, TRAINS, 2)
     assert alone.printed[0].startswith("going on from epoch 3")
     assert together.printed == alone.printed * 2
-    assert comparable(together.files) == comparable(alone.files)
-
-
-def comparable(files: dict[str, str]) -> dict[str, str]:
-    return {name: "" if name in ZIPPED else digest for name, digest in files.items()}
+    # pickle writes a text twice that came twice from a file: the state of another rank's optimizer came in one piece
+    assert {**together.files, "last.pt": ""} == {**alone.files, "last.pt": ""}
 
 
 def test_ranks_of_another_launcher_keep_their_files_apart_from_distribute_on(tmp_path: Path) -> None:

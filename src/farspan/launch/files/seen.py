@@ -175,7 +175,8 @@ def replacements_for_view(view: View) -> Replacements:
     def listdir(path: Any = ".") -> Any:
         text = text_of(path)
         if text is None:
-            return posix.listdir(path)
+            opened: list[Any] = posix.listdir(path)
+            return opened
         with renamed(path):
             found = view.canonical(text, follow=True)
             names: list[str] = view.reading(found, posix.listdir)
