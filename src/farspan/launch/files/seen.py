@@ -172,11 +172,12 @@ def replacements_for_view(view: View) -> Replacements:
             physical = view.for_writing(source, keeps_content=True)
             posix.link(physical, view.for_writing(target, keeps_content=False, is_new=True))
 
+    original: Any = posix.listdir
+
     def listdir(path: Any = ".") -> Any:
         text = text_of(path)
         if text is None:
-            opened: list[Any] = posix.listdir(path)
-            return opened
+            return original(path)
         with renamed(path):
             found = view.canonical(text, follow=True)
             names: list[str] = view.reading(found, posix.listdir)
