@@ -9,7 +9,7 @@ import torch
 from tests.files.scripts import run_script
 from tests.support.ranks import run_processes
 
-TRAINS = '''
+TRAINS = """
 import csv, os, sqlite3
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ torch.save(state, "Größe.pt")
 print(all(torch.equal(load_file("model.safetensors")[name], value) for name, value in torch.load("Größe.pt").items()))
 torch.jit.script(nn.ReLU()).save("relu.pt")
 print(torch.jit.load("relu.pt")(torch.tensor([-1.0])).item())
-'''
+"""
 
 
 def test_save_best_load_best_and_going_on(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ nobody replaces.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import posix
 import stat
@@ -148,7 +149,7 @@ def copy(source: str, target: str, *, content: bool = True) -> None:
     """
     found = posix.lstat(source)
     mkdirs(parent_of(target))
-    scratch = f"{target}.{posix.getpid()}{_SCRATCH}"
+    scratch = f"{target}.{posix.getpid()}.{_thread.get_ident()}{_SCRATCH}"
     if stat.S_ISLNK(found.st_mode):
         posix.symlink(posix.readlink(source), scratch)
     elif stat.S_ISDIR(found.st_mode):
