@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -86,7 +87,10 @@ class OptimizerStates:
             begin += size
             is_beside = header["is_beside"][len(tensors)]
             tensors.append(tensor.to(device) if device is not None and is_beside else tensor)
-        return rebuild(template, tensors)
+        state = rebuild(template, tensors)
+        if type(state) is dict:  # names as the optimizer has them, once: a file of the state has each once
+            state = {sys.intern(name) if type(name) is str else name: item for name, item in state.items()}
+        return state
 
 
 def placed_in(optimizer: Optimizer, placed: Mapping[int, Placed]) -> list[Placed]:
