@@ -58,7 +58,8 @@ _T._farspan_is_own = False
 def make_own(result: Any) -> Any:
     """Let the tensors of `result` be known as those that only this rank has."""
     if isinstance(result, torch.Tensor):
-        result._farspan_is_own = True  # type: ignore[attr-defined]
+        if type(result) is not nn.Parameter:  # of which it is known where they are
+            result._farspan_is_own = True  # type: ignore[attr-defined]
     elif isinstance(result, (list, tuple)):
         for item in result:
             make_own(item)
@@ -297,8 +298,14 @@ class StepView(TorchFunctionMode):
 
     def _becomes_known_only(self, tensor: torch.Tensor, stage: int) -> None:
         """A replicated tensor has been written into with data of another rank."""
-        if not self._ranks_of([tensor]):
-            become_plain(self.recorder, self.known_only(meta_of(tensor), stage), tensor)
+        if self._ranks_of([tensor]):
+            return
+        if type(tensor) is nn.Parameter:
+            self.recorder.refuse(
+                "an optimizer's step writes what it computes of one rank's parameters into one outside the model",
+                hint="make it a parameter of the model that is distributed",
+            )
+        become_plain(self.recorder, self.known_only(meta_of(tensor), stage), tensor)
 
     def _meta(self, tensor: torch.Tensor) -> Meta:
         """Its metadata, as of a tensor that needs no gradient."""
