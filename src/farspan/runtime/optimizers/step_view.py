@@ -121,8 +121,10 @@ class StepView(TorchFunctionMode):
         if types:  # what was recorded outside the step
             args, kwargs = map_tensors((args, kwargs), self._data)
         result = func(*args, **kwargs)
-        if name == "__setitem__":
+        if _writes_by_name(name):
             make_own(args[0])
+        elif any(item is result for item in args):
+            return result  # as `x.to(its own dtype)`: what it was
         return make_own(result)
 
     def _ranks_of(self, items: Iterable[Any]) -> int:
