@@ -166,7 +166,8 @@ def _get_grad(parameter: Any) -> Any:
     if recorder is None:
         return access_gradient(active.recorder, raw_grad, (parameter,))
     if not recorder.is_recording:
-        return raw_grad(parameter)
+        view = recorder.step_view
+        return raw_grad(parameter) if view is None else view.gradient(recorder.placed[id(parameter)])
     return recorder.gradients.get(recorder.placed[id(parameter)])
 
 
@@ -174,6 +175,8 @@ def _set_grad(parameter: Any, gradient: Any) -> None:
     recorder = _recorder_of_parameter.get(id(parameter))
     if recorder is None:
         access_gradient(active.recorder, set_raw_grad, (parameter, gradient))
+    elif recorder.step_view is not None:
+        recorder.step_view.set_gradient(recorder.placed[id(parameter)], gradient)
     elif not recorder.is_recording:
         set_raw_grad(parameter, gradient)
     else:

@@ -85,6 +85,8 @@ class Recorder:
         self.is_recording = True
         """False while calls run for real: in leaves, in the optimizer, in a metadata run."""
         self.is_in_optimizer = False
+        self.step_view: Any = None
+        """What answers torch functions in an optimizer's step, where there are several ranks."""
         self.placed: dict[int, Placed] = {}
         """Parameters and buffers of all distributed models, by id."""
         self.leaves: dict[int, Leaf] = {}
@@ -406,22 +408,26 @@ class Recorder:
 
     # The optimizer.
 
-    def enter_optimizer(self) -> None:
-        """Until `leave_optimizer`, gradients are plain tensors (None for what others own) and nothing is recorded."""
+    def enter_optimizer(self, view: Any = None) -> None:
+        """Until `leave_optimizer`, nothing is recorded: `view` answers torch functions, or torch itself if it is None."""
         self.is_in_optimizer = True
         self.is_recording = False
         self._modes = take_modes_of(self)
+        self.step_view = view
+        if view is not None:
+            view.__enter__()
 
     def leave_optimizer(self) -> None:
         self.is_in_optimizer = False
         self.is_recording = True
+        self.step_view = None
         put_modes(self._modes)
         self.gradients.forget()
 
     # Values.
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
-        return self.gradients.read(lazy._value)
+        return self.gradients.read(lazy._value) if self.step_view is None else self.step_view.read(lazy)
 
     def begin_history(self, lazy: LazyTensor) -> None:
         """The program wants gradients of a tensor that was recorded without history, a copy of a parameter say: from
@@ -430,6 +436,8 @@ class Recorder:
         become_plain(self, lazy, self.read(lazy).clone().requires_grad_())
 
     def read_parameter(self, stub: StubParameter) -> torch.Tensor:
+        if self.step_view is not None:
+            return self.step_view.read(stub)
         return self.engine.read_parameter(self.placed[id(stub)])
 
     def forget_parameter_values(self) -> None:
