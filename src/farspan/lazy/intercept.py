@@ -8,6 +8,7 @@ property on `torch.nn.Parameter`. All three do nothing for what was not distribu
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from typing import Any
 
@@ -253,6 +254,7 @@ def install() -> None:
     """Put the hooks in place, once in a process."""
     if nn.Module.__call__ is _call_module:
         return
+    _check_release()
     install_apply()
     watch_autocast_regions()
     recompute_through(functools.partial(replayed, is_first=False))
@@ -269,6 +271,19 @@ def install() -> None:
     grad = property(_get_grad, _set_grad, _delete_grad)
     nn.Parameter.grad = grad  # type: ignore[assignment]
     StubParameter.grad = grad  # type: ignore[assignment]
+
+
+_OLDEST, _NEWEST = (2, 11), (2, 15)
+"""The releases of torch that farspan's tests have run on."""
+
+
+def _check_release() -> None:
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    if not _OLDEST <= release <= _NEWEST:
+        oldest, newest = (".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
+        warnings.warn(
+            f"farspan has been tried with torch {oldest} to {newest}; this is torch {torch.__version__}.", stacklevel=2
+        )
 
 
 def watch_module(module: nn.Module, recorder: Recorder, name: str) -> None:

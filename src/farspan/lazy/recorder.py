@@ -31,7 +31,7 @@ from farspan.lazy.metadata import (
     shape_of_call,
 )
 from farspan.lazy.ops.answers import answer
-from farspan.lazy.ops.autograd_function import FunctionCall
+from farspan.lazy.ops.autograd_function import FunctionCall, check_history
 from farspan.lazy.ops.foreach import record_foreach
 from farspan.lazy.ops.functions import find_where, format_where, name_of
 from farspan.lazy.ops.mutation import (
@@ -306,6 +306,7 @@ class Recorder:
 
     def argument(self, tensor: torch.Tensor) -> Value | torch.Tensor:
         if type(tensor) is LazyTensor:
+            check_history(self, tensor)
             return tensor._value
         placed = self.placed.get(id(tensor))
         if placed is not None:

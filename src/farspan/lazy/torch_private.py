@@ -67,6 +67,7 @@ __all__ = [
     "is_not_torchs_device",
     "make_wrapper",
     "raw_grad",
+    "raw_grad_fn",
     "recompute_through",
     "set_raw_grad",
     "shape_at",
@@ -85,6 +86,7 @@ __all__ = [
 _raw_grad = torch.Tensor.grad
 raw_grad = _raw_grad.__get__  # type: ignore[attr-defined]
 set_raw_grad = _raw_grad.__set__  # type: ignore[attr-defined]
+raw_grad_fn = torch.Tensor.grad_fn.__get__  # type: ignore[attr-defined]
 
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
@@ -134,12 +136,15 @@ def recompute_through(wrapper: Callable[[Any], Any]) -> None:
     """From now on a non-reentrant checkpoint recomputes with `wrapper(function)`, made when it runs `function`."""
     import torch.utils.checkpoint as checkpoint
 
-    original: Any = checkpoint._checkpoint_without_reentrant_generator
+    name = "_checkpoint_without_reentrant_generator_impl"  # since torch 2.14
+    if not hasattr(checkpoint, name):
+        name = "_checkpoint_without_reentrant_generator"
+    original: Any = getattr(checkpoint, name)
 
     def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
         return original(wrapper(function), *args, **kwargs)
 
-    checkpoint._checkpoint_without_reentrant_generator = generator
+    setattr(checkpoint, name, generator)
 
 
 class _Regions(threading.local):
