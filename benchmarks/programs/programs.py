@@ -144,8 +144,9 @@ def _end(run: Run, rank: int) -> dict[str, Any]:
     import torch
 
     left = torch.load(run.results / f"end{rank}.pt", weights_only=False)
-    generators = left.pop("generators")
-    return {f"generator {name}": state for name, state in generators.items()} | left
+    generators = {f"generator {name}": state for name, state in left["generators"].items()}
+    # cloned: a loop's variable may be the same module under a second name, and what each reading gives is its own
+    return generators | {"weights": {name: weight.clone() for name, weight in left["weights"].items()}}
 
 
 def _reason(text: str) -> str:

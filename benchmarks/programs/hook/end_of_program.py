@@ -6,9 +6,9 @@ is not seen, and so nothing but the program itself reads it: its last line may b
 
 from __future__ import annotations
 
+import io
 import os
 import random
-from pathlib import Path
 from typing import Any
 
 
@@ -29,7 +29,7 @@ def leave(names: dict[str, Any]) -> None:
         for key, item in model.state_dict().items()
         if isinstance(item, torch.Tensor)
     }
-    rank = os.environ.get("FARSPAN_RANK", os.environ.get("RANK", "0"))
-    file = Path(os.environ["PROGRAMS_RESULT"], f"end{rank}.pt")
-    with open(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), "wb") as opened:
-        torch.save({"generators": generators, "weights": weights}, opened)
+    buffer = io.BytesIO()
+    torch.save({"generators": generators, "weights": weights}, buffer)
+    with os.fdopen(int(os.environ["PROGRAMS_END"]), "wb") as file:
+        file.write(buffer.getbuffer())
