@@ -35,6 +35,7 @@ class Call:
         "arguments",
         "entry",
         "graph",
+        "hooked",
         "index",
         "level",
         "modes",
@@ -60,6 +61,8 @@ class Call:
         """Where in the program a call that draws random numbers stands; the same for every plan."""
         self.region = 0
         """The autocast region it was recorded in, in which a parameter is cast once; 0 for none."""
+        self.hooked = ""
+        """The module whose forward hook it was recorded in, if that has a backward hook too."""
         self.versions: tuple[int, ...] = ()
         """Of the plain tensor arguments, when the call was recorded."""
         self.arguments: Sequence[Any] | None = arguments

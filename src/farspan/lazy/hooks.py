@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from farspan.errors import RecordError
+from farspan.graph import Value
 from farspan.lazy.leaf import Leaf
 from farspan.lazy.torch_private import call_without_compiling
 
-__all__ = ["call_with_user_hooks", "check_container", "has_user_hooks", "open_leaves", "without_user_hooks"]
+if TYPE_CHECKING:
+    from farspan.graph import Call, Graph
+    from farspan.lazy.recorder import Recorder
+
+__all__ = [
+    "call_with_user_hooks",
+    "check_container",
+    "check_hooked",
+    "has_user_hooks",
+    "open_leaves",
+    "without_user_hooks",
+]
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
@@ -62,20 +74,62 @@ def without_user_hooks(*modules: nn.Module) -> Iterator[None]:
 
 
 def call_with_user_hooks(
-    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    recorder: Recorder,
 ) -> Any:
-    """Call `forward` in the place of `module`'s, with the users' forward hooks around it."""
+    """Call `forward` in the place of `module`'s, with the users' forward hooks around it.
+
+    Where the module has backward hooks too, they run with it, where it is placed: they do not see the gradient of what
+    a forward hook computes. Such calls are marked, so that no backward goes through them.
+    """
+    marked: list[tuple[Graph, int]] = []
     with contextlib.ExitStack() as around:
 
         def inner(*args: Any, **kwargs: Any) -> Any:
             around.close()  # the module is itself again
             try:
-                return forward(*args, **kwargs)
+                result = forward(*args, **kwargs)
+                marked.append((recorder.current, len(recorder.current.calls)))
+                return result
             finally:
                 around.enter_context(_hooks_only(module))
 
         around.enter_context(_hooks_only(module, inner))
-        return call_without_compiling(module, *args, **kwargs)
+        result = call_without_compiling(module, *args, **kwargs)
+    if any(module.__dict__[name] for name in _BACKWARD):
+        for graph, number in marked:
+            for call in graph.calls[number:]:
+                call.hooked = type(module).__name__
+                recorder.has_hooked_calls = True
+    return result
+
+
+def check_hooked(roots: Iterable[Value]) -> None:
+    """Raise if a backward from `roots` goes through what a forward hook has computed beside a backward hook.
+
+    Raises:
+        RecordError: The backward hook would see another gradient than in one process.
+    """
+    seen: set[Call] = set()
+    stack = [root.call for root in roots]
+    while stack:
+        call = stack.pop()
+        if call is None or call in seen or call.arguments is None:
+            continue
+        seen.add(call)
+        if call.hooked:
+            raise RecordError(
+                f"{call.hooked} has a backward hook, and a forward hook that computes what gradient flows through.",
+                why=f"the backward hook runs with the module, where it is placed, and would not see the share of\n"
+                f"{call.describe()}",
+                hint="compute it in the module's forward, or leave out one of the hooks",
+            )
+        stack += [
+            item.call for item in map(call.arguments.__getitem__, call.entry.differentiable) if type(item) is Value
+        ]
 
 
 @contextlib.contextmanager
