@@ -7,6 +7,7 @@ somebody hooks a part is no longer called as one unit: its parts are, and the ho
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,9 @@ from torch import nn
 from farspan.errors import RecordError
 from farspan.graph import Value
 from farspan.lazy.leaf import Leaf
-from farspan.lazy.torch_private import call_without_compiling
 
 if TYPE_CHECKING:
-    from farspan.graph import Call, Graph
+    from farspan.graph import Call
     from farspan.lazy.recorder import Recorder
 
 __all__ = [
@@ -85,26 +85,51 @@ def call_with_user_hooks(
     Where the module has backward hooks too, they run with it, where it is placed: they do not see the gradient of what
     a forward hook computes. Such calls are marked, so that no backward goes through them.
     """
-    marked: list[tuple[Graph, int]] = []
-    with contextlib.ExitStack() as around:
-
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            around.close()  # the module is itself again
-            try:
-                result = forward(*args, **kwargs)
-                marked.append((recorder.current, len(recorder.current.calls)))
-                return result
-            finally:
-                around.enter_context(_hooks_only(module))
-
-        around.enter_context(_hooks_only(module, inner))
-        result = call_without_compiling(module, *args, **kwargs)
+    graph, number, called, result = recorder.current, 0, set[int](), None
+    try:
+        for key, hook in _users(module._forward_pre_hooks):
+            args, kwargs = _before(module, hook, args, kwargs, key in module._forward_pre_hooks_with_kwargs)
+        result = forward(*args, **kwargs)
+        graph, number = recorder.current, len(recorder.current.calls)
+        for key, hook in _users(module._forward_hooks):
+            called.add(key)
+            changed = _after(module, key, hook, args, kwargs, result)
+            result = result if changed is None else changed
+    except Exception:
+        for key, hook in _users(module._forward_hooks):
+            if key in module._forward_hooks_always_called and key not in called:
+                try:
+                    _after(module, key, hook, args, kwargs, result)
+                except Exception as error:
+                    warnings.warn(f"a forward hook with always_call=True raised too: {error}", stacklevel=2)
+        raise
     if any(module.__dict__[name] for name in _BACKWARD):
-        for graph, number in marked:
-            for call in graph.calls[number:]:
-                call.hooked = type(module).__name__
-                recorder.has_hooked_calls = True
+        for call in graph.calls[number:]:
+            call.hooked = type(module).__name__
+            recorder.has_hooked_calls = True
     return result
+
+
+def _users(hooks: dict[int, Any]) -> list[tuple[int, Any]]:
+    return [(key, hook) for key, hook in hooks.items() if not _is_of_torch(hook)]
+
+
+def _before(module: nn.Module, hook: Any, args: Any, kwargs: Any, is_with_kwargs: bool) -> tuple[Any, Any]:
+    """The arguments as a pre-hook leaves them."""
+    result = hook(module, args, kwargs) if is_with_kwargs else hook(module, args)
+    if result is None:
+        return args, kwargs
+    if not is_with_kwargs:
+        return (result if isinstance(result, tuple) else (result,)), kwargs
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise RuntimeError(f"forward pre-hook must return None or a tuple of (new_args, new_kwargs), but got {result}.")
+    return result
+
+
+def _after(module: nn.Module, key: int, hook: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    if key in module._forward_hooks_with_kwargs:
+        return hook(module, args, kwargs, result)
+    return hook(module, args, result)
 
 
 def check_hooked(roots: Iterable[Value]) -> None:
@@ -130,25 +155,6 @@ def check_hooked(roots: Iterable[Value]) -> None:
         stack += [
             item.call for item in map(call.arguments.__getitem__, call.entry.differentiable) if type(item) is Value
         ]
-
-
-@contextlib.contextmanager
-def _hooks_only(module: nn.Module, forward: Callable[..., Any] | None = None) -> Iterator[None]:
-    own = module.__dict__.get("forward")
-    if forward is not None:
-        module.__dict__["forward"] = forward
-    try:
-        with _tables(module, _FORWARD, lambda hook: not _is_of_torch(hook)), _tables(module, _BACKWARD, _none):
-            yield
-    finally:
-        if own is not None:
-            module.__dict__["forward"] = own
-        else:
-            module.__dict__.pop("forward", None)
-
-
-def _none(hook: Any) -> bool:
-    return False
 
 
 @contextlib.contextmanager
