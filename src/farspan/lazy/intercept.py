@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
+from farspan.lazy.leaf import Leaf
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
@@ -143,7 +144,8 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         leaf = present_leaf(recorder, leaf, watch_module)
     if leaf is not None and not leaf.is_open:
         if has_user_hooks(module):
-            return call_with_user_hooks(module, lambda *a, **k: recorder.call_leaf(leaf, a, k), args, kwargs)
+            call = functools.partial(_call_leaf, recorder, leaf)
+            return call_with_user_hooks(module, call, args, kwargs, recorder)
         return recorder.call_leaf(leaf, args, kwargs)
     check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
@@ -151,6 +153,10 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return call_container(module, *args, **kwargs)
     finally:
         recorder.frame = outer
+
+
+def _call_leaf(recorder: Recorder, leaf: Leaf, *args: Any, **kwargs: Any) -> Any:
+    return recorder.call_leaf(leaf, args, kwargs)
 
 
 def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

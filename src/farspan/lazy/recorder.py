@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch import nn
 
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
@@ -106,6 +107,8 @@ class Recorder:
         """A parameter has a post-accumulate hook, which may step an optimizer, or a leaf writes into its weights: what
         comes next sees the new ones, and what came before the old ones.
         """
+        self.has_hooked_calls = False
+        """Whether any has been recorded by a forward hook beside a backward hook."""
         self.num_copies = 0
         """Of distributed models and their parts."""
         self.current = self._new_graph()
@@ -244,7 +247,7 @@ class Recorder:
         target.is_open = True
         self.frame.take_back(target.key, is_apart=self.is_evaluation(target.module))
         with without_user_hooks(target.module):  # which run around this call, if there are any
-            return target.module(*given[0], **given[1])
+            return nn.Module.__call__(target.module, *given[0], **given[1])  # its own `__call__` is running
 
     def _append(
         self,

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from farspan.errors import RecordError
@@ -170,7 +171,7 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
         if copies and active.units is not None:
             active.units.written.update(map(id, copies))
         stack.enter_context(without_user_hooks(target.module))
-        return target.module(*args, **kwargs), arguments
+        return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
 
 
 _NO_OBJECTS = MutableArguments({})
