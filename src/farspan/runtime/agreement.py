@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+import torch
+
 from farspan.errors import DivergenceError
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.rng import load_generators, save_generators
@@ -53,8 +55,15 @@ class Agreement:
 
     def share_generators(self) -> None:
         """Give all ranks rank 0's random generators, so that shuffling and random choices agree."""
-        if self.side.world_size > 1:
-            load_generators(self.gather("generators", save_generators() if self.side.rank == 0 else b"")[0])
+        if self.side.world_size == 1:
+            return
+        is_first = self.side.rank == 0
+        load_generators(self.gather("generators", save_generators() if is_first else b"")[0])
+        has_device = is_first and torch.cuda.is_available()
+        state = self.gather("devices' generators", bytes(torch.cuda.get_rng_state().numpy()) if has_device else b"")[0]
+        if state and torch.cuda.is_available():
+            for device in range(torch.cuda.device_count()):
+                torch.cuda.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), device)
 
     def tell(self, what: str, blob: bytes, teller: int) -> bytes:
         """What rank `teller` gives as `blob`, on every rank."""
