@@ -38,6 +38,8 @@ from farspan.lazy.randomness import (
     replayed,
 )
 from farspan.lazy.recorder import Recorder
+from farspan.lazy.surgery.adopted import adopt
+from farspan.lazy.surgery.variants import note_attribute, present_leaf
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
@@ -51,7 +53,6 @@ from farspan.lazy.torch_private import (
     set_raw_grad,
     watch_autocast_regions,
 )
-from farspan.lazy.variants import note_attribute, present_leaf
 
 __all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
 
@@ -122,6 +123,8 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if recorder is not None and recorder.is_recording:
             return call_container(module, *args, **kwargs)
         recorder = None
+    if recorder is None and adopt(module, args, kwargs, _is_watched, watch_module):
+        recorder = _recorder_of_module[id(module)]
     if recorder is not None and recorder.is_in_optimizer:
         recorder.leave_optimizer()  # a step that raised has not said that it is over
     if recorder is None or not recorder.is_recording:
@@ -133,7 +136,7 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     _ensure_mode(recorder)
     outer = recorder.frame
     if outer is recorder.root:
-        recorder.begin_module(id(module))
+        recorder.begin_module(module)
     if is_caching_parametrizations() and any(map(parametrize.is_parametrized, module.modules())):
         recorder.refuse(
             "a parametrized module is called in torch.nn.utils.parametrize.cached()",
@@ -157,6 +160,10 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _call_leaf(recorder: Recorder, leaf: Leaf, *args: Any, **kwargs: Any) -> Any:
     return recorder.call_leaf(leaf, args, kwargs)
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return id(module) in _recorder_of_module
 
 
 def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

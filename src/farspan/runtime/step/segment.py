@@ -46,7 +46,7 @@ from farspan.lazy import (
 from farspan.lazy.torch_private import raw_grad, set_raw_grad
 from farspan.runtime.backward import Deferred, split_backward
 
-__all__ = ["run_backward", "run_call", "run_forward"]
+__all__ = ["drop_if_over", "run_backward", "run_call", "run_forward"]
 
 
 def run_forward(
@@ -366,4 +366,14 @@ def _release(part: Part) -> None:
 
 
 def _drop(value: Value) -> None:
-    value.data = value.data.detach() if value.is_held and value.data is not None else None
+    """A backward has gone through what made `value`: its data may still be needed, its history is not."""
+    is_needed = value.is_held or value.num_readers > 0
+    value.data = value.data.detach() if is_needed and value.data is not None else None
+
+
+def drop_if_over(value: Value) -> None:
+    """Let go of data without history that nobody is to take any more."""
+    if value.num_readers > 0 or value.is_held or value.call is None or value.data is None:
+        return
+    if value.meta.requires_grad and not value.data.requires_grad:  # see `_drop`
+        value.data = None
