@@ -13,7 +13,7 @@ from torch import nn
 
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
-from farspan.lazy import glue_at
+from farspan.lazy import glue_at, plan_by_model
 from farspan.placing import KeptPlan, is_measuring, measure_first, place_first
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
@@ -26,8 +26,6 @@ from farspan.runtime.trial import current_trial
 from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be
 
 __all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of"]
-
-_PLAN = "_farspan_plan"
 
 
 def distribute(
@@ -94,7 +92,7 @@ def distribute(
             f"distribute takes a torch.nn.Module, not a {type(model).__name__}.",
             hint="model = farspan.distribute(model)",
         )
-    if hasattr(model, _PLAN):
+    if model in plan_by_model:
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
     engine = engine_of_this_thread(seed)
     adapt_trainers()
@@ -125,7 +123,7 @@ def distribute(
         else:
             place_first(engine, model, chosen)
     watch_optimizers()
-    object.__setattr__(model, _PLAN, chosen)
+    plan_by_model[model] = chosen
     engine.agreement.share_generators()
     engine.console.show_plan(chosen)
     return model
@@ -140,7 +138,7 @@ def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hi
         begun = dataclasses.replace(begun, schedule=schedule)
 
     def settled(plan: Plan, said: str) -> None:
-        object.__setattr__(model, _PLAN, plan)
+        plan_by_model[model] = plan
         engine.console.say(said)
         engine.console.show_plan(plan)
 
@@ -154,7 +152,7 @@ def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hi
 
 def plan_of(model: nn.Module) -> Plan:
     """The plan a distributed model runs under: prints as a table; `save(path)` writes JSON that can be edited."""
-    plan = getattr(model, _PLAN, None)
+    plan = plan_by_model.get(model)
     if plan is None:
         raise PlanError("this model has not been distributed.", hint="model = farspan.distribute(model)")
     return plan

@@ -37,6 +37,10 @@ class LazyTensor(torch.Tensor):
     """How it is taken from a tensor whose memory it shares (`ops.views`)."""
     _family: list[Any] | None = None
     """Weak references to the views of it."""
+    _twin_of: LazyTensor | None = None
+    """What is the same memory in the same shape, and stands for both (`memory.twins`)."""
+    _twins: list[Any] | None = None
+    """Weak references to what this one stands for."""
 
     @staticmethod
     def make(value: Value, recorder: Recorder) -> LazyTensor:
@@ -238,9 +242,6 @@ class StubParameter(torch.Tensor):
 
     def __hash__(self) -> int:
         return id(self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.read().__reduce_ex__(protocol)
 
 
 class PassedBy(torch.Tensor):

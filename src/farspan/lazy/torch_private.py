@@ -70,6 +70,7 @@ __all__ = [
     "recompute_through",
     "set_raw_grad",
     "shape_at",
+    "storage_at",
     "store_of_default_group",
     "put_modes",
     "put_module_apply",
@@ -188,6 +189,10 @@ def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
     """Whether no other tensor, array or library uses the memory of `tensor`."""
     storage = tensor.untyped_storage()
     return storage.resizable() and torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor, and `storage`
+
+
+storage_at: Callable[[int], Any] = torch.UntypedStorage._new_with_weak_ptr
+"""The memory at the address that a weak reference to it tells."""
 
 
 def has_other_users(tensor: torch.Tensor) -> bool:

@@ -8,11 +8,12 @@ import torch
 
 from farspan.graph import Call, Value
 from farspan.lazy.leaf import LeakError
+from farspan.lazy.memory.exchange import can_be_recorded
 from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, meta_of
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.functions import find_where
-from farspan.lazy.ops.mutation import can_be_recorded, let_record_written, plain_versions
+from farspan.lazy.ops.mutation import let_record_written, plain_versions
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.shared.wire import entry_from_json, entry_to_json
 from farspan.lazy.torch_private import is_not_torchs_device
