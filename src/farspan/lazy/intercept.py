@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
+from farspan.lazy.memory.leaves import new_parameter
 from farspan.lazy.memory.pickling import reduce_module, reduce_placed
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
@@ -182,6 +183,7 @@ def _delete_grad(parameter: Any) -> None:
 
 
 _original_deepcopy: Any = nn.Parameter.__deepcopy__
+_original_new: Any = nn.Parameter.__new__
 _original_call: Any = nn.Module.__call__
 _original_setattr: Any = nn.Module.__setattr__
 _original_state_dict: Any = nn.Module.state_dict
@@ -247,6 +249,13 @@ def _pickling_placed(reduce: Any) -> Any:
     return reduce_tensor
 
 
+def _new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    recorder = active.recorder
+    if recorder is not None and recorder.is_recording and (type(data) is LazyTensor or id(data) in recorder.placed):
+        return new_parameter(recorder, cls, data, requires_grad)
+    return _original_new(cls, data, requires_grad)
+
+
 def _reduce_module(module: nn.Module, protocol: Any) -> Any:
     recorder = _recorder_of_module.get(id(module))
     if recorder is None or not recorder.is_recording:
@@ -293,6 +302,7 @@ def install() -> None:
     StubParameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
     torch.Tensor.__reduce_ex__ = _pickling_placed(torch.Tensor.__reduce_ex__)  # type: ignore[method-assign]
     nn.Parameter.__reduce_ex__ = _pickling_placed(nn.Parameter.__reduce_ex__)  # type: ignore[method-assign]
+    nn.Parameter.__new__ = _new_parameter  # type: ignore[method-assign]
     nn.Module.__reduce_ex__ = _reduce_module  # type: ignore[method-assign]
     nn.Module.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
     nn.Module.state_dict = _state_dict  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ import torch
 
 from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.tensor import LazyTensor
-from farspan.lazy.torch_private import has_memory_of_its_own
+from farspan.lazy.torch_private import has_memory_of_its_own, has_other_users
 
 if TYPE_CHECKING:
     from farspan.graph import Value
@@ -26,7 +26,7 @@ def can_be_recorded(recorder: Recorder, plain: torch.Tensor) -> bool:
         and not plain.requires_grad
         and plain._base is None
         and plain.layout is torch.strided
-        and not weakref.getweakrefs(plain)
+        and not has_other_users(plain)
         and not recorder.copies.holds(plain)
         and has_memory_of_its_own(plain)
     )
