@@ -102,9 +102,8 @@ def _rebind_parameter(recorder: Recorder, placed: Placed, value: torch.Tensor) -
             moved = _copied_to(recorder, value, placed.stage)
     if recorder.has_pending():
         recorder.engine.flush(reason)
-    else:
-        recorder.engine.meet(reason)  # a slower rank may still read what is about to change
     recorder.copies.leave(placed)
+    recorder.engine.meet(reason)  # a slower rank may still read what is about to change
     _keep_old_memory(recorder, placed)
     if is_lazy:
         data: Any = moved._value.data
