@@ -33,6 +33,8 @@ class SharedValues:
         self.parameters = parameters
         self.deadline_s = deadline_s
         self.optimizers = OptimizerStates(parameters)
+        self.initial: Mapping[str, torch.Tensor] = {}
+        """By name, what a model is to begin with, while it is distributed."""
         self._kept: dict[tuple[int, int, int], Value] = {}
         self._old_gradients: dict[str, torch.Tensor] = {}
         self.ahead = ParametersAhead(self._pull_parameters)
@@ -45,6 +47,7 @@ class SharedValues:
         self.ahead.forget()
         with self._progressed:
             self._progress += 1
+            self.optimizers.advance()
             self._progressed.notify_all()
 
     def keep(self, values: Iterable[Value]) -> None:
@@ -74,7 +77,7 @@ class SharedValues:
             self._old_gradients.setdefault(placed.name, gradient)
 
     def pull(self, rank: int, kind: str, what: Any) -> torch.Tensor:
-        """Ask `rank` for a "gradient" by name, or for a "value" by key."""
+        """Ask `rank` for a "gradient" or "initial" weight by name, a "value" by key, or what an optimizer has "kept"."""
         return unpack_tensor(*self._ask(rank, kind, what))
 
     def _pull_parameters(self, rank: int, names: Sequence[str]) -> list[torch.Tensor]:
@@ -103,8 +106,15 @@ class SharedValues:
                 )
         if "parameters" in request:
             return pack_tensors([self.parameters[name].tensor for name in request["parameters"]])
+        if "initial" in request:
+            return pack_tensor(self.initial[request["initial"]])
         if "state" in request:
             return self.optimizers.answer(*request["state"])
+        if "kept" in request:
+            kept = self.optimizers.kept(*request["kept"])
+            if kept is None:
+                raise self._gone("what an optimizer kept")
+            return pack_tensor(kept)
         if "gradient" in request:
             name = request["gradient"]
             gradient = self._old_gradients.get(name)

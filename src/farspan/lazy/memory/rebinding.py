@@ -35,7 +35,7 @@ def data_of(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
     placed = recorder.placed.get(id(tensor)) or getattr(tensor, "_alias_of", None)
     if placed is None:
         return NotImplemented
-    lazy = LazyTensor.make(alias_of(placed), recorder)
+    lazy = LazyTensor.make(recorder.value_of(placed, is_alias=True), recorder)
     _become_alias(lazy, placed)
     return lazy
 
