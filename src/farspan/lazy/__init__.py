@@ -27,6 +27,7 @@ from farspan.lazy.ops.functions import name_of as name_of
 from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.ops.places import glue_at as glue_at
 from farspan.lazy.ops.special import read_recorded as read_recorded
+from farspan.lazy.parameters.copying import plan_by_model as plan_by_model
 from farspan.lazy.parameters.hooks import check_hooks as check_hooks
 from farspan.lazy.parameters.outside import go_on as go_on
 from farspan.lazy.parameters.outside import plain_of as plain_of
@@ -105,6 +106,7 @@ __all__ = [
     "go_on",
     "own_versions",
     "plain_of",
+    "plan_by_model",
     "plain_versions",
     "read_recorded",
     "real_attributes",

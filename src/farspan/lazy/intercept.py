@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
 from farspan.lazy.leaf import Leaf
+from farspan.lazy.memory.leaves import new_parameter
+from farspan.lazy.memory.pickling import reduce_module, reduce_placed
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
@@ -72,10 +74,19 @@ class Intercept(TorchFunctionMode):
         recorder = self.recorder
         if not recorder.is_recording:
             return func(*args, **kwargs)
+        if recorder.copies and recorder.copies.before(func, args, kwargs):
+            try:
+                return self._run_or_record(func, types, args, kwargs)
+            finally:
+                recorder.copies.after(args, kwargs)
+        return self._run_or_record(func, types, args, kwargs)
+
+    def _run_or_record(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        recorder = self.recorder
         is_for_us = types or _concerns(args, kwargs, recorder.placed) or calls_for_a_place(func, args, kwargs)
         if not is_for_us:
             return _run(func, args, kwargs, recorder)
-        if func in CHANGES_GRADIENT_FLOW:
+        if func in CHANGES_GRADIENT_FLOW and (type(args[0]) is LazyTensor or id(args[0]) in recorder.placed):
             recorder.flush_before_change("requires_grad is changed")
             recorder.forget_states()
         if func in PASS_THROUGH:
@@ -201,7 +212,7 @@ def _delete_grad(parameter: Any) -> None:
 
 
 _original_deepcopy: Any = nn.Parameter.__deepcopy__
-_original_new_parameter: Any = nn.Parameter.__new__
+_original_new: Any = nn.Parameter.__new__
 _original_call: Any = nn.Module.__call__
 _original_setattr: Any = nn.Module.__setattr__
 _original_state_dict: Any = nn.Module.state_dict
@@ -257,11 +268,29 @@ def _deepcopy_parameter(parameter: Any, memo: dict[int, Any]) -> Any:
     return copy_parameter(recorder, recorder.placed[id(parameter)], memo)
 
 
-def _new_parameter(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
-    """`nn.Parameter(recorded)` has the values as they are then: a plain one, on every rank."""
-    if type(data) in (LazyTensor, StubParameter):
-        data = data.read().clone()
-    return _original_new_parameter(cls, data, requires_grad)
+def _pickling_placed(reduce: Any) -> Any:
+    @functools.wraps(reduce)
+    def reduce_tensor(tensor: Any, protocol: Any) -> Any:
+        recorder = active.recorder
+        if recorder is None or not recorder.is_recording or id(tensor) not in recorder.placed:
+            return reduce(tensor, protocol)
+        return reduce_placed(recorder, recorder.placed[id(tensor)], protocol)
+
+    return reduce_tensor
+
+
+def _new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    recorder = active.recorder
+    if recorder is not None and recorder.is_recording and (type(data) is LazyTensor or id(data) in recorder.placed):
+        return new_parameter(recorder, cls, data, requires_grad)
+    return _original_new(cls, data, requires_grad)
+
+
+def _reduce_module(module: nn.Module, protocol: Any) -> Any:
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is None or not recorder.is_recording:
+        return object.__reduce_ex__(module, protocol)
+    return reduce_module(recorder, module, protocol)
 
 
 def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> Any:
@@ -303,7 +332,10 @@ def install() -> None:
     nn.Module.register_forward_pre_hook = _opening_leaves(nn.Module.register_forward_pre_hook)
     nn.Parameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
     StubParameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
-    nn.Parameter.__new__ = functools.wraps(nn.Parameter.__new__)(_new_parameter)  # type: ignore[method-assign]
+    torch.Tensor.__reduce_ex__ = _pickling_placed(torch.Tensor.__reduce_ex__)  # type: ignore[method-assign]
+    nn.Parameter.__reduce_ex__ = _pickling_placed(nn.Parameter.__reduce_ex__)  # type: ignore[method-assign]
+    nn.Parameter.__new__ = _new_parameter  # type: ignore[method-assign]
+    nn.Module.__reduce_ex__ = _reduce_module  # type: ignore[method-assign]
     nn.Module.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
     nn.Module.state_dict = _state_dict  # type: ignore[method-assign]
     nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]

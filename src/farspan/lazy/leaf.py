@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +51,8 @@ class Placed:
     """Of a buffer: whether autograd has been seen to save it, so that a later backward needs what it was."""
     hooked_at: Any = None
     """The user's line that registered a gradient hook on it."""
+    aliases: list[Any] = field(default_factory=list)
+    """Weak references to the recorded tensors that share its memory: `param.data`, and views of it."""
 
     @property
     def is_trained(self) -> bool:

@@ -18,6 +18,7 @@ from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
+from farspan.lazy.memory.copies import Copies
 from farspan.lazy.metadata import (
     Entry,
     MetadataCache,
@@ -46,7 +47,7 @@ from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_d
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
 from farspan.lazy.parameters.outside import Outside
-from farspan.lazy.parameters.values import ParameterValues, alias_of
+from farspan.lazy.parameters.values import ParameterValues, alias_of, renew_aliases
 from farspan.lazy.randomness import DRAWS, Frame, ProgramDraws, has_own_generator, host_seed, key_of_function
 from farspan.lazy.shared.drawing import answer_drawing, draws_in_python
 from farspan.lazy.shared.learning import learn
@@ -114,6 +115,7 @@ class Recorder:
         self.parameter_values = ParameterValues()
         self.gradients = Gradients(self)
         self.outside = Outside()
+        self.copies = Copies(self)
         self._modes: list[Any] = []
         self._is_writing = False
         self.regions = Regions()
@@ -302,9 +304,7 @@ class Recorder:
         finally:
             self._is_writing = False
         self.engine.parameters_changed()
-        for item in tensors:
-            if type(item) is LazyTensor and item._alias_of is not None:
-                item._value = alias_of(item._alias_of)  # the memory, not the version that this call has made of it
+        renew_aliases(tensors)
         return result
 
     def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
@@ -439,6 +439,7 @@ class Recorder:
         """A step has ended: parameters may change, so their values are sources anew."""
         self.parameter_values.forget()
         self.outside.forget()
+        self.copies.epoch += 1
 
     def refuse(self, what: str, *, why: str = "", hint: str = "") -> NoReturn:
         raise RecordError(what + ".", why=why or f"at {format_where(find_where())}", hint=hint)

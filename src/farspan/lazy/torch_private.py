@@ -73,6 +73,7 @@ __all__ = [
     "saved_by",
     "set_raw_grad",
     "shape_at",
+    "storage_at",
     "put_modes",
     "put_module_apply",
     "take_modes_of",
@@ -196,6 +197,10 @@ def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
     """Whether no other tensor, array or library uses the memory of `tensor`."""
     storage = tensor.untyped_storage()
     return storage.resizable() and torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor, and `storage`
+
+
+storage_at: Callable[[int], Any] = torch.UntypedStorage._new_with_weak_ptr
+"""The memory at the address that a weak reference to it tells."""
 
 
 def has_other_users(tensor: torch.Tensor) -> bool:
@@ -398,9 +403,7 @@ def written_lists(name: str) -> tuple[int, ...]:
     """The positions of the lists of tensors into which the aten function `name` writes."""
     packet: Any = getattr(torch.ops.aten, name)
     arguments = getattr(packet, packet.overloads()[0])._schema.arguments
-    return tuple(
-        [i for i, item in enumerate(arguments) if item.alias_info is not None and item.alias_info.is_write]
-    )
+    return tuple([i for i, item in enumerate(arguments) if item.alias_info is not None and item.alias_info.is_write])
 
 
 def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:

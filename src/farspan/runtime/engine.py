@@ -386,7 +386,9 @@ class Engine:
     def read_parameter(self, placed: Placed) -> torch.Tensor:
         if placed.is_owned:
             return placed.tensor.detach()
-        return self.values.pull(self.stages[placed.stage].rank, "parameter", placed.name)
+        owner = self.stages[placed.stage].rank
+        owned = (item for item in self.parameters.values() if self.stages[item.stage].rank == owner)
+        return self.values.ahead.read(placed, owner, owned)
 
     def parameters_changed(self) -> None:
         """An optimizer step or a load is over: parameters have their new values."""

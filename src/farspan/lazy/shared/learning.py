@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Call, Value
-from farspan.lazy.leaf import LeakError
-from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, meta_of
+from farspan.lazy.leaf import Leaf, LeakError
+from farspan.lazy.memory.exchange import can_be_recorded
+from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, meta_of, rebuild
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
+from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import find_where
-from farspan.lazy.ops.mutation import can_be_recorded, let_record_written, plain_versions
+from farspan.lazy.ops.mutation import let_record_written, plain_versions
+from farspan.lazy.ops.special import read_data
 from farspan.lazy.ops.stages import stage_for
+from farspan.lazy.randomness import DRAWS
 from farspan.lazy.shared.wire import entry_from_json, entry_to_json
+from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import is_not_torchs_device
 
 if TYPE_CHECKING:
@@ -39,6 +44,9 @@ def learn(
     Raises:
         LeakError: It reaches outside itself, as its run has shown.
     """
+    if _is_of_plain_memory(recorder, target, tensors):
+        args, kwargs = rebuild(template, list(map(read_data, tensors)))
+        return target(*args, **kwargs)
     path = recorder.path_of(target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
     arguments = [recorder.argument(tensor) for tensor in tensors]
@@ -81,6 +89,19 @@ def learn(
     if not answers:
         raise LeakError(f"{unknown.name} names a place inside, or uses a parameter of another module")
     return answers[0]
+
+
+def _is_of_plain_memory(recorder: Recorder, target: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether a call is about a plain tensor that every rank has, and recorded values only say where: `cm[t, p] += 1`.
+
+    Each rank then runs it itself, on its own memory.
+    """
+    if type(target) in (Leaf, FunctionCall) or target in DRAWS or not tensors or type(tensors[0]) is LazyTensor:
+        return False
+    if id(tensors[0]) in recorder.placed:
+        return False
+    recorded = [item for item in tensors if type(item) is LazyTensor or id(item) in recorder.placed]
+    return not torch.is_grad_enabled() or not any(item.requires_grad for item in recorded)
 
 
 def _check_written(recorder: Recorder, call: Call, entry: Entry, arguments: list[Any]) -> None:

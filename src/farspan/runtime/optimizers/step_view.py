@@ -25,9 +25,9 @@ from torch.overrides import TorchFunctionMode
 
 from farspan.graph import Meta, Value
 from farspan.lazy import LazyTensor, Placed, StubParameter, intern, meta_of
+from farspan.lazy.memory.exchange import become_plain
 from farspan.lazy.metadata import Unknown, current_modes, flatten, flatten_arguments, map_tensors, rebuild
 from farspan.lazy.ops.functions import PASS_THROUGH, READERS, name_of
-from farspan.lazy.ops.mutation import become_plain
 from farspan.lazy.ops.special import NUMBERS
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
