@@ -41,6 +41,7 @@ class Call:
         "outputs",
         "path",
         "region",
+        "saved_hooks",
         "segment",
         "stage",
         "target",
@@ -60,6 +61,8 @@ class Call:
         """Where in the program a call that draws random numbers stands; the same for every plan."""
         self.region = 0
         """The autocast region it was recorded in, in which a parameter is cast once; 0 for none."""
+        self.saved_hooks: Any = None
+        """Through which autograd keeps what it needs for the call's backward, if the program has set any."""
         self.versions: tuple[int, ...] = ()
         """Of the plain tensor arguments, when the call was recorded."""
         self.arguments: Sequence[Any] | None = arguments

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from farspan.lazy.context.outer import has_own_function_mode
 from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
@@ -105,7 +106,9 @@ def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
     return bool(kwargs) and _concerns(kwargs.values(), None, placed)
 
 
-def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """In the place of `nn.Module.__call__`; torch's profiler, when it notes stacks, looks for `self` in its frames."""
+    module = self
     recorder = _recorder_of_module.get(id(module))
     if recorder is None and is_compiled_wrapper(module):
         recorder = _recorder_of_module.get(id(module._orig_mod))
@@ -134,7 +137,7 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     leaf = recorder.leaves.get(id(module))
     if leaf is not None:
         leaf = present_leaf(recorder, leaf, watch_module)
-    if leaf is not None and not leaf.is_open:
+    if leaf is not None and not leaf.is_open and not has_own_function_mode(recorder):
         if has_user_hooks(module):
             return call_with_user_hooks(module, lambda *a, **k: recorder.call_leaf(leaf, a, k), args, kwargs)
         return recorder.call_leaf(leaf, args, kwargs)

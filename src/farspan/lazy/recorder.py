@@ -15,6 +15,7 @@ import torch
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
+from farspan.lazy.context.outer import check_around, saved_hooks
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.metadata import (
@@ -123,6 +124,7 @@ class Recorder:
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
+        check_around(self)
         self._number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
         return self._call_leaf(leaf, args, kwargs)
 
@@ -166,6 +168,7 @@ class Recorder:
             return record_foreach(self, function, args, kwargs)
         elif getattr(function, "__module__", "").startswith("torch.distributed"):
             self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
+        check_around(self)
         if function in DRAWS or type(function) is FunctionCall:
             self._number = 0 if has_own_generator(kwargs) else self.frame.count(key_of_function(function))
         else:
@@ -261,7 +264,7 @@ class Recorder:
         )
         if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
-        call.region = self.regions.of(modes)
+        call.region, call.saved_hooks = self.regions.of(modes), saved_hooks()
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current
         graph.add(call, used, at_least=at_least)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Call, Value
+from farspan.lazy.context.outer import saved_hooks
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, meta_of
 from farspan.lazy.metadata import observe as observe_run
@@ -55,7 +56,7 @@ def learn(
         where=find_where(),
     )
     call.path = path
-    call.region = recorder.regions.of(modes)
+    call.region, call.saved_hooks = recorder.regions.of(modes), saved_hooks()
     graph = recorder.current
     graph.add(call, values)
     graph.note(call, values, hash((digest_of((unknown.name, template, modes)), path)))
