@@ -40,6 +40,7 @@ class Call:
         "modes",
         "outputs",
         "path",
+        "raised",
         "region",
         "saved_hooks",
         "segment",
@@ -61,6 +62,8 @@ class Call:
         """Where in the program a call that draws random numbers stands; the same for every plan."""
         self.region = 0
         """The autocast region it was recorded in, in which a parameter is cast once; 0 for none."""
+        self.raised: Any = None
+        """The exception with which it has ended, if it had to run to be known."""
         self.saved_hooks: Any = None
         """Through which autograd keeps what it needs for the call's backward, if the program has set any."""
         self.versions: tuple[int, ...] = ()

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from farspan.lazy.context.outer import has_own_function_mode
 from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
+from farspan.lazy.leaf import WholeError
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
@@ -36,6 +37,7 @@ from farspan.lazy.randomness import (
 )
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.surgery.adopted import adopt
+from farspan.lazy.surgery.closed import close
 from farspan.lazy.surgery.variants import note_attribute, present_leaf
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
@@ -143,10 +145,17 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_leaf(leaf, args, kwargs)
     check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
+    num_begun = len(recorder.current.calls)
     try:
         return call_container(module, *args, **kwargs)
+    except WholeError:
+        recorder.frame = outer
+        leaf = close(recorder, module, num_begun)
+        if leaf is None:
+            raise
     finally:
         recorder.frame = outer
+    return recorder.call_leaf(leaf, args, kwargs)
 
 
 def _is_watched(module: nn.Module) -> bool:

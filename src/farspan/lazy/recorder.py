@@ -85,7 +85,7 @@ class Recorder:
         """Parameters and buffers of all distributed models, by id."""
         self.leaves: dict[int, Leaf] = {}
         self.variants: dict[Any, Leaf] = {}
-        """Of leaves, for what the program has put into their modules' tables since (`lazy.surgery`)."""
+        """Of leaves, for other contents of their modules' tables (`lazy.surgery`)."""
         self.leaf_parts: set[int] = set()
         """Ids of all modules inside leaves, the leaves included."""
         self.roots: dict[int, str] = {}
@@ -124,7 +124,7 @@ class Recorder:
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
-        check_around(self)
+        check_around()
         self._number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
         return self._call_leaf(leaf, args, kwargs)
 
@@ -132,8 +132,8 @@ class Recorder:
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
         if leaf.num_extra or leaf.attributes:
-            attributes = (attributes_of(leaf.modules, leaf.attributes),) if leaf.attributes else ()
-            given = (args, kwargs, *attributes)
+            held = [attributes_of(leaf.modules, leaf.attributes)] if leaf.attributes else []
+            given = (args, kwargs, *held)
             template, tensors = flatten(given)
             tensors += leaf.extra_tensors()
             return self.record(leaf, template, tensors, leaf.stage, given=given)
@@ -168,7 +168,7 @@ class Recorder:
             return record_foreach(self, function, args, kwargs)
         elif getattr(function, "__module__", "").startswith("torch.distributed"):
             self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
-        check_around(self)
+        check_around()
         if function in DRAWS or type(function) is FunctionCall:
             self._number = 0 if has_own_generator(kwargs) else self.frame.count(key_of_function(function))
         else:
@@ -342,8 +342,7 @@ class Recorder:
     def take_pending(self) -> list[Graph]:
         """All that waits, to be run. What is recorded from now on is a new micro-batch."""
         self.next_graph()
-        graphs, self.pending = self.pending, []
-        self.num_pending_backwards = 0
+        graphs, self.pending, self.num_pending_backwards = self.pending, [], 0
         return graphs
 
     def has_pending(self) -> bool:

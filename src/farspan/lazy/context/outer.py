@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
+from farspan.lazy.leaf import WholeError
+from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.torch_private import (
     DeviceContext,
     dispatch_modes,
@@ -25,7 +27,7 @@ from farspan.lazy.torch_private import (
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["SavedHooks", "check_around", "has_own_function_mode", "saved_hooks", "under_saved_hooks"]
+__all__ = ["SavedHooks", "check_around", "has_own_function_mode", "is_clear_around", "saved_hooks", "under_saved_hooks"]
 
 SavedHooks = tuple[Any, Any] | None
 """(pack, unpack)"""
@@ -67,21 +69,27 @@ def has_own_function_mode(recorder: Recorder) -> bool:
     )
 
 
-def check_around(recorder: Recorder) -> None:
+def is_clear_around() -> bool:
+    """Whether nothing is around that would keep a call from being recorded."""
+    return transformation() is None and forward_ad._current_level < 0 and not dispatch_modes()
+
+
+def check_around() -> None:
     """Raise if a call cannot be recorded for what is around it.
 
     Raises:
-        RecordError: A dispatch mode or a transformation, which acts on data that are not here yet.
+        WholeError: A dispatch mode or a transformation, which acts on data that are not here yet.
     """
     kind = transformation()
     if kind is None and forward_ad._current_level >= 0:
         kind = "jvp"
     if kind is not None:
         what, hint = _HINTS.get(kind, (f"torch.func ({kind}) over a distributed model", _HINTS["jvp"][1]))
-        recorder.refuse(f"{what} cannot be recorded", hint=hint)
+        raise WholeError(f"{what} cannot be recorded.", why=f"at {format_where(find_where())}", hint=hint)
     for mode in dispatch_modes():
-        recorder.refuse(
-            f"{type(mode).__name__} is on while a distributed model is called",
+        raise WholeError(
+            f"{type(mode).__name__} is on while a distributed model is called.",
+            why=f"at {format_where(find_where())}",
             hint="it would see nothing: operations run later, and on several ranks. Use it inside a module, or on the\n"
             "model before farspan.distribute",
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farspan.errors import FarspanError
 from farspan.graph import Call, Value
 from farspan.lazy.context.outer import saved_hooks
 from farspan.lazy.leaf import LeakError
@@ -15,6 +16,7 @@ from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.functions import find_where
 from farspan.lazy.ops.mutation import can_be_recorded, let_record_written, plain_versions
 from farspan.lazy.ops.stages import stage_for
+from farspan.lazy.shared.exceptions import can_tell_exception, exception_from_json, exception_to_json
 from farspan.lazy.shared.wire import entry_from_json, entry_to_json
 from farspan.lazy.torch_private import is_not_torchs_device
 
@@ -73,6 +75,8 @@ def learn(
         answers.append(answer(recorder, call, entry, tensors, given))
 
     recorder.engine.flush(f"what {unknown.name} gives depends on data", learning=(call, give_answer))
+    if call.raised is not None:
+        raise call.raised
     if not answers:
         raise LeakError(f"{unknown.name} names a place inside, or uses a parameter of another module")
     return answers[0]
@@ -117,7 +121,10 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
         reaches_outside = isinstance(error, LeakError) or is_not_torchs_device(error)
         if reaches_outside and hasattr(call.target, "is_open") and _written(call, leaves) == before:
             return  # nothing has come of it
-        raise
+        if isinstance(error, FarspanError) or not can_tell_exception(error):
+            raise
+        call.raised = error  # for the program to catch, on every rank
+        return
     for item in getattr(call.target, "placed", ()):
         item.is_written |= not item.is_parameter  # nothing has shown which
     _know(call, entry)
@@ -134,12 +141,16 @@ def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:
 
 def text_for_others(call: Call) -> bytes:
     """What the owner tells of a call it has learned."""
+    if call.raised is not None:
+        return exception_to_json(call.raised)
     return b"" if type(call.entry) is Unknown else entry_to_json(call.entry, call.template)
 
 
 def learned_from_text(call: Call, text: bytes) -> None:
     """Let `call` know what its owner has told."""
-    if text:
+    if text.startswith(b"["):
+        call.raised = exception_from_json(text)
+    elif text:
         _know(call, entry_from_json(text, call.template))
 
 
