@@ -8,6 +8,7 @@ property on `torch.nn.Parameter`. All three do nothing for what was not distribu
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from farspan.lazy.context.outer import has_own_function_mode
 from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
-from farspan.lazy.leaf import WholeError
+from farspan.lazy.leaf import Leaf, WholeError
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
@@ -27,11 +28,13 @@ from farspan.lazy.parameters.outside import GRADIENT_ACCESS, access_gradient
 from farspan.lazy.parameters.transfer import check_assigned, transferring
 from farspan.lazy.randomness import (
     DRAWS,
+    SeenGenerator,
     active,
     draw_at_once,
     forget_module,
     has_own_generator,
     key_of_module,
+    may_draw,
     name_module,
     replayed,
 )
@@ -89,8 +92,15 @@ class Intercept(TorchFunctionMode):
 
 def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     """Run a function on tensors that are not recorded."""
-    if func in DRAWS and recorder.frame is not recorder.root and not has_own_generator(kwargs):
-        return draw_at_once(recorder.frame, recorder.host_seed, func, args, kwargs)
+    if recorder.draws.is_plain:
+        if may_draw(func) and not has_own_generator(kwargs):
+            if recorder.frame is recorder.root:
+                recorder.note_draw(func)
+            return recorder.draws.now(func, args, kwargs)
+    elif func in DRAWS and not has_own_generator(kwargs):
+        if recorder.frame is not recorder.root:
+            return draw_at_once(recorder.frame, recorder.draws.first_seed, func, args, kwargs)
+        recorder.note_draw(func)
     return func(*args, **kwargs)
 
 
@@ -141,7 +151,8 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         leaf = present_leaf(recorder, leaf, watch_module)
     if leaf is not None and not leaf.is_open and not has_own_function_mode(recorder):
         if has_user_hooks(module):
-            return call_with_user_hooks(module, lambda *a, **k: recorder.call_leaf(leaf, a, k), args, kwargs)
+            call = functools.partial(_call_leaf, recorder, leaf)
+            return call_with_user_hooks(module, call, args, kwargs, recorder)
         return recorder.call_leaf(leaf, args, kwargs)
     check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
@@ -155,6 +166,10 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             raise
     finally:
         recorder.frame = outer
+    return recorder.call_leaf(leaf, args, kwargs)
+
+
+def _call_leaf(recorder: Recorder, leaf: Leaf, *args: Any, **kwargs: Any) -> Any:
     return recorder.call_leaf(leaf, args, kwargs)
 
 
@@ -175,7 +190,8 @@ def _get_grad(parameter: Any) -> Any:
     if recorder is None:
         return access_gradient(active.recorder, raw_grad, (parameter,))
     if not recorder.is_recording:
-        return raw_grad(parameter)
+        view = recorder.step_view
+        return raw_grad(parameter) if view is None else view.gradient(recorder.placed[id(parameter)])
     return recorder.gradients.get(recorder.placed[id(parameter)])
 
 
@@ -183,6 +199,8 @@ def _set_grad(parameter: Any, gradient: Any) -> None:
     recorder = _recorder_of_parameter.get(id(parameter))
     if recorder is None:
         access_gradient(active.recorder, set_raw_grad, (parameter, gradient))
+    elif recorder.step_view is not None:
+        recorder.step_view.set_gradient(recorder.placed[id(parameter)], gradient)
     elif not recorder.is_recording:
         set_raw_grad(parameter, gradient)
     else:
@@ -284,7 +302,9 @@ def install() -> None:
     """Put the hooks in place, once in a process."""
     if nn.Module.__call__ is _call_module:
         return
+    _check_release()
     install_apply()
+    torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
     watch_autocast_regions()
     recompute_through(functools.partial(replayed, is_first=False))
     compile_what_it_calls(_call_module)  # as it does with the one of torch
@@ -301,6 +321,19 @@ def install() -> None:
     grad = property(_get_grad, _set_grad, _delete_grad)
     nn.Parameter.grad = grad  # type: ignore[assignment]
     StubParameter.grad = grad  # type: ignore[assignment]
+
+
+_OLDEST, _NEWEST = (2, 11), (2, 15)
+"""The releases of torch that farspan's tests have run on."""
+
+
+def _check_release() -> None:
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    if not _OLDEST <= release <= _NEWEST:
+        oldest, newest = (".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
+        warnings.warn(
+            f"farspan has been tried with torch {oldest} to {newest}; this is torch {torch.__version__}.", stacklevel=2
+        )
 
 
 def watch_module(module: nn.Module, recorder: Recorder, name: str) -> None:

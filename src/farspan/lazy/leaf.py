@@ -55,6 +55,8 @@ class Placed:
     """The first leaf to be called that holds it."""
     is_written: bool = False
     """Whether a call of a leaf has been seen to write into it."""
+    is_saved: bool = False
+    """Of a buffer: whether autograd has been seen to save it, so that a later backward needs what it was."""
     hooked_at: Any = None
     """The user's line that registered a gradient hook on it."""
 
@@ -68,6 +70,7 @@ class Leaf:
 
     __slots__ = (
         "attributes",
+        "buffers",
         "foreign",
         "has_buffers",
         "has_been_called",
@@ -101,7 +104,8 @@ class Leaf:
         """Whether its parts are called one by one instead, since it reaches outside itself."""
         self.attributes: dict[str, None] = {}
         """What its calls have been seen to write on its modules."""
-        self.has_buffers = any(not item.is_parameter for item in placed)
+        self.buffers = tuple(item for item in placed if not item.is_parameter)
+        self.has_buffers = bool(self.buffers)
         self.foreign = tuple(item for item in placed if item.stage != stage)
         """Those that another stage owns (tied parameters): they come as values, gradients flow back."""
         own = [item for item in placed if item.is_parameter and item.stage == stage]

@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch._C import (
     DisableTorchFunction,
     DisableTorchFunctionSubclass,
     _is_any_autocast_enabled,
-    _len_torch_dispatch_stack,
     _len_torch_function_stack,
     _pop_torch_function_stack,
     _push_on_torch_function_stack,
@@ -32,16 +31,12 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.nn.utils import parametrize
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 __all__ = [
-    "FLAGS",
     "DynamicOutputShapeException",
-    "DeviceContext",
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
     "FakeTensorMode",
@@ -54,17 +49,14 @@ __all__ = [
     "compile_what_it_calls",
     "compiling_nothing",
     "disabled_torch_function",
-    "dispatch_modes",
-    "default_device",
     "fake_mode",
     "flops_of",
     "forget_casts",
-    "function_modes",
     "has_compatible_type",
+    "has_dynamic_shape",
     "has_memory_of_its_own",
     "has_other_users",
     "hooks_on_saved",
-    "hooks_on_what_is_saved",
     "in_autocast_region",
     "is_any_autocast_enabled",
     "is_caching_parametrizations",
@@ -74,28 +66,30 @@ __all__ = [
     "is_fake_limit",
     "is_mode_active",
     "is_not_torchs_device",
-    "is_of_a_checkpoint",
     "make_wrapper",
     "raw_grad",
+    "raw_grad_fn",
     "recompute_through",
+    "saved_by",
     "set_raw_grad",
     "shape_at",
-    "store_of_default_group",
     "put_modes",
     "put_module_apply",
     "take_modes_of",
-    "transformation",
     "tree_leaves",
     "watch_autocast_regions",
+    "without_any_mode",
     "without_modes_of",
     "unscale_",
     "update_scale_",
     "tensor_of_class",
+    "written_lists",
 ]
 
 _raw_grad = torch.Tensor.grad
 raw_grad = _raw_grad.__get__  # type: ignore[attr-defined]
 set_raw_grad = _raw_grad.__set__  # type: ignore[attr-defined]
+raw_grad_fn = torch.Tensor.grad_fn.__get__  # type: ignore[attr-defined]
 
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
@@ -145,12 +139,15 @@ def recompute_through(wrapper: Callable[[Any], Any]) -> None:
     """From now on a non-reentrant checkpoint recomputes with `wrapper(function)`, made when it runs `function`."""
     import torch.utils.checkpoint as checkpoint
 
-    original: Any = checkpoint._checkpoint_without_reentrant_generator
+    name = "_checkpoint_without_reentrant_generator_impl"  # since torch 2.14
+    if not hasattr(checkpoint, name):
+        name = "_checkpoint_without_reentrant_generator"
+    original: Any = getattr(checkpoint, name)
 
     def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
         return original(wrapper(function), *args, **kwargs)
 
-    checkpoint._checkpoint_without_reentrant_generator = generator
+    setattr(checkpoint, name, generator)
 
 
 class _Regions(threading.local):
@@ -321,95 +318,19 @@ def without_modes_of(recorder: Any) -> Iterator[None]:
         put_modes(stack)
 
 
+@contextlib.contextmanager
+def without_any_mode() -> Iterator[None]:
+    """Run the body for real: no function mode and no dispatch mode, ours or the program's, sees what it does."""
+    with DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
 def is_mode_active(kind: type) -> bool:
     """Whether a mode of class `kind` is on this thread's function mode stack."""
     stack = [_pop_torch_function_stack() for _ in range(_len_torch_function_stack())]
     for mode in reversed(stack):
         _push_on_torch_function_stack(mode)
     return any(isinstance(mode, kind) for mode in stack)
-
-
-def store_of_default_group() -> Any:
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _get_default_store()
-
-
-def _flag(name: str, setter: str = "") -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """How a flag of torch's core is asked for and set; nothing where this release has none of the name."""
-    get, put = getattr(torch._C, f"_get_{name}", None), getattr(torch._C, f"_set_{setter or name}", None)
-    return [] if get is None or put is None else [(get, put)]
-
-
-def _anomaly() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-
-
-def _deterministic() -> tuple[bool, bool]:
-    return torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
-
-
-FLAGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
-    *_flag("flash_sdp_enabled", "sdp_use_flash"),
-    *_flag("mem_efficient_sdp_enabled", "sdp_use_mem_efficient"),
-    *_flag("math_sdp_enabled", "sdp_use_math"),
-    *_flag("cudnn_sdp_enabled", "sdp_use_cudnn"),
-    *_flag("overrideable_sdp_enabled", "sdp_use_overrideable"),
-    *_flag("sdp_priority_order"),
-    *_flag("math_sdp_allow_fp16_bf16_reduction"),
-    *_flag("cudnn_enabled"),
-    *_flag("cudnn_benchmark"),
-    *_flag("cudnn_deterministic"),
-    *_flag("mkldnn_enabled"),
-    *_flag("mkldnn_deterministic"),
-    *_flag("nnpack_enabled"),
-    *_flag("float32_matmul_precision"),
-    *_flag("deterministic_fill_uninitialized_memory"),
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
-    (_deterministic, lambda wanted: torch._C._set_deterministic_algorithms(wanted[0], warn_only=wanted[1])),
-    (_anomaly, lambda wanted: torch.set_anomaly_enabled(*wanted)),
-]
-"""What changes how operations compute: how to ask for it, and how to set it."""
-
-
-def function_modes() -> list[Any]:
-    """The function modes of this thread, the innermost last."""
-    return [] if not _len_torch_function_stack() else _get_current_function_mode_stack()
-
-
-def dispatch_modes() -> list[Any]:
-    """The dispatch modes of this thread that look at what is computed, but for those of a checkpoint."""
-    if not _len_torch_dispatch_stack():
-        return []
-    return [mode for mode in _get_current_dispatch_mode_stack() if type(mode).__module__ != _CHECKPOINT]
-
-
-def hooks_on_what_is_saved() -> tuple[Any, Any] | None:
-    """(pack, unpack) of the innermost `saved_tensors_hooks`."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
-
-
-def is_of_a_checkpoint(hooks: tuple[Any, Any]) -> bool:
-    """Whether it is torch's checkpoint that has set these hooks on saved tensors."""
-    return getattr(hooks[0], "__module__", "") == _CHECKPOINT
-
-
-_CHECKPOINT = "torch.utils.checkpoint"
-
-
-def transformation() -> str | None:
-    """The innermost transformation of `torch.func` that is running: "grad", "vmap", "jvp", "functionalize"."""
-    interpreter: Any = torch._C._functorch.peek_interpreter_stack()
-    return None if interpreter is None else str(interpreter.key()).rpartition(".")[2].lower()
-
-
-def default_device() -> torch.device | None:
-    """The device that `with torch.device(...)` or `torch.set_default_device` names; None where neither is used."""
-    if _len_torch_function_stack() < 1:
-        return None
-    modes = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
-    return modes[-1].device if modes else None
 
 
 _FAKE_LIMITS = (
@@ -466,6 +387,20 @@ def shape_at(node: Any, number: int) -> Sequence[int]:
     return node._input_metadata[number].shape
 
 
+def has_dynamic_shape(function: Any) -> bool:
+    """Whether torch says of a function that the shape of its result depends on data."""
+    packet: Any = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
+    overloads = [getattr(packet, name) for name in packet.overloads()] if hasattr(packet, "overloads") else []
+    return any(torch.Tag.dynamic_output_shape in overload.tags for overload in overloads)
+
+
+def written_lists(name: str) -> tuple[int, ...]:
+    """The positions of the lists of tensors into which the aten function `name` writes."""
+    packet: Any = getattr(torch.ops.aten, name)
+    arguments = getattr(packet, packet.overloads()[0])._schema.arguments
+    return tuple([i for i, item in enumerate(arguments) if item.alias_info is not None and item.alias_info.is_write])
+
+
 def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
     """The floating-point operations of an aten operation with products in it; 0 for all others, and where a size is
     not a number.
@@ -478,3 +413,38 @@ def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result
 has_compatible_type: Any = torch._has_compatible_shallow_copy_type
 unscale_: Any = torch._amp_foreach_non_finite_check_and_unscale_
 update_scale_: Any = torch._amp_update_scale_
+
+
+_saved_names: dict[type, list[str]] = {}
+
+
+def saved_by(outputs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
+    """The tensors that the autograd graphs of `outputs` hold, and whether something is saved in a way that cannot be
+    looked at: packed by hooks, or by a function that may run code of the forward again, as checkpoints do.
+
+    What a normalisation in training mode saves of its running statistics counts as nothing: its backward never looks.
+    """
+    stack: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(stack)
+    found: list[Any] = []
+    is_packed = False
+    while stack:
+        node = stack.pop()
+        names = _saved_names.get(type(node))
+        if names is None:
+            names = _saved_names[type(node)] = [name for name in dir(type(node)) if name.startswith("_raw_saved_")]
+        is_in_training = getattr(node, "_saved_training", False) is True or getattr(node, "_saved_train", False) is True
+        for name in names:
+            if is_in_training and "running_" in name:
+                continue
+            for saved in tree_leaves(getattr(node, name)):
+                is_packed |= saved.unpack_hook is not None
+                found.append(saved.data)
+        own = list(getattr(node, "__dict__", {}).values())
+        is_packed |= any(map(callable, own))
+        found += tree_leaves(own)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return [item for item in found if isinstance(item, torch.Tensor)], is_packed

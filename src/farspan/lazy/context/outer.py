@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from farspan.lazy.leaf import WholeError
-from farspan.lazy.ops.functions import find_where, format_where
-from farspan.lazy.torch_private import (
+from farspan.lazy.context.torch_state import (
     DeviceContext,
     dispatch_modes,
     function_modes,
@@ -23,6 +21,8 @@ from farspan.lazy.torch_private import (
     is_of_a_checkpoint,
     transformation,
 )
+from farspan.lazy.leaf import WholeError
+from farspan.lazy.ops.functions import find_where, format_where
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder

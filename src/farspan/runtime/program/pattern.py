@@ -82,7 +82,15 @@ def pattern_of(graphs: Sequence[Graph], settings: Settings) -> tuple[Pattern, li
             leaf.parameter_names,
             tuple(
                 [
-                    (item.name, item.stage, item.meta, item.is_parameter, item.is_shared, item.is_trained)
+                    (
+                        item.name,
+                        item.stage,
+                        item.meta,
+                        item.is_parameter,
+                        item.is_shared,
+                        item.is_trained,
+                        item.is_written,
+                    )
                     for item in leaf.placed
                 ]
             ),
@@ -110,6 +118,7 @@ class _Placed(NamedTuple):
     is_parameter: bool
     is_shared: bool
     is_trained: bool
+    is_written: bool
 
 
 class _Leaf:

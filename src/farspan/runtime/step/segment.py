@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from farspan.errors import RecordError
@@ -25,12 +26,15 @@ from farspan.lazy import (
     PassedBy,
     Placed,
     Unknown,
+    active,
     apply_modes,
+    around_backward,
     describe_result,
     flatten,
     format_where,
     in_region,
     learned_from_run,
+    own_versions,
     plain_versions,
     real_attributes,
     rebuild,
@@ -164,8 +168,11 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
         elif len(arguments.objects) == 1:  # the attributes, of which there are none
             arguments = _NO_OBJECTS
         stack.enter_context(target.holding(tensors[num_arguments:]))
+        copies = stack.enter_context(own_versions(target, is_known=type(call.entry) is not Unknown))
+        if copies and active.units is not None:
+            active.units.written.update(map(id, copies))
         stack.enter_context(without_user_hooks(target.module))
-        return target.module(*args, **kwargs), arguments
+        return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
 
 
 _NO_OBJECTS = MutableArguments({})
@@ -257,7 +264,7 @@ def run_backward(
     deferred = None
     with _caught(leaves) as caught:
         try:
-            with apply_modes(part.backward.modes):
+            with apply_modes(part.backward.modes), around_backward(part.describe):
                 if split is not None:
                     deferred = split.run_first_half(roots, seeds)
                 else:
