@@ -1,5 +1,6 @@
 """Running Python becomes graphs: lazy tensors, the recorder, and where calls are caught."""
 
+from farspan.lazy.context.outer import under_saved_hooks as under_saved_hooks
 from farspan.lazy.hooks import without_user_hooks as without_user_hooks
 from farspan.lazy.intercept import activate as activate
 from farspan.lazy.intercept import install as install
@@ -119,6 +120,7 @@ __all__ = [
     "swapped",
     "take_in",
     "text_for_others",
+    "under_saved_hooks",
     "unpacks_again",
     "watch_module",
     "watched_attributes",

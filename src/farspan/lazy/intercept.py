@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from farspan.lazy.context.outer import has_own_function_mode
 from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
-from farspan.lazy.leaf import Leaf
+from farspan.lazy.leaf import Leaf, WholeError
 from farspan.lazy.memory.leaves import new_parameter
 from farspan.lazy.memory.pickling import reduce_module, reduce_placed
 from farspan.lazy.ops.autograd_function import install_apply
@@ -41,6 +42,7 @@ from farspan.lazy.randomness import (
 )
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.surgery.adopted import adopt
+from farspan.lazy.surgery.closed import close
 from farspan.lazy.surgery.variants import note_attribute, present_leaf
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
@@ -127,7 +129,9 @@ def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
     return bool(kwargs) and _concerns(kwargs.values(), None, placed)
 
 
-def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """In the place of `nn.Module.__call__`; torch's profiler, when it notes stacks, looks for `self` in its frames."""
+    module = self
     recorder = _recorder_of_module.get(id(module))
     if recorder is None and is_compiled_wrapper(module):
         recorder = _recorder_of_module.get(id(module._orig_mod))
@@ -156,17 +160,24 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     leaf = recorder.leaves.get(id(module))
     if leaf is not None:
         leaf = present_leaf(recorder, leaf, watch_module)
-    if leaf is not None and not leaf.is_open:
+    if leaf is not None and not leaf.is_open and not has_own_function_mode(recorder):
         if has_user_hooks(module):
             call = functools.partial(_call_leaf, recorder, leaf)
             return call_with_user_hooks(module, call, args, kwargs, recorder)
         return recorder.call_leaf(leaf, args, kwargs)
     check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
+    num_begun = len(recorder.current.calls)
     try:
         return call_container(module, *args, **kwargs)
+    except WholeError:
+        recorder.frame = outer
+        leaf = close(recorder, module, num_begun)
+        if leaf is None:
+            raise
     finally:
         recorder.frame = outer
+    return recorder.call_leaf(leaf, args, kwargs)
 
 
 def _call_leaf(recorder: Recorder, leaf: Leaf, *args: Any, **kwargs: Any) -> Any:

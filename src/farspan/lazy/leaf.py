@@ -17,7 +17,7 @@ from farspan.lazy.surgery.tables import Tables
 if TYPE_CHECKING:
     from farspan.graph import Meta
 
-__all__ = ["Leaf", "LeakError", "Placed", "swapped"]
+__all__ = ["Leaf", "LeakError", "Placed", "WholeError", "swapped"]
 
 
 class LeakError(RecordError):
@@ -25,6 +25,14 @@ class LeakError(RecordError):
     names a place to run at.
 
     A module that does is not called as one unit. The user sees the error only where that comes too late.
+    """
+
+
+class WholeError(RecordError):
+    """What cannot be recorded operation by operation, and can run inside a module that is called as one unit.
+
+    A module whose parts are called one by one, and whose forward does it, is from then on called as one unit. The user
+    sees the error only where it is done outside of every module.
     """
 
 

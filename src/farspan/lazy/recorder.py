@@ -16,6 +16,7 @@ from torch import nn
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
+from farspan.lazy.context.outer import check_around, saved_hooks
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.memory.copies import Copies
@@ -92,7 +93,7 @@ class Recorder:
         """Parameters and buffers of all distributed models, by id."""
         self.leaves: dict[int, Leaf] = {}
         self.variants: dict[Any, Leaf] = {}
-        """Of leaves, for what the program has put into their modules' tables since (`lazy.surgery`)."""
+        """Of leaves, for other contents of their modules' tables (`lazy.surgery`)."""
         self.leaf_parts: set[int] = set()
         """Ids of all modules inside leaves, the leaves included."""
         self.roots: dict[int, str] = {}
@@ -137,6 +138,7 @@ class Recorder:
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
+        check_around()
         self._number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
         return self._call_leaf(leaf, args, kwargs)
 
@@ -144,8 +146,8 @@ class Recorder:
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
         if leaf.num_extra or leaf.attributes:
-            attributes = (attributes_of(leaf.modules, leaf.attributes),) if leaf.attributes else ()
-            given = (args, kwargs, *attributes)
+            held = [attributes_of(leaf.modules, leaf.attributes)] if leaf.attributes else []
+            given = (args, kwargs, *held)
             template, tensors = flatten(given)
             tensors += leaf.extra_tensors()
             return self.record(leaf, template, tensors, leaf.stage, given=given)
@@ -180,6 +182,7 @@ class Recorder:
             return record_foreach(self, function, args, kwargs)
         elif getattr(function, "__module__", "").startswith("torch.distributed"):
             self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
+        check_around()
         if function in DRAWS or type(function) is FunctionCall:
             self._number = 0 if has_own_generator(kwargs) else self.frame.count(key_of_function(function))
         else:
@@ -278,7 +281,7 @@ class Recorder:
         )
         if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
-        call.region = self.regions.of(modes)
+        call.region, call.saved_hooks = self.regions.of(modes), saved_hooks()
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current
         graph.add(call, used, at_least=at_least)
@@ -367,8 +370,7 @@ class Recorder:
     def take_pending(self) -> list[Graph]:
         """All that waits, to be run. What is recorded from now on is a new micro-batch."""
         self.next_graph()
-        graphs, self.pending = self.pending, []
-        self.num_pending_backwards = 0
+        graphs, self.pending, self.num_pending_backwards = self.pending, [], 0
         return graphs
 
     def has_pending(self) -> bool:

@@ -156,7 +156,7 @@ class Engine:
         self.side.start(step, digest, data)
         if learning is not None or self.recorder.runs_each_backward or changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
-        with self.executing():
+        with self._dropping(graphs), self.executing():
             self.inputs.check(graphs)
             program = self.programs.program_of(graphs, self._settings())
             check_hooks(program.passed_on, self.parameters)
@@ -192,6 +192,16 @@ class Engine:
             self.last_training_step = self.last_step
         self.values.advance()
         self.console.step_ended(self.last_step)
+
+    @contextlib.contextmanager
+    def _dropping(self, graphs: Sequence[Graph]) -> Iterator[None]:
+        """With one rank a program that catches what its model raises can go on, without what was recorded."""
+        try:
+            yield
+        except Exception as error:
+            if self.num_ranks == 1 and not isinstance(error, FarspanError):
+                self._settle(graphs, ())
+            raise
 
     def _settings(self) -> Settings:
         hosts = hosts_of(self.stages, self.num_ranks) if self.recorder.outside.is_used else []  # may add stages
@@ -232,9 +242,11 @@ class Engine:
         except FarspanError as error:
             self._fail(error)
         except Exception as error:
-            if self.num_ranks > 1 and isinstance(error, RuntimeError) and self._failed.is_set():
+            if self.num_ranks == 1:
+                raise  # nobody waits for this rank; the program may catch it and go on
+            if isinstance(error, RuntimeError) and self._failed.is_set():
                 self.check()
-            if self.num_ranks > 1 and is_transport_error(error):
+            if is_transport_error(error):
                 self._failed.wait(_CAUSE_S)
                 self.check()
             self._fail(error)
