@@ -19,7 +19,7 @@ from benchmarks.loops.programs import added_line, compare, names, run_program  #
 
 NUM_RANKS = (2, 3)
 QUICK = ("super_resolution", "word_lstm")
-DRAWS_INSIDE = ("gcn", "vae")
+DRAWS_INSIDE = ()
 """They draw random numbers inside the model, and `distribute(seed=...)` says which: the reference of these is the
 program with the line in one process."""
 
