@@ -1,9 +1,9 @@
 """What the plain program's random numbers cost: the demo's step with dropout, against draws that paths seed.
 
-The model and the sizes are those of examples/train_gpt.py, with a dropout of 0.1 after the embedding, each attention and
-each perceptron, over two processes of one thread each. Steps take turns: one with the plain program's numbers, one as
-under `distribute(seed=0)`, in the same run on the same model. In the second row the loop draws from torch's generator in
-each micro-batch, as nanoGPT's `get_batch` does: before each of them all that the model draws has to be skipped.
+The model and the sizes are those of examples/train_gpt.py, with a dropout of 0.1 after the embedding, each attention
+and each perceptron, over two processes of one thread each. Steps take turns: one with the plain program's numbers, one
+as under `distribute(seed=0)`, in the same run on the same model. In the second row the loop draws from torch's generator
+in each micro-batch, as nanoGPT's `get_batch` does: before each of them all that the model draws has to be skipped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Dropped(GPT):
     def __init__(self) -> None:
         super().__init__(width=WIDTH, num_heads=NUM_HEADS, num_blocks=NUM_BLOCKS, context=CONTEXT)
         self.embedding = nn.Sequential(self.embedding, nn.Dropout(DROPOUT))
-        for block in self.blocks:
+        blocks: Any = self.blocks
+        for block in blocks:
             block.attention.project = nn.Sequential(block.attention.project, nn.Dropout(DROPOUT))
             block.mlp.append(nn.Dropout(DROPOUT))
 
@@ -104,13 +105,15 @@ def main() -> None:
         plain, seeded = ([max(times) for times in zip(*(rank[f"{loop} {kind}"] for rank in by_rank), strict=True)]
                          for kind in ("plain", "seeded"))  # fmt: skip
         ratio = median(one / other for one, other in zip(plain, seeded, strict=True))
-        rows.append({"loop": loop, "plain_s": median(plain), "seeded_s": median(seeded), "ratio": ratio, "steps": steps})
+        rows.append(
+            {"loop": loop, "plain_s": median(plain), "seeded_s": median(seeded), "ratio": ratio, "steps": steps}
+        )
         print(f"{text:26s} plain {median(plain) * 1e3:7.1f} ms   seeded {median(seeded) * 1e3:7.1f} ms   x {ratio:.3f}")
     finish(
         args,
         rows=rows,
-        figure=f"a step with dropout {DROPOUT} takes x {rows[0]['ratio']:.3f} with the plain program's numbers, of that "
-        f"with seeded paths (bar: {BAR})",
+        figure=f"a step with dropout {DROPOUT} takes x {rows[0]['ratio']:.3f} with the plain program's numbers, "
+        f"of that with seeded paths (bar: {BAR})",
         holds=rows[0]["ratio"] <= BAR,
     )
 

@@ -1,4 +1,4 @@
-r"""torch's CPU generator (mt19937): moving a state on by any number of draws, without drawing them where that is cheaper.
+r"""torch's CPU generator (mt19937): a state that is any number of draws ahead, drawn only where that is cheaper.
 
 A state is 624 words, of which the first `position` have been drawn, and perhaps the second of two normal numbers, which
 torch keeps for later. The words follow from each other linearly over GF(2), and so do the numbers drawn, which are
@@ -23,7 +23,16 @@ import torch
 
 from farspan.lazy.torch_private import without_any_mode
 
-__all__ = ["BLOCK", "advanced", "cached_normals", "distance", "is_same_state", "keeps_the_same", "position_of", "with_cached_normals"]
+__all__ = [
+    "BLOCK",
+    "advanced",
+    "cached_normals",
+    "distance",
+    "is_same_state",
+    "keeps_the_same",
+    "position_of",
+    "with_cached_normals",
+]
 
 BLOCK = 624
 """Words of a state."""

@@ -20,7 +20,14 @@ import torch
 
 from farspan.errors import RecordError
 from farspan.lazy.randomness.frame import key_of, seed_of
-from farspan.lazy.randomness.generators import GENERATORS, generators_of, is_as_in_python, kept, put_in_python, states_in_python
+from farspan.lazy.randomness.generators import (
+    GENERATORS,
+    generators_of,
+    is_as_in_python,
+    kept,
+    put_in_python,
+    states_in_python,
+)
 from farspan.lazy.randomness.mersenne import BLOCK, cached_normals, is_same_state, position_of
 from farspan.lazy.randomness.scope import active, seeded_on
 from farspan.lazy.randomness.stretch import Place, Point, Stretch
@@ -229,8 +236,8 @@ class ProgramDraws:
         if not is_same_state(wanted, found):
             raise RecordError(
                 "torch's random generator was used where farspan does not see it.",
-                why="by torch.default_generator itself, or by code that is not Python; what the model draws was recorded,\n"
-                "and has not run yet.",
+                why="by torch.default_generator itself, or by code that is not Python; what the model draws has been\n"
+                "recorded, and has not run yet.",
                 hint="call farspan.flush() before it, or use torch.manual_seed, torch.get_rng_state, torch.rand, ...",
             )
 
