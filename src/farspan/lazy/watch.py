@@ -69,8 +69,10 @@ class Watch(TorchDispatchMode):
         self.used.update(map(storage_id, tensors))
         draws = False
         schema = func._schema.arguments
+        given = {}
         if "batch_norm" in func.__name__:
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
+        if given.get("training", given.get("use_input_stats")):
             self.updated.update(storage_id(given[name]) for name in _STATISTICS if given.get(name) is not None)
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})

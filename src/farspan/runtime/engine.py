@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -86,6 +86,7 @@ class Engine:
         self._steps = itertools.count()
         """What all ranks do together: flushes and meetings."""
         self._history = History()
+        self.events = self._history.events
         self.agreement = Agreement(side, deadline_s)
         self.values = SharedValues(side, self.parameters, deadline_s)
         self.inputs = Inputs(recorder, self.agreement, self.values, self.stages)
@@ -116,6 +117,18 @@ class Engine:
         self.recorder.draws.seed = seed
         self.recorder.root = self.recorder.frame = Frame(key_of(f"seed {seed or 0}"))
 
+    def compare_generators(self) -> None:
+        """Let the states of the generators belong to each agreement: this rank has a process of its own."""
+        self._history.compares_generators = True
+
+    def finish(self) -> None:
+        """The program is over: wait until that of every rank is, and answer what they ask until then.
+
+        Raises:
+            DivergenceError: Another rank goes on, or has done something else since the last step.
+        """
+        self.side.finish(self.deadline_s, self._history.begin_end())
+
     @property
     def is_healthy(self) -> bool:
         return self._failure is None
@@ -137,8 +150,10 @@ class Engine:
         step = next(self._steps)
         self.num_flushes += 1
         began_ns = time.perf_counter_ns()
-        digest = self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}")
-        self.side.start(step, digest)
+        digest, data = self._history.begin_flush(
+            graphs, f"{reason}, at {format_where(find_where())}", self.recorder.take_draws()
+        )
+        self.side.start(step, digest, data)
         if learning is not None or self.recorder.runs_each_backward or changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
         with self.executing():
@@ -326,6 +341,7 @@ class Engine:
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
         self.resolve_masks()
+        self.events.set_gradient(placed.name, gradient)
         self._has_gradient[placed.name] = gradient is not None
         if not placed.is_owned:
             return
@@ -339,6 +355,10 @@ class Engine:
             gradient = gradient.data
         self.values.keep_gradient(placed)
         set_raw_grad(placed.tensor, gradient)
+
+    def loaded(self, name: str, source: Any) -> None:
+        """The program loads `source` into a parameter or buffer."""
+        self.events.load(name, source)
 
     def new_sources(self, items: Sequence[tuple[Meta, int, torch.Tensor | None]]) -> list[Value]:
         """Values that no call has made, from their metadata, their stages, and at their owners the data."""
@@ -358,6 +378,8 @@ class Engine:
             return value.data.detach()
         if value.name:
             return self.read_parameter(self.parameters[value.name])
+        if value.state_of is not None:
+            return self.values.pull(self.stages[value.stage].rank, "kept", value.state_of)
         kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
         return self.values.pull(self.stages[value.stage].rank, kind, what)
 
@@ -379,9 +401,10 @@ class Engine:
         """
         self.check()
         step = next(self._steps)
-        self._history.begin_meeting(f"{what}, at {format_where(find_where())}", key_of(what))
-        self.side.start(step, key_of(what))
+        words = f"{what}, at {format_where(find_where())}"
+        self.side.start(step, self._history.begin_barrier(words, key_of(what), self.recorder.take_draws()))
         self.side.wait_agreed(step, self.deadline_s)
+        self._history.end()
 
     def _is_mine(self, value: Value) -> bool:
         return self.stages[value.stage].rank == self.rank

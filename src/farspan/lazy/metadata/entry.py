@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -10,11 +9,12 @@ from typing import Any
 import torch
 
 from farspan.graph import Meta
+from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.changes import Changes
 from farspan.lazy.randomness.movement import Draws
 from farspan.lazy.torch_private import DisableTorchFunction
 
-__all__ = ["Entry", "Unknown", "digest_of", "intern", "meta_of"]
+__all__ = ["Entry", "Unknown", "intern", "meta_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +54,10 @@ class Entry:
     """Whether it draws random numbers."""
     is_random_in_python: bool
     """Whether some of them come from Python's or numpy's generator."""
+    is_ordered: bool
+    """Whether its backward must come before the next call: it writes into parameters of its leaf, of which there are no
+    versions, or its backward writes into buffers (a normalisation in a checkpoint).
+    """
     flops: int
     """Floating-point operations of its products, in the forward."""
     digest: int
@@ -83,11 +87,6 @@ def meta_of(tensor: torch.Tensor) -> Meta:
 def intern(meta: Meta) -> Meta:
     """The one object that stands for all metadata equal to `meta`."""
     return _interned.setdefault(meta, meta)
-
-
-def digest_of(parts: Any) -> int:
-    """A number that is equal on all ranks for what reads equal."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")
 
 
 class Unknown:

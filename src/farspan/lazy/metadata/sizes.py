@@ -21,6 +21,7 @@ from typing import Any
 
 from farspan.graph import Meta
 from farspan.lazy.leaf import Leaf
+from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.entry import Entry, Unknown, intern
 from farspan.lazy.metadata.leaks import remove_leaked
 from farspan.lazy.metadata.modes import Modes
@@ -110,7 +111,7 @@ class Pattern:
             shape = tuple([next(numbers) for _ in meta.shape])
             stride = tuple([next(numbers) for _ in meta.stride])
             metas.append(intern(Meta(shape, stride, meta.dtype, meta.device, meta.requires_grad)))
-        digest = hash((self.entry.digest, tuple(values)))  # of integers: equal in every process
+        digest = digest_of((self.entry.digest, tuple(values)))
         return replace(
             self.entry,
             template=template,

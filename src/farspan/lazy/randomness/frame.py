@@ -110,5 +110,5 @@ def seed_of(path: Path) -> int:
 
 
 def mixed(path: Path) -> int:
-    """A number of 64 bits for `path`, equal in every process."""
-    return int.from_bytes(hashlib.blake2b(struct.pack(">3Q", *path), digest_size=8).digest(), "big")
+    """A number of 63 bits for `path`, equal in every process."""
+    return int.from_bytes(hashlib.blake2b(struct.pack(">3Q", *path), digest_size=8).digest(), "big") >> 1

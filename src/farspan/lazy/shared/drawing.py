@@ -28,10 +28,10 @@ def answer_drawing(
     graph = recorder.current
     call.path = recorder.path_of(call.target)
     if not recorder.draws.is_plain:
-        graph.digest = hash((graph.digest, call.path))
+        graph.note_path(call.path)
         return answer(recorder, call, entry, tensors, given)
     call.draws = place = recorder.draws.place_of(entry)
-    graph.digest = hash((graph.digest, call.path, place.start))
+    graph.note_path((*call.path, *place.start))
     result = answer(recorder, call, entry, tensors, given)
     if place.end is None:
         reason = f"how many random numbers {entry.name} draws depends on data"
