@@ -2,8 +2,8 @@
 
 The model and the sizes are those of examples/train_gpt.py, with a dropout of 0.1 after the embedding, each attention
 and each perceptron, over two processes of one thread each. Steps take turns: one with the plain program's numbers, one
-as under `distribute(seed=0)`, in the same run on the same model. In the second row the loop draws from torch's generator
-in each micro-batch, as nanoGPT's `get_batch` does: before each of them all that the model draws has to be skipped.
+as under `distribute(seed=0)`, in the same run on the same model. In the second row the loop draws from torch's
+generator in each micro-batch, as nanoGPT's `get_batch` does: all that the model draws has to be skipped before it.
 """
 
 from __future__ import annotations

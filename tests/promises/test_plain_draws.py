@@ -167,8 +167,10 @@ class DrawsInBackward(Block):
 
 
 def test_who_draws_in_a_backward_is_told_so() -> None:
+    models = [nn.Sequential(DrawsInBackward(), nn.Linear(8, 2)) for _ in range(2)]
+
     def step(seed: int | None) -> None:
-        model = farspan.distribute(nn.Sequential(DrawsInBackward(), nn.Linear(8, 2)), seed=seed)
+        model = farspan.distribute(models.pop(), seed=seed)
         model(torch.ones(2, 8)).sum().backward()
         farspan.flush()
 

@@ -1,4 +1,4 @@
-"""Random numbers inside the model: those of the plain program, or such as depend on where in the model they are drawn."""
+"""Random numbers inside the model: those of the plain program, or such as follow from where they are drawn."""
 
 from farspan.lazy.randomness.draws import DRAWS as DRAWS
 from farspan.lazy.randomness.draws import has_own_generator as has_own_generator
