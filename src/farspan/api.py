@@ -73,7 +73,9 @@ def distribute(
             parameters then move to it, once, between two steps. Until then the plan is an estimate, or what was found
             the last time (`~/.cache/farspan/plans`). Not with `remat`, nor with a number of stages that is not that of
             the ranks. None: unless the environment says FARSPAN_MEASURE=0.
-        seed: Of the dropout masks and other random numbers drawn inside the model.
+        seed: None: dropout masks and other random numbers drawn inside the model are those of the program without
+            farspan, and torch's generator ends where it would end. A number: each call seeds its own draws by where in
+            the model it stands, the same for every plan; nothing that the program draws itself is moved by them.
 
     Returns:
         `model` itself.

@@ -1,17 +1,25 @@
-"""Dropout masks and noise inside the model are those of the plain program, and its generators end where that one's do."""
+"""Dropout masks and noise inside the model are those of the plain program, and generators end where its own do."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.programs import plain_draws
 from tests.promises.test_randomness import MODELS, Block, Reentrant, Stack, build, case, plans, shuffled
 from tests.support.parity import History, train, train_distributed
-from tests.support.ranks import run_threads
+from tests.support.ranks import run_processes, run_threads
 from torch import Tensor, nn
 from torch.distributions import Beta, Dirichlet
+from torch.utils.checkpoint import checkpoint
+
+import farspan
+from farspan.errors import RecordError
+from farspan.lazy import active
 
 
 class Odd(Block):
@@ -77,8 +85,6 @@ class Repeats(Stack):
     """Checkpoints, and modules called twice."""
 
     def forward(self, x: Tensor) -> Tensor:
-        from torch.utils.checkpoint import checkpoint
-
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False)  # type: ignore[assignment]
             x = F.dropout(x, 0.1)
@@ -115,16 +121,92 @@ def plainly(make: Callable[[], nn.Module]) -> tuple[History, Tensor]:
 def test_a_model_draws_what_it_draws_in_the_plain_program(name: str) -> None:
     make = ALL[name]
     wanted, end = plainly(make)
-    for num_ranks in (1, 2, 3):
-        for plan_name, plan in plans(make(), num_ranks).items():
-            models = [build(make) for _ in range(num_ranks)]
-            torch.manual_seed(7)
+    for num_ranks, plan_name in ((1, "auto"), (2, "whole"), (3, "dealt")):
+        plan = plans(make(), num_ranks)[plan_name]
+        models = [build(make) for _ in range(num_ranks)]
+        torch.manual_seed(7)
 
-            def program(rank: int) -> tuple[History, Tensor]:
-                history = train_distributed(models[rank], case(make), plan)  # noqa: B023
-                return history, torch.get_rng_state()
+        def program(rank: int) -> tuple[History, Tensor]:
+            history = train_distributed(models[rank], case(make), plan)  # noqa: B023
+            return history, torch.get_rng_state()
 
-            for rank, (history, state) in enumerate(run_threads(num_ranks, program)):
-                where = f"{num_ranks} ranks, plan {plan_name}, rank {rank}"
-                assert history.differences(wanted) == [], where
-                assert torch.equal(state, end), where
+        for rank, (history, state) in enumerate(run_threads(num_ranks, program)):
+            where = f"{num_ranks} ranks, plan {plan_name}, rank {rank}"
+            assert history.differences(wanted) == [], where
+            assert torch.equal(state, end), where
+
+
+@functools.cache
+def printed_plainly() -> str:
+    (alone,) = run_processes(1, plain_draws.__file__, ["plainly"])
+    assert alone.code == 0, alone.stderr
+    return alone.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_a_program_that_draws_itself_finds_its_generators_where_they_would_be(num_ranks: int) -> None:
+    """Python's, numpy's and torch's; in the loop, in containers, inside leaves; seeded, saved and put back."""
+    for process in run_processes(num_ranks, plain_draws.__file__):
+        assert process.code == 0, process.stderr
+        assert process.stdout.splitlines()[-1] == printed_plainly()
+
+
+class InBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * torch.rand(1)
+
+
+class DrawsInBackward(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return InBackward.apply(self.a(x))
+
+
+def test_who_draws_in_a_backward_is_told_so() -> None:
+    models = [nn.Sequential(DrawsInBackward(), nn.Linear(8, 2)) for _ in range(2)]
+
+    def step(seed: int | None) -> None:
+        model = farspan.distribute(models.pop(), seed=seed)
+        model(torch.ones(2, 8)).sum().backward()
+        farspan.flush()
+
+    with pytest.raises(RecordError, match="draws random numbers"):
+        run_threads(1, lambda rank: step(None))
+    before = torch.get_rng_state()
+    run_threads(1, lambda rank: step(3))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_who_uses_the_generator_unseen_is_told_so() -> None:
+    model = build(Stack)
+
+    def program(rank: int) -> None:
+        farspan.distribute(model)
+        loss = model(torch.ones(2, 4, 8)).sum()
+        torch.default_generator.manual_seed(3)
+        loss.backward()
+        farspan.flush()
+
+    with pytest.raises(RecordError, match="where farspan does not see it"):
+        run_threads(1, program)
+
+
+def test_a_state_may_be_read_and_put_back_by_one_rank_alone() -> None:
+    models = [build(Stack) for _ in range(2)]
+
+    def program(rank: int) -> Tensor:
+        model = farspan.distribute(models[rank])
+        model(torch.ones(2, 4, 8))
+        if rank == 0:
+            with torch.random.fork_rng():
+                torch.rand(3)
+        before = active.recorder.draws.generator.get_state()  # what ranks compare when they flush
+        farspan.flush()
+        return before
+
+    one, other = run_threads(2, program)
+    assert torch.equal(one, other)

@@ -1,4 +1,4 @@
-"""Random numbers that depend on where in the user's model they are drawn, never on how a plan has cut it."""
+"""Random numbers inside the model: those of the plain program, or such as follow from where they are drawn."""
 
 from farspan.lazy.randomness.draws import DRAWS as DRAWS
 from farspan.lazy.randomness.draws import has_own_generator as has_own_generator

@@ -11,10 +11,11 @@ from torch import nn
 __all__ = ["DRAWS", "has_own_generator", "may_draw"]
 
 _TORCH = (
-    "_fused_dropout", "_sample_dirichlet", "_standard_gamma", "alpha_dropout", "alpha_dropout_", "bernoulli", "binomial", "dropout", "dropout_", "feature_alpha_dropout",
-    "feature_alpha_dropout_", "feature_dropout", "feature_dropout_", "gru", "lstm", "multinomial", "native_dropout",
-    "normal", "pca_lowrank", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like",
-    "randperm", "rnn_relu", "rnn_tanh", "rrelu", "rrelu_",
+    "_fused_dropout", "_sample_dirichlet", "_standard_gamma", "alpha_dropout", "alpha_dropout_", "bernoulli",
+    "binomial", "dropout", "dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "feature_dropout",
+    "feature_dropout_", "gru", "lstm", "multinomial", "native_dropout", "normal", "pca_lowrank", "poisson", "rand",
+    "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "rnn_relu", "rnn_tanh", "rrelu",
+    "rrelu_",
 )  # fmt: skip
 _TENSOR = (
     "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal_",

@@ -31,8 +31,8 @@ BY_SHAPE = frozenset(
         "uniform_",
     ]
 )  # fmt: skip
-"""Operations of torch that draw as many numbers for any data of the same shape. Others that draw may go on drawing until
-a number suits them (`_standard_gamma`), or draw for some elements only (`rrelu`).
+"""Operations of torch that draw as many numbers for any data of the same shape. Others may go on drawing until a number
+suits them (`_standard_gamma`), or draw for some elements only (`rrelu`).
 """
 
 Operation = tuple[str, Any, tuple[Any, ...]]

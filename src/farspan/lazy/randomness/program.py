@@ -236,8 +236,8 @@ class ProgramDraws:
         if not is_same_state(wanted, found):
             raise RecordError(
                 "torch's random generator was used where farspan does not see it.",
-                why="by torch.default_generator itself, or by code that is not Python; what the model draws was recorded,\n"
-                "and has not run yet.",
+                why="by torch.default_generator itself, or by code that is not Python; what the model draws has been\n"
+                "recorded, and has not run yet.",
                 hint="call farspan.flush() before it, or use torch.manual_seed, torch.get_rng_state, torch.rand, ...",
             )
 

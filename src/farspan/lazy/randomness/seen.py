@@ -1,5 +1,5 @@
-"""torch's functions about its generator (`get_rng_state`, `manual_seed`, `fork_rng`, ...), which the program may call at
-any time: what is recorded has drawn nothing yet, and they must find that it has.
+"""torch's functions about its generator (`get_rng_state`, `manual_seed`, `fork_rng`, ...), which the program may call
+at any time: what is recorded has drawn nothing yet, and they must find that it has.
 
 All of them use one name of `torch.random`. `torch.default_generator` itself is torch's own object, and is not seen.
 """
