@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farspan.runtime.side.calls import Handler
+    from farspan.runtime.side.divergence import Entry
     from farspan.runtime.side.wire import Frame, Header
 
 __all__ = ["SideChannel"]
@@ -72,7 +73,7 @@ class SideChannel:
     def __init__(self, rank: int, world_size: int, link: Link, server: HubServer | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.history: Callable[[int], Sequence[tuple[int, str] | tuple[int, str, str]]] | None = None
+        self.history: Callable[[int], Sequence[Entry]] | None = None
         self.failure: FarspanError | None = None
         self.on_failure: Callable[[FarspanError], None] | None = None
         self._link = link
@@ -374,10 +375,10 @@ class SideChannel:
 
     def _show_history(self, header: Header) -> None:
         try:
-            history = self.history(header["step"]) if self.history else []
+            history: Sequence[Entry] = self.history(header["step"]) if self.history else []
             entries = [
-                (int(digest), clip_head(str(text), _MAX_DESCRIPTION), *hint)
-                for digest, text, *hint in history[:_MAX_HISTORY]
+                (int(entry[0]), clip_head(str(entry[1]), _MAX_DESCRIPTION), *entry[2:])
+                for entry in history[:_MAX_HISTORY]
             ]
         except Exception as error:
             _log.exception("the history of step %s cannot be shown", header["step"])
