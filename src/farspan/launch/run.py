@@ -23,6 +23,7 @@ from pathlib import Path
 
 from farspan.errors import LaunchError
 from farspan.launch.console import say
+from farspan.launch.entropy import entropy_variables
 from farspan.launch.job import Job, signals_to
 from farspan.launch.logs import find_cause, only_heard_of_it
 from farspan.launch.process import Rank
@@ -47,7 +48,7 @@ def run(
 
     Every process gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
     OMP_NUM_THREADS (its share of the cores, unless set), PYTHONUNBUFFERED, FARSPAN_LAUNCHER=run and
-    FARSPAN_LOG_DIR. If a rank fails, the others get `grace_s` seconds to end before they are ended; then
+    FARSPAN_LOG_DIR; several processes also one PYTHONHASHSEED, unless set, and one entropy (`entropy.py`). If a rank fails, the others get `grace_s` seconds to end before they are ended; then
     stderr says once which rank failed first, how, and its own traceback.
 
     Args:
@@ -78,6 +79,8 @@ def run(
     if verbose:
         say(f"farspan run: {num_processes} processes, port {port}, logs in {folder}")
     shared = _shared_variables(num_processes, port, folder) | dict(environment or {})
+    if num_processes > 1:
+        _share_entropy(shared)
     job = Job(num_processes=num_processes, log_dir=folder, grace_s=grace_s)
     try:
         with signals_to(job.events):
@@ -202,6 +205,13 @@ def _make_log_dir(log_dir: str | os.PathLike[str] | None) -> Path:
             hint="another --log-dir, or none: a fresh folder is made",
         ) from None
     return folder
+
+
+def _share_entropy(shared: dict[str, str]) -> None:
+    """Let all processes begin with the same random numbers, and iterate over sets of strings in the same order."""
+    everything = os.environ | shared
+    path = [str(Path(__file__).with_name("start")), everything.get("PYTHONPATH", "")]
+    shared.update(entropy_variables(everything), PYTHONPATH=os.pathsep.join([each for each in path if each]))
 
 
 def _shared_variables(num_processes: int, port: int, log_dir: Path) -> dict[str, str]:
