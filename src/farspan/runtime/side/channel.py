@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from farspan.errors import DeadlineError, DivergenceError, FarspanError
@@ -83,6 +84,8 @@ class SideChannel:
         self._started: int | None = None
         self._agreed: int | None = None
         self._gathers: dict[str, _Gather] = {}
+        self._to_forget: deque[str] = deque()
+        """Gathers that nobody will ask for, as finalizers have noted."""
         self._ids = itertools.count()
         self._statuses: dict[int, Header | None] = {}
         self._all_finished = False
@@ -169,6 +172,8 @@ class SideChannel:
         if len(payload) > MAX_PAYLOAD_BYTES // self.world_size or len(key) > _MAX_KEY:
             raise ValueError(f"{len(payload)} bytes for a gather over {self.world_size} ranks, named {key[:80]!r}")
         with self._condition:
+            while self._to_forget:
+                self._forget(self._to_forget.popleft())
             if key in self._gathers:
                 raise ValueError(f"{key!r} was contributed before")
             self._gathers[key] = _Gather()
@@ -198,13 +203,24 @@ class SideChannel:
     def forget(self, key: str) -> None:
         """Drops the result of `key`, also one that is still to come."""
         with self._condition:
-            gather = self._gathers.get(key)
-            if gather is None:
-                return
-            if gather.blobs is None and not gather.void:
-                gather.forgotten = True
-            else:
-                del self._gathers[key]
+            self._forget(key)
+
+    def forget_later(self, key: str) -> None:
+        """Drops the result of `key` when this rank contributes to another one. Takes no lock, for finalizers.
+
+        Python's garbage collector runs finalizers in whichever thread happens to allocate something: where ranks are
+        threads, in one that holds another rank's lock, while that rank's thread runs a finalizer that wants ours.
+        """
+        self._to_forget.append(key)
+
+    def _forget(self, key: str) -> None:
+        gather = self._gathers.get(key)
+        if gather is None:
+            return
+        if gather.blobs is None and not gather.void:
+            gather.forgotten = True
+        else:
+            del self._gathers[key]
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
