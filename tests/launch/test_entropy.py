@@ -19,7 +19,7 @@ def drawn():
     return [*seen, torch.rand(1).item(), names]
 
 if __name__ == "__main__":
-    found = [drawn(), "FARSPAN_ENTROPY" in os.environ, any(path.endswith("launch/start") for path in sys.path)]
+    found = [drawn(), "FARSPAN_ENTROPY" in os.environ, any(path.endswith("files/site") for path in sys.path)]
     random.seed(3)
     print([*found, random.random()])
 """

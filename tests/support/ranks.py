@@ -27,6 +27,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from farspan.errors import RemoteError
 from farspan.lazy import Recorder, activate, install
 from farspan.runtime.engine import Engine
@@ -64,6 +66,7 @@ def run_threads(
     server = SideChannel.host(num_ranks, token, "127.0.0.1") if num_ranks > 1 else None
     results: list[Any] = [None] * num_ranks
     errors: list[tuple[float, int, BaseException]] = []
+    state = torch.get_rng_state()
 
     def run(rank: int) -> None:
         side = (
@@ -74,6 +77,9 @@ def run_threads(
             )
         )
         recorder = Recorder()
+        if num_ranks > 1:  # they share one process, and each program has its own random numbers
+            recorder.draws.generator = torch.Generator()
+            recorder.draws.generator.set_state(state)
         road = (medium or LocalMedium)(rank, network)
         engine = Engine(recorder, side, road, seed=0, deadline_s=deadline_s)
         engine.lookahead = lookahead
@@ -161,6 +167,7 @@ def _run_processes(
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
+            "FARSPAN_FILES": "all",  # each tells what it found in a file of its own
             "PYTHONPATH": os.pathsep.join([SOURCES, ROOT]),
             **environment,
         }

@@ -37,8 +37,10 @@ class Call:
 
     __slots__ = (
         "arguments",
+        "draws",
         "entry",
         "graph",
+        "hooked",
         "index",
         "level",
         "modes",
@@ -62,8 +64,12 @@ class Call:
         """How the arguments are rebuilt from `arguments`."""
         self.path: tuple[int, int, int] | None = None
         """Where in the program a call that draws random numbers stands; the same for every plan."""
+        self.draws: Any = None
+        """Where in the plain program's random numbers it draws; None where its path seeds it."""
         self.region = 0
         """The autocast region it was recorded in, in which a parameter is cast once; 0 for none."""
+        self.hooked = ""
+        """The module whose forward hook it was recorded in, if that has a backward hook too."""
         self.versions: tuple[int, ...] = ()
         """Of the plain tensor arguments, when the call was recorded."""
         self.arguments: Sequence[Any] | None = arguments
@@ -137,16 +143,18 @@ class Segment:
 class Wanted:
     """What `torch.autograd.grad` is asked for: gradients that are returned instead of being added to `.grad`."""
 
-    __slots__ = ("found", "gradients", "names", "outside", "reached")
+    __slots__ = ("found", "gradients", "names", "outside", "reached", "values")
 
-    def __init__(self, names: Sequence[str], outside: Sequence[Any]) -> None:
+    def __init__(self, names: Sequence[str], outside: Sequence[Any], values: Sequence[Value] = ()) -> None:
         self.names = frozenset(names)
         """Parameters."""
         self.outside = tuple(outside)
         """Tensors outside the model."""
-        self.reached: set[str] = set()
-        """Those parameters that the outputs depend on."""
-        self.found: dict[str, Any] = {}
+        self.values = dict.fromkeys(values)
+        """What has been recorded."""
+        self.reached: set[str | Value] = set()
+        """Those parameters (by name) and recorded values that the outputs depend on."""
+        self.found: dict[str | Value, Any] = {}
         """The gradients of those that live on this rank."""
         self.gradients: Sequence[Any] = [None] * len(self.outside)
         """The gradients of the tensors outside."""

@@ -15,6 +15,7 @@ from farspan.lazy.metadata import describe_result as describe_result
 from farspan.lazy.metadata import digest_of as digest_of
 from farspan.lazy.metadata import flatten as flatten
 from farspan.lazy.metadata import in_region as in_region
+from farspan.lazy.metadata import intern as intern
 from farspan.lazy.metadata import meta_of as meta_of
 from farspan.lazy.metadata import real_attributes as real_attributes
 from farspan.lazy.metadata import rebuild as rebuild
@@ -39,6 +40,7 @@ from farspan.lazy.parameters.place import place_anew as place_anew
 from farspan.lazy.randomness import GENERATORS as GENERATORS
 from farspan.lazy.randomness import Frame as Frame
 from farspan.lazy.randomness import active as active
+from farspan.lazy.randomness import around_backward as around_backward
 from farspan.lazy.randomness import key_of as key_of
 from farspan.lazy.randomness import seeded as seeded
 from farspan.lazy.recompute import ModuleUnits as ModuleUnits
@@ -57,6 +59,7 @@ from farspan.lazy.shared.wire import structure_to_json as structure_to_json
 from farspan.lazy.tensor import LazyTensor as LazyTensor
 from farspan.lazy.tensor import PassedBy as PassedBy
 from farspan.lazy.tensor import StubParameter as StubParameter
+from farspan.lazy.versions import own_versions as own_versions
 
 __all__ = [
     "GENERATORS",
@@ -75,6 +78,7 @@ __all__ = [
     "Unknown",
     "activate",
     "active",
+    "around_backward",
     "announce",
     "apply_modes",
     "as_packed",
@@ -88,6 +92,7 @@ __all__ = [
     "glue_at",
     "in_region",
     "install",
+    "intern",
     "is_free_of_recorded",
     "key_of",
     "learned_from_run",
@@ -98,6 +103,7 @@ __all__ = [
     "place",
     "place_anew",
     "go_on",
+    "own_versions",
     "plain_of",
     "plain_versions",
     "read_recorded",

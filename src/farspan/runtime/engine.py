@@ -18,6 +18,7 @@ from farspan.lazy import (
     Frame,
     Placed,
     Recorder,
+    Unknown,
     check_hooks,
     find_where,
     format_where,
@@ -39,6 +40,7 @@ from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.inputs import Inputs
 from farspan.runtime.step.observe import StepRecord
+from farspan.runtime.step.rng import load_generators, save_generators
 from farspan.runtime.step.sites import StageSite, hosts_of, stage_number, stages_at
 from farspan.runtime.values import SharedValues
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
@@ -54,7 +56,7 @@ class Engine:
     """One rank's runtime."""
 
     def __init__(
-        self, recorder: Recorder, side: SideChannel, medium: Medium | None, *, seed: int, deadline_s: float
+        self, recorder: Recorder, side: SideChannel, medium: Medium | None, *, seed: int | None, deadline_s: float
     ) -> None:
         self.recorder = recorder
         self.side = side
@@ -110,9 +112,10 @@ class Engine:
         """The stages at a place that the program names ("rank:1", "rank:1/cuda:0"), the best first; at least one."""
         return stages_at(self.stages, place, self.num_ranks)
 
-    def sow(self, seed: int) -> None:
-        """Let all that the model draws follow from `seed`."""
-        self.recorder.root = self.recorder.frame = Frame(key_of(f"seed {seed}"))
+    def sow(self, seed: int | None) -> None:
+        """Let all that the model draws follow from `seed`, or be what the plain program draws."""
+        self.recorder.draws.seed = seed
+        self.recorder.root = self.recorder.frame = Frame(key_of(f"seed {seed or 0}"))
 
     def compare_generators(self) -> None:
         """Let the states of the generators belong to each agreement: this rank has a process of its own."""
@@ -137,7 +140,8 @@ class Engine:
 
         Args:
             reason: Why now, for people.
-            learning: A call whose result nobody could foresee, and what is to happen when it is known.
+            learning: A call of which nobody could foresee what it gives, or how far it moves the random generators; and
+                what is to happen when it is known.
         """
         self.check()
         graphs = self.recorder.take_pending()
@@ -159,12 +163,15 @@ class Engine:
             built_ns = time.perf_counter_ns()
             scalars = scalars_of(graphs)
             exchange = self._new_exchange(step, graphs, scalars)
+            is_foreseen = learning is None or type(learning[0].entry) is not Unknown
             self.executor.run(program)
             for graph in graphs:
                 for backward in graph.backwards:
                     go_on(backward, self.executor.arrived.pop(backward, ()))
             if learning is not None:
-                self._tell_what_it_gives(learning[0])
+                self._tell_what_it_gives(learning[0], is_foreseen=is_foreseen)
+            self.recorder.draws.end_flush()
+            if learning is not None:
                 learning[1]()
         self._share(exchange, graphs, scalars)
         self.side.wait_agreed(step, self.deadline_s)
@@ -198,12 +205,22 @@ class Engine:
             least_weight_work_s=self.least_weight_work_s,
         )
 
-    def _tell_what_it_gives(self, call: Call) -> None:
-        """The rank that has run `call` lets the others know its result, but for the data."""
+    def _tell_what_it_gives(self, call: Call, *, is_foreseen: bool) -> None:
+        """The rank that has run `call` lets the others know its result, but for the data, and where it has left the
+        random generators.
+        """
         owner = self.stages[call.stage].rank
-        text = self.agreement.tell("what a call gives", text_for_others(call) if owner == self.rank else b"", owner)
-        if owner != self.rank:
-            learned_from_text(call, text)
+        place, blob = call.draws, b""
+        if owner == self.rank:
+            text = b"" if is_foreseen else text_for_others(call)
+            states = save_generators(place.state) if place is not None and place.has_moved else b""
+            blob = len(text).to_bytes(8, "little") + text + states
+        blob = self.agreement.tell("what a call gives", blob, owner)
+        end = 8 + int.from_bytes(blob[:8], "little")
+        if owner != self.rank and not is_foreseen:
+            learned_from_text(call, blob[8:end])
+        if len(blob) > end:
+            load_generators(blob[end:], self.recorder.draws.told)
 
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
@@ -361,6 +378,8 @@ class Engine:
             return value.data.detach()
         if value.name:
             return self.read_parameter(self.parameters[value.name])
+        if value.state_of is not None:
+            return self.values.pull(self.stages[value.stage].rank, "kept", value.state_of)
         kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
         return self.values.pull(self.stages[value.stage].rank, kind, what)
 

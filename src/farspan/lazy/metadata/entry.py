@@ -11,6 +11,7 @@ import torch
 from farspan.graph import Meta
 from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.changes import Changes
+from farspan.lazy.randomness.movement import Draws
 from farspan.lazy.torch_private import DisableTorchFunction
 
 __all__ = ["Entry", "Unknown", "intern", "meta_of"]
@@ -53,10 +54,16 @@ class Entry:
     """Whether it draws random numbers."""
     is_random_in_python: bool
     """Whether some of them come from Python's or numpy's generator."""
+    is_ordered: bool
+    """Whether its backward must come before the next call: it writes into parameters of its leaf, of which there are no
+    versions, or its backward writes into buffers (a normalisation in a checkpoint).
+    """
     flops: int
     """Floating-point operations of its products, in the forward."""
     digest: int
     """Equal on all ranks for equal calls."""
+    draws: Draws | None = None
+    """What it draws from torch's CPU generator; None where only a run tells how far it moves that."""
     differentiable: tuple[int, ...] = field(init=False)
     """Arguments to which gradient flows from any output."""
     requires_grad: bool = field(init=False)
@@ -89,6 +96,7 @@ class Unknown:
 
     is_random = True
     is_random_in_python = True
+    draws: Draws | None = None
     unused: frozenset[int] = frozenset()
     unused_parameters: frozenset[int] = frozenset()
     mutated: tuple[int, ...] = ()

@@ -1,4 +1,5 @@
-"""Found by every Python that `farspan run` starts: gives the ranks of a job the same entropy.
+"""Found by every Python that `farspan run` starts, and by those that they start: keeps the files of ranks
+apart, and gives all ranks the same entropy.
 
 Then runs the `sitecustomize` that this one hides, if there is one.
 """
@@ -24,6 +25,20 @@ def _share_entropy() -> None:
     share(int(number, 16))
 
 
+def _install() -> None:
+    folder, rank = os.environ.get("FARSPAN_RUN_FOLDER", ""), os.environ.get("FARSPAN_RANK", "")
+    if not folder or not rank or not os.path.isdir(folder):
+        return
+    try:
+        from farspan.launch.files import install, keeps_apart
+        from farspan.launch.trained import note_training
+    except ModuleNotFoundError:  # a Python without farspan: a tool, whose files are not the script's
+        return
+    if keeps_apart():
+        install(folder, int(rank))
+    note_training(folder)
+
+
 def _run_hidden() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
@@ -36,4 +51,5 @@ def _run_hidden() -> None:
 
 
 _share_entropy()
+_install()
 _run_hidden()
