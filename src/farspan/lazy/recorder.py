@@ -129,8 +129,9 @@ class Recorder:
         self.draws = ProgramDraws()
         self._number = 0
         """Of the call that is being recorded, among those of the same name in its frame."""
-        self._draws: list[tuple[Any, Any]] = []
-        """What the program itself has drawn with torch's generator: (function, line)."""
+        self._draws: list[tuple[Any, Any, tuple[int, int]]] = []
+        """What the program itself has drawn with torch's generator: (function, line, before which call of which
+        graph)."""
         self.transfer: Any = None
         """Stands in for the recorder while a state dictionary is made or loaded."""
 
@@ -381,12 +382,17 @@ class Recorder:
         if self.has_pending():
             self.engine.flush(reason)
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """Where the program stands: which call of which graph it will record next."""
+        return (self.current.index, len(self.current.calls))
+
     def note_draw(self, function: Any) -> None:
         """The program itself draws random numbers, outside every module: all ranks draw the same."""
         if len(self._draws) < _MAX_DRAWS:
-            self._draws.append((function, find_where()))
+            self._draws.append((function, find_where(), self.position))
 
-    def take_draws(self) -> list[tuple[Any, Any]]:
+    def take_draws(self) -> list[tuple[Any, Any, tuple[int, int]]]:
         """What the program has drawn since this was asked for last."""
         draws, self._draws = self._draws, []
         return draws

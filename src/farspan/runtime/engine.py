@@ -85,7 +85,7 @@ class Engine:
         self._masks: list[Exchange] = []
         self._steps = itertools.count()
         """What all ranks do together: flushes and meetings."""
-        self._history = History()
+        self._history = History(lambda: recorder.position)
         self.events = self._history.events
         self.agreement = Agreement(side, deadline_s)
         self.values = SharedValues(side, self.parameters, deadline_s)
