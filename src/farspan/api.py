@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -23,36 +23,37 @@ from farspan.runtime.optimizers.watch import watch_optimizers
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.sites import stages_at
 from farspan.runtime.trial import current_trial
-from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be
+from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be, rank_to_be
 
-__all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of"]
+__all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of", "rank"]
 
+_Model = TypeVar("_Model", bound=nn.Module)
 _PLAN = "_farspan_plan"
 
 
 def distribute(
-    model: nn.Module,
+    model: _Model,
     *,
-    plan: str | os.PathLike[str] | Plan | Mapping[str, str] = "auto",
+    plan: str | os.PathLike[str] | Plan | Mapping[str, str | int] = "auto",
     stages: int | str = "auto",
     remat: bool | Sequence[str] | None = None,
     schedule: str | None = None,
-    pins: Mapping[str, str] | None = None,
+    pins: Mapping[str, str | int] | None = None,
     together: Sequence[Sequence[str]] = (),
-    max_memory: str | float | Mapping[str, str | float] | None = None,
+    max_memory: str | float | Mapping[str | int, str | float] | None = None,
     measure: bool | None = None,
-    seed: int = 0,
-) -> nn.Module:
+    seed: int | None = None,
+) -> _Model:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
 
-    Every rank calls it alike, and then runs the training loop it would run alone. Under a launcher (`farspan run`,
-    torchrun, anything that sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) torch.distributed is set up if it was not;
-    without one the world is one rank.
+    Every rank calls it alike, and then runs the training loop it would run alone. A launcher (`farspan run`, torchrun,
+    anything that sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) says which ranks there are; without one the world is
+    one rank. torch.distributed stays as the script has set it up, or not: the ranks have groups of their own.
 
     Args:
         model: Any module, built alike on every rank.
         plan: "auto"; a `Plan`; the path of a plan's JSON file; or a mapping from names of modules or parameters (or
-            glob patterns of them) to "rank:R" or "rank:R/device".
+            glob patterns of them) to "rank:R" or "rank:R/device"; R alone, a number, will do.
         stages: How many pipeline stages an automatic plan has; one for each rank by default.
         remat: Which activations are computed again in the backward instead of being kept from the forward; gradients
             are the same to the last bit. True: those of each repeated block, one block at a time (the entries of
@@ -96,11 +97,13 @@ def distribute(
         )
     if hasattr(model, _PLAN):
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
+    trial = current_trial()
+    if trial is not None and seed is None:
+        seed = 0  # it is about times, and may have no data
     engine = engine_of_this_thread(seed)
     adapt_trainers()
     if not engine.recorder.roots:
         engine.sow(seed)  # from_rank may have made the engine
-    trial = current_trial()
     hints = _hints(plan, pins=pins, together=together, max_memory=max_memory, stages=stages, remat=remat)
     if trial is not None:
         chosen = trial.plan_for(model, hints)
@@ -190,7 +193,7 @@ def from_rank(rank: int, batch: Any) -> Any:
         >>> batch["name"], batch["x"].shape, batch["x"].sum().item()
         ('first', torch.Size([2, 3]), 6.0)
     """
-    return engine_of_this_thread(0).inputs.from_rank(rank, batch)
+    return engine_of_this_thread(None).inputs.from_rank(rank, batch)
 
 
 @contextlib.contextmanager
@@ -229,6 +232,20 @@ def on(place: str) -> Iterator[None]:
         return
     with glue_at(engine.recorder, place):
         yield
+
+
+def rank() -> int:
+    """The number of this process among those that train the model; 0 without a launcher.
+
+    Hardly anything needs it: a script that is run by all ranks alike prints and saves as in one process.
+
+    Example:
+        >>> import farspan
+        >>> farspan.rank()
+        0
+    """
+    engine = current_engine()
+    return rank_to_be() if engine is None else engine.rank
 
 
 def flush() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,8 @@ __all__ = ["EVERYWHERE", "Meta", "Value"]
 
 EVERYWHERE = -1
 """In the place of a stage: of a source that every rank has, for it lies outside the model."""
+
+_OF_CALL, _OF_PARAMETER, _OF_INPUT = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,15 @@ class Value:
         return (-1, -1, self.index) if self.call is None else (self.call.graph.index, self.call.index, self.index)
 
     @property
+    def identity(self) -> tuple[int, ...]:
+        """For a source: what it is, the same numbers on every rank."""
+        if self.call is not None:
+            return (_OF_CALL, *self.key)
+        if self.name or self.gradient_of:
+            return (_OF_PARAMETER, _number_of(self.name), _number_of(self.gradient_of))
+        return (_OF_INPUT, self.index, self.stage)
+
+    @property
     def is_held(self) -> bool:
         """Whether the user's program still holds the value, or all ranks are still to learn it."""
         return self.ticket is not None or (self.lazy is not None and self.lazy() is not None)
@@ -111,3 +124,9 @@ class Value:
             return f"{self.meta}, a tensor outside the model"
         producer = "a batch that one rank has read" if self.call is None else self.call.describe()
         return f"{self.meta} from {producer}"
+
+
+@functools.cache
+def _number_of(name: str) -> int:
+    """A number for the name of a parameter, equal in every process."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")

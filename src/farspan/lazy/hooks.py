@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -31,9 +31,9 @@ def has_user_hooks(module: nn.Module) -> bool:
     return not all(map(_is_of_torch, [*hooks.values(), *pre_hooks.values()]))
 
 
-def open_leaves(leaves: dict[int, Leaf]) -> None:
+def open_leaves(leaves: Iterable[Leaf]) -> None:
     """Let no module be called as one unit that has a hooked one below its top."""
-    for leaf in leaves.values():
+    for leaf in leaves:
         leaf.is_open |= any(map(has_user_hooks, leaf.modules[1:]))
 
 

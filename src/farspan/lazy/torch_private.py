@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -69,14 +69,15 @@ __all__ = [
     "raw_grad",
     "raw_grad_fn",
     "recompute_through",
+    "saved_by",
     "set_raw_grad",
     "shape_at",
-    "store_of_default_group",
     "put_modes",
     "put_module_apply",
     "take_modes_of",
     "tree_leaves",
     "watch_autocast_regions",
+    "without_any_mode",
     "without_modes_of",
     "unscale_",
     "update_scale_",
@@ -315,18 +316,19 @@ def without_modes_of(recorder: Any) -> Iterator[None]:
         put_modes(stack)
 
 
+@contextlib.contextmanager
+def without_any_mode() -> Iterator[None]:
+    """Run the body for real: no function mode and no dispatch mode, ours or the program's, sees what it does."""
+    with DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
 def is_mode_active(kind: type) -> bool:
     """Whether a mode of class `kind` is on this thread's function mode stack."""
     stack = [_pop_torch_function_stack() for _ in range(_len_torch_function_stack())]
     for mode in reversed(stack):
         _push_on_torch_function_stack(mode)
     return any(isinstance(mode, kind) for mode in stack)
-
-
-def store_of_default_group() -> Any:
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _get_default_store()
 
 
 _FAKE_LIMITS = (
@@ -395,3 +397,38 @@ def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result
 has_compatible_type: Any = torch._has_compatible_shallow_copy_type
 unscale_: Any = torch._amp_foreach_non_finite_check_and_unscale_
 update_scale_: Any = torch._amp_update_scale_
+
+
+_saved_names: dict[type, list[str]] = {}
+
+
+def saved_by(outputs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
+    """The tensors that the autograd graphs of `outputs` hold, and whether something is saved in a way that cannot be
+    looked at: packed by hooks, or by a function that may run code of the forward again, as checkpoints do.
+
+    What a normalisation in training mode saves of its running statistics counts as nothing: its backward never looks.
+    """
+    stack: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(stack)
+    found: list[Any] = []
+    is_packed = False
+    while stack:
+        node = stack.pop()
+        names = _saved_names.get(type(node))
+        if names is None:
+            names = _saved_names[type(node)] = [name for name in dir(type(node)) if name.startswith("_raw_saved_")]
+        is_in_training = getattr(node, "_saved_training", False) is True or getattr(node, "_saved_train", False) is True
+        for name in names:
+            if is_in_training and "running_" in name:
+                continue
+            for saved in tree_leaves(getattr(node, name)):
+                is_packed |= saved.unpack_hook is not None
+                found.append(saved.data)
+        own = list(getattr(node, "__dict__", {}).values())
+        is_packed |= any(map(callable, own))
+        found += tree_leaves(own)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return [item for item in found if isinstance(item, torch.Tensor)], is_packed

@@ -20,7 +20,7 @@ CASE, _ROOT = sys.argv[1], Path(sys.argv[2])
 IS_DISTRIBUTED = "--farspan" in sys.argv
 IS_APART = "--apart" in sys.argv
 """Each rank has a folder of its own, to see who writes; none can read what another has written."""
-_RANK = os.environ.get("RANK", "0")
+_RANK = os.environ.get("FARSPAN_RANK", os.environ.get("RANK", "0"))
 FOLDER = _ROOT / f"rank{_RANK}" if IS_APART else _ROOT / "all"
 FOLDER.mkdir(parents=True, exist_ok=True)
 

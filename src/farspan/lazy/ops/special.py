@@ -16,7 +16,6 @@ from farspan.lazy.ops.functions import READERS, REFUSED, RUNNING_STATISTICS, nam
 from farspan.lazy.ops.places import to
 from farspan.lazy.parameters.hooks import HOOKS, register
 from farspan.lazy.parameters.scaling import SCALING
-from farspan.lazy.parameters.values import alias_of
 from farspan.lazy.parameters.wanted import record_grad
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import has_compatible_type
@@ -99,7 +98,7 @@ def _data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
     placed = recorder.placed.get(id(tensor))
     if placed is None:
         return NotImplemented
-    lazy = LazyTensor.make(alias_of(placed), recorder)
+    lazy = LazyTensor.make(recorder.value_of(placed, is_alias=True), recorder)
     lazy._alias_of = placed
     return lazy
 

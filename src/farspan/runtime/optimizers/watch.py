@@ -96,6 +96,8 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     if not engine.recorder.is_recording and not engine.recorder.is_in_optimizer:
         _check_step_in_hook(engine, optimizer)
         return None
+    if not engine.recorder.is_in_optimizer:
+        engine.events.step(optimizer, "step()", engine.recorder.placed)
     if _is_recorded(optimizer):
         return None
     steps = engine.values.optimizers

@@ -25,18 +25,20 @@ from farspan.lazy import (
     PassedBy,
     Placed,
     Unknown,
+    active,
     apply_modes,
+    around_backward,
     describe_result,
     flatten,
     format_where,
     in_region,
     learned_from_run,
+    own_versions,
     plain_versions,
     real_attributes,
     rebuild,
     rebuild_arguments,
     seeded,
-    swapped,
     watched_attributes,
     without_user_hooks,
 )
@@ -154,7 +156,7 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
     if type(target) is not Leaf:
         args, kwargs = rebuild(call.template, tensors)
         return target(*args, **kwargs), _NO_OBJECTS
-    num_arguments = len(tensors) - len(target.foreign)
+    num_arguments = len(tensors) - target.num_extra
     args, kwargs, attributes, arguments = rebuild_arguments(call.template, tensors[:num_arguments])
     with contextlib.ExitStack() as stack:
         if type(call.entry) is Unknown:
@@ -163,11 +165,10 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
             stack.enter_context(real_attributes(target.modules, call.entry.attributes, attributes))
         elif len(arguments.objects) == 1:  # the attributes, of which there are none
             arguments = _NO_OBJECTS
-        if target.foreign:
-            values = {
-                id(item.tensor): value for item, value in zip(target.foreign, tensors[num_arguments:], strict=True)
-            }
-            stack.enter_context(swapped(target.modules, values))
+        stack.enter_context(target.holding(tensors[num_arguments:]))
+        copies = stack.enter_context(own_versions(target, is_known=type(call.entry) is not Unknown))
+        if copies and active.units is not None:
+            active.units.written.update(map(id, copies))
         stack.enter_context(without_user_hooks(target.module))
         return target.module(*args, **kwargs), arguments
 
@@ -254,13 +255,14 @@ def run_backward(
     # A parameter whose sum goes on to another segment must not be added to what earlier micro-batches left in .grad.
     wanted = {name: parameters[name].tensor for name in part.touches} if part.backward.wanted else {}
     natives = {id(item): item for item in [*(source for source, is_native in sources if is_native), *wanted.values()]}
+    values = {value: value.data for value in part.wanted}
     aside = [(source, raw_grad(source)) for source in natives.values()]
     for source, _ in aside:
         set_raw_grad(source, None)
     deferred = None
     with _caught(leaves) as caught:
         try:
-            with apply_modes(part.backward.modes):
+            with apply_modes(part.backward.modes), around_backward(part.describe):
                 if split is not None:
                     deferred = split.run_first_half(roots, seeds)
                 else:
@@ -268,7 +270,7 @@ def run_backward(
                         roots,
                         seeds,
                         retain_graph=part.backward.retain_graph,
-                        inputs=[*leaves, *natives.values()] if part.backward.wanted else None,
+                        inputs=[*leaves, *natives.values(), *values.values()] if part.backward.wanted else None,
                     )
         except Exception as error:
             error.add_note(f"farspan: raised in the {part.describe()}")
@@ -287,6 +289,9 @@ def run_backward(
     if part.backward.wanted is not None:
         found = {name: raw_grad(source) for name, source in wanted.items() if name not in passed_on}
         part.backward.wanted.found.update(found)
+        for value, tensor in values.items():
+            part.backward.wanted.found[value] = raw_grad(tensor)
+            set_raw_grad(tensor, None)
     for source, gradient in aside:
         set_raw_grad(source, gradient)
     if not part.backward.retain_graph:
@@ -344,16 +349,15 @@ def _release(part: Part) -> None:
     segment = part.segment
     if segment is None:
         return
-    for edge in part.incoming:
-        if not isinstance(edge.key, str) and edge.key.segment is segment:
-            _drop(edge.key)
-    for root in part.backward.roots:
-        if root.segment is segment:
-            _drop(root)
-    for edge in part.outgoing:
-        if not isinstance(edge.key, str) and edge.key.stage != EVERYWHERE:
-            segment.leaves.pop(edge.key, None)
-            segment.entries.pop(edge.key, None)
+    over = set(part.calls)
+    for value in [*(edge.key for edge in part.incoming if not isinstance(edge.key, str)), *part.backward.roots]:
+        if value.segment is segment and value.call in over:
+            _drop(value)
+    if all(call in over or not call.entry.requires_grad for call in segment.calls):  # no other backward comes here
+        for edge in part.outgoing:
+            if not isinstance(edge.key, str) and edge.key.stage != EVERYWHERE:
+                segment.leaves.pop(edge.key, None)
+                segment.entries.pop(edge.key, None)
     for call in part.calls:
         for value in call.outputs:
             if value.data is not None and value.data.requires_grad:
