@@ -21,6 +21,7 @@ import farspan
 
 RANK = int(os.environ.get("RANK", "0"))
 X = torch.randn(6, 12, generator=torch.Generator().manual_seed(3))
+MODELS: list[nn.Module] = []
 Y = torch.randint(5, (6,), generator=torch.Generator().manual_seed(4))
 
 
@@ -61,6 +62,7 @@ def net() -> Net:
 def train(draw: Any, num_steps: int = 4) -> list[float]:
     """Let rank 1 call `draw` between the second step and the third."""
     model = farspan.distribute(net())
+    MODELS.append(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses: list[float] = []
     for step in range(num_steps):
@@ -80,6 +82,14 @@ def with_own_generators() -> None:
     np.random.default_rng(3).random()
 
 
+def leave_out_last_step() -> list[float]:
+    """Rank 1 clears the gradients at the end, and rank 0 does not."""
+    losses = train(lambda: None, num_steps=1)
+    if RANK == 1:
+        MODELS[-1].zero_grad()
+    return losses
+
+
 STORIES: dict[str, Any] = {
     "nothing": lambda: None,
     "own": with_own_generators,
@@ -90,4 +100,5 @@ STORIES: dict[str, Any] = {
 }
 
 if __name__ == "__main__":
-    print(json.dumps(train(STORIES[sys.argv[1]])))
+    story = sys.argv[1]
+    print(json.dumps(leave_out_last_step() if story == "end" else train(STORIES[story])))

@@ -32,3 +32,10 @@ def test_a_draw_on_one_rank_alone_is_an_error_that_names_the_first_step(story: s
         assert process.code != 0
         for words in ["DivergenceError: the ranks' programs differ at step 2", *DRAWS[story]]:
             assert words in process.stderr
+
+
+def test_what_one_rank_does_after_the_last_step_is_an_error_too() -> None:
+    for process in run_processes(2, PROGRAM, ["end"]):
+        assert process.code == 1
+        assert "rank 1: first.linear.bias.grad = None, at" in process.stderr
+        assert "the end of the program" in process.stderr

@@ -40,6 +40,7 @@ class Call:
         "draws",
         "entry",
         "graph",
+        "hooked",
         "index",
         "level",
         "modes",
@@ -67,6 +68,8 @@ class Call:
         """Where in the plain program's random numbers it draws; None where its path seeds it."""
         self.region = 0
         """The autocast region it was recorded in, in which a parameter is cast once; 0 for none."""
+        self.hooked = ""
+        """The module whose forward hook it was recorded in, if that has a backward hook too."""
         self.versions: tuple[int, ...] = ()
         """Of the plain tensor arguments, when the call was recorded."""
         self.arguments: Sequence[Any] | None = arguments

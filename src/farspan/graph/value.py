@@ -56,12 +56,15 @@ class Value:
         "data",
         "gradient_of",
         "index",
+        "is_weight",
         "lazy",
         "meta",
         "name",
+        "num_readers",
         "num_users",
         "segment",
         "stage",
+        "state_of",
         "ticket",
     )
 
@@ -75,14 +78,20 @@ class Value:
         self.segment: Segment | None = None if call is None else call.segment
         self.name = name
         """The parameter's name, for a source that is a parameter; "" otherwise."""
+        self.is_weight: bool | None = None
+        """Whether it is a parameter or made of parameters alone; None until somebody asks."""
         self.gradient_of = ""
         """The parameter's name, for a source that is its gradient, and for what has been written into one since."""
+        self.state_of: tuple[int, str, int] | None = None
+        """For a source that an optimizer keeps: the optimizer, what for, and its place among the tensors kept for it."""
         self.data: Any = None
         """The real tensor, on the rank that has it."""
         self.lazy: weakref.ref[Any] | None = None
         """The user's handle; dead when the user's program can no longer read this value."""
         self.num_users = 0
         """At run time, for a value received from another rank: how many segments here have yet to use it."""
+        self.num_readers = 0
+        """At run time: how many segments on this rank have yet to take it as their input."""
         self.ticket: Any = None
         """Where a small value of another rank will arrive without being asked for."""
 

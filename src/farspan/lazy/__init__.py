@@ -15,6 +15,7 @@ from farspan.lazy.metadata import describe_result as describe_result
 from farspan.lazy.metadata import digest_of as digest_of
 from farspan.lazy.metadata import flatten as flatten
 from farspan.lazy.metadata import in_region as in_region
+from farspan.lazy.metadata import intern as intern
 from farspan.lazy.metadata import meta_of as meta_of
 from farspan.lazy.metadata import real_attributes as real_attributes
 from farspan.lazy.metadata import rebuild as rebuild
@@ -91,6 +92,7 @@ __all__ = [
     "glue_at",
     "in_region",
     "install",
+    "intern",
     "is_free_of_recorded",
     "key_of",
     "learned_from_run",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Backward, Value, Wanted
+from farspan.lazy.hooks import check_hooked
 from farspan.lazy.metadata import current_modes, digest_of
 from farspan.lazy.ops.functions import find_where
 from farspan.lazy.tensor import LazyTensor
@@ -54,6 +55,8 @@ def record_backward(
         if given[number] is None and root.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
         values.append(root._value)
+    if recorder.has_hooked_calls:
+        check_hooked(values)
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
     graph = recorder.current
     backward = Backward(

@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
+from farspan.lazy.leaf import Leaf
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
@@ -37,6 +38,8 @@ from farspan.lazy.randomness import (
     replayed,
 )
 from farspan.lazy.recorder import Recorder
+from farspan.lazy.surgery.adopted import adopt
+from farspan.lazy.surgery.variants import note_attribute, present_leaf
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
@@ -50,7 +53,6 @@ from farspan.lazy.torch_private import (
     set_raw_grad,
     watch_autocast_regions,
 )
-from farspan.lazy.variants import note_attribute, present_leaf
 
 __all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
 
@@ -121,6 +123,8 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if recorder is not None and recorder.is_recording:
             return call_container(module, *args, **kwargs)
         recorder = None
+    if recorder is None and adopt(module, args, kwargs, _is_watched, watch_module):
+        recorder = _recorder_of_module[id(module)]
     if recorder is not None and recorder.is_in_optimizer:
         recorder.leave_optimizer()  # a step that raised has not said that it is over
     if recorder is None or not recorder.is_recording:
@@ -132,7 +136,7 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     _ensure_mode(recorder)
     outer = recorder.frame
     if outer is recorder.root:
-        recorder.begin_module(id(module))
+        recorder.begin_module(module)
     if is_caching_parametrizations() and any(map(parametrize.is_parametrized, module.modules())):
         recorder.refuse(
             "a parametrized module is called in torch.nn.utils.parametrize.cached()",
@@ -143,7 +147,8 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         leaf = present_leaf(recorder, leaf, watch_module)
     if leaf is not None and not leaf.is_open:
         if has_user_hooks(module):
-            return call_with_user_hooks(module, lambda *a, **k: recorder.call_leaf(leaf, a, k), args, kwargs)
+            call = functools.partial(_call_leaf, recorder, leaf)
+            return call_with_user_hooks(module, call, args, kwargs, recorder)
         return recorder.call_leaf(leaf, args, kwargs)
     check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
@@ -151,6 +156,14 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return call_container(module, *args, **kwargs)
     finally:
         recorder.frame = outer
+
+
+def _call_leaf(recorder: Recorder, leaf: Leaf, *args: Any, **kwargs: Any) -> Any:
+    return recorder.call_leaf(leaf, args, kwargs)
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return id(module) in _recorder_of_module
 
 
 def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -166,7 +179,8 @@ def _get_grad(parameter: Any) -> Any:
     if recorder is None:
         return access_gradient(active.recorder, raw_grad, (parameter,))
     if not recorder.is_recording:
-        return raw_grad(parameter)
+        view = recorder.step_view
+        return raw_grad(parameter) if view is None else view.gradient(recorder.placed[id(parameter)])
     return recorder.gradients.get(recorder.placed[id(parameter)])
 
 
@@ -174,6 +188,8 @@ def _set_grad(parameter: Any, gradient: Any) -> None:
     recorder = _recorder_of_parameter.get(id(parameter))
     if recorder is None:
         access_gradient(active.recorder, set_raw_grad, (parameter, gradient))
+    elif recorder.step_view is not None:
+        recorder.step_view.set_gradient(recorder.placed[id(parameter)], gradient)
     elif not recorder.is_recording:
         set_raw_grad(parameter, gradient)
     else:

@@ -12,7 +12,7 @@ from torch import nn
 
 from farspan.errors import RecordError
 from farspan.lazy.randomness.frame import key_of
-from farspan.lazy.tables import Tables
+from farspan.lazy.surgery.tables import Tables
 
 if TYPE_CHECKING:
     from farspan.graph import Meta

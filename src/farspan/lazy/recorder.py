@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch import nn
 
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
@@ -35,7 +36,6 @@ from farspan.lazy.ops.autograd_function import FunctionCall, check_history
 from farspan.lazy.ops.foreach import record_foreach
 from farspan.lazy.ops.functions import find_where, format_where, name_of
 from farspan.lazy.ops.mutation import (
-    become_plain,
     is_plain_write,
     plain_versions,
     prepare_mutation,
@@ -85,11 +85,13 @@ class Recorder:
         self.is_recording = True
         """False while calls run for real: in leaves, in the optimizer, in a metadata run."""
         self.is_in_optimizer = False
+        self.step_view: Any = None
+        """What answers torch functions in an optimizer's step, where there are several ranks."""
         self.placed: dict[int, Placed] = {}
         """Parameters and buffers of all distributed models, by id."""
         self.leaves: dict[int, Leaf] = {}
         self.variants: dict[Any, Leaf] = {}
-        """Of leaves, for what the program has put into their modules' tables since (`lazy.variants`)."""
+        """Of leaves, for what the program has put into their modules' tables since (`lazy.surgery`)."""
         self.leaf_parts: set[int] = set()
         """Ids of all modules inside leaves, the leaves included."""
         self.roots: dict[int, str] = {}
@@ -104,6 +106,8 @@ class Recorder:
         """A parameter has a post-accumulate hook, which may step an optimizer, or a leaf writes into its weights: what
         comes next sees the new ones, and what came before the old ones.
         """
+        self.has_hooked_calls = False
+        """Whether any has been recorded by a forward hook beside a backward hook."""
         self.num_copies = 0
         """Of distributed models and their parts."""
         self.current = self._new_graph()
@@ -113,6 +117,8 @@ class Recorder:
         self._modes: list[Any] = []
         self._is_writing = False
         self.regions = Regions()
+        self.outermost: Any = None
+        """The module that the program has called last, from outside any other."""
         self.here: tuple[int, ...] = ()
         """The stages where ops run by the program's own word (`farspan.on`); empty where it says nothing."""
         self.root = self.frame = Frame(0)
@@ -136,9 +142,8 @@ class Recorder:
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
         if leaf.num_extra or leaf.attributes:
-            given: Any = (args, kwargs)
-            if leaf.attributes:
-                given = (args, kwargs, attributes_of(leaf.modules, leaf.attributes))
+            attributes = (attributes_of(leaf.modules, leaf.attributes),) if leaf.attributes else ()
+            given = (args, kwargs, *attributes)
             template, tensors = flatten(given)
             tensors += leaf.extra_tensors()
             return self.record(leaf, template, tensors, leaf.stage, given=given)
@@ -242,7 +247,7 @@ class Recorder:
         target.is_open = True
         self.frame.take_back(target.key, is_apart=self.is_evaluation(target.module))
         with without_user_hooks(target.module):  # which run around this call, if there are any
-            return target.module(*given[0], **given[1])
+            return nn.Module.__call__(target.module, *given[0], **given[1])  # its own `__call__` is running
 
     def _append(
         self,
@@ -259,8 +264,7 @@ class Recorder:
         values = used = [item for item in arguments if isinstance(item, Value)]
         if entry.unused:
             used = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
-        if stage is None:
-            stage = stage_for(self, entry, tensors, used)
+        stage = stage_for(self, entry, tensors, used) if stage is None else stage
         call = Call(
             target=target,
             template=template,
@@ -357,15 +361,13 @@ class Recorder:
             self.current = self._new_graph()
 
     def _new_graph(self) -> Graph:
-        graph = Graph(self.num_graphs)
         self.num_graphs += 1
-        return graph
+        return Graph(self.num_graphs - 1)
 
     def take_pending(self) -> list[Graph]:
         """All that waits, to be run. What is recorded from now on is a new micro-batch."""
         self.next_graph()
-        graphs = self.pending
-        self.pending = []
+        graphs, self.pending = self.pending, []
         self.num_pending_backwards = 0
         return graphs
 
@@ -396,40 +398,41 @@ class Recorder:
         """Whether the program itself calls a module in eval mode: the draws of such calls are numbered apart."""
         return self.frame is self.root and not module.training
 
-    def begin_module(self, module_id: int) -> None:
+    def begin_module(self, module: Any) -> None:
         """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""
         self.draws.first_seed = host_seed()
-        if module_id in self.roots and not torch.is_grad_enabled():
+        self.outermost = module
+        if id(module) in self.roots and not torch.is_grad_enabled():
             self.next_graph()
             if len(self.pending) >= _MAX_FORWARD_ONLY and self.num_pending_backwards == 0:
                 self.engine.flush(f"{_MAX_FORWARD_ONLY} forward-only micro-batches")
 
     # The optimizer.
 
-    def enter_optimizer(self) -> None:
-        """Until `leave_optimizer`, gradients are plain tensors (None for what others own) and nothing is recorded."""
+    def enter_optimizer(self, view: Any = None) -> None:
+        """Until `leave_optimizer`, nothing is recorded: `view` answers torch functions, or torch itself if it is None."""
         self.is_in_optimizer = True
         self.is_recording = False
         self._modes = take_modes_of(self)
+        self.step_view = view
+        if view is not None:
+            view.__enter__()
 
     def leave_optimizer(self) -> None:
         self.is_in_optimizer = False
         self.is_recording = True
+        self.step_view = None
         put_modes(self._modes)
         self.gradients.forget()
 
     # Values.
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
-        return self.gradients.read(lazy._value)
-
-    def begin_history(self, lazy: LazyTensor) -> None:
-        """The program wants gradients of a tensor that was recorded without history, a copy of a parameter say: from
-        now on it holds a plain one, which every rank has, as if it had been made outside the model.
-        """
-        become_plain(self, lazy, self.read(lazy).clone().requires_grad_())
+        return self.gradients.read(lazy._value) if self.step_view is None else self.step_view.read(lazy)
 
     def read_parameter(self, stub: StubParameter) -> torch.Tensor:
+        if self.step_view is not None:
+            return self.step_view.read(stub)
         return self.engine.read_parameter(self.placed[id(stub)])
 
     def forget_parameter_values(self) -> None:

@@ -99,7 +99,9 @@ class LazyTensor(torch.Tensor):
 
     def requires_grad_(self, requires_grad: bool = True) -> LazyTensor:
         if requires_grad and not self._value.meta.requires_grad:
-            self._recorder.begin_history(self)
+            from farspan.lazy.ops.mutation import begin_history  # which knows of this class
+
+            begin_history(self._recorder, self)
         elif requires_grad != self._value.meta.requires_grad:
             raise RuntimeError(
                 "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in "

@@ -378,6 +378,8 @@ class Engine:
             return value.data.detach()
         if value.name:
             return self.read_parameter(self.parameters[value.name])
+        if value.state_of is not None:
+            return self.values.pull(self.stages[value.stage].rank, "kept", value.state_of)
         kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
         return self.values.pull(self.stages[value.stage].rank, kind, what)
 

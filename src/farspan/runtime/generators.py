@@ -3,7 +3,9 @@
 Every rank runs the program's own draws (which samples a loader takes, which noise is added to a batch). A rank that
 draws once more or once less goes on with other batches from then on: so the states are compared, by a few numbers that
 change whenever a generator is drawn from. All three are Mersenne twisters: a table of 624 words, and a position in it;
-a draw moves the position on, and behind the last word the table is made anew.
+a draw moves the position on, and behind the last word the table is made anew. The same state can be written down in two
+ways there (at the end of a table, at the beginning of the next one), so of torch's, which may have got to it by a jump,
+the next numbers are compared instead.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 
 from farspan.lazy import GENERATORS
+from farspan.lazy.torch_private import DisableTorchFunction
 
 __all__ = ["GeneratorStates", "generator_entries", "generator_states"]
 
@@ -28,18 +31,20 @@ _SAME_DRAWS = (
 GeneratorStates = tuple[int, int, int]
 
 _TABLE_WORDS = 624
-_OTHERS = slice(-48, None)
-"""Of torch's state: behind the table, what is left of a pair of normal numbers."""
+_NORMALS = ((5040, slice(5016, 5040)), (5052, slice(5048, 5052)))
+"""Of torch's state, in bytes: whether one of a pair of normal numbers is left, and where."""
+_copy = torch.Generator()
+_next = torch.empty(2, dtype=torch.int64)
 
 
 def generator_states() -> GeneratorStates:
     """A number for the state of each generator: torch's, Python's, numpy's."""
     with GENERATORS:
-        in_torch = memoryview(torch.default_generator.get_state().numpy())
+        in_torch = _state_of_torch()
         version, table, gauss = random.getstate()
         in_numpy = _state_of_numpy()
     return (
-        zlib.crc32(in_torch[_OTHERS], zlib.crc32(in_torch[:64])),
+        zlib.crc32(in_torch),
         zlib.crc32(repr((version, table[:2], table[-1], gauss)).encode()),
         zlib.crc32(in_numpy),
     )
@@ -57,6 +62,16 @@ def generator_entries(states: GeneratorStates, before: str) -> list[tuple[int, s
         (state, f"{name} is in the state {state:08x}{since}", _SAME_DRAWS)
         for name, state in zip(_NAMES, states, strict=True)
     ]
+
+
+def _state_of_torch() -> bytes:
+    """Its next numbers, and what is left of a pair of normal ones."""
+    state = torch.default_generator.get_state()
+    _copy.set_state(state)
+    with DisableTorchFunction():
+        _next.random_(generator=_copy)
+    table = memoryview(state.numpy())
+    return _next.numpy().tobytes() + b"".join([bytes(table[where]) for flag, where in _NORMALS if table[flag]])
 
 
 _addresses: dict[int, tuple[Any, int]] = {}

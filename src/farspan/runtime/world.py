@@ -140,6 +140,25 @@ def _join_side_channel(peers: Peers, limit_s: float) -> SideChannel:
     return SideChannel.connect(peers.rank, peers.world_size, (host, int(port)), token, limit_s, server=server)
 
 
+_exit_codes: list[int] = []
+
+
+def _fail_at_exit() -> None:
+    """The program has ended well by itself, and yet the process must not: the ranks did not do the same."""
+    _exit_codes.append(1)
+
+
+def _exit_as_failed() -> None:
+    """Runs after all that the program wants done at its end, for it was registered before."""
+    if _exit_codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_codes[0])
+
+
+atexit.register(_exit_as_failed)
+
+
 def _watch_exit(engine: Engine, roads: Roads, remove_files: Callable[[], None]) -> None:
     """A program that ends says so; one that fails says why; the hub outlives the other ranks."""
     previous = sys.excepthook
@@ -163,6 +182,7 @@ def _watch_exit(engine: Engine, roads: Roads, remove_files: Callable[[], None]) 
                 engine.finish()
         except FarspanError as error:
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            _fail_at_exit()
         roads.close()
         remove_files()
         side.close(linger_s=10.0)

@@ -12,8 +12,7 @@ Nothing here imports torch, nor more than a start of Python has loaded anyway.
 
 from farspan.launch.files.choice import catch_up as catch_up
 from farspan.launch.files.choice import install as install
-from farspan.launch.files.choice import is_installed as is_installed
+from farspan.launch.files.choice import install_late as install_late
 from farspan.launch.files.choice import keeps_apart as keeps_apart
-from farspan.launch.files.late import install_late as install_late
 
-__all__ = ["catch_up", "install", "install_late", "is_installed", "keeps_apart"]
+__all__ = ["catch_up", "install", "install_late", "keeps_apart"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from farspan.errors import LaunchError
 
-__all__ = ["catch_up", "install", "is_installed", "keeps_apart"]
+__all__ = ["catch_up", "install", "install_late", "keeps_apart"]
 
 _CHOICES = ("first", "all")
 _installed: list[Callable[[int], None]] = []
@@ -28,11 +28,6 @@ def keeps_apart(choice: str | None = None) -> bool:
             hint="farspan run -n 2 --files all train.py",
         )
     return choice == "first" and os.name == "posix"
-
-
-def is_installed() -> bool:
-    """Whether this process keeps its files apart, or, as rank 0, what it changes."""
-    return bool(_installed)
 
 
 def install(folder: str, rank: int, *, sees_first: bool = True) -> None:
@@ -61,3 +56,40 @@ def catch_up() -> None:
     _num_meetings += 1
     for each in _installed:
         each(_num_meetings)
+
+
+def install_late(rank: int, gather: Callable[[bytes], Sequence[bytes]]) -> Callable[[], None]:
+    """Keep the files of ranks apart from here on, if that is wanted and not done yet; every rank calls it.
+
+    For launchers that are not ours, under which a Python starts without us.
+
+    Args:
+        rank: Of this process.
+        gather: Gives what all ranks pass, by rank.
+
+    Returns:
+        What to call when all ranks have ended: it removes the folder.
+    """
+    if not keeps_apart() or _installed:
+        return lambda: None
+    folder = os.environ.get("FARSPAN_RUN_FOLDER", "")
+    if os.path.isdir(folder):  # farspan run has made it, and removes it
+        install(folder, rank)
+        return lambda: None
+    import secrets
+    import tempfile
+
+    from farspan.launch.files.layers import exists, remove_all
+
+    token = secrets.token_hex(8)
+    if rank == 0:
+        folder = tempfile.mkdtemp(prefix="farspan-run-")
+        with open(f"{folder}/{token}", "w"):
+            pass
+    said = gather(f"{folder}/{token}".encode() if rank == 0 else b"")[0].decode()
+    sees_first = exists(said)
+    if rank:
+        folder = os.path.dirname(said) if sees_first else tempfile.mkdtemp(prefix="farspan-run-")
+    install(folder, rank, sees_first=sees_first)
+    is_mine = rank == 0 or not sees_first
+    return lambda: remove_all(folder if is_mine else f"{folder}/rank{rank}")

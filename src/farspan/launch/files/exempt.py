@@ -9,8 +9,10 @@ import sys
 __all__ = ["exempt_roots", "temporary_folder"]
 
 _SYSTEM = ("/dev", "/proc", "/sys", "/run")
-_CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME")
-_CACHES += ("TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "PYTHONPYCACHEPREFIX")
+_CACHES = (
+    *("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME"),
+    *("TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "PYTHONPYCACHEPREFIX"),
+)
 
 
 def exempt_roots(run_folder: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import posix
 import stat
@@ -10,6 +11,7 @@ from farspan.launch.files.layers import Layer, copy, exists, is_directory, mkdir
 
 __all__ = ["Journal"]
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LARGE_BYTES = 1 << 26
 """From this size on a file that is removed or written anew is not kept, unless that costs nothing: a rank that reads it
 later than rank 0 has removed it is told so."""
@@ -64,10 +66,15 @@ class Journal:
             return
         if not stays and found.st_nlink == 1 and _is_linked(path, kept):
             return
-        is_whole = content or found.st_size < _LARGE_BYTES
-        if not is_whole:
-            self._before.mark_lost(path)
-        copy(path, kept, content=is_whole)
+        if content or found.st_size < _LARGE_BYTES:
+            try:
+                copy(path, kept)
+                return
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+        self._before.mark_lost(path)
+        copy(path, kept, content=False)
 
     def catch_up(self, before: Layer) -> None:
         """All ranks have met: what is there now is what the others are to see."""

@@ -10,12 +10,24 @@ nobody replaces.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import posix
 import stat
 from collections.abc import Iterable
 
-__all__ = ["Layer", "copy", "exists", "is_directory", "is_link", "mkdirs", "names_in", "parent_of", "remove_all"]
+__all__ = [
+    "Layer",
+    "copy",
+    "exists",
+    "is_directory",
+    "is_link",
+    "kind_of",
+    "mkdirs",
+    "names_in",
+    "parent_of",
+    "remove_all",
+]
 
 _CHUNK_BYTES = 1 << 24
 _SCRATCH = ".farspan-part"
@@ -93,18 +105,20 @@ def exists(path: str) -> bool:
     return True
 
 
-def is_directory(path: str) -> bool:
+def kind_of(path: str) -> int:
+    """The mode of what is there, 0 for nothing."""
     try:
-        return stat.S_ISDIR(posix.lstat(path).st_mode)
+        return posix.lstat(path).st_mode
     except OSError:
-        return False
+        return 0
+
+
+def is_directory(path: str) -> bool:
+    return stat.S_ISDIR(kind_of(path))
 
 
 def is_link(path: str) -> bool:
-    try:
-        return stat.S_ISLNK(posix.lstat(path).st_mode)
-    except OSError:
-        return False
+    return stat.S_ISLNK(kind_of(path))
 
 
 def mkdirs(path: str) -> None:
@@ -135,7 +149,7 @@ def copy(source: str, target: str, *, content: bool = True) -> None:
     """
     found = posix.lstat(source)
     mkdirs(parent_of(target))
-    scratch = f"{target}.{posix.getpid()}{_SCRATCH}"
+    scratch = f"{target}.{posix.getpid()}.{_thread.get_ident()}{_SCRATCH}"
     if stat.S_ISLNK(found.st_mode):
         posix.symlink(posix.readlink(source), scratch)
     elif stat.S_ISDIR(found.st_mode):

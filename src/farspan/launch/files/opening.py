@@ -67,7 +67,7 @@ def _open_through_os(file: Any, mode: str = "r", buffering: int = -1, *more: Any
     return _open(file, mode, buffering, *more, **(named | {"opener": _opener} if is_ours else named))
 
 
-class _KindOfFileIO(type):
+class _KindOfFileIO(type(_FileIO)):
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _FileIO) if cls is _FileIOThroughOs else type.__instancecheck__(cls, instance)
 
@@ -94,7 +94,7 @@ class _Entry:
 
     def __init__(self, folder: Any, name: Any) -> None:
         self.name = name
-        self.path = os.path.join(folder, name)
+        self.path: Any = os.path.join(folder, name)
 
     def __fspath__(self) -> Any:
         return self.path

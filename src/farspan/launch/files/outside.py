@@ -31,6 +31,7 @@ class _Entry:
         writes: Whether the file is changed.
         keeps: Whether it is changed in place, rather than written anew.
         if_set: Position of an argument that says whether the file is changed, if there is one.
+        beside: Endings of files that the library puts beside this one.
     """
 
     module: str
@@ -39,6 +40,7 @@ class _Entry:
     writes: bool = False
     keeps: bool = False
     if_set: int | None = None
+    beside: tuple[str, ...] = ()
 
 
 _ENTRIES = (
@@ -48,7 +50,7 @@ _ENTRIES = (
     _Entry(module="torch", name="from_file", writes=True, keeps=True, if_set=1),
     _Entry(module="torch.jit._serialization", name="save", position=1, writes=True),
     _Entry(module="torch.jit._serialization", name="load"),
-    _Entry(module="_sqlite3", name="connect", writes=True, keeps=True),
+    _Entry(module="_sqlite3", name="connect", writes=True, keeps=True, beside=("-journal", "-wal", "-shm")),
     _Entry(module="safetensors._safetensors_rust", name="safe_open"),
     _Entry(module="safetensors._safetensors_rust", name="serialize_file", position=1, writes=True),
     _Entry(module="h5py.h5f", name="create", writes=True),
@@ -111,13 +113,21 @@ def _translated(entry: _Entry, translate: Translate, args: tuple[Any, ...], kwar
 
 
 def _physical(entry: _Entry, translate: Translate, path: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not isinstance(path, (str, bytes, os.PathLike)) or (entry.module == "_sqlite3" and path in ("", ":memory:")):
+    if not (isinstance(path, (str, bytes)) or hasattr(path, "__fspath__")) or (
+        entry.module == "_sqlite3" and path in ("", ":memory:")
+    ):
         return path
     writes = entry.writes and (entry.if_set is None or (len(args) > entry.if_set and bool(args[entry.if_set])))
     if entry.module == "_sqlite3" and kwargs.get("uri") and str(path).startswith("file:"):
         parts = urllib.parse.urlsplit(str(path))
         if not parts.path or "mode=memory" in parts.query:
             return path
-        physical = translate(urllib.parse.unquote(parts.path), writes, entry.keeps)
+        physical = _with_those_beside(entry, translate, urllib.parse.unquote(parts.path), writes)
         return urllib.parse.urlunsplit(("file", "", urllib.parse.quote(str(physical)), parts.query, ""))
+    return _with_those_beside(entry, translate, path, writes)
+
+
+def _with_those_beside(entry: _Entry, translate: Translate, path: Any, writes: bool) -> Any:
+    for ending in entry.beside:
+        translate(os.fsdecode(path) + ending, writes, True)
     return translate(path, writes, entry.keeps)

@@ -172,13 +172,15 @@ def replacements_for_view(view: View) -> Replacements:
             physical = view.for_writing(source, keeps_content=True)
             posix.link(physical, view.for_writing(target, keeps_content=False, is_new=True))
 
-    def listdir(path: Any = ".") -> list[Any]:
+    original: Any = posix.listdir
+
+    def listdir(path: Any = ".") -> Any:
         text = text_of(path)
         if text is None:
-            return posix.listdir(path)
+            return original(path)
         with renamed(path):
             found = view.canonical(text, follow=True)
-            names = view.reading(found, posix.listdir)
+            names: list[str] = view.reading(found, posix.listdir)
             if not view.is_untouched(found):
                 names = view.names(found)
         return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names

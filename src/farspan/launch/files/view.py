@@ -16,6 +16,7 @@ from farspan.launch.files.layers import (
     exists,
     is_directory,
     is_link,
+    kind_of,
     mkdirs,
     names_in,
     parent_of,
@@ -41,7 +42,7 @@ class View:
     def __init__(self, own: Layer, before: Layer | None, exempt: tuple[str, ...]) -> None:
         self.own = own
         self.before = before
-        self._exempt = exempt
+        self._exempt = tuple(root + "/" for root in exempt)
         self._temporary = temporary_folder()
         self._folders: dict[str, str] = {}  # of the texts of folders, their canonical paths
 
@@ -69,7 +70,7 @@ class View:
         path = f"{known.rstrip('/')}/{name}"
         if not follow:
             return path
-        physical = self.locate(path)
+        physical = self._place(path)
         return self._walk(path, follow=True) if physical is not None and is_link(physical) else path
 
     def forget_links(self) -> None:
@@ -85,7 +86,7 @@ class View:
                 found = found.rpartition("/")[0]
                 continue
             path = f"{found}/{part}"
-            physical = self.locate(path) if parts or follow else None
+            physical = self._place(path) if parts or follow else None
             if physical is None or not is_link(physical):
                 found = path
                 continue
@@ -103,29 +104,48 @@ class View:
     def is_exempt(self, path: str) -> bool:
         """Whether `path` lies on the disk itself."""
         below = path + "/"
-        return any(below.startswith(root + "/") for root in self._exempt) or self.own.is_real(path)
+        if below.startswith(self._exempt):
+            return True
+        return below.startswith(self._temporary + "/") and self.own.is_real(path)
 
     def locate(self, path: str) -> str | None:
         """Where what the script sees at `path` lies; None if it sees nothing there. Does not follow a link there."""
+        physical = self._place(path)
+        if physical != path:
+            return physical
+        is_there = exists(path)
+        return (path if is_there else None) if self.is_exempt(path) else self._after_all(path, is_there)
+
+    def _place(self, path: str) -> str | None:
+        """As `locate`, but what lies on the disk need not be there."""
         if self.is_exempt(path):
-            return path if exists(path) else None
+            return path
         own = self.own.path(path)
-        if not exists(own):
-            return None if self.own.is_gone(path) else self.lower(path)
-        if is_directory(own) and not self.own.is_gone(path):
-            lower = self.lower(path)  # a folder of the disk of which a part has changed
+        kind = kind_of(own)
+        if kind == 0 and self.own.is_gone(path):
+            return None
+        if kind == 0:
+            return self._place_below(path)
+        if stat.S_ISDIR(kind) and not self.own.is_gone(path):
+            lower = self._place_below(path)  # a folder of the disk of which a part has changed
             if lower is not None and is_directory(lower):
                 return lower
         return own
 
+    def _place_below(self, path: str) -> str | None:
+        found = self._before(path)
+        return path if found is None else found or None
+
     def lower(self, path: str) -> str | None:
         """What was at `path` before this rank changed anything."""
+        found = self._place_below(path)
+        return self._after_all(path, exists(path)) if found == path else found
+
+    def _after_all(self, path: str, is_there: bool) -> str | None:
+        """What was at `path`, which was (not) there just now: rank 0 keeps what was there before it changes it."""
         found = self._before(path)
         if found is None:
-            is_there = exists(path)
-            found = self._before(path)  # rank 0 keeps what was there, and then changes it
-            if found is None:
-                return path if is_there else None
+            return path if is_there else None
         return found or None
 
     def _before(self, path: str) -> str | None:
@@ -133,8 +153,9 @@ class View:
         if self.before is None:
             return None
         kept = self.before.path(path)
-        if exists(kept):
-            return path if is_directory(kept) and is_directory(path) else kept
+        kind = kind_of(kept)
+        if kind:
+            return path if stat.S_ISDIR(kind) and is_directory(path) else kept
         return "" if self.before.is_gone(path) else None
 
     def reading(self, path: str, operation: Callable[[str], _Result]) -> _Result:
@@ -144,17 +165,17 @@ class View:
             OSError: Of the operation, or that there is nothing.
         """
         while True:
-            physical = self.locate(path)
+            physical = self._place(path)
             if physical is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             self._check_kept(path, physical)
             try:
                 result = operation(physical)
             except OSError:
-                if physical == self.locate(path):
+                if physical != path or self._place(path) == path:
                     raise
                 continue
-            if physical != path or self.locate(path) == physical:
+            if physical != path or self._place(path) == path:
                 return result
             if type(result) is int:
                 posix.close(result)  # a file that was opened

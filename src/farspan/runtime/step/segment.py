@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from farspan.errors import RecordError
@@ -45,7 +46,7 @@ from farspan.lazy import (
 from farspan.lazy.torch_private import raw_grad, set_raw_grad
 from farspan.runtime.backward import Deferred, split_backward
 
-__all__ = ["run_backward", "run_call", "run_forward"]
+__all__ = ["drop_if_over", "run_backward", "run_call", "run_forward"]
 
 
 def run_forward(
@@ -170,7 +171,7 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
         if copies and active.units is not None:
             active.units.written.update(map(id, copies))
         stack.enter_context(without_user_hooks(target.module))
-        return target.module(*args, **kwargs), arguments
+        return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
 
 
 _NO_OBJECTS = MutableArguments({})
@@ -365,4 +366,14 @@ def _release(part: Part) -> None:
 
 
 def _drop(value: Value) -> None:
-    value.data = value.data.detach() if value.is_held and value.data is not None else None
+    """A backward has gone through what made `value`: its data may still be needed, its history is not."""
+    is_needed = value.is_held or value.num_readers > 0
+    value.data = value.data.detach() if is_needed and value.data is not None else None
+
+
+def drop_if_over(value: Value) -> None:
+    """Let go of data without history that nobody is to take any more."""
+    if value.num_readers > 0 or value.is_held or value.call is None or value.data is None:
+        return
+    if value.meta.requires_grad and not value.data.requires_grad:  # see `_drop`
+        value.data = None

@@ -10,7 +10,7 @@ from torch import nn
 from farspan.lazy.hooks import has_user_hooks
 from farspan.lazy.leaf import Leaf
 from farspan.lazy.metadata import map_tensors
-from farspan.lazy.tables import signature_of
+from farspan.lazy.surgery.tables import signature_of
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
