@@ -8,7 +8,7 @@ began is kept until the next one ends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,8 +72,18 @@ class SharedValues:
             self._old_gradients.setdefault(placed.name, gradient)
 
     def pull(self, rank: int, kind: str, what: Any) -> torch.Tensor:
-        """Ask `rank` for a "parameter" or "gradient" by name, for a "value" by key, for what an optimizer has "kept"."""
+        """Ask `rank` for a "parameter" or "gradient" by name, or for a "value" by key."""
         return unpack_tensor(*self._ask(rank, kind, what))
+
+    def pull_kept(self, rank: int, number: int, name: str, places: Sequence[int]) -> list[torch.Tensor]:
+        """Ask `rank` for tensors that optimizer `number` keeps under `name`."""
+        header, payload = self._ask(rank, "kept", [number, name, list(places)])
+        begin = 0
+        tensors: list[torch.Tensor] = []
+        for of_tensor, size in header["tensors"]:
+            tensors.append(unpack_tensor(of_tensor, payload[begin : begin + size]))
+            begin += size
+        return tensors
 
     def pull_state(self, rank: int, number: int | None, name: str, device: torch.device | None = None) -> Any:
         """Ask `rank` what optimizer `number`, or the one that steps in a hook, keeps for one of its parameters; for
@@ -101,10 +111,12 @@ class SharedValues:
         if "state" in request:
             return self.optimizers.answer(*request["state"])
         if "kept" in request:
-            kept = self.optimizers.kept(*request["kept"])
-            if kept is None:
-                raise self._gone("what an optimizer kept")
-            return pack_tensor(kept)
+            packed: list[Any] = []
+            for tensor in self.optimizers.kept(*request["kept"]):
+                if tensor is None:
+                    raise self._gone("what an optimizer kept")
+                packed.append(pack_tensor(tensor))
+            return {"tensors": [[header, len(data)] for header, data in packed]}, b"".join(data for _, data in packed)
         if "gradient" in request:
             name = request["gradient"]
             gradient = self._old_gradients.get(name)

@@ -9,20 +9,20 @@ It is turned into the one when a step begins, and into the other when the progra
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import Optimizer
 
-from farspan.graph import Value
-from farspan.lazy import LazyTensor, Placed, intern, meta_of
+from farspan.graph import Meta, Value
+from farspan.lazy import LazyTensor, Placed, intern, meta_of, read_recorded
 from farspan.runtime.optimizers.step_view import is_own, make_own
 
 if TYPE_CHECKING:
     from farspan.runtime.engine import Engine
 
-__all__ = ["change_tensors", "find_kept", "kept_for", "lose_parameter", "raw_state", "show_to_all", "show_to_step"]
+__all__ = ["change_tensors", "find_kept", "kept_for", "lose_parameter", "raw_state", "read_kept", "show_to_all", "show_to_step"]
 
 _Change = Callable[[torch.Tensor], Any]
 
@@ -129,29 +129,66 @@ def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
         part.change(change)
 
 
-def find_kept(optimizer: Optimizer, placed: Mapping[int, Placed], name: str, place: int) -> torch.Tensor | None:
-    """The `place`-th tensor that it keeps under `name`, on the rank that has it (called in any thread)."""
-    found: list[torch.Tensor] = []
+def find_kept(
+    optimizer: Optimizer, placed: Mapping[int, Placed], name: str, places: Sequence[int]
+) -> list[torch.Tensor | None]:
+    """Of the tensors that it keeps under `name`, those at `places`, on the rank that has them (called in any thread)."""
+    found: list[Any] = []
     for other, _, part in _parts(optimizer, placed):
         if other == name:
             part.change(lambda tensor: found.append(tensor) or tensor)
             break
-    tensor = found[place] if place < len(found) else None
-    return tensor._value.data if type(tensor) is LazyTensor else tensor
+    kept = [found[place] if place < len(found) else None for place in places]
+    return [tensor._value.data if type(tensor) is LazyTensor else tensor for tensor in kept]
+
+
+def read_kept(engine: Engine, state: Any) -> Any:
+    """A copy of what an optimizer keeps for one parameter, with the data of recorded tensors: one question at most."""
+    asked: list[Value] = []
+
+    def ask(tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is LazyTensor and tensor._value.state_of is not None and tensor._value.data is None:
+            asked.append(tensor._value)
+        return tensor
+
+    change_tensors(state, ask)
+    if asked:
+        keys: Any = [value.state_of for value in asked]
+        owner = engine.stages[asked[0].stage].rank
+        data = engine.values.pull_kept(owner, keys[0][0], keys[0][1], [key[2] for key in keys])
+        for value, tensor in zip(asked, data, strict=True):
+            value.data = tensor
+    try:
+        return read_recorded(state)
+    finally:
+        for value in asked:
+            value.data = None
 
 
 # Parameters that are loaded, or go to another rank.
 
 
-def kept_for(engine: Engine, item: Placed, state: Any) -> Any:
-    """Let what was loaded for a parameter be kept by its owner alone, but for what is no larger than a number."""
+def kept_for(engine: Engine, item: Placed, state: Any, given: Any) -> Any:
+    """Let what was loaded for a parameter be kept by its owner alone, but for what is no larger than a number.
+
+    Args:
+        engine: This rank's.
+        item: The parameter.
+        state: What the optimizer has made of what it was given.
+        given: What it was given: with the memory of whole tensors, which `state` may not have here.
+    """
+    layouts: list[tuple[int, ...]] = []
+    change_tensors(given, lambda tensor: layouts.append(tensor.stride()) or tensor)
+    places = iter(layouts)
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
+        stride = next(places)
         if tensor.dim() == 0 or tensor.numel() > item.meta.numel or type(tensor) is LazyTensor:
             return tensor
         if item.is_owned:
             return make_own(tensor)
-        return LazyTensor.make(Value(meta_of(tensor), item.stage), engine.recorder)
+        meta = Meta(tuple(tensor.shape), stride, tensor.dtype, tensor.device, False)
+        return LazyTensor.make(Value(intern(meta), item.stage), engine.recorder)
 
     return change_tensors(state, change)
 
