@@ -8,15 +8,19 @@ It is turned into the one when a step begins, and into the other when the progra
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from farspan.graph import Meta, Value
-from farspan.lazy import LazyTensor, Placed, intern, meta_of, read_recorded
+from farspan.lazy import LazyTensor, Placed, intern, meta_of
+from farspan.lazy.ops.special import read_data
 from farspan.runtime.optimizers.step_view import is_own, make_own
 
 if TYPE_CHECKING:
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["change_tensors", "find_kept", "kept_for", "lose_parameter", "raw_state", "read_kept", "show_to_all", "show_to_step"]
 
 _Change = Callable[[torch.Tensor], Any]
+_NUMBERS = frozenset([bool, int, float, str, type(None)])
 
 
 def raw_state(optimizer: Optimizer) -> Any:
@@ -32,25 +37,39 @@ def raw_state(optimizer: Optimizer) -> Any:
     return vars(optimizer).get("state", {})
 
 
-def change_tensors(item: Any, change: _Change) -> Any:
-    """Put `change(tensor)` in the place of each tensor in lists and dictionaries, in their order; return the item."""
+def change_tensors(item: Any, change: _Change, seen: set[int] | None = None) -> Any:
+    """Put `change(tensor)` in the place of each tensor in lists, dictionaries and plain objects, in their order.
+
+    Returns:
+        The item, which is another one only if it is a tensor or a tuple.
+    """
     if isinstance(item, torch.Tensor):
         return change(item)
-    if isinstance(item, dict):
-        for key, value in item.items():
-            new = change_tensors(value, change)
+    if type(item) in _NUMBERS:
+        return item
+    seen = set() if seen is None else seen
+    if id(item) in seen:
+        return item
+    seen.add(id(item))
+    if isinstance(item, (list, deque, dict)):
+        for key, value in item.items() if isinstance(item, dict) else enumerate(item):
+            new = change_tensors(value, change, seen)
             if new is not value:
                 item[key] = new
-    elif isinstance(item, (list, deque)):
-        for number, value in enumerate(item):
-            new = change_tensors(value, change)
-            if new is not value:
-                item[number] = new
     elif isinstance(item, tuple):
-        values = [change_tensors(value, change) for value in item]
+        values = [change_tensors(value, change, seen) for value in item]
         if any(new is not value for new, value in zip(values, item, strict=True)):
             return type(item)(*values) if hasattr(item, "_fields") else tuple(values)
+    elif _is_plain_object(item):
+        change_tensors(vars(item), change, seen)
     return item
+
+
+def _is_plain_object(item: Any) -> bool:
+    """Whether it is of a class written in Python whose attributes are what it holds."""
+    kind = type(item)
+    is_python = bool(kind.__flags__ & (1 << 9)) and hasattr(item, "__dict__")  # a heap type
+    return is_python and not isinstance(item, (type, nn.Module, Optimizer, LRScheduler))
 
 
 def _parts(optimizer: Optimizer, placed: Mapping[int, Placed]) -> Iterator[tuple[str, Placed | None, _Part]]:
@@ -144,25 +163,22 @@ def find_kept(
 
 def read_kept(engine: Engine, state: Any) -> Any:
     """A copy of what an optimizer keeps for one parameter, with the data of recorded tensors: one question at most."""
-    asked: list[Value] = []
+    known: dict[int, Any] = {}
+    asked: dict[tuple[int, int, str], list[LazyTensor]] = {}
 
     def ask(tensor: torch.Tensor) -> torch.Tensor:
-        if type(tensor) is LazyTensor and tensor._value.state_of is not None and tensor._value.data is None:
-            asked.append(tensor._value)
+        key = tensor._value.state_of if type(tensor) is LazyTensor and tensor._value.data is None else None
+        if type(tensor) is LazyTensor and key is not None:
+            asked.setdefault((engine.stages[tensor._value.stage].rank, key[0], key[1]), []).append(tensor)
+        else:
+            known[id(tensor)] = read_data(tensor)
         return tensor
 
     change_tensors(state, ask)
-    if asked:
-        keys: Any = [value.state_of for value in asked]
-        owner = engine.stages[asked[0].stage].rank
-        data = engine.values.pull_kept(owner, keys[0][0], keys[0][1], [key[2] for key in keys])
-        for value, tensor in zip(asked, data, strict=True):
-            value.data = tensor
-    try:
-        return read_recorded(state)
-    finally:
-        for value in asked:
-            value.data = None
+    for (rank, number, name), tensors in asked.items():
+        places = [tensor._value.state_of[2] for tensor in tensors if tensor._value.state_of is not None]
+        known.update(zip(map(id, tensors), engine.values.pull_kept(rank, number, name, places), strict=True))
+    return copy.deepcopy(state, known)
 
 
 # Parameters that are loaded, or go to another rank.

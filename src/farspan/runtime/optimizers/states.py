@@ -53,7 +53,7 @@ class OptimizerStates:
             number = self._numbers[optimizer] = next(self._next)
             self._optimizers[number] = optimizer
             weakref.finalize(optimizer, self._gone.append, number)
-        self._states[number] = raw_state(optimizer)
+        self._states[number] = SimpleNamespace(state=raw_state(optimizer), param_groups=optimizer.param_groups)
 
     def advance(self) -> None:
         """This rank's program has gone on: nobody can ask for what was before."""
@@ -74,7 +74,7 @@ class OptimizerStates:
             in_hook = self._in_hooks.get(name)
             states = {} if in_hook is None else raw_state(in_hook)
         elif number in self._states:
-            states = self._states[number]
+            states = self._states[number].state
         else:
             raise RecordError(
                 f"the optimizer of {name} is no more on the rank that owns it.",
@@ -97,7 +97,7 @@ class OptimizerStates:
         """Tensors that optimizer `number` keeps here; None for one that it keeps no more."""
         optimizer: Any = self._optimizers.get(number)
         if optimizer is None:
-            optimizer = SimpleNamespace(state=self._states.get(number, {}), param_groups=[])
+            optimizer = self._states.get(number, SimpleNamespace(state={}, param_groups=[]))
         return find_kept(optimizer, {id(item.tensor): item for item in self.parameters.values()}, name, places)
 
     @staticmethod
