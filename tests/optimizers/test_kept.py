@@ -30,7 +30,8 @@ def test_state_may_be_counted_read_changed_pickled_and_reset() -> None:
             _backward(model, shift)
             optimizer.step()
             states = optimizer.state.values()
-            seen.append((len(optimizer.state), sum(state["exp_avg"].norm() for state in states).item()))
+            norms: Any = sum(state["exp_avg"].norm() for state in states)
+            seen.append((len(optimizer.state), norms.item()))
             if shift == 1:
                 for p in model.parameters():
                     optimizer.state[p]["exp_avg"].zero_()
@@ -144,7 +145,8 @@ def test_gradients_may_be_read_between_two_backwards() -> None:
         kept = [p.grad.clone() for p in parameters]
         seen = [kept[0].norm().item()]
         second.backward()
-        seen.append(sum(((p.grad - part) ** 2).sum() for p, part in zip(parameters, kept, strict=True)).item())
+        squares: Any = sum(((p.grad - part) ** 2).sum() for p, part in zip(parameters, kept, strict=True))
+        seen.append(squares.item())
         optimizer.step()
         return seen, weights(model)
 

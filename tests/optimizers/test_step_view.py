@@ -60,9 +60,7 @@ def test_a_step_may_look_past_one_parameter_on_any_number_of_ranks(num_ranks: in
 
 
 def test_sharpness_may_be_looked_at_in_a_closure() -> None:
-    _same(
-        lambda model: SharpnessAware(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9), 3, with_closure=True
-    )
+    _same(lambda model: SharpnessAware(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9), 3, with_closure=True)
 
 
 def test_hooks_of_a_step_see_the_whole_model() -> None:

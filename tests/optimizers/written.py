@@ -111,7 +111,7 @@ class NowAndThen(_Written):
             p.add_(p.grad, alpha=-lr)
         if self.num_steps % 3 == 0:
             mean = torch.stack([p.mean() for p in params]).mean()
-            torch._foreach_sub_(params, mean)
+            torch._foreach_sub_(params, mean)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 class Langevin(_Written):

@@ -80,8 +80,7 @@ class Recorder:
         self.is_recording = True
         """False while calls run for real: in leaves, in the optimizer, in a metadata run."""
         self.is_in_optimizer = False
-        self.step_view: Any = None
-        """What answers torch functions in an optimizer's step, where there are several ranks."""
+        self.step_view: Any = None  # what answers torch functions in an optimizer's step of several ranks
         self.placed: dict[int, Placed] = {}
         """Parameters and buffers of all distributed models, by id."""
         self.leaves: dict[int, Leaf] = {}
@@ -112,8 +111,7 @@ class Recorder:
         """Of the program's own code, and of the container that is running: paths of random numbers begin here."""
         self.host_seed = 0
         """What torch was seeded with when the outermost module was called."""
-        self._number = 0
-        """Of the call that is being recorded, among those of the same name in its frame."""
+        self._number = 0  # of the call that is being recorded, among those of the same name in its frame
         self.transfer: Any = None
         """Stands in for the recorder while a state dictionary is made or loaded."""
 
@@ -372,14 +370,11 @@ class Recorder:
 
     # The optimizer.
 
-    def enter_optimizer(self, view: Any = None) -> None:
-        """Until `leave_optimizer`, nothing is recorded: `view` answers torch functions, or torch itself if it is None."""
+    def enter_optimizer(self) -> None:
+        """Until `leave_optimizer`, nothing is recorded."""
         self.is_in_optimizer = True
         self.is_recording = False
         self._modes = take_modes_of(self)
-        self.step_view = view
-        if view is not None:
-            view.__enter__()
 
     def leave_optimizer(self) -> None:
         self.is_in_optimizer = False
@@ -394,9 +389,7 @@ class Recorder:
         return self.gradients.read(lazy._value) if self.step_view is None else self.step_view.read(lazy)
 
     def read_parameter(self, stub: StubParameter) -> torch.Tensor:
-        if self.step_view is not None:
-            return self.step_view.read(stub)
-        return self.engine.read_parameter(self.placed[id(stub)])
+        return self.step_view.read(stub) if self.step_view else self.engine.read_parameter(self.placed[id(stub)])
 
     def forget_parameter_values(self) -> None:
         """A step has ended: parameters may change, so their values are sources anew."""

@@ -26,7 +26,16 @@ from farspan.runtime.optimizers.step_view import is_own, make_own
 if TYPE_CHECKING:
     from farspan.runtime.engine import Engine
 
-__all__ = ["change_tensors", "find_kept", "kept_for", "lose_parameter", "raw_state", "read_kept", "show_to_all", "show_to_step"]
+__all__ = [
+    "change_tensors",
+    "find_kept",
+    "kept_for",
+    "lose_parameter",
+    "raw_state",
+    "read_kept",
+    "show_to_all",
+    "show_to_step",
+]
 
 _Change = Callable[[torch.Tensor], Any]
 _NUMBERS = frozenset([bool, int, float, str, type(None)])
@@ -119,7 +128,7 @@ def show_to_step(engine: Engine, optimizer: Optimizer) -> None:
 
 
 def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
-    """The program asks for the state of the optimizer, which is the `number`-th: the same recorded tensors everywhere."""
+    """The program asks for the state of the `number`-th optimizer: the same recorded tensors everywhere."""
     first_stage = {stage.rank: index for index, stage in reversed(list(enumerate(engine.stages)))}
     for name, item, part in _parts(optimizer, engine.recorder.placed):
         place = -1
@@ -151,7 +160,7 @@ def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
 def find_kept(
     optimizer: Optimizer, placed: Mapping[int, Placed], name: str, places: Sequence[int]
 ) -> list[torch.Tensor | None]:
-    """Of the tensors that it keeps under `name`, those at `places`, on the rank that has them (called in any thread)."""
+    """Of the tensors that it keeps under `name`, those at `places`, as their rank has them (called in any thread)."""
     found: list[Any] = []
     for other, _, part in _parts(optimizer, placed):
         if other == name:

@@ -155,11 +155,11 @@ def _begin(engine: Engine, optimizer: Optimizer) -> None:
 
 
 def _enter(engine: Engine) -> None:
-    view = None
+    engine.recorder.enter_optimizer()
     if engine.num_ranks > 1:
-        view = engine.values.optimizers.view = engine.values.optimizers.view or StepView(engine)
-        view.begin()
-    engine.recorder.enter_optimizer(view)
+        steps = engine.values.optimizers
+        steps.view = engine.recorder.step_view = steps.view or StepView(engine)
+        steps.view.begin()
 
 
 def _check_step_in_hook(engine: Engine, optimizer: Optimizer) -> None:
