@@ -87,8 +87,7 @@ class Recorder:
         self.is_recording = True
         """False while calls run for real: in leaves, in the optimizer, in a metadata run."""
         self.is_in_optimizer = False
-        self.step_view: Any = None
-        """What answers torch functions in an optimizer's step, where there are several ranks."""
+        self.step_view: Any = None  # what answers torch functions in an optimizer's step of several ranks
         self.placed: dict[int, Placed] = {}
         """Parameters and buffers of all distributed models, by id."""
         self.leaves: dict[int, Leaf] = {}
@@ -417,14 +416,11 @@ class Recorder:
 
     # The optimizer.
 
-    def enter_optimizer(self, view: Any = None) -> None:
-        """Until `leave_optimizer`, nothing is recorded: `view` answers torch functions, or torch itself if it is None."""
+    def enter_optimizer(self) -> None:
+        """Until `leave_optimizer`, nothing is recorded."""
         self.is_in_optimizer = True
         self.is_recording = False
         self._modes = take_modes_of(self)
-        self.step_view = view
-        if view is not None:
-            view.__enter__()
 
     def leave_optimizer(self) -> None:
         self.is_in_optimizer = False
@@ -439,9 +435,7 @@ class Recorder:
         return self.gradients.read(lazy._value) if self.step_view is None else self.step_view.read(lazy)
 
     def read_parameter(self, stub: StubParameter) -> torch.Tensor:
-        if self.step_view is not None:
-            return self.step_view.read(stub)
-        return self.engine.read_parameter(self.placed[id(stub)])
+        return self.step_view.read(stub) if self.step_view else self.engine.read_parameter(self.placed[id(stub)])
 
     def forget_parameter_values(self) -> None:
         """A step has ended: parameters may change, so their values are sources anew."""

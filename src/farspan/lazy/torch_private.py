@@ -53,7 +53,6 @@ __all__ = [
     "flops_of",
     "forget_casts",
     "has_compatible_type",
-    "has_dynamic_shape",
     "has_memory_of_its_own",
     "has_other_users",
     "hooks_on_saved",
@@ -84,7 +83,6 @@ __all__ = [
     "unscale_",
     "update_scale_",
     "tensor_of_class",
-    "written_lists",
 ]
 
 _raw_grad = torch.Tensor.grad
@@ -390,20 +388,6 @@ def hooks_on_saved(node: Any, names: Sequence[str]) -> list[Any] | None:
 def shape_at(node: Any, number: int) -> Sequence[int]:
     """The shape of the gradient that a node of autograd takes as its input `number`."""
     return node._input_metadata[number].shape
-
-
-def has_dynamic_shape(function: Any) -> bool:
-    """Whether torch says of a function that the shape of its result depends on data."""
-    packet: Any = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
-    overloads = [getattr(packet, name) for name in packet.overloads()] if hasattr(packet, "overloads") else []
-    return any(torch.Tag.dynamic_output_shape in overload.tags for overload in overloads)
-
-
-def written_lists(name: str) -> tuple[int, ...]:
-    """The positions of the lists of tensors into which the aten function `name` writes."""
-    packet: Any = getattr(torch.ops.aten, name)
-    arguments = getattr(packet, packet.overloads()[0])._schema.arguments
-    return tuple([i for i, item in enumerate(arguments) if item.alias_info is not None and item.alias_info.is_write])
 
 
 def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:

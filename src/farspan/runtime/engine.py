@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from farspan.errors import FarspanError, RecordError, RemoteError
+from farspan.errors import FarspanError, RemoteError
 from farspan.graph import Call, Graph, Meta, Value, let_go
 from farspan.lazy import (
     Frame,
@@ -358,12 +358,6 @@ class Engine:
         if not placed.is_owned:
             return
         if isinstance(gradient, Value):
-            if not self._is_mine(gradient):
-                raise RecordError(
-                    f"the gradient of {placed.name} was set to a value that another stage computed.",
-                    why=f"at {format_where(find_where())}",
-                    hint="change the gradient in place: param.grad.copy_(value)",
-                )
             gradient = gradient.data
         self.values.keep_gradient(placed)
         set_raw_grad(placed.tensor, gradient)
@@ -391,7 +385,8 @@ class Engine:
         if value.name:
             return self.read_parameter(self.parameters[value.name])
         if value.state_of is not None:
-            return self.values.pull(self.stages[value.stage].rank, "kept", value.state_of)
+            number, name, place = value.state_of
+            return self.values.pull_kept(self.stages[value.stage].rank, number, name, [place])[0]
         kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
         return self.values.pull(self.stages[value.stage].rank, kind, what)
 

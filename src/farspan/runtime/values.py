@@ -77,11 +77,15 @@ class SharedValues:
             self._old_gradients.setdefault(placed.name, gradient)
 
     def pull(self, rank: int, kind: str, what: Any) -> torch.Tensor:
-        """Ask `rank` for a "gradient" or "initial" weight by name, a "value" by key, or what an optimizer has "kept"."""
+        """Ask `rank` for a "gradient" or "initial" weight by name, or for a "value" by key."""
         return unpack_tensor(*self._ask(rank, kind, what))
 
     def _pull_parameters(self, rank: int, names: Sequence[str]) -> list[torch.Tensor]:
         return unpack_tensors(*self._ask(rank, "parameters", list(names)))
+
+    def pull_kept(self, rank: int, number: int, name: str, places: Sequence[int]) -> list[torch.Tensor]:
+        """Ask `rank` for tensors that optimizer `number` keeps under `name`."""
+        return unpack_tensors(*self._ask(rank, "kept", [number, name, list(places)]))
 
     def pull_state(self, rank: int, number: int | None, name: str, device: torch.device | None = None) -> Any:
         """Ask `rank` what optimizer `number`, or the one that steps in a hook, keeps for one of its parameters; for
@@ -112,9 +116,10 @@ class SharedValues:
             return self.optimizers.answer(*request["state"])
         if "kept" in request:
             kept = self.optimizers.kept(*request["kept"])
-            if kept is None:
+            found = [tensor for tensor in kept if tensor is not None]
+            if len(found) < len(kept):
                 raise self._gone("what an optimizer kept")
-            return pack_tensor(kept)
+            return pack_tensors(found)
         if "gradient" in request:
             name = request["gradient"]
             gradient = self._old_gradients.get(name)
