@@ -211,6 +211,8 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
     if recorder is not None and id(module) in recorder.leaf_parts and not _is_already(module, name, value):
         if recorder.is_recording:
             recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
+            for leaf in recorder.leaves.values():
+                leaf.own_objects = None
         if name == "training":
             recorder.forget_states()
         old = module._buffers.get(name)

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.randomness import DRAWS, GENERATORS
-from farspan.lazy.torch_private import TorchDispatchMode, flops_of, tree_leaves
+from farspan.lazy.torch_private import TorchDispatchMode, flops_of, is_fake, tree_leaves
 
 __all__ = ["Learn", "Made", "Watch", "storage_id", "untouched_generators"]
 
@@ -50,6 +50,8 @@ class Watch(TorchDispatchMode):
         self.written: set[int] = set()
         self.updated: set[int] = set()
         """Running statistics that an operation writes although its schema does not say so."""
+        self.written_plain: dict[int, torch.Tensor] = {}
+        """By id the tensors that are no fakes, and written."""
         self.used: set[int] = set()
         """The memory that any operation reads or writes."""
         self.made = made
@@ -74,7 +76,9 @@ class Watch(TorchDispatchMode):
             for item in schema:
                 if item.alias_info is not None and item.alias_info.is_write and given.get(item.name) is not None:
                     value = given[item.name]
-                    self.written.update(map(storage_id, value if isinstance(value, (list, tuple)) else (value,)))
+                    values = value if isinstance(value, (list, tuple)) else (value,)
+                    self.written.update(map(storage_id, values))
+                    self.written_plain.update((id(part), part) for part in values if not is_fake(part))
         result = func(*args, **(kwargs or {}))
         self.flops += flops_of(func, args, kwargs or {}, result)
         self.made += [weakref.ref(item) for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
