@@ -258,6 +258,8 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
         if recorder.is_recording:
             recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
             note_attribute(recorder, module, name, value)
+            for leaf in recorder.leaves.values():
+                leaf.own_objects = None
         if name == "training":
             recorder.forget_states()
         old = module._buffers.get(name)

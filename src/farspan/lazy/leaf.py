@@ -81,6 +81,7 @@ class Leaf:
         "module",
         "modules",
         "name",
+        "own_objects",
         "own_parameters",
         "parameter_names",
         "placed",
@@ -107,6 +108,8 @@ class Leaf:
         self.attributes: dict[str, None] = {}
         """What its calls have been seen to write on its modules."""
         self.buffers = tuple(item for item in placed if not item.is_parameter)
+        self.own_objects: Any = None
+        """What the attributes that are not in `attributes` hold; made when it is called."""
         self.has_buffers = bool(self.buffers)
         self.foreign = tuple(item for item in placed if item.stage != stage)
         """Those that another stage owns (tied parameters): they come as values, gradients flow back."""

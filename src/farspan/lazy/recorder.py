@@ -7,7 +7,8 @@ value; then the runtime behind `engine` executes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -23,7 +24,9 @@ from farspan.lazy.memory.copies import Copies
 from farspan.lazy.metadata import (
     Entry,
     MetadataCache,
+    OwnObjects,
     Regions,
+    State,
     Unknown,
     attributes_of,
     current_modes,
@@ -109,6 +112,8 @@ class Recorder:
         """
         self.has_hooked_calls = False
         """Whether any has been recorded by a forward hook beside a backward hook."""
+        self._holding: dict[Leaf, None] = {}
+        """The leaves called since the last flush that hold objects others may change."""
         self.num_copies = 0
         """Of distributed models and their parts."""
         self.current = self._new_graph()
@@ -145,6 +150,7 @@ class Recorder:
     def _call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
+        self._see_own_objects(leaf)
         if leaf.num_extra or leaf.attributes:
             held = [attributes_of(leaf.modules, leaf.attributes)] if leaf.attributes else []
             given = (args, kwargs, *held)
@@ -152,6 +158,41 @@ class Recorder:
             tensors += leaf.extra_tensors()
             return self.record(leaf, template, tensors, leaf.stage, given=given)
         return self._record_call(leaf, args, kwargs, leaf.stage)
+
+    def _see_own_objects(self, leaf: Leaf) -> None:
+        """What others have changed in the objects a leaf holds is an argument of its calls from now on."""
+        if leaf.own_objects is not None and leaf.own_objects.has_changed():
+            self.flush_before_change(f"an object that {leaf} holds has been changed")
+            if leaf.own_objects is not None:
+                leaf.attributes.update(dict.fromkeys(leaf.own_objects.changed()))
+                leaf.own_objects = None
+        if leaf.own_objects is None:
+            if any(other.own_objects is not None and other.own_objects.has_changed() for other in self._holding):
+                self.flush_before_change("an object that modules hold has been changed")
+            leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
+            if leaf.own_objects.recorded:
+                leaf.attributes.update(dict.fromkeys(leaf.own_objects.recorded))
+                leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
+        if not leaf.own_objects.is_empty:
+            self._holding[leaf] = None
+
+    @contextlib.contextmanager
+    def as_recorded(self) -> Iterator[None]:
+        """Let the objects that leaves hold be as they were when their calls were recorded, in the body."""
+        holding, self._holding = self._holding, {}
+        changed = [leaf for leaf in holding if leaf.own_objects is not None and leaf.own_objects.has_changed()]
+        meanwhile: list[State] = []
+        for leaf in changed:
+            leaf.attributes.update(dict.fromkeys(leaf.own_objects.changed()))
+            meanwhile.append(leaf.own_objects.put_back())
+        try:
+            yield
+        finally:
+            for state in reversed(meanwhile):
+                state.put_back(state.changed())
+            for leaf in holding:
+                if leaf in changed or (leaf.own_objects is not None and leaf.own_objects.has_changed()):
+                    leaf.own_objects = None
 
     def _record_call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int | None) -> Any:
         """Record a call; if one of its kind was seen before, without taking its arguments apart again."""
@@ -226,6 +267,7 @@ class Recorder:
                 return self._call_parts(target, given, "it writes into a parameter of another stage")
             if not target.attributes.keys() >= set(entry.attributes):
                 target.attributes.update(dict.fromkeys(entry.attributes))
+                target.own_objects = None
                 return self._call_leaf(target, given[0], given[1])  # with what these hold as arguments
         else:
             if not entry.has_tensors_only:

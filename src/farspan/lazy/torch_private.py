@@ -63,6 +63,7 @@ __all__ = [
     "is_compiled_wrapper",
     "is_fake",
     "is_fake_limit",
+    "no_dispatch",
     "is_mode_active",
     "is_not_torchs_device",
     "make_wrapper",
@@ -71,6 +72,7 @@ __all__ = [
     "recompute_through",
     "saved_by",
     "set_raw_grad",
+    "set_version",
     "shape_at",
     "storage_at",
     "put_modes",
@@ -91,6 +93,8 @@ set_raw_grad = _raw_grad.__set__  # type: ignore[attr-defined]
 raw_grad_fn = torch.Tensor.grad_fn.__get__  # type: ignore[attr-defined]
 
 
+no_dispatch = torch._C._DisableTorchDispatch
+"""Operations in its body are seen by no dispatch mode."""
 disabled_torch_function = torch._C._disabled_torch_function_impl
 """As a class's __torch_function__: its tensors are seen by function modes only."""
 
@@ -402,6 +406,11 @@ def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result
 has_compatible_type: Any = torch._has_compatible_shallow_copy_type
 unscale_: Any = torch._amp_foreach_non_finite_check_and_unscale_
 update_scale_: Any = torch._amp_update_scale_
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Let a tensor have been written to as often as `version` says: it is again what it was then."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 _saved_names: dict[type, list[str]] = {}

@@ -237,7 +237,7 @@ class Engine:
         """User code is not recorded; what goes wrong is told to all ranks."""
         self.recorder.is_recording = False
         try:
-            with without_modes_of(self.recorder):
+            with without_modes_of(self.recorder), self.recorder.as_recorded():
                 yield
         except FarspanError as error:
             self._fail(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,11 @@ def exchange(recorder: Recorder, one: torch.Tensor, other: torch.Tensor, value: 
     """Let who holds `one` hold `other`, and the reverse; one of them is the recorded tensor of `value`."""
     value.lazy = None
     try:
-        torch.utils.swap_tensors(one, other)
+        try:
+            torch.utils.swap_tensors(one, other)
+        except RuntimeError:
+            gc.collect()  # a run on fakes has left a weak reference
+            torch.utils.swap_tensors(one, other)
     except RuntimeError as error:
         recorder.refuse(
             "recorded values are written into a plain tensor that the program holds a weak reference to",

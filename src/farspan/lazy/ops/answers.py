@@ -46,6 +46,8 @@ def answer(recorder: Recorder, call: Call, entry: Entry, tensors: list[torch.Ten
     objects = objects_given(given)
     result = apply_result(entry.template, entry.changes, results, objects)
     if type(call.target) is Leaf:
-        call.target.attributes.update(dict.fromkeys(entry.attributes))
+        if not call.target.attributes.keys() >= set(entry.attributes):
+            call.target.attributes.update(dict.fromkeys(entry.attributes))
+            call.target.own_objects = None
         put_attributes(call.target.modules, call.target.attributes, objects[ATTRIBUTES])
     return result
