@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.promises.test_randomness import MODELS, Block, Reentrant, Stack, build, case, plans, shuffled
 from tests.support.parity import History, train, train_distributed
-from tests.support.ranks import run_threads
+from tests.support.ranks import run_processes, run_threads
 from torch import Tensor, nn
 from torch.distributions import Beta, Dirichlet
+
+import farspan
+from farspan.errors import RecordError
+from farspan.lazy.randomness.mersenne import advanced, distance
 
 
 class Odd(Block):

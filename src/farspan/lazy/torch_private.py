@@ -398,7 +398,9 @@ def written_lists(name: str) -> tuple[int, ...]:
     """The positions of the lists of tensors into which the aten function `name` writes."""
     packet: Any = getattr(torch.ops.aten, name)
     arguments = getattr(packet, packet.overloads()[0])._schema.arguments
-    return tuple([i for i, item in enumerate(arguments) if item.alias_info is not None and item.alias_info.is_write])
+    return tuple(
+        [i for i, item in enumerate(arguments) if item.alias_info is not None and item.alias_info.is_write]
+    )
 
 
 def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
