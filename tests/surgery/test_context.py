@@ -118,6 +118,7 @@ def test_a_leaf_makes_tensors_of_the_default_type_of_its_call() -> None:
     assert_same_as_plainly(Makes, program, 1)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, of derivatives in the forward direction
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -159,7 +160,7 @@ class Energy(nn.Module):
         self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.clone().requires_grad_(x.is_leaf)
+        x = x if x.requires_grad else x.clone().requires_grad_()
         energy = self.second(torch.tanh(self.first(x))).sum()
         (force,) = torch.autograd.grad(energy, x, create_graph=True)
         return force

@@ -76,7 +76,7 @@ def dispatch_modes() -> list[Any]:
 
 def hooks_on_what_is_saved() -> tuple[Any, Any] | None:
     """(pack, unpack) of the innermost `saved_tensors_hooks`."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return _core._autograd._top_saved_tensors_default_hooks(True)
 
 
 def is_of_a_checkpoint(hooks: tuple[Any, Any]) -> bool:
@@ -84,12 +84,13 @@ def is_of_a_checkpoint(hooks: tuple[Any, Any]) -> bool:
     return getattr(hooks[0], "__module__", "") == _CHECKPOINT
 
 
+_core: Any = torch._C
 _CHECKPOINT = "torch.utils.checkpoint"
 
 
 def transformation() -> str | None:
     """The innermost transformation of `torch.func` that is running: "grad", "vmap", "jvp" (dual numbers too), ..."""
-    interpreter: Any = torch._C._functorch.peek_interpreter_stack()
+    interpreter: Any = _core._functorch.peek_interpreter_stack()
     if interpreter is not None:
         return str(interpreter.key()).rpartition(".")[2].lower()
     return "jvp" if forward_ad._current_level >= 0 else None
