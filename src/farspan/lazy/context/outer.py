@@ -11,7 +11,6 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd import forward_ad
 
 from farspan.lazy.context.torch_state import (
     DeviceContext,
@@ -71,7 +70,7 @@ def has_own_function_mode(recorder: Recorder) -> bool:
 
 def is_clear_around() -> bool:
     """Whether nothing is around that would keep a call from being recorded."""
-    return transformation() is None and forward_ad._current_level < 0 and not dispatch_modes()
+    return transformation() is None and not dispatch_modes()
 
 
 def check_around() -> None:
@@ -81,8 +80,6 @@ def check_around() -> None:
         WholeError: A dispatch mode or a transformation, which acts on data that are not here yet.
     """
     kind = transformation()
-    if kind is None and forward_ad._current_level >= 0:
-        kind = "jvp"
     if kind is not None:
         what, hint = _HINTS.get(kind, (f"torch.func ({kind}) over a distributed model", _HINTS["jvp"][1]))
         raise WholeError(f"{what} cannot be recorded.", why=f"at {format_where(find_where())}", hint=hint)

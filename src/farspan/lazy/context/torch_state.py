@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
+from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -75,7 +76,7 @@ def dispatch_modes() -> list[Any]:
 
 def hooks_on_what_is_saved() -> tuple[Any, Any] | None:
     """(pack, unpack) of the innermost `saved_tensors_hooks`."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return _core._autograd._top_saved_tensors_default_hooks(True)
 
 
 def is_of_a_checkpoint(hooks: tuple[Any, Any]) -> bool:
@@ -83,13 +84,16 @@ def is_of_a_checkpoint(hooks: tuple[Any, Any]) -> bool:
     return getattr(hooks[0], "__module__", "") == _CHECKPOINT
 
 
+_core: Any = torch._C
 _CHECKPOINT = "torch.utils.checkpoint"
 
 
 def transformation() -> str | None:
-    """The innermost transformation of `torch.func` that is running: "grad", "vmap", "jvp", "functionalize"."""
-    interpreter: Any = torch._C._functorch.peek_interpreter_stack()
-    return None if interpreter is None else str(interpreter.key()).rpartition(".")[2].lower()
+    """The innermost transformation of `torch.func` that is running: "grad", "vmap", "jvp" (dual numbers too), ..."""
+    interpreter: Any = _core._functorch.peek_interpreter_stack()
+    if interpreter is not None:
+        return str(interpreter.key()).rpartition(".")[2].lower()
+    return "jvp" if forward_ad._current_level >= 0 else None
 
 
 def default_device() -> torch.device | None:
