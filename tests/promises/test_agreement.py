@@ -40,9 +40,9 @@ def scaled() -> nn.Module:
         return Scaled()
 
 
-def train(rank: int, num_ranks: int, build: Callable[[], nn.Module], story: Callable[..., Any], where: str) -> None:
+def train(rank: int, num_ranks: int, model: nn.Module, story: Callable[..., Any], where: str) -> None:
     """Six steps; in the fifth the last rank does as `story` says, at the place in the loop that `where` names."""
-    model = farspan.distribute(build())
+    farspan.distribute(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
 
@@ -108,7 +108,7 @@ def leave_out(*_: Any) -> bool:
 STORIES: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], str, str]] = {
     "a step is left out": (mlp, leave_out, "step", r"step\(\) of SGD at .*test_agreement.py"),
     "gradients are not cleared": (mlp, leave_out, "zero_grad", r"\.grad = None, at "),
-    "one gradient is cleared": (mlp, clear_gradient, "gradients", r"\.grad = None, at "),
+    "one gradient is cleared": (mlp, clear_gradient, "gradients", r"\.grad = (None|\.\.\.), at "),
     "a backward is left out": (mlp, leave_out, "backward", r"backward\(\) at "),
     "another learning rate": (mlp, change_rate, "gradients", r"param_groups\[0\]\['lr'\] is 0\.7 in step\(\) of SGD"),
     "a learning rate in a tensor": (mlp, with_tensor_rate, "gradients", r"\['lr'\] is tensor\(0\.3.*in step\(\)"),
@@ -124,14 +124,17 @@ STORIES: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], str, str]]
 @pytest.mark.parametrize(("name", "num_ranks"), [*((name, 3) for name in STORIES), ("a step is left out", 2)])
 def test_what_one_rank_does_otherwise_is_named(name: str, num_ranks: int) -> None:
     build, story, where, words = STORIES[name]
+    models = [build() for _ in range(num_ranks)]
     with pytest.raises(DivergenceError, match=rf"(?s)programs differ.*{words}") as raised:
-        run_threads(num_ranks, lambda rank: train(rank, num_ranks, build, story, where))
+        run_threads(num_ranks, lambda rank: train(rank, num_ranks, models[rank], story, where))
     assert len(str(raised.value).splitlines()) <= 8
 
 
 def test_a_last_step_that_one_rank_leaves_out_is_named() -> None:
+    models = [mlp() for _ in range(2)]
+
     def program(rank: int) -> None:
-        model = farspan.distribute(mlp())
+        model = farspan.distribute(models[rank])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loss = F.cross_entropy(model(X), Y)
         loss.backward()
@@ -146,8 +149,10 @@ def test_a_last_step_that_one_rank_leaves_out_is_named() -> None:
 def test_loading_other_weights_on_one_rank_is_named() -> None:
     states = [mlp().state_dict(), {name: item + 1 for name, item in mlp().state_dict().items()}]
 
+    models = [mlp() for _ in range(2)]
+
     def program(rank: int) -> None:
-        model = farspan.distribute(mlp())
+        model = farspan.distribute(models[rank])
         model.load_state_dict(states[rank])
         F.cross_entropy(model(X), Y).backward()
         farspan.flush()
@@ -157,8 +162,10 @@ def test_loading_other_weights_on_one_rank_is_named() -> None:
 
 
 def test_optimizers_of_other_parameters_are_named() -> None:
+    models = [mlp() for _ in range(2)]
+
     def program(rank: int) -> None:
-        model = farspan.distribute(mlp())
+        model = farspan.distribute(models[rank])
         parameters = list(model.parameters())
         optimizer = torch.optim.SGD(parameters if rank == 0 else parameters[1:], lr=0.1)
         F.cross_entropy(model(X), Y).backward()

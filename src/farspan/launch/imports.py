@@ -19,14 +19,14 @@ class _Finder(MetaPathFinder):
     """Finds modules like those behind it in `sys.meta_path`, and acts on those that are waited for."""
 
     def __init__(self) -> None:
-        self.actions: dict[str, _Action] = {}
+        self.actions: dict[str, list[_Action]] = {}
         self._sought: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        action = self.actions.get(fullname)
-        if action is None or fullname in self._sought:
+        actions = self.actions.get(fullname)
+        if actions is None or fullname in self._sought:
             return None
         self._sought.add(fullname)
         try:
@@ -34,16 +34,17 @@ class _Finder(MetaPathFinder):
         finally:
             self._sought.discard(fullname)
         if spec is not None and spec.loader is not None:
-            _act_after_loading(spec.loader, action)
+            _act_after_loading(spec.loader, actions)
         return spec
 
 
-def _act_after_loading(loader: Any, action: _Action) -> None:
+def _act_after_loading(loader: Any, actions: Sequence[_Action]) -> None:
     load = loader.exec_module
 
     def load_and_act(module: ModuleType) -> None:
         load(module)
-        action(module)
+        for action in actions:
+            action(module)
 
     loader.exec_module = load_and_act  # of this one module: each has a loader of its own
 
@@ -57,6 +58,8 @@ def when_imported(name: str, action: _Action) -> None:
     if module is not None:
         action(module)
         return
-    _finder.actions[name] = action
+    actions = _finder.actions.setdefault(name, [])
+    if action not in actions:
+        actions.append(action)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
