@@ -19,11 +19,11 @@ INSTALLED := $(VENV)/installed
 # two ranks on two cores: one thread each, and the same order of summation everywhere
 export OMP_NUM_THREADS = 1
 
-.PHONY: help test lint pytest test-slow test-trainers test-versions demo clean
+.PHONY: help test lint pytest test-slow test-trainers test-versions programs-packages demo clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
 
 test: $(INSTALLED)  ## all checks at a time: ruff, pyright, all tiers of tests
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest
@@ -45,6 +45,9 @@ test-trainers: $(TRAINERS_VENV)/installed  ## the real trainers (transformers, a
 test-versions: .venv-torch-$(OLDEST_TORCH)/installed .venv-torch-$(NEWEST_TORCH)/installed  ## all tiers of tests with the oldest and the newest torch (the CUDA builds of PyPI take 6 GB each)
 	.venv-torch-$(OLDEST_TORCH)/bin/pytest -m "not slow" -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 	.venv-torch-$(NEWEST_TORCH)/bin/pytest -m "not slow" -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+programs-packages: $(INSTALLED)  ## optimizers from pip, for benchmarks/programs, beside the environment (no other torch comes with them)
+	$(BIN)/pip install $(PIP_ARGS) --no-deps --upgrade --target .packages-programs -r constraints-programs.txt
 
 demo: $(INSTALLED)  ## train a GPT over two processes, and compare with one
 	@mkdir -p build
@@ -73,5 +76,5 @@ $(TRAINERS_VENV)/installed: pyproject.toml constraints.txt constraints-trainers.
 	@touch $@
 
 clean:  ## remove all that make has made, the environment too
-	rm -rf $(VENV) $(TRAINERS_VENV) .venv-torch-* build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS_VENV) .venv-torch-* .packages-programs build .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,7 +14,7 @@ from torch import nn
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
 from farspan.lazy import glue_at
-from farspan.placing import KeptPlan, is_measuring, measure_first, place_first
+from farspan.placing import KeptPlan, agree_on_model, is_measuring, measure_first, place_first
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
 from farspan.profile import atoms
@@ -42,16 +42,17 @@ def distribute(
     together: Sequence[Sequence[str]] = (),
     max_memory: str | float | Mapping[str | int, str | float] | None = None,
     measure: bool | None = None,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> _Model:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
 
-    Every rank calls it alike, and then runs the training loop it would run alone. A launcher (`farspan run`, torchrun,
-    anything that sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) says which ranks there are; without one the world is
-    one rank. torch.distributed stays as the script has set it up, or not: the ranks have groups of their own.
+    Every rank calls it alike, and then runs the training loop it would run alone. Rank 0's parameters and buffers
+    become everybody's, as with DDP, and so do its random generators. A launcher (`farspan run`, torchrun, anything that
+    sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) says which ranks there are; without one the world is one rank.
+    torch.distributed stays as the script has set it up, or not: the ranks have groups of their own.
 
     Args:
-        model: Any module, built alike on every rank.
+        model: Any module, of the same class and shapes on every rank; its values are rank 0's.
         plan: "auto"; a `Plan`; the path of a plan's JSON file; or a mapping from names of modules or parameters (or
             glob patterns of them) to "rank:R" or "rank:R/device"; R alone, a number, will do.
         stages: How many pipeline stages an automatic plan has; one for each rank by default.
@@ -82,6 +83,8 @@ def distribute(
         PlanError: The plan does not fit the model or the number of ranks, `remat` names no module of the model,
             there is no such schedule, or `pins`, `together` and `max_memory` name what is not there, contradict each
             other or leave no plan.
+        DivergenceError: The ranks' models have different parameters or buffers (names, shapes, dtypes, which are
+            trained), or their plans differ.
         LaunchError: The other ranks cannot be found.
 
     Example:
@@ -97,11 +100,14 @@ def distribute(
         )
     if hasattr(model, _PLAN):
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
+    trial = current_trial()
+    if trial is not None and seed is None:
+        seed = 0  # it is about times, and may have no data
     engine = engine_of_this_thread(seed)
     adapt_trainers()
     if not engine.recorder.roots:
         engine.sow(seed)  # from_rank may have made the engine
-    trial = current_trial()
+    agree_on_model(engine, model)
     hints = _hints(plan, pins=pins, together=together, max_memory=max_memory, stages=stages, remat=remat)
     if trial is not None:
         chosen = trial.plan_for(model, hints)
@@ -191,7 +197,7 @@ def from_rank(rank: int, batch: Any) -> Any:
         >>> batch["name"], batch["x"].shape, batch["x"].sum().item()
         ('first', torch.Size([2, 3]), 6.0)
     """
-    return engine_of_this_thread(0).inputs.from_rank(rank, batch)
+    return engine_of_this_thread(None).inputs.from_rank(rank, batch)
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ def test_divergence_names_the_first_call_that_differs(ranks):
     errors = each(channels, act)
     for error in errors:
         assert isinstance(error, DivergenceError)
-        assert error.what == "the ranks' programs differ at step 5, call 1"
+        assert error.what == "the ranks' programs differ at step 5"
         assert error.why == f"rank 0: blocks.3 at train.py:41\nranks 1, 2: {flush}"
         assert "same Python" in error.hint
         assert len(str(error).splitlines()) <= 8
@@ -63,7 +63,7 @@ def test_divergence_where_one_program_ends_earlier(ranks):
     record(channels, [["embed", "head"], ["embed", "head", "head again at train.py:9"]])
     for error in each(channels, step(2, lambda rank: rank)):
         assert isinstance(error, DivergenceError)
-        assert error.what == "the ranks' programs differ at step 2, call 2"
+        assert error.what == "the ranks' programs differ at step 2"
         assert error.why == "rank 0: ends here (step begins)\nrank 1: head again at train.py:9"
 
 

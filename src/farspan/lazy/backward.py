@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from farspan.graph import Backward, Value, Wanted
-from farspan.lazy.metadata import current_modes
+from farspan.lazy.hooks import check_hooked
+from farspan.lazy.metadata import current_modes, digest_of
 from farspan.lazy.ops.functions import find_where
-from farspan.lazy.randomness import key_of
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
 __all__ = ["record_backward"]
-
-_MARK = 1
 
 
 def record_backward(
@@ -56,6 +55,8 @@ def record_backward(
         if given[number] is None and root.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
         values.append(root._value)
+    if recorder.has_hooked_calls:
+        check_hooked(values)
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
     graph = recorder.current
     backward = Backward(
@@ -66,7 +67,13 @@ def record_backward(
     for value in values:
         if value.segment is not None:
             value.segment.outputs[value] = None
-    positions = graph.positions(values)
-    graph.digest = hash((graph.digest, _MARK, positions, bool(retain_graph)))
+    graph.note_backward(backward, _digest_of(bool(retain_graph), backward.modes))
     if wanted is not None:
-        graph.digest = hash((graph.digest, key_of(" ".join(sorted(wanted.names))), len(wanted.outside)))
+        positions = graph.positions(list(wanted.values))
+        graph.note_path((digest_of(sorted(wanted.names)), len(wanted.outside), len(positions), *positions))
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of(retain_graph: bool, modes: Any) -> int:
+    """Of what most backwards have in common."""
+    return digest_of((retain_graph, modes))

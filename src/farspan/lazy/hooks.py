@@ -7,17 +7,29 @@ somebody hooks a part is no longer called as one unit: its parts are, and the ho
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from farspan.errors import RecordError
+from farspan.graph import Value
 from farspan.lazy.leaf import Leaf
-from farspan.lazy.torch_private import call_without_compiling
 
-__all__ = ["call_with_user_hooks", "check_container", "has_user_hooks", "open_leaves", "without_user_hooks"]
+if TYPE_CHECKING:
+    from farspan.graph import Call
+    from farspan.lazy.recorder import Recorder
+
+__all__ = [
+    "call_with_user_hooks",
+    "check_container",
+    "check_hooked",
+    "has_user_hooks",
+    "open_leaves",
+    "without_user_hooks",
+]
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
@@ -31,9 +43,9 @@ def has_user_hooks(module: nn.Module) -> bool:
     return not all(map(_is_of_torch, [*hooks.values(), *pre_hooks.values()]))
 
 
-def open_leaves(leaves: dict[int, Leaf]) -> None:
+def open_leaves(leaves: Iterable[Leaf]) -> None:
     """Let no module be called as one unit that has a hooked one below its top."""
-    for leaf in leaves.values():
+    for leaf in leaves:
         leaf.is_open |= any(map(has_user_hooks, leaf.modules[1:]))
 
 
@@ -62,39 +74,87 @@ def without_user_hooks(*modules: nn.Module) -> Iterator[None]:
 
 
 def call_with_user_hooks(
-    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    recorder: Recorder,
 ) -> Any:
-    """Call `forward` in the place of `module`'s, with the users' forward hooks around it."""
-    with contextlib.ExitStack() as around:
+    """Call `forward` in the place of `module`'s, with the users' forward hooks around it.
 
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            around.close()  # the module is itself again
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                around.enter_context(_hooks_only(module))
-
-        around.enter_context(_hooks_only(module, inner))
-        return call_without_compiling(module, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def _hooks_only(module: nn.Module, forward: Callable[..., Any] | None = None) -> Iterator[None]:
-    own = module.__dict__.get("forward")
-    if forward is not None:
-        module.__dict__["forward"] = forward
+    Where the module has backward hooks too, they run with it, where it is placed: they do not see the gradient of what
+    a forward hook computes. Such calls are marked, so that no backward goes through them.
+    """
+    graph, number, called, result = recorder.current, 0, set[int](), None
     try:
-        with _tables(module, _FORWARD, lambda hook: not _is_of_torch(hook)), _tables(module, _BACKWARD, _none):
-            yield
-    finally:
-        if own is not None:
-            module.__dict__["forward"] = own
-        else:
-            module.__dict__.pop("forward", None)
+        for key, hook in _users(module._forward_pre_hooks):
+            args, kwargs = _before(module, hook, args, kwargs, key in module._forward_pre_hooks_with_kwargs)
+        result = forward(*args, **kwargs)
+        graph, number = recorder.current, len(recorder.current.calls)
+        for key, hook in _users(module._forward_hooks):
+            called.add(key)
+            changed = _after(module, key, hook, args, kwargs, result)
+            result = result if changed is None else changed
+    except Exception:
+        for key, hook in _users(module._forward_hooks):
+            if key in module._forward_hooks_always_called and key not in called:
+                try:
+                    _after(module, key, hook, args, kwargs, result)
+                except Exception as error:
+                    warnings.warn(f"a forward hook with always_call=True raised too: {error}", stacklevel=2)
+        raise
+    if any(module.__dict__[name] for name in _BACKWARD):
+        for call in graph.calls[number:]:
+            call.hooked = type(module).__name__
+            recorder.has_hooked_calls = True
+    return result
 
 
-def _none(hook: Any) -> bool:
-    return False
+def _users(hooks: dict[int, Any]) -> list[tuple[int, Any]]:
+    return [(key, hook) for key, hook in hooks.items() if not _is_of_torch(hook)]
+
+
+def _before(module: nn.Module, hook: Any, args: Any, kwargs: Any, is_with_kwargs: bool) -> tuple[Any, Any]:
+    """The arguments as a pre-hook leaves them."""
+    result = hook(module, args, kwargs) if is_with_kwargs else hook(module, args)
+    if result is None:
+        return args, kwargs
+    if not is_with_kwargs:
+        return (result if isinstance(result, tuple) else (result,)), kwargs
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise RuntimeError(f"forward pre-hook must return None or a tuple of (new_args, new_kwargs), but got {result}.")
+    return result
+
+
+def _after(module: nn.Module, key: int, hook: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    if key in module._forward_hooks_with_kwargs:
+        return hook(module, args, kwargs, result)
+    return hook(module, args, result)
+
+
+def check_hooked(roots: Iterable[Value]) -> None:
+    """Raise if a backward from `roots` goes through what a forward hook has computed beside a backward hook.
+
+    Raises:
+        RecordError: The backward hook would see another gradient than in one process.
+    """
+    seen: set[Call] = set()
+    stack = [root.call for root in roots]
+    while stack:
+        call = stack.pop()
+        if call is None or call in seen or call.arguments is None:
+            continue
+        seen.add(call)
+        if call.hooked:
+            raise RecordError(
+                f"{call.hooked} has a backward hook, and a forward hook that computes what gradient flows through.",
+                why=f"the backward hook runs with the module, where it is placed, and would not see the share of\n"
+                f"{call.describe()}",
+                hint="compute it in the module's forward, or leave out one of the hooks",
+            )
+        stack += [
+            item.call for item in map(call.arguments.__getitem__, call.entry.differentiable) if type(item) is Value
+        ]
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
+from farspan.lazy.leaf import Leaf
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
@@ -26,15 +27,19 @@ from farspan.lazy.parameters.outside import GRADIENT_ACCESS, access_gradient
 from farspan.lazy.parameters.transfer import check_assigned, transferring
 from farspan.lazy.randomness import (
     DRAWS,
+    SeenGenerator,
     active,
     draw_at_once,
     forget_module,
     has_own_generator,
     key_of_module,
+    may_draw,
     name_module,
     replayed,
 )
 from farspan.lazy.recorder import Recorder
+from farspan.lazy.surgery.adopted import adopt
+from farspan.lazy.surgery.variants import note_attribute, present_leaf
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
@@ -85,8 +90,15 @@ class Intercept(TorchFunctionMode):
 
 def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     """Run a function on tensors that are not recorded."""
-    if func in DRAWS and recorder.frame is not recorder.root and not has_own_generator(kwargs):
-        return draw_at_once(recorder.frame, recorder.host_seed, func, args, kwargs)
+    if recorder.draws.is_plain:
+        if may_draw(func) and not has_own_generator(kwargs):
+            if recorder.frame is recorder.root:
+                recorder.note_draw(func)
+            return recorder.draws.now(func, args, kwargs)
+    elif func in DRAWS and not has_own_generator(kwargs):
+        if recorder.frame is not recorder.root:
+            return draw_at_once(recorder.frame, recorder.draws.first_seed, func, args, kwargs)
+        recorder.note_draw(func)
     return func(*args, **kwargs)
 
 
@@ -111,6 +123,8 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if recorder is not None and recorder.is_recording:
             return call_container(module, *args, **kwargs)
         recorder = None
+    if recorder is None and adopt(module, args, kwargs, _is_watched, watch_module):
+        recorder = _recorder_of_module[id(module)]
     if recorder is not None and recorder.is_in_optimizer:
         recorder.leave_optimizer()  # a step that raised has not said that it is over
     if recorder is None or not recorder.is_recording:
@@ -122,16 +136,19 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     _ensure_mode(recorder)
     outer = recorder.frame
     if outer is recorder.root:
-        recorder.begin_module(id(module))
+        recorder.begin_module(module)
     if is_caching_parametrizations() and any(map(parametrize.is_parametrized, module.modules())):
         recorder.refuse(
             "a parametrized module is called in torch.nn.utils.parametrize.cached()",
             hint="call it outside of cached(): the parametrization is then computed at each call",
         )
     leaf = recorder.leaves.get(id(module))
+    if leaf is not None:
+        leaf = present_leaf(recorder, leaf, watch_module)
     if leaf is not None and not leaf.is_open:
         if has_user_hooks(module):
-            return call_with_user_hooks(module, lambda *a, **k: recorder.call_leaf(leaf, a, k), args, kwargs)
+            call = functools.partial(_call_leaf, recorder, leaf)
+            return call_with_user_hooks(module, call, args, kwargs, recorder)
         return recorder.call_leaf(leaf, args, kwargs)
     check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
@@ -139,6 +156,14 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return call_container(module, *args, **kwargs)
     finally:
         recorder.frame = outer
+
+
+def _call_leaf(recorder: Recorder, leaf: Leaf, *args: Any, **kwargs: Any) -> Any:
+    return recorder.call_leaf(leaf, args, kwargs)
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return id(module) in _recorder_of_module
 
 
 def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -154,7 +179,8 @@ def _get_grad(parameter: Any) -> Any:
     if recorder is None:
         return access_gradient(active.recorder, raw_grad, (parameter,))
     if not recorder.is_recording:
-        return raw_grad(parameter)
+        view = recorder.step_view
+        return raw_grad(parameter) if view is None else view.gradient(recorder.placed[id(parameter)])
     return recorder.gradients.get(recorder.placed[id(parameter)])
 
 
@@ -162,6 +188,8 @@ def _set_grad(parameter: Any, gradient: Any) -> None:
     recorder = _recorder_of_parameter.get(id(parameter))
     if recorder is None:
         access_gradient(active.recorder, set_raw_grad, (parameter, gradient))
+    elif recorder.step_view is not None:
+        recorder.step_view.set_gradient(recorder.placed[id(parameter)], gradient)
     elif not recorder.is_recording:
         set_raw_grad(parameter, gradient)
     else:
@@ -173,6 +201,7 @@ def _delete_grad(parameter: Any) -> None:
 
 
 _original_deepcopy: Any = nn.Parameter.__deepcopy__
+_original_new_parameter: Any = nn.Parameter.__new__
 _original_call: Any = nn.Module.__call__
 _original_setattr: Any = nn.Module.__setattr__
 _original_state_dict: Any = nn.Module.state_dict
@@ -206,6 +235,7 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
     if recorder is not None and id(module) in recorder.leaf_parts and not _is_already(module, name, value):
         if recorder.is_recording:
             recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
+            note_attribute(recorder, module, name, value)
         if name == "training":
             recorder.forget_states()
         old = module._buffers.get(name)
@@ -227,6 +257,13 @@ def _deepcopy_parameter(parameter: Any, memo: dict[int, Any]) -> Any:
     return copy_parameter(recorder, recorder.placed[id(parameter)], memo)
 
 
+def _new_parameter(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
+    """`nn.Parameter(recorded)` has the values as they are then: a plain one, on every rank."""
+    if type(data) in (LazyTensor, StubParameter):
+        data = data.read().clone()
+    return _original_new_parameter(cls, data, requires_grad)
+
+
 def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> Any:
     recorder = _recorder_of_module.get(id(module))
     if recorder is None or not recorder.is_recording:
@@ -244,7 +281,7 @@ def _opening_leaves(register: Any) -> Any:
             return register(module, *args, **kwargs)
         recorder.flush_before_change("a forward hook is registered")
         handle = register(module, *args, **kwargs)
-        open_leaves(recorder.leaves)
+        open_leaves([*recorder.leaves.values(), *recorder.variants.values()])
         return handle
 
     return register_and_open
@@ -256,6 +293,7 @@ def install() -> None:
         return
     _check_release()
     install_apply()
+    torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
     watch_autocast_regions()
     recompute_through(functools.partial(replayed, is_first=False))
     compile_what_it_calls(_call_module)  # as it does with the one of torch
@@ -265,6 +303,7 @@ def install() -> None:
     nn.Module.register_forward_pre_hook = _opening_leaves(nn.Module.register_forward_pre_hook)
     nn.Parameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
     StubParameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
+    nn.Parameter.__new__ = functools.wraps(nn.Parameter.__new__)(_new_parameter)  # type: ignore[method-assign]
     nn.Module.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
     nn.Module.state_dict = _state_dict  # type: ignore[method-assign]
     nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]

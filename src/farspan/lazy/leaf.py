@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from farspan.errors import RecordError
 from farspan.lazy.randomness.frame import key_of
+from farspan.lazy.surgery.tables import Tables
 
 if TYPE_CHECKING:
     from farspan.graph import Meta
@@ -46,6 +47,8 @@ class Placed:
     """The first leaf to be called that holds it."""
     is_written: bool = False
     """Whether a call of a leaf has been seen to write into it."""
+    is_saved: bool = False
+    """Of a buffer: whether autograd has been seen to save it, so that a later backward needs what it was."""
     hooked_at: Any = None
     """The user's line that registered a gradient hook on it."""
 
@@ -59,6 +62,7 @@ class Leaf:
 
     __slots__ = (
         "attributes",
+        "buffers",
         "foreign",
         "has_buffers",
         "has_been_called",
@@ -73,6 +77,7 @@ class Leaf:
         "receivers",
         "stage",
         "state",
+        "tables",
     )
 
     def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
@@ -83,14 +88,16 @@ class Leaf:
         self.stage = stage
         self.modules = tuple(module.modules())
         self.placed = tuple(placed)
-        """All parameters and buffers below."""
+        """All parameters and buffers below that the plan has placed."""
+        self.tables = Tables(self.modules, {id(item.tensor) for item in placed})
         self.state: tuple[Any, ...] | None = None
         """Kept until a flag of one of the modules or parameters is set."""
         self.is_open = False
         """Whether its parts are called one by one instead, since it reaches outside itself."""
         self.attributes: dict[str, None] = {}
         """What its calls have been seen to write on its modules."""
-        self.has_buffers = any(not item.is_parameter for item in placed)
+        self.buffers = tuple(item for item in placed if not item.is_parameter)
+        self.has_buffers = bool(self.buffers)
         self.foreign = tuple(item for item in placed if item.stage != stage)
         """Those that another stage owns (tied parameters): they come as values, gradients flow back."""
         own = [item for item in placed if item.is_parameter and item.stage == stage]
@@ -117,6 +124,31 @@ class Leaf:
                 shared.append(item.name)
         self.receivers = self._receivers()
         return shared
+
+    @property
+    def num_extra(self) -> int:
+        """How many tensors a call has after its arguments: see `extra_tensors`."""
+        return len(self.foreign) + self.tables.num_slot_tensors
+
+    def extra_tensors(self) -> list[torch.Tensor]:
+        """What a call uses besides its arguments and its own parameters: those of other stages, and what else the
+        program has put into the modules' tables.
+        """
+        tensors = [item.tensor for item in self.foreign]
+        return tensors + self.tables.slot_tensors() if self.tables.slots else tensors
+
+    def holding(
+        self, extra: Sequence[torch.Tensor], replacement: Mapping[int, torch.Tensor] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let the modules hold what they held when the leaf was made, for a call.
+
+        Args:
+            extra: What `extra_tensors` gave, or what stands for it.
+            replacement: By id, what stands for its own parameters and buffers.
+        """
+        values = dict(replacement or {})
+        values.update((id(item.tensor), value) for item, value in zip(self.foreign, extra, strict=False))
+        return self.tables.holding(values, extra[len(self.foreign) :])
 
     def _receivers(self) -> tuple[Any, ...]:
         return (self, *(item.name for item in self.own_parameters if item.is_shared))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch import nn
 
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
@@ -46,7 +47,8 @@ from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
 from farspan.lazy.parameters.outside import Outside
 from farspan.lazy.parameters.values import ParameterValues, alias_of
-from farspan.lazy.randomness import DRAWS, Frame, has_own_generator, host_seed, key_of_function
+from farspan.lazy.randomness import DRAWS, Frame, ProgramDraws, has_own_generator, host_seed, key_of_function
+from farspan.lazy.shared.drawing import answer_drawing, draws_in_python
 from farspan.lazy.shared.learning import learn
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import DisableTorchFunction, put_modes, take_modes_of, without_modes_of
@@ -55,6 +57,8 @@ __all__ = ["Engine", "Recorder"]
 
 _MAX_FORWARD_ONLY = 64
 """Forward-only micro-batches that are recorded before they are run unasked, so that memory stays bounded."""
+_MAX_DRAWS = 1000
+"""Of the program's own draws that are remembered between two flushes."""
 
 
 class Engine(Protocol):
@@ -69,6 +73,7 @@ class Engine(Protocol):
     def add_parameters(self, placed: Sequence[Placed]) -> None: ...
     def stages_at(self, place: str) -> tuple[int, ...]: ...
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None: ...
+    def loaded(self, name: str, source: Any) -> None: ...
     def new_sources(self, items: Sequence[tuple[Meta, int, torch.Tensor | None]]) -> list[Value]: ...
 
 
@@ -80,9 +85,13 @@ class Recorder:
         self.is_recording = True
         """False while calls run for real: in leaves, in the optimizer, in a metadata run."""
         self.is_in_optimizer = False
+        self.step_view: Any = None
+        """What answers torch functions in an optimizer's step, where there are several ranks."""
         self.placed: dict[int, Placed] = {}
         """Parameters and buffers of all distributed models, by id."""
         self.leaves: dict[int, Leaf] = {}
+        self.variants: dict[Any, Leaf] = {}
+        """Of leaves, for what the program has put into their modules' tables since (`lazy.surgery`)."""
         self.leaf_parts: set[int] = set()
         """Ids of all modules inside leaves, the leaves included."""
         self.roots: dict[int, str] = {}
@@ -94,7 +103,11 @@ class Recorder:
         self.num_graphs = 0
         self.num_pending_backwards = 0
         self.runs_each_backward = False
-        """A parameter has a post-accumulate hook, which may step an optimizer: what comes next sees the new weights."""
+        """A parameter has a post-accumulate hook, which may step an optimizer, or a leaf writes into its weights: what
+        comes next sees the new ones, and what came before the old ones.
+        """
+        self.has_hooked_calls = False
+        """Whether any has been recorded by a forward hook beside a backward hook."""
         self.num_copies = 0
         """Of distributed models and their parts."""
         self.current = self._new_graph()
@@ -104,14 +117,17 @@ class Recorder:
         self._modes: list[Any] = []
         self._is_writing = False
         self.regions = Regions()
+        self.outermost: Any = None
+        """The module that the program has called last, from outside any other."""
         self.here: tuple[int, ...] = ()
         """The stages where ops run by the program's own word (`farspan.on`); empty where it says nothing."""
         self.root = self.frame = Frame(0)
         """Of the program's own code, and of the container that is running: paths of random numbers begin here."""
-        self.host_seed = 0
-        """What torch was seeded with when the outermost module was called."""
+        self.draws = ProgramDraws()
         self._number = 0
         """Of the call that is being recorded, among those of the same name in its frame."""
+        self._draws: list[tuple[Any, Any]] = []
+        """What the program itself has drawn with torch's generator: (function, line)."""
         self.transfer: Any = None
         """Stands in for the recorder while a state dictionary is made or loaded."""
 
@@ -125,12 +141,11 @@ class Recorder:
     def _call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
-        if leaf.foreign or leaf.attributes:
-            given: Any = (args, kwargs)
-            if leaf.attributes:
-                given = (args, kwargs, attributes_of(leaf.modules, leaf.attributes))
+        if leaf.num_extra or leaf.attributes:
+            attributes = (attributes_of(leaf.modules, leaf.attributes),) if leaf.attributes else ()
+            given = (args, kwargs, *attributes)
             template, tensors = flatten(given)
-            tensors += [item.tensor for item in leaf.foreign]
+            tensors += leaf.extra_tensors()
             return self.record(leaf, template, tensors, leaf.stage, given=given)
         return self._record_call(leaf, args, kwargs, leaf.stage)
 
@@ -202,6 +217,8 @@ class Recorder:
         if entry is None:
             return self._call_parts(target, given, reason)
         if type(target) is Leaf:
+            if written_parameters(self, entry, tensors):
+                return self._call_parts(target, given, "it writes into a parameter of another stage")
             if not target.attributes.keys() >= set(entry.attributes):
                 target.attributes.update(dict.fromkeys(entry.attributes))
                 return self._call_leaf(target, given[0], given[1])  # with what these hold as arguments
@@ -211,7 +228,7 @@ class Recorder:
                 return target(*args, **kwargs)
             if entry.is_random and self.frame is self.root and is_own_draw(target, entry):
                 args, kwargs = rebuild(template, [data_to_draw(target, tensor) for tensor in tensors])
-                return target(*args, **kwargs)
+                return self.draws.now(target, args, kwargs)
             if not entry.mutated and entry.num_results and min(entry.same_as) >= 0:
                 return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # as x.to(its own dtype)
             if entry.mutated and not self._is_writing and written_parameters(self, entry, tensors):
@@ -230,7 +247,7 @@ class Recorder:
         target.is_open = True
         self.frame.take_back(target.key, is_apart=self.is_evaluation(target.module))
         with without_user_hooks(target.module):  # which run around this call, if there are any
-            return target.module(*given[0], **given[1])
+            return nn.Module.__call__(target.module, *given[0], **given[1])  # its own `__call__` is running
 
     def _append(
         self,
@@ -243,11 +260,11 @@ class Recorder:
         tensors: list[torch.Tensor],
         given: tuple[Any, ...] = ((), {}),
     ) -> Any:
+        self.runs_each_backward |= entry.is_ordered
         values = used = [item for item in arguments if isinstance(item, Value)]
         if entry.unused:
             used = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
-        if stage is None:
-            stage = stage_for(self, entry, tensors, used)
+        stage = stage_for(self, entry, tensors, used) if stage is None else stage
         call = Call(
             target=target,
             template=template,
@@ -266,8 +283,7 @@ class Recorder:
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
         graph.note(call, values, entry.digest)
         if entry.is_random:
-            call.path = self.path_of(target)
-            graph.digest = hash((graph.digest, call.path))
+            return answer_drawing(self, call, entry, tensors, given)
         return answer(self, call, entry, tensors, given)
 
     def path_of(self, target: Any) -> tuple[int, int, int]:
@@ -294,7 +310,8 @@ class Recorder:
     def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
         self.is_recording = False
         try:
-            return self.cache.lookup(target, template, metas, modes)
+            entry = self.cache.lookup(target, template, metas, modes)
+            return draws_in_python(entry) if entry.is_random_in_python and self.draws.is_plain else entry
         finally:
             self.is_recording = True
 
@@ -310,10 +327,22 @@ class Recorder:
             return tensor._value
         placed = self.placed.get(id(tensor))
         if placed is not None:
-            return self.parameter_values.of(placed)
+            return self.value_of(placed)
         with DisableTorchFunction():
             requires_grad = tensor.requires_grad
         return self.outside.of(tensor) if requires_grad else tensor
+
+    def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value:
+        """A parameter or buffer as a source; `is_alias`: its memory without its gradient, as `param.data` is.
+
+        What leaves write is what they have made of it by now, and stays that.
+        """
+        is_fixed = placed.is_written and not self._is_writing
+        if is_fixed and self.has_pending():
+            self.engine.flush(f"{placed.name}, which a module writes, is used outside it")
+        if is_alias:
+            return alias_of(placed)
+        return self.parameter_values.of(placed, is_fixed=is_fixed and not placed.is_parameter)
 
     # Backward.
 
@@ -323,7 +352,7 @@ class Recorder:
         self.num_pending_backwards += 1
         self.next_graph()
         if self.runs_each_backward:
-            self.engine.flush("a backward with a post-accumulate hook")
+            self.engine.flush("a backward, after which weights may change")
 
     def next_graph(self) -> None:
         """Begin a new micro-batch, if the current one has begun at all."""
@@ -332,15 +361,13 @@ class Recorder:
             self.current = self._new_graph()
 
     def _new_graph(self) -> Graph:
-        graph = Graph(self.num_graphs)
         self.num_graphs += 1
-        return graph
+        return Graph(self.num_graphs - 1)
 
     def take_pending(self) -> list[Graph]:
         """All that waits, to be run. What is recorded from now on is a new micro-batch."""
         self.next_graph()
-        graphs = self.pending
-        self.pending = []
+        graphs, self.pending = self.pending, []
         self.num_pending_backwards = 0
         return graphs
 
@@ -352,43 +379,60 @@ class Recorder:
         if self.has_pending():
             self.engine.flush(reason)
 
+    def note_draw(self, function: Any) -> None:
+        """The program itself draws random numbers, outside every module: all ranks draw the same."""
+        if len(self._draws) < _MAX_DRAWS:
+            self._draws.append((function, find_where()))
+
+    def take_draws(self) -> list[tuple[Any, Any]]:
+        """What the program has drawn since this was asked for last."""
+        draws, self._draws = self._draws, []
+        return draws
+
     def forget_states(self) -> None:
         """A module has gone from train to eval, or a parameter has been frozen."""
-        for leaf in self.leaves.values():
+        for leaf in (*self.leaves.values(), *self.variants.values()):
             leaf.state = None
 
     def is_evaluation(self, module: Any) -> bool:
         """Whether the program itself calls a module in eval mode: the draws of such calls are numbered apart."""
         return self.frame is self.root and not module.training
 
-    def begin_module(self, module_id: int) -> None:
+    def begin_module(self, module: Any) -> None:
         """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""
-        self.host_seed = host_seed()
-        if module_id in self.roots and not torch.is_grad_enabled():
+        self.draws.first_seed = host_seed()
+        self.outermost = module
+        if id(module) in self.roots and not torch.is_grad_enabled():
             self.next_graph()
             if len(self.pending) >= _MAX_FORWARD_ONLY and self.num_pending_backwards == 0:
                 self.engine.flush(f"{_MAX_FORWARD_ONLY} forward-only micro-batches")
 
     # The optimizer.
 
-    def enter_optimizer(self) -> None:
-        """Until `leave_optimizer`, gradients are plain tensors (None for what others own) and nothing is recorded."""
+    def enter_optimizer(self, view: Any = None) -> None:
+        """Until `leave_optimizer`, nothing is recorded: `view` answers torch functions, or torch itself if it is None."""
         self.is_in_optimizer = True
         self.is_recording = False
         self._modes = take_modes_of(self)
+        self.step_view = view
+        if view is not None:
+            view.__enter__()
 
     def leave_optimizer(self) -> None:
         self.is_in_optimizer = False
         self.is_recording = True
+        self.step_view = None
         put_modes(self._modes)
         self.gradients.forget()
 
     # Values.
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
-        return self.gradients.read(lazy._value)
+        return self.gradients.read(lazy._value) if self.step_view is None else self.step_view.read(lazy)
 
     def read_parameter(self, stub: StubParameter) -> torch.Tensor:
+        if self.step_view is not None:
+            return self.step_view.read(stub)
         return self.engine.read_parameter(self.placed[id(stub)])
 
     def forget_parameter_values(self) -> None:

@@ -98,10 +98,14 @@ class LazyTensor(torch.Tensor):
         return shape[0]
 
     def requires_grad_(self, requires_grad: bool = True) -> LazyTensor:
-        if requires_grad != self._value.meta.requires_grad:
-            self._recorder.refuse(
-                "requires_grad of a recorded tensor cannot be changed",
-                hint="tensor.detach() gives one that needs no gradient",
+        if requires_grad and not self._value.meta.requires_grad:
+            from farspan.lazy.ops.mutation import begin_history  # which knows of this class
+
+            begin_history(self._recorder, self)
+        elif requires_grad != self._value.meta.requires_grad:
+            raise RuntimeError(
+                "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in "
+                "a subgraph that doesn't require differentiation use var_no_grad = var.detach()."
             )
         return self
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ __all__ = [
     "flops_of",
     "forget_casts",
     "has_compatible_type",
+    "has_dynamic_shape",
     "has_memory_of_its_own",
     "has_other_users",
     "hooks_on_saved",
@@ -69,6 +70,7 @@ __all__ = [
     "raw_grad",
     "raw_grad_fn",
     "recompute_through",
+    "saved_by",
     "set_raw_grad",
     "shape_at",
     "put_modes",
@@ -76,10 +78,12 @@ __all__ = [
     "take_modes_of",
     "tree_leaves",
     "watch_autocast_regions",
+    "without_any_mode",
     "without_modes_of",
     "unscale_",
     "update_scale_",
     "tensor_of_class",
+    "written_lists",
 ]
 
 _raw_grad = torch.Tensor.grad
@@ -314,6 +318,13 @@ def without_modes_of(recorder: Any) -> Iterator[None]:
         put_modes(stack)
 
 
+@contextlib.contextmanager
+def without_any_mode() -> Iterator[None]:
+    """Run the body for real: no function mode and no dispatch mode, ours or the program's, sees what it does."""
+    with DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
 def is_mode_active(kind: type) -> bool:
     """Whether a mode of class `kind` is on this thread's function mode stack."""
     stack = [_pop_torch_function_stack() for _ in range(_len_torch_function_stack())]
@@ -376,6 +387,22 @@ def shape_at(node: Any, number: int) -> Sequence[int]:
     return node._input_metadata[number].shape
 
 
+def has_dynamic_shape(function: Any) -> bool:
+    """Whether torch says of a function that the shape of its result depends on data."""
+    packet: Any = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
+    overloads = [getattr(packet, name) for name in packet.overloads()] if hasattr(packet, "overloads") else []
+    return any(torch.Tag.dynamic_output_shape in overload.tags for overload in overloads)
+
+
+def written_lists(name: str) -> tuple[int, ...]:
+    """The positions of the lists of tensors into which the aten function `name` writes."""
+    packet: Any = getattr(torch.ops.aten, name)
+    arguments = getattr(packet, packet.overloads()[0])._schema.arguments
+    return tuple(
+        [i for i, item in enumerate(arguments) if item.alias_info is not None and item.alias_info.is_write]
+    )
+
+
 def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
     """The floating-point operations of an aten operation with products in it; 0 for all others, and where a size is
     not a number.
@@ -388,3 +415,38 @@ def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result
 has_compatible_type: Any = torch._has_compatible_shallow_copy_type
 unscale_: Any = torch._amp_foreach_non_finite_check_and_unscale_
 update_scale_: Any = torch._amp_update_scale_
+
+
+_saved_names: dict[type, list[str]] = {}
+
+
+def saved_by(outputs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
+    """The tensors that the autograd graphs of `outputs` hold, and whether something is saved in a way that cannot be
+    looked at: packed by hooks, or by a function that may run code of the forward again, as checkpoints do.
+
+    What a normalisation in training mode saves of its running statistics counts as nothing: its backward never looks.
+    """
+    stack: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(stack)
+    found: list[Any] = []
+    is_packed = False
+    while stack:
+        node = stack.pop()
+        names = _saved_names.get(type(node))
+        if names is None:
+            names = _saved_names[type(node)] = [name for name in dir(type(node)) if name.startswith("_raw_saved_")]
+        is_in_training = getattr(node, "_saved_training", False) is True or getattr(node, "_saved_train", False) is True
+        for name in names:
+            if is_in_training and "running_" in name:
+                continue
+            for saved in tree_leaves(getattr(node, name)):
+                is_packed |= saved.unpack_hook is not None
+                found.append(saved.data)
+        own = list(getattr(node, "__dict__", {}).values())
+        is_packed |= any(map(callable, own))
+        found += tree_leaves(own)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return [item for item in found if isinstance(item, torch.Tensor)], is_packed

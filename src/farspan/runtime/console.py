@@ -50,6 +50,13 @@ class Console:
         _log.info("%s", text)
         self._write_line(text)
 
+    def warn(self, text: str) -> None:
+        """Something about the program that the user should know, whoever has launched it: one line of rank 0's."""
+        _log.info("%s", text)
+        if self.side.rank == 0:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
     def step_ended(self, record: StepRecord) -> None:
         """Count a training step; after some of them all ranks give their timelines and rank 0 writes the report."""
         if not record.has_backward:

@@ -32,6 +32,8 @@ class SharedValues:
         self.parameters = parameters
         self.deadline_s = deadline_s
         self.optimizers = OptimizerStates(parameters)
+        self.initial: Mapping[str, torch.Tensor] = {}
+        """By name, what a model is to begin with, while it is distributed."""
         self._kept: dict[tuple[int, int, int], Value] = {}
         self._old_gradients: dict[str, torch.Tensor] = {}
         self._progress = 0
@@ -42,6 +44,7 @@ class SharedValues:
         """This rank's program has got one point further: a step, an optimizer step, a load."""
         with self._progressed:
             self._progress += 1
+            self.optimizers.advance()
             self._progressed.notify_all()
 
     def keep(self, values: Iterable[Value]) -> None:
@@ -71,7 +74,9 @@ class SharedValues:
             self._old_gradients.setdefault(placed.name, gradient)
 
     def pull(self, rank: int, kind: str, what: Any) -> torch.Tensor:
-        """Ask `rank` for a "parameter" or "gradient" by name, or for a "value" by key."""
+        """Ask `rank` for a "parameter", "gradient" or "initial" weight by name, for a "value" by key, for what an
+        optimizer has "kept".
+        """
         return unpack_tensor(*self._ask(rank, kind, what))
 
     def pull_state(self, rank: int, number: int | None, name: str, device: torch.device | None = None) -> Any:
@@ -97,8 +102,15 @@ class SharedValues:
                 )
         if "parameter" in request:
             return pack_tensor(self.parameters[request["parameter"]].tensor)
+        if "initial" in request:
+            return pack_tensor(self.initial[request["initial"]])
         if "state" in request:
             return self.optimizers.answer(*request["state"])
+        if "kept" in request:
+            kept = self.optimizers.kept(*request["kept"])
+            if kept is None:
+                raise self._gone("what an optimizer kept")
+            return pack_tensor(kept)
         if "gradient" in request:
             name = request["gradient"]
             gradient = self._old_gradients.get(name)

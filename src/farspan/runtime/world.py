@@ -38,7 +38,7 @@ farspan: all ranks train one model. If the script asks for RANK, WORLD_SIZE or t
 _thread = threading.local()
 
 
-def engine_of_this_thread(seed: int) -> Engine:
+def engine_of_this_thread(seed: int | None) -> Engine:
     """The engine of this thread, set up from the environment on first use."""
     engine = current_engine()
     if engine is None:
@@ -81,7 +81,7 @@ def deadline_s() -> float:
         ) from None
 
 
-def _set_up(seed: int) -> Engine:
+def _set_up(seed: int | None) -> Engine:
     limit_s = deadline_s()
     install()
     recorder = Recorder()
@@ -92,6 +92,7 @@ def _set_up(seed: int) -> Engine:
         side = _join_side_channel(peers, limit_s)
         roads = _open_roads(peers, side, limit_s)
         engine = Engine(recorder, side, roads, seed=seed, deadline_s=limit_s)
+        engine.compare_generators()
         _watch_exit(engine, roads, _keep_files_apart(peers, side, limit_s))
         if peers.rank == 0 and peers.launcher not in ("run", "program"):
             sys.stderr.write(_VISIBLE.format(launcher=_NAMES[peers.launcher], n=peers.world_size))
@@ -139,6 +140,25 @@ def _join_side_channel(peers: Peers, limit_s: float) -> SideChannel:
     return SideChannel.connect(peers.rank, peers.world_size, (host, int(port)), token, limit_s, server=server)
 
 
+_exit_codes: list[int] = []
+
+
+def _fail_at_exit() -> None:
+    """The program has ended well by itself, and yet the process must not: the ranks did not do the same."""
+    _exit_codes.append(1)
+
+
+def _exit_as_failed() -> None:
+    """Runs after all that the program wants done at its end, for it was registered before."""
+    if _exit_codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_codes[0])
+
+
+atexit.register(_exit_as_failed)
+
+
 def _watch_exit(engine: Engine, roads: Roads, remove_files: Callable[[], None]) -> None:
     """A program that ends says so; one that fails says why; the hub outlives the other ranks."""
     previous = sys.excepthook
@@ -159,9 +179,10 @@ def _watch_exit(engine: Engine, roads: Roads, remove_files: Callable[[], None]) 
     def leave() -> None:
         try:
             if not has_raised and engine.is_healthy:
-                side.finish(engine.deadline_s)
+                engine.finish()
         except FarspanError as error:
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            _fail_at_exit()
         roads.close()
         remove_files()
         side.close(linger_s=10.0)

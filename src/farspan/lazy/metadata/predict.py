@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import nn
 
 from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
-from farspan.lazy.leaf import Leaf, LeakError, Placed, swapped
+from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.metadata.attributes import watched_attributes
+from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.changes import ATTRIBUTES, Described, MutableArguments, describe_result, rebuild_arguments
-from farspan.lazy.metadata.entry import Entry, digest_of, meta_of
+from farspan.lazy.metadata.entry import Entry, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import numbers_of, rebuild
 from farspan.lazy.ops.autograd_function import FunctionCall
@@ -27,8 +29,10 @@ from farspan.lazy.torch_private import (
     compiling_nothing,
     fake_mode,
     forget_casts,
+    is_compiled,
 )
-from farspan.lazy.watch import Learn, Made, Watch, storage_id, untouched_generators
+from farspan.lazy.versions import note_saved
+from farspan.lazy.watch import Learn, Made, Watch, noted_generators, storage_id, untouched_generators
 
 __all__ = ["DynamicShapeError", "observe", "predict"]
 
@@ -42,6 +46,7 @@ _TABLES = frozenset(
 
 
 Owned = Sequence[tuple[Placed, torch.Tensor]]
+_NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
 
 
 class DynamicShapeError(Exception):
@@ -82,14 +87,16 @@ def predict(
     ):
         leaves = [_fake(meta) for meta in metas]
         owned = _fakes_of(target)
+        replaced: dict[int, torch.Tensor] = {}
         entry = observe(
             target,
             template,
             metas,
             modes,
             leaves,
-            lambda tensors: _run(target, template, tensors, owned),
+            lambda tensors: _run(target, template, tensors, owned, replaced),
             owned=owned,
+            replaced=replaced,
             made=made,
             outside=outside,
             meta_of=meta_of if symbols is None else _meta_in_symbols,
@@ -118,9 +125,11 @@ def observe(
     *,
     keep: Callable[[list[torch.Tensor]], None] = lambda results: None,
     owned: Owned = (),
+    replaced: Mapping[int, torch.Tensor] = _NOTHING,
     made: Made | None = None,
     outside: Collection[int] = (),
     meta_of: Callable[[torch.Tensor], Meta] = meta_of,
+    is_real: bool = False,
 ) -> Entry:
     """Watch one run of a call.
 
@@ -132,19 +141,26 @@ def observe(
         leaves: The tensors themselves, with nothing behind them in autograd.
         run: Calls it with tensors to use in their place; gives the result, and what became of the argument objects.
         keep: Is given the output tensors.
-        owned: The leaf's parameters and buffers, each with what stands for it in the run: those written into will know.
+        owned: The leaf's parameters and buffers, each with what stands for it in the run: those written into will know,
+            and the buffers that autograd saves.
+        replaced: By id of what stood for a buffer, what stands for it when the call has run, if that is another tensor.
         made: Takes a weak reference to every tensor that the run makes.
         outside: Ids of tensors that the run must not reach.
         meta_of: Describes an output.
+        is_real: Whether it is the call itself that runs, with all that it does.
     """
-    with untouched_generators() as generators, Watch([] if made is None else made, outside) as watch:
+    around = noted_generators if is_real else untouched_generators
+    with around() as generators, Watch([] if made is None else made, outside) as watch:
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
         with torch.enable_grad():
             tensors = [
                 _activation(leaf) if meta.requires_grad and not meta.is_parameter else leaf
                 for meta, leaf in zip(metas, leaves, strict=True)
             ]
-        versions = [tensor._version for tensor in tensors]
+        before = [(tensor._version, storage_id(tensor)) for tensor in tensors]
+        is_leaf = type(target) is Leaf
+        held = owned or [(item, item.tensor) for item in (target.placed if is_leaf else ()) if item.is_owned]
+        memory = [(item, tensor, {storage_id(tensor)}) for item, tensor in held]
         watch.used.clear()
         result, arguments = run(tensors)
         described = describe_result(result, arguments.objects, arguments.changed())
@@ -152,7 +168,9 @@ def observe(
         mutated = tuple(
             i
             for i, tensor in enumerate(tensors)
-            if tensor._version != versions[i] or storage_id(tensor) in watch.written
+            if (tensor._version, storage_id(tensor)) != before[i]
+            or storage_id(tensor) in watch.written
+            or (type(target) is Leaf and storage_id(tensor) in watch.updated)
         )
         outputs = [*results, *(tensors[i] for i in mutated)]
         if meta_of is not _meta_in_symbols and _holds_symbols(described, outputs):
@@ -164,19 +182,21 @@ def observe(
         leaf_numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
         depends_on = tuple(_reached(output, leaf_numbers) for output in outputs)
         output_metas = tuple(meta_of(output) for output in outputs)
-        is_leaf = type(target) is Leaf
-        for item, tensor in owned:
-            item.is_written |= storage_id(tensor) in watch.written or storage_id(tensor) in watch.updated
+        is_ordered = False
+        for item, tensor, ids in memory:
+            ids.add(storage_id(replaced.get(id(tensor), tensor)))  # another one where its `.data` have been set
+            is_written = len(ids) > 1 or not ids.isdisjoint(watch.written | watch.updated)
+            item.is_written |= is_written and bool(owned)
+            is_ordered |= is_written and item.is_parameter and item.stage == target.stage
+        if owned:
+            is_ordered |= note_saved(outputs, [(item, ids) for item, _, ids in memory])
         passed_by = [i for i, tensor in enumerate(tensors) if is_leaf and storage_id(tensor) not in watch.used]
-        held = owned or [(item, item.tensor) for item in (target.placed if is_leaf else ())]
-        unused_parameters = [
-            number
-            for number, (item, tensor) in enumerate(held)
-            if (owned or item.is_owned) and storage_id(tensor) not in watch.used
-        ]
+        places = {id(item): number for number, item in enumerate(target.placed)} if is_leaf else {}
+        unused_parameters = [places[id(item)] for item, tensor in held if storage_id(tensor) not in watch.used]
     keep(outputs)
     name = name_of(target)
-    parts = (name, template, list(map(repr, metas)), modes, described.template, list(map(repr, output_metas)))
+    state = target.state_key() if is_leaf else None
+    result_parts = (described.template, output_metas, described.changes)
     return Entry(
         name=name,
         template=described.template,
@@ -199,11 +219,18 @@ def observe(
             and same_as[0] < 0
             and shares[0] < 0
         ),
-        is_random=watch.has_drawn or generators.have_drawn,
+        is_random=watch.has_drawn or generators.have_drawn or generators.has_torch_drawn,
         is_random_in_python=generators.have_drawn,
+        is_ordered=is_ordered,
         flops=watch.flops,
-        digest=digest_of((*parts, described.changes)),
+        digest=digest_of((name, template, metas, modes, state, result_parts)),
+        draws=watch.draws() if not (is_real or generators.were_seeded or _holds_compiled(target)) else None,
     )
+
+
+def _holds_compiled(target: Any) -> bool:
+    """Whether a real run draws in code that torch.compile has made, which goes its own way."""
+    return type(target) is Leaf and any(map(is_compiled, target.modules))
 
 
 def _activation(leaf: torch.Tensor) -> torch.Tensor:
@@ -247,26 +274,31 @@ def _fakes_of(target: Any) -> Owned:
     return fakes
 
 
-def _run(target: Any, template: Any, tensors: list[torch.Tensor], owned: Owned) -> tuple[Any, MutableArguments]:
-    """Call `target`; its result, and what it did to the objects it was given."""
+def _run(
+    target: Any, template: Any, tensors: list[torch.Tensor], owned: Owned, replaced: dict[int, torch.Tensor]
+) -> tuple[Any, MutableArguments]:
+    """Call `target`; its result, and what it did to the objects it was given. See `observe` for `replaced`."""
     if type(target) is not Leaf:
         args, kwargs = rebuild(template, tensors)
         return target(*args, **kwargs), MutableArguments({})
-    num_arguments = len(tensors) - len(target.foreign)
+    num_arguments = len(tensors) - target.num_extra
+    extra = tensors[num_arguments:]
     args, kwargs, attributes, arguments = rebuild_arguments(template, tensors[:num_arguments])
-    fakes = {id(item.tensor): fake for item, fake in owned}
-    for item, value in zip(target.foreign, tensors[num_arguments:], strict=True):
-        fakes[id(item.tensor)] = value
     with (
         _torch_tables_kept(target.modules),
         watched_attributes(target.modules, attributes, is_real=False),
-        swapped(target.modules, fakes),
+        target.holding(extra, {id(item.tensor): fake for item, fake in owned}),
         without_user_hooks(target.module),
     ):
+        tables: list[Any] = [module._buffers for module in target.modules]
+        slots = [(table, name, buffer) for table in tables for name, buffer in table.items()]
         result = call_without_compiling(target.module, *args, **kwargs)
-        there = {id(buffer) for module in target.modules for buffer in module._buffers.values()}
-        for item, fake in owned:
-            item.is_written |= not item.is_parameter and item.stage == target.stage and id(fake) not in there
+        now = target.tables.slot_tensors()
+        if any(tensor is not given for tensor, given in zip(now, extra[len(target.foreign) :], strict=True)):
+            raise LeakError(f"{name_of(target)} sets a parameter or buffer that it was given")
+        for table, name, fake in slots:
+            if isinstance(buffer := table.get(name), torch.Tensor) and buffer is not fake:
+                replaced[id(fake)] = buffer
         return result, arguments
 
 
@@ -304,7 +336,7 @@ def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
         tensors = [_fake(meta) if meta.is_parameter else _activation(_fake(meta)) for meta in metas]
     # What the function mode breaks here teaches nothing; the call itself has run.
     with untouched_generators(), Watch([], ()) as watch, Learn(watch), suppress(Exception):
-        _run(target, template, tensors, _fakes_of(target))
+        _run(target, template, tensors, _fakes_of(target), {})
 
 
 def _reached(output: torch.Tensor, leaf_numbers: dict[int, int]) -> tuple[int, ...]:

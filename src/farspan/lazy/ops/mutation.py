@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
 __all__ = [
+    "begin_history",
     "become_plain",
     "can_be_recorded",
     "is_plain_write",
@@ -175,6 +176,13 @@ def _refuse_shared(recorder: Recorder, name: str, where: str) -> NoReturn:
 def become_plain(recorder: Recorder, lazy: LazyTensor, plain: torch.Tensor) -> None:
     """Let the program hold `plain` where it held `lazy`."""
     _exchange(recorder, lazy, plain, lazy._value)
+
+
+def begin_history(recorder: Recorder, lazy: LazyTensor) -> None:
+    """The program wants gradients of a tensor that was recorded without history, a copy of a parameter say: from now on
+    it holds a plain one, which every rank has, as if it had been made outside the model.
+    """
+    become_plain(recorder, lazy, recorder.read(lazy).clone().requires_grad_())
 
 
 def _exchange(recorder: Recorder, one: torch.Tensor, other: torch.Tensor, value: Value) -> None:

@@ -16,7 +16,6 @@ from farspan.lazy.ops.functions import READERS, REFUSED, RUNNING_STATISTICS, nam
 from farspan.lazy.ops.places import to
 from farspan.lazy.parameters.hooks import HOOKS, register
 from farspan.lazy.parameters.scaling import SCALING
-from farspan.lazy.parameters.values import alias_of
 from farspan.lazy.parameters.wanted import record_grad
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import has_compatible_type
@@ -24,12 +23,13 @@ from farspan.lazy.torch_private import has_compatible_type
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["HANDLERS", "data_to_draw", "is_own_draw", "read_data", "read_numbers", "read_recorded"]
+__all__ = ["HANDLERS", "NUMBERS", "data_to_draw", "is_own_draw", "read_data", "read_numbers", "read_recorded"]
 
 Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 _T: Any = torch.Tensor
 _LIKE = frozenset([torch.rand_like, torch.randn_like, torch.randint_like])
-_NUMBERS = ("alpha", "beta", "value")
+NUMBERS = ("alpha", "beta", "value")
+"""Arguments for which torch takes numbers only."""
 _SAME: dict[str, str] = {"gradient": "gradients", "grad_tensors": "gradients", "grad_variables": "gradients"}
 
 
@@ -45,9 +45,9 @@ def read_recorded(state: Any) -> Any:
 
 def read_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
     """`kwargs` with numbers in the place of recorded tensors where torch takes numbers only, and reads what it gets."""
-    if not any(type(kwargs.get(name)) is LazyTensor for name in _NUMBERS):
+    if not any(type(kwargs.get(name)) is LazyTensor for name in NUMBERS):
         return kwargs
-    return {name: item.item() if name in _NUMBERS and torch.is_tensor(item) else item for name, item in kwargs.items()}
+    return {name: item.item() if name in NUMBERS and torch.is_tensor(item) else item for name, item in kwargs.items()}
 
 
 def is_own_draw(function: Any, entry: Entry) -> bool:
@@ -99,7 +99,7 @@ def _data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
     placed = recorder.placed.get(id(tensor))
     if placed is None:
         return NotImplemented
-    lazy = LazyTensor.make(alias_of(placed), recorder)
+    lazy = LazyTensor.make(recorder.value_of(placed, is_alias=True), recorder)
     lazy._alias_of = placed
     return lazy
 

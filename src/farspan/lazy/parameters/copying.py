@@ -107,4 +107,5 @@ def _placed_like(known: Placed, name: str, tensor: torch.Tensor) -> Placed:
         type(tensor) if known.is_owned else known.kind,
         is_shared=known.is_shared,
         is_written=known.is_written,
+        is_saved=known.is_saved,
     )

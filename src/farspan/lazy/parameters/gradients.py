@@ -57,6 +57,11 @@ class Gradients:
             return
         recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
 
+    def put(self, placed: Placed, gradient: torch.Tensor | None) -> None:
+        """`param.grad = gradient` in an optimizer's step, where nothing waits to be run."""
+        self._views.pop(placed.name, None)
+        self.recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
+
     def read(self, value: Value) -> torch.Tensor:
         """The data of a recorded value. One that is made of a parameter's gradient alone is likely to be read of other
         parameters too, and so computed together with theirs.

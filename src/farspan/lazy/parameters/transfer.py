@@ -31,6 +31,7 @@ class Transfer:
         """Write into a parameter at its owner only; read one by fetching it from there."""
         placed = self.recorder.placed.get(id(args[0])) if args else None
         if function in _WRITES and placed is not None:
+            self.recorder.engine.loaded(placed.name, args[1] if len(args) > 1 else None)
             if placed.is_owned:
                 function(*args, **kwargs)
             return args[0]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from farspan.graph import Meta, Value
 from farspan.lazy.metadata import intern
+from farspan.lazy.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
@@ -28,17 +29,19 @@ class ParameterValues:
     def __init__(self) -> None:
         self._values: dict[int, Value] = {}
 
-    def of(self, placed: Placed) -> Value:
-        """The parameter as a source of the current step."""
-        value = self._values.get(id(placed))
+    def of(self, placed: Placed, *, is_fixed: bool = False) -> Value:
+        """The parameter as a source of the current step; `is_fixed`: as it is now, whatever is written into it."""
+        value = None if is_fixed else self._values.get(id(placed))
         if value is None or value.meta.requires_grad != placed.tensor.requires_grad:
             meta = placed.meta
             requires_grad = placed.tensor.requires_grad
             meta = Meta(meta.shape, meta.stride, meta.dtype, meta.device, requires_grad, is_parameter=requires_grad)
             value = Value(intern(meta), placed.stage, name=placed.name)
             if placed.is_owned:
-                value.data = placed.tensor
-            self._values[id(placed)] = value
+                with DisableTorchFunction():
+                    value.data = placed.tensor.detach().clone() if is_fixed else placed.tensor
+            if not is_fixed:
+                self._values[id(placed)] = value
         return value
 
     def forget(self) -> None:

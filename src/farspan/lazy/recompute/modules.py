@@ -18,6 +18,7 @@ from farspan.lazy.metadata import Flattener, apply_modes, current_modes, own_att
 from farspan.lazy.randomness import active, way_back
 from farspan.lazy.recompute.unit import Unit
 from farspan.lazy.torch_private import is_compiled
+from farspan.lazy.versions import copies_of
 
 __all__ = ["ModuleUnits"]
 
@@ -33,7 +34,7 @@ class ModuleUnits:
     """
 
     def __init__(
-        self, modules: Collection[int], written: Collection[int], draws_in_python: bool, made: Callable[[Unit], None]
+        self, modules: Collection[int], written: set[int], draws_in_python: bool, made: Callable[[Unit], None]
     ) -> None:
         self.modules = modules
         self.written = written
@@ -78,7 +79,7 @@ class ModuleUnits:
             ):
                 call(module, *args, **kwargs)
 
-        if active.num_own_draws == num_own_draws:
+        if active.num_own_draws == num_own_draws and not active.draws_from_own:
             unit.let_go(again)
             self.made(unit)
         return result
@@ -92,7 +93,7 @@ class _WrittenBuffers:
         buffers = (
             [item for module in modules for item in module._buffers.values() if id(item) in written] if written else []
         )
-        self.copies = {id(item): item.detach().clone() for item in buffers if item is not None}
+        self.copies = copies_of([item for item in buffers if item is not None])
 
     def put_back(self) -> contextlib.AbstractContextManager[None]:
         """Let the body find, and write into, these instead of what has become of them."""

@@ -55,10 +55,14 @@ def learn(
         where=find_where(),
     )
     call.path = path
+    if recorder.draws.is_plain:
+        call.draws = recorder.draws.place_of(unknown)
     call.region = recorder.regions.of(modes)
     graph = recorder.current
     graph.add(call, values)
-    graph.note(call, values, hash((digest_of((unknown.name, template, modes)), path)))
+    state = target.state_key() if hasattr(target, "state_key") else None
+    graph.note(call, values, digest_of((unknown.name, template, modes, state)))
+    graph.note_path(path)
     answers: list[Any] = []
 
     def give_answer() -> None:
@@ -68,7 +72,9 @@ def learn(
         _check_written(recorder, call, entry, arguments)
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         let_record_written(recorder, call, tensors, recordable)
-        recorder.cache.learned(target, template, metas, modes, entry)
+        recorder.runs_each_backward |= entry.is_ordered
+        if not (entry.is_random and recorder.draws.is_plain):  # else it may draw more, or fewer, the next time
+            recorder.cache.learned(target, template, metas, modes, entry)
         answers.append(answer(recorder, call, entry, tensors, given))
 
     recorder.engine.flush(f"what {unknown.name} gives depends on data", learning=(call, give_answer))
@@ -111,14 +117,14 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
         return run(tensors)
 
     try:
-        entry = observe_run(call.target, call.template, metas, call.modes, leaves, run_seen, keep=outputs.extend)
+        entry = observe_run(
+            call.target, call.template, metas, call.modes, leaves, run_seen, keep=outputs.extend, is_real=True
+        )
     except Exception as error:
         reaches_outside = isinstance(error, LeakError) or is_not_torchs_device(error)
         if reaches_outside and hasattr(call.target, "is_open") and _written(call, leaves) == before:
             return  # nothing has come of it
         raise
-    for item in getattr(call.target, "placed", ()):
-        item.is_written |= not item.is_parameter  # nothing has shown which
     _know(call, entry)
     for value, tensor in zip(call.outputs, outputs, strict=True):
         value.data = tensor
@@ -144,4 +150,7 @@ def learned_from_text(call: Call, text: bytes) -> None:
 
 def _know(call: Call, entry: Entry) -> None:
     call.entry = entry
+    for item in getattr(call.target, "placed", ()):  # nothing has shown which
+        item.is_written |= entry.is_ordered or not item.is_parameter
+        item.is_saved |= not item.is_parameter
     call.outputs = tuple([Value(meta, call.stage, call=call, index=i) for i, meta in enumerate(entry.metas)])

@@ -40,7 +40,9 @@ class _Builder:
         """What this rank sends and receives."""
         self.gpu_channels: set[tuple[int, int, int]] = set()
         self.last_use: dict[object, int] = {}
-        """For leaves with buffers (running statistics): the task that used them last, in the loop's order."""
+        """By leaf with buffers (running statistics), and by name of what leaves write: the task that used it last, in
+        the loop's order.
+        """
         self.num_users: dict[tuple[Value, int], int] = {}
         self.awaited: set[Part] = set()
         """Backward work that another rank waits for, if only for what this rank makes of it."""
@@ -97,7 +99,7 @@ class _Builder:
     def add_forward(self, segment: Segment, micro_batch: int, holds: bool) -> None:
         sources = [(value, self.index_of.get(value.segment) if value.segment else None) for value in segment.inputs]
         needs = {index for _, index in sources if index is not None}
-        stateful = [call.target for call in segment.calls if getattr(call.target, "has_buffers", False)]
+        stateful = [key for call in segment.calls for key in _states_of(call.target)]
         needs.update(self.last_use[leaf] for leaf in stateful if leaf in self.last_use)
         task = self.add(
             segment,
@@ -241,6 +243,13 @@ class _Builder:
         for number, position in enumerate(numbered):
             numbers[position] = number
         return numbers
+
+
+def _states_of(target: object) -> list[object]:
+    """What calls of `target` must find as the call before has left it."""
+    placed = getattr(target, "placed", ())
+    states: list[object] = [target] if getattr(target, "has_buffers", False) else []
+    return states + [item.name for item in placed if item.is_written]
 
 
 def has_weights(call: Call, trains: dict[object, bool]) -> bool:

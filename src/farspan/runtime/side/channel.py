@@ -19,7 +19,7 @@ from farspan.runtime.side.text import as_error, clip_head, describe_death, descr
 from farspan.runtime.side.wire import MAX_PAYLOAD_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from farspan.runtime.side.calls import Handler
     from farspan.runtime.side.wire import Frame, Header
@@ -33,7 +33,7 @@ _STATUS_S = 5.0
 _FAIL_S = 5.0
 """How long `fail` may take to see its news on their way."""
 _MAX_HISTORY = 200_000
-_MAX_DESCRIPTION = 200
+_MAX_DESCRIPTION = 300
 _MAX_KEY = 1_000
 
 
@@ -53,8 +53,8 @@ class SideChannel:
 
     Attributes:
         rank, world_size: Which rank of how many this is.
-        history: Set by the caller: for a step, the (digest, description) of what was recorded, in order. Called in the
-            listener thread when the programs differ; must not block.
+        history: Set by the caller: for a step, the (digest, description) of what was recorded, in order, each with what
+            to try if it differs or without. Called in the listener thread when the programs differ; must not block.
         failure: The first failure of another rank, else None.
         on_failure: Called once, in the listener thread, with the first failure. One that came before it was set is
             not repeated: look at `failure` after setting it.
@@ -72,7 +72,7 @@ class SideChannel:
     def __init__(self, rank: int, world_size: int, link: Link, server: HubServer | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.history: Callable[[int], list[tuple[int, str]]] | None = None
+        self.history: Callable[[int], Sequence[tuple[int, str] | tuple[int, str, str]]] | None = None
         self.failure: FarspanError | None = None
         self.on_failure: Callable[[FarspanError], None] | None = None
         self._link = link
@@ -126,13 +126,19 @@ class SideChannel:
 
     # -- agreement ----------------------------------------------------------------------------------------------------
 
-    def start(self, step: int, digest: int) -> None:
-        """Says that this rank begins flush number `step`, having recorded a program of this digest. Does not wait."""
+    def start(self, step: int, digest: int, data: tuple[int, ...] = ()) -> None:
+        """Says that this rank begins flush number `step`, having recorded a program of this digest. Does not wait.
+
+        Args:
+            step: Larger than those before.
+            digest: Must be equal on all ranks.
+            data: Digests of data that the program is given, of which one must be equal on all ranks.
+        """
         with self._condition:
             if self._started is not None and step <= self._started:
                 raise ValueError(f"step {step} begun after step {self._started}")
             self._started = step
-        self._link.send({"t": "start", "step": step, "digest": digest})
+        self._link.send({"t": "start", "step": step, "digest": digest, "data": data})
 
     def wait_agreed(self, step: int, deadline_s: float) -> None:
         """Waits until every rank has begun `step` with the same digest.
@@ -241,16 +247,21 @@ class SideChannel:
             with self._condition:
                 self._condition.wait_for(lambda: self._fail_noted or self._closed, _FAIL_S)
 
-    def finish(self, deadline_s: float) -> None:
+    def finish(self, deadline_s: float, digest: int = 0) -> None:
         """Says that this rank's program is over, and goes on answering requests until all ranks have said so.
 
         Without it, a rank that reads from another after that one has left gets an error.
 
+        Args:
+            deadline_s: How long it goes on at most.
+            digest: Of what the program has done since its last step; must be equal on all ranks.
+
         Raises:
-            DivergenceError: Another rank begins a step, for which it would wait for ever.
+            DivergenceError: Another rank begins a step, for which it would wait for ever, or has another digest.
             RemoteError, DeadlineError: As in `wait_agreed`.
         """
-        self._link.send({"t": "finish"})
+        step = 0 if self._started is None else self._started + 1
+        self._link.send({"t": "finish", "step": step, "digest": digest})
         with self._condition:
             if self._wait(lambda: self._all_finished, deadline_s):
                 return
@@ -364,7 +375,10 @@ class SideChannel:
     def _show_history(self, header: Header) -> None:
         try:
             history = self.history(header["step"]) if self.history else []
-            entries = [(int(digest), clip_head(str(text), _MAX_DESCRIPTION)) for digest, text in history[:_MAX_HISTORY]]
+            entries = [
+                (int(digest), clip_head(str(text), _MAX_DESCRIPTION), *hint)
+                for digest, text, *hint in history[:_MAX_HISTORY]
+            ]
         except Exception as error:
             _log.exception("the history of step %s cannot be shown", header["step"])
             entries = [(-1, f"(its history cannot be shown: {error!r})")]
