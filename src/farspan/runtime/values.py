@@ -77,7 +77,7 @@ class SharedValues:
             self._old_gradients.setdefault(placed.name, gradient)
 
     def pull(self, rank: int, kind: str, what: Any) -> torch.Tensor:
-        """Ask `rank` for a "gradient" or "initial" weight by name, a "value" by key, or what an optimizer has "kept"."""
+        """Ask `rank` for a "gradient" or "initial" weight by name, a "value" by key, what an optimizer has "kept"."""
         return unpack_tensor(*self._ask(rank, kind, what))
 
     def _pull_parameters(self, rank: int, names: Sequence[str]) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-r"""torch's CPU generator (mt19937): moving a state on by any number of draws, without drawing them where that is cheaper.
+r"""torch's CPU generator (mt19937): a state that is any number of draws ahead, drawn only where that is cheaper.
 
 A state is 624 words, of which the first `position` have been drawn, and perhaps the second of two normal numbers, which
 torch keeps for later. The words follow from each other linearly over GF(2), and so do the numbers drawn, which are
