@@ -247,7 +247,7 @@ def _load_state_dict(module: nn.Module, state_dict: Any, strict: bool = True, as
         return _original_load(module, state_dict, strict, assign)
     if assign:
         check_assigned(recorder, module, state_dict)
-    with transferring(recorder, is_loading=True):
+    with transferring(recorder, is_loading=True, state=state_dict):
         return _original_load(module, state_dict, strict)
 
 

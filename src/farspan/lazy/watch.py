@@ -95,7 +95,6 @@ class Watch(TorchDispatchMode):
         self.made += [weakref.ref(item) for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         return result
 
-
     def _note_draw(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         generator = kwargs.get("generator")
         if generator not in (None, torch.default_generator):

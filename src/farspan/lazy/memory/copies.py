@@ -67,22 +67,18 @@ class Copies:
         Returns:
             Whether it writes into a parameter.
         """
-        if function in _NEEDS_NO_DATA:
+        if function in _NEEDS_NO_DATA or self._recorder.transfer is not None:
             return False
         self._prune()
         used = [tensor for tensor in _plain_in((args, kwargs)) if self._of(tensor) is not None]
         if not used:
             return False
         recorder, reason = self._recorder, "a tensor of a state dictionary is written"
-        written = _plain_in(_what_is_written(function, args, kwargs)) if recorder.transfer is None else ()
+        written = _plain_in(_what_is_written(function, args, kwargs))
         is_written = any(self._of(tensor) is not None for tensor in written)
         if is_written and recorder.has_pending():
             recorder.engine.flush(reason)
-        if not self._is_loaded_elsewhere(args):
-            for tensor in used:
-                copy = self._of(tensor)
-                assert copy is not None
-                self._refresh(copy, tensor.untyped_storage())
+        self.refresh(used)
         if is_written:
             recorder.engine.meet(reason)  # until now the others may have needed it as it was
         return is_written
@@ -95,6 +91,13 @@ class Copies:
             if copy is not None:
                 copy.epoch = self.epoch
 
+    def refresh(self, used: Any) -> None:
+        """Bring what is about to be used up to date."""
+        for tensor in _plain_in(used):
+            copy = self._of(tensor)
+            if copy is not None:
+                self._refresh(copy, tensor.untyped_storage())
+
     def leave(self, placed: Placed) -> None:
         """A parameter is about to get other memory: its copies stay what they are."""
         for key, copy in list(self._by_storage.items()):
@@ -102,11 +105,6 @@ class Copies:
                 if not copy.storage.expired():
                     self._refresh(copy, storage_at(copy.storage.cdata))
                 del self._by_storage[key]
-
-    def _is_loaded_elsewhere(self, args: tuple[Any, ...]) -> bool:
-        """Whether a state dictionary is being loaded into a parameter of another rank, which does so itself."""
-        target = self._recorder.placed.get(id(args[0])) if args and self._recorder.transfer is not None else None
-        return target is not None and not target.is_owned
 
     def _refresh(self, copy: _Copy, storage: Any) -> None:
         if copy.epoch == self.epoch:

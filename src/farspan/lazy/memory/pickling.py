@@ -23,7 +23,11 @@ __all__ = ["reduce_module", "reduce_placed"]
 def reduce_module(recorder: Recorder, module: nn.Module, protocol: Any) -> Any:
     """What `pickle` writes of a module: as it is when all that was recorded has run."""
     recorder.flush_before_change("a model is pickled")
-    return object.__reduce_ex__(module, protocol)
+    recorder.is_recording = False  # recurrent modules look after their weights then, which is no change
+    try:
+        return object.__reduce_ex__(module, protocol)
+    finally:
+        recorder.is_recording = True
 
 
 def reduce_placed(recorder: Recorder, placed: Placed, protocol: Any) -> Any:

@@ -75,10 +75,11 @@ def check_assigned(recorder: Recorder, module: nn.Module, state: Mapping[str, An
 
 
 @contextlib.contextmanager
-def transferring(recorder: Recorder, *, is_loading: bool) -> Iterator[None]:
+def transferring(recorder: Recorder, *, is_loading: bool, state: Any = None) -> Iterator[None]:
     """Within, parameters are copied between ranks instead of recorded."""
     recorder.flush_before_change("load_state_dict" if is_loading else "state_dict")
     if is_loading:
+        recorder.copies.refresh(state)
         recorder.engine.meet("load_state_dict")  # nobody reads the old values any more
     outer = recorder.transfer
     if outer is None or is_loading:  # else the state of a module inside one whose state is made

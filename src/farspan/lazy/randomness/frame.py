@@ -20,7 +20,17 @@ from typing import Any
 
 from farspan.lazy.ops.functions import name_of
 
-__all__ = ["Frame", "Path", "forget_module", "key_of", "key_of_function", "key_of_module", "mixed", "name_module", "seed_of"]
+__all__ = [
+    "Frame",
+    "Path",
+    "forget_module",
+    "key_of",
+    "key_of_function",
+    "key_of_module",
+    "mixed",
+    "name_module",
+    "seed_of",
+]
 
 Path = tuple[int, int, int]
 """(key of the caller's frame, key of what it calls, how many calls of that came before)."""

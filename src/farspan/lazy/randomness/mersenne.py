@@ -23,7 +23,16 @@ import torch
 
 from farspan.lazy.torch_private import without_any_mode
 
-__all__ = ["BLOCK", "advanced", "cached_normals", "distance", "is_same_state", "keeps_the_same", "position_of", "with_cached_normals"]
+__all__ = [
+    "BLOCK",
+    "advanced",
+    "cached_normals",
+    "distance",
+    "is_same_state",
+    "keeps_the_same",
+    "position_of",
+    "with_cached_normals",
+]
 
 BLOCK = 624
 """Words of a state."""
