@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.programs import plain_draws
+from tests.lazy.randomness import drawing_program
 from tests.promises.test_randomness import MODELS, Block, Reentrant, Stack, build, case, plans, shuffled
 from tests.support.parity import History, train, train_distributed
 from tests.support.ranks import run_processes, run_threads
@@ -92,7 +92,7 @@ class Repeats(Stack):
 
 
 def in_order() -> nn.Module:
-    model = Reentrant()
+    model: Any = Reentrant()
     model.order = (0, 1, 2)  # it adds up the gradients of a module's two calls in another order
     return model
 
@@ -138,7 +138,7 @@ def test_a_model_draws_what_it_draws_in_the_plain_program(name: str) -> None:
 
 @functools.cache
 def printed_plainly() -> str:
-    (alone,) = run_processes(1, plain_draws.__file__, ["plainly"])
+    (alone,) = run_processes(1, drawing_program.__file__, ["plainly"])
     assert alone.code == 0, alone.stderr
     return alone.stdout.splitlines()[-1]
 
@@ -146,7 +146,7 @@ def printed_plainly() -> str:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_program_that_draws_itself_finds_its_generators_where_they_would_be(num_ranks: int) -> None:
     """Python's, numpy's and torch's; in the loop, in containers, inside leaves; seeded, saved and put back."""
-    for process in run_processes(num_ranks, plain_draws.__file__):
+    for process in run_processes(num_ranks, drawing_program.__file__):
         assert process.code == 0, process.stderr
         assert process.stdout.splitlines()[-1] == printed_plainly()
 
