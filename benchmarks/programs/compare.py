@@ -124,10 +124,11 @@ def _walk(item: Any, path: str, seen: dict[int, str], storages: dict[int, int]) 
     if isinstance(item, type | FunctionType | MethodType) or type(item).__name__ == "builtin_function_or_method":
         yield path, getattr(item, "__qualname__", repr(item))
         return
-    if id(item) in seen:
-        yield path, ("the same as", seen[id(item)])
-        return
-    seen[id(item)] = path
+    if not isinstance(item, tuple | frozenset):  # which of these are one object says nothing
+        if id(item) in seen:
+            yield path, ("the same as", seen[id(item)])
+            return
+        seen[id(item)] = path
     yield path, type(item).__qualname__
     if isinstance(item, Mapping):
         for key, value in item.items():

@@ -77,8 +77,10 @@ def run_program(name: str, num_ranks: int | None, folder: Path, *, timeout_s: fl
         timeout_s: When it is ended.
         hash_seed: PYTHONHASHSEED; by default every process has its own.
     """
-    work, results, private = (folder / part for part in ("work", "results", "private"))
-    for made in (work, results, private):
+    work, private = folder / "work", folder / "private"
+    # a cache, into which all ranks write: what else another rank than the first writes is its own
+    results = private / "cache" / "results"
+    for made in (work, results):
         made.mkdir(parents=True)
     source = (SCRIPTS / f"{name}.py").read_text()
     command = [sys.executable]

@@ -256,6 +256,8 @@ class NobodySide:
     def forget(self, key: str) -> None:
         self.given.pop(key, None)
 
+    forget_later = forget
+
 
 class World:
     """Rank `rank` of `num_ranks`, in a thread of its own, with a GPT distributed over all of them."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
-from farspan.lazy import glue_at
+from farspan.lazy import glue_at, plan_by_model
 from farspan.placing import KeptPlan, agree_on_model, is_measuring, measure_first, place_first
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
@@ -28,7 +28,6 @@ from farspan.runtime.world import current_engine, engine_of_this_thread, num_ran
 __all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of", "rank"]
 
 _Model = TypeVar("_Model", bound=nn.Module)
-_PLAN = "_farspan_plan"
 
 
 def distribute(
@@ -100,7 +99,7 @@ def distribute(
             f"distribute takes a torch.nn.Module, not a {type(model).__name__}.",
             hint="model = farspan.distribute(model)",
         )
-    if hasattr(model, _PLAN):
+    if model in plan_by_model:
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
     trial = current_trial()
     if trial is not None and seed is None:
@@ -134,7 +133,7 @@ def distribute(
         else:
             place_first(engine, model, chosen)
     watch_optimizers()
-    object.__setattr__(model, _PLAN, chosen)
+    plan_by_model[model] = chosen
     engine.agreement.share_generators()
     engine.console.show_plan(chosen)
     return model
@@ -149,7 +148,7 @@ def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hi
         begun = dataclasses.replace(begun, schedule=schedule)
 
     def settled(plan: Plan, said: str) -> None:
-        object.__setattr__(model, _PLAN, plan)
+        plan_by_model[model] = plan
         engine.console.say(said)
         engine.console.show_plan(plan)
 
@@ -163,7 +162,7 @@ def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hi
 
 def plan_of(model: nn.Module) -> Plan:
     """The plan a distributed model runs under: prints as a table; `save(path)` writes JSON that can be edited."""
-    plan = getattr(model, _PLAN, None)
+    plan = plan_by_model.get(model)
     if plan is None:
         raise PlanError("this model has not been distributed.", hint="model = farspan.distribute(model)")
     return plan

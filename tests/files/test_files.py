@@ -70,7 +70,16 @@ print(os.path.isfile("out/below.txt"), os.path.realpath("out/latest").split("/")
 remove("out/a.txt")
 os.makedirs("deep/er/still")
 os.removedirs("deep/er/still")
-for function, *arguments in ((open, "missing/x"), (open, "missing/x", "w"), (os.rmdir, "out"), (os.mkdir, "out")):
+folder = tempfile.mkdtemp()
+pathlib.Path(folder, "inside").write_text("made elsewhere")
+shutil.move(folder, "moved_in")
+print(os.listdir("moved_in"), os.path.exists(folder))
+with tempfile.NamedTemporaryFile("w", delete=False, dir=".") as file:
+    file.write("whole")
+os.rename(file.name, "complete")
+print(pathlib.Path("complete").read_text())
+wrong = [(open, "missing/x"), (open, "missing/x", "w"), (open, "table.csv/x"), (os.rmdir, "out"), (os.mkdir, "out")]
+for function, *arguments in wrong:
     try:
         function(*arguments)
     except OSError as error:
@@ -145,6 +154,24 @@ def test_all_ranks_write_where_that_is_asked_for(tmp_path: Path) -> None:
     text = "import os\nopen('rank' + os.environ['FARSPAN_RANK'], 'w').close()"
     assert set(run_script(tmp_path, text, 2, files="all").files) == {"rank0", "rank1"}
     assert set(run_script(tmp_path, text, 2).files) == {"rank0"}
+
+
+LARGE = """
+try:
+    print(len(open("large").read(10)))
+except OSError as error:
+    print(error)
+open("large", "w").close()
+"""
+
+
+def test_what_is_too_large_to_be_kept_is_never_read_as_something_else(tmp_path: Path) -> None:
+    (tmp_path / "start").mkdir()
+    with open(tmp_path / "start" / "large", "wb") as file:
+        file.truncate(1 << 26)
+    first, second = run_script(tmp_path, LARGE, 2, late=1).printed
+    assert first == "10\n"
+    assert "rank 0 has written over this file" in second and second.endswith("'large'\n")
 
 
 PROCESSES = """

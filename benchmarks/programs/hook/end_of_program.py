@@ -6,9 +6,9 @@ is not seen, and so nothing but the program itself reads it: its last line may b
 
 from __future__ import annotations
 
-import io
 import os
 import random
+from pathlib import Path
 from typing import Any
 
 
@@ -29,7 +29,5 @@ def leave(names: dict[str, Any]) -> None:
         for key, item in model.state_dict().items()
         if isinstance(item, torch.Tensor)
     }
-    buffer = io.BytesIO()
-    torch.save({"generators": generators, "weights": weights}, buffer)
-    with os.fdopen(int(os.environ["PROGRAMS_END"]), "wb") as file:
-        file.write(buffer.getbuffer())
+    rank = os.environ.get("FARSPAN_RANK", os.environ.get("RANK", "0"))
+    torch.save({"generators": generators, "weights": weights}, Path(os.environ["PROGRAMS_RESULT"], f"end{rank}.pt"))

@@ -11,14 +11,11 @@ import os
 
 
 def _begin(rank: int) -> None:
-    folder = os.environ["PROGRAMS_RESULT"]
-    flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
     if rank:
-        file = os.open(os.path.join(folder, f"rank{rank}.out"), flags)
+        name = os.path.join(os.environ["PROGRAMS_RESULT"], f"rank{rank}.out")
+        file = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(file, 1)
         os.close(file)
-    # opened before farspan can see it: what other ranks write is theirs, this is the harness's
-    os.environ["PROGRAMS_END"] = str(os.open(os.path.join(folder, f"end{rank}.pt"), flags))
     entropy = int(os.environ["PROGRAMS_ENTROPY"]) + 1000 * rank
 
     import random

@@ -46,7 +46,9 @@ class Call:
         "modes",
         "outputs",
         "path",
+        "raised",
         "region",
+        "saved_hooks",
         "segment",
         "stage",
         "target",
@@ -68,6 +70,10 @@ class Call:
         """Where in the plain program's random numbers it draws; None where its path seeds it."""
         self.region = 0
         """The autocast region it was recorded in, in which a parameter is cast once; 0 for none."""
+        self.raised: Any = None
+        """The exception with which it has ended, if it had to run to be known."""
+        self.saved_hooks: Any = None
+        """Through which autograd keeps what it needs for the call's backward, if the program has set any."""
         self.hooked = ""
         """The module whose forward hook it was recorded in, if that has a backward hook too."""
         self.versions: tuple[int, ...] = ()

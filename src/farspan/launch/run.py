@@ -23,6 +23,7 @@ from pathlib import Path
 
 from farspan.errors import LaunchError
 from farspan.launch.console import say
+from farspan.launch.entropy import entropy_variables
 from farspan.launch.environment import PREFIX
 from farspan.launch.files import keeps_apart
 from farspan.launch.job import Job, signals_to
@@ -55,7 +56,8 @@ def run(
     Every process gets FARSPAN_RANK, _LOCAL_RANK, _WORLD_SIZE, _LOCAL_WORLD_SIZE, _MASTER_ADDR, _MASTER_PORT,
     OMP_NUM_THREADS (its share of the cores, unless set), PYTHONUNBUFFERED, FARSPAN_LAUNCHER=run and
     FARSPAN_LOG_DIR, and none of another launcher's variables: a script that asks for RANK or WORLD_SIZE, to decide
-    whether it is one of several processes, must find that it is not. If a rank fails, the others get
+    whether it is one of several processes, must find that it is not. Several processes also get
+    one PYTHONHASHSEED, unless set, and one entropy (`entropy.py`). If a rank fails, the others get
     `grace_s` seconds to end before they are ended; then stderr says once which rank failed first, how, and its own
     traceback.
 
@@ -90,6 +92,8 @@ def run(
         say(f"farspan run: {num_processes} processes, port {port}, logs in {folder}")
     shared = _shared_variables(num_processes, port, folder) | dict(environment or {})
     run_folder = _make_run_folder(shared, num_processes, files)
+    if num_processes > 1:
+        shared |= entropy_variables(os.environ | shared)
     job = Job(num_processes=num_processes, log_dir=folder, grace_s=grace_s)
     try:
         with signals_to(job.events):

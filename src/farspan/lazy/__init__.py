@@ -1,5 +1,6 @@
 """Running Python becomes graphs: lazy tensors, the recorder, and where calls are caught."""
 
+from farspan.lazy.context.outer import under_saved_hooks as under_saved_hooks
 from farspan.lazy.hooks import without_user_hooks as without_user_hooks
 from farspan.lazy.intercept import activate as activate
 from farspan.lazy.intercept import install as install
@@ -27,6 +28,7 @@ from farspan.lazy.ops.functions import name_of as name_of
 from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.ops.places import glue_at as glue_at
 from farspan.lazy.ops.special import read_recorded as read_recorded
+from farspan.lazy.parameters.copying import plan_by_model as plan_by_model
 from farspan.lazy.parameters.hooks import check_hooks as check_hooks
 from farspan.lazy.parameters.outside import go_on as go_on
 from farspan.lazy.parameters.outside import plain_of as plain_of
@@ -105,6 +107,7 @@ __all__ = [
     "go_on",
     "own_versions",
     "plain_of",
+    "plan_by_model",
     "plain_versions",
     "read_recorded",
     "real_attributes",
@@ -117,6 +120,7 @@ __all__ = [
     "swapped",
     "take_in",
     "text_for_others",
+    "under_saved_hooks",
     "unpacks_again",
     "watch_module",
     "watched_attributes",

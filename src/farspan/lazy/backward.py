@@ -9,8 +9,9 @@ import torch
 
 from farspan.graph import Backward, Value, Wanted
 from farspan.lazy.hooks import check_hooked
+from farspan.lazy.leaf import WholeError
 from farspan.lazy.metadata import current_modes, digest_of
-from farspan.lazy.ops.functions import find_where
+from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -42,7 +43,11 @@ def record_backward(
     given = [gradients] if isinstance(gradients, torch.Tensor) or gradients is None else list(gradients)
     given += [None] * (len(roots) - len(given))
     if create_graph:
-        recorder.refuse("create_graph=True cannot be recorded", hint="compute second derivatives inside one module")
+        raise WholeError(
+            "create_graph=True cannot be recorded: a gradient penalty needs second derivatives of all stages at once.",
+            why=f"at {format_where(find_where())}, outside of the model's modules.",
+            hint="compute it in the forward of a module of the model: it then runs as one unit, on one rank",
+        )
     if inputs is not None:
         recorder.refuse("backward(inputs=...) cannot be recorded", hint="freeze the other parameters instead")
     given = [gradient.read() if type(gradient) is LazyTensor else gradient for gradient in given]

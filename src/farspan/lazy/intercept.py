@@ -17,8 +17,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from farspan.lazy.context.outer import has_own_function_mode
 from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
-from farspan.lazy.leaf import Leaf
+from farspan.lazy.leaf import Leaf, WholeError
+from farspan.lazy.memory.leaves import new_parameter
+from farspan.lazy.memory.pickling import reduce_module, reduce_placed
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
@@ -39,6 +42,7 @@ from farspan.lazy.randomness import (
 )
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.surgery.adopted import adopt
+from farspan.lazy.surgery.closed import close
 from farspan.lazy.surgery.variants import note_attribute, present_leaf
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
@@ -72,10 +76,19 @@ class Intercept(TorchFunctionMode):
         recorder = self.recorder
         if not recorder.is_recording:
             return func(*args, **kwargs)
+        if recorder.copies and recorder.copies.before(func, args, kwargs):
+            try:
+                return self._run_or_record(func, types, args, kwargs)
+            finally:
+                recorder.copies.after(args, kwargs)
+        return self._run_or_record(func, types, args, kwargs)
+
+    def _run_or_record(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        recorder = self.recorder
         is_for_us = types or _concerns(args, kwargs, recorder.placed) or calls_for_a_place(func, args, kwargs)
         if not is_for_us:
             return _run(func, args, kwargs, recorder)
-        if func in CHANGES_GRADIENT_FLOW:
+        if func in CHANGES_GRADIENT_FLOW and (type(args[0]) is LazyTensor or id(args[0]) in recorder.placed):
             recorder.flush_before_change("requires_grad is changed")
             recorder.forget_states()
         if func in PASS_THROUGH:
@@ -116,7 +129,9 @@ def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
     return bool(kwargs) and _concerns(kwargs.values(), None, placed)
 
 
-def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """In the place of `nn.Module.__call__`; torch's profiler, when it notes stacks, looks for `self` in its frames."""
+    module = self
     recorder = _recorder_of_module.get(id(module))
     if recorder is None and is_compiled_wrapper(module):
         recorder = _recorder_of_module.get(id(module._orig_mod))
@@ -145,17 +160,24 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     leaf = recorder.leaves.get(id(module))
     if leaf is not None:
         leaf = present_leaf(recorder, leaf, watch_module)
-    if leaf is not None and not leaf.is_open:
+    if leaf is not None and not leaf.is_open and not has_own_function_mode(recorder):
         if has_user_hooks(module):
             call = functools.partial(_call_leaf, recorder, leaf)
             return call_with_user_hooks(module, call, args, kwargs, recorder)
         return recorder.call_leaf(leaf, args, kwargs)
     check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
+    num_begun = len(recorder.current.calls)
     try:
         return call_container(module, *args, **kwargs)
+    except WholeError:
+        recorder.frame = outer
+        leaf = close(recorder, module, num_begun)
+        if leaf is None:
+            raise
     finally:
         recorder.frame = outer
+    return recorder.call_leaf(leaf, args, kwargs)
 
 
 def _call_leaf(recorder: Recorder, leaf: Leaf, *args: Any, **kwargs: Any) -> Any:
@@ -201,7 +223,7 @@ def _delete_grad(parameter: Any) -> None:
 
 
 _original_deepcopy: Any = nn.Parameter.__deepcopy__
-_original_new_parameter: Any = nn.Parameter.__new__
+_original_new: Any = nn.Parameter.__new__
 _original_call: Any = nn.Module.__call__
 _original_setattr: Any = nn.Module.__setattr__
 _original_state_dict: Any = nn.Module.state_dict
@@ -236,6 +258,8 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
         if recorder.is_recording:
             recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
             note_attribute(recorder, module, name, value)
+            for leaf in recorder.leaves.values():
+                leaf.own_objects = None
         if name == "training":
             recorder.forget_states()
         old = module._buffers.get(name)
@@ -257,11 +281,29 @@ def _deepcopy_parameter(parameter: Any, memo: dict[int, Any]) -> Any:
     return copy_parameter(recorder, recorder.placed[id(parameter)], memo)
 
 
-def _new_parameter(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
-    """`nn.Parameter(recorded)` has the values as they are then: a plain one, on every rank."""
-    if type(data) in (LazyTensor, StubParameter):
-        data = data.read().clone()
-    return _original_new_parameter(cls, data, requires_grad)
+def _pickling_placed(reduce: Any) -> Any:
+    @functools.wraps(reduce)
+    def reduce_tensor(tensor: Any, protocol: Any) -> Any:
+        recorder = active.recorder
+        if recorder is None or not recorder.is_recording or id(tensor) not in recorder.placed:
+            return reduce(tensor, protocol)
+        return reduce_placed(recorder, recorder.placed[id(tensor)], protocol)
+
+    return reduce_tensor
+
+
+def _new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    recorder = active.recorder
+    if recorder is not None and recorder.is_recording and (type(data) is LazyTensor or id(data) in recorder.placed):
+        return new_parameter(recorder, cls, data, requires_grad)
+    return _original_new(cls, data, requires_grad)
+
+
+def _reduce_module(module: nn.Module, protocol: Any) -> Any:
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is None or not recorder.is_recording:
+        return object.__reduce_ex__(module, protocol)
+    return reduce_module(recorder, module, protocol)
 
 
 def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> Any:
@@ -303,7 +345,10 @@ def install() -> None:
     nn.Module.register_forward_pre_hook = _opening_leaves(nn.Module.register_forward_pre_hook)
     nn.Parameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
     StubParameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
-    nn.Parameter.__new__ = functools.wraps(nn.Parameter.__new__)(_new_parameter)  # type: ignore[method-assign]
+    torch.Tensor.__reduce_ex__ = _pickling_placed(torch.Tensor.__reduce_ex__)  # type: ignore[method-assign]
+    nn.Parameter.__reduce_ex__ = _pickling_placed(nn.Parameter.__reduce_ex__)  # type: ignore[method-assign]
+    nn.Parameter.__new__ = _new_parameter  # type: ignore[method-assign]
+    nn.Module.__reduce_ex__ = _reduce_module  # type: ignore[method-assign]
     nn.Module.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
     nn.Module.state_dict = _state_dict  # type: ignore[method-assign]
     nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from farspan.lazy.surgery.tables import Tables
 if TYPE_CHECKING:
     from farspan.graph import Meta
 
-__all__ = ["Leaf", "LeakError", "Placed", "swapped"]
+__all__ = ["Leaf", "LeakError", "Placed", "WholeError", "swapped"]
 
 
 class LeakError(RecordError):
@@ -25,6 +25,14 @@ class LeakError(RecordError):
     names a place to run at.
 
     A module that does is not called as one unit. The user sees the error only where that comes too late.
+    """
+
+
+class WholeError(RecordError):
+    """What cannot be recorded operation by operation, and can run inside a module that is called as one unit.
+
+    A module whose parts are called one by one, and whose forward does it, is from then on called as one unit. The user
+    sees the error only where it is done outside of every module.
     """
 
 
@@ -51,6 +59,8 @@ class Placed:
     """Of a buffer: whether autograd has been seen to save it, so that a later backward needs what it was."""
     hooked_at: Any = None
     """The user's line that registered a gradient hook on it."""
+    aliases: list[Any] = field(default_factory=list)
+    """Weak references to the recorded tensors that share its memory: `param.data`, and views of it."""
 
     @property
     def is_trained(self) -> bool:
@@ -71,6 +81,7 @@ class Leaf:
         "module",
         "modules",
         "name",
+        "own_objects",
         "own_parameters",
         "parameter_names",
         "placed",
@@ -97,6 +108,8 @@ class Leaf:
         self.attributes: dict[str, None] = {}
         """What its calls have been seen to write on its modules."""
         self.buffers = tuple(item for item in placed if not item.is_parameter)
+        self.own_objects: Any = None
+        """What the attributes that are not in `attributes` hold; made when it is called."""
         self.has_buffers = bool(self.buffers)
         self.foreign = tuple(item for item in placed if item.stage != stage)
         """Those that another stage owns (tied parameters): they come as values, gradients flow back."""

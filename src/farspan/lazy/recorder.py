@@ -7,7 +7,8 @@ value; then the runtime behind `engine` executes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -16,12 +17,16 @@ from torch import nn
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
+from farspan.lazy.context.outer import check_around, saved_hooks
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
+from farspan.lazy.memory.copies import Copies
 from farspan.lazy.metadata import (
     Entry,
     MetadataCache,
+    OwnObjects,
     Regions,
+    State,
     Unknown,
     attributes_of,
     current_modes,
@@ -46,7 +51,7 @@ from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_d
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
 from farspan.lazy.parameters.outside import Outside
-from farspan.lazy.parameters.values import ParameterValues, alias_of
+from farspan.lazy.parameters.values import ParameterValues, alias_of, renew_aliases
 from farspan.lazy.randomness import DRAWS, Frame, ProgramDraws, has_own_generator, host_seed, key_of_function
 from farspan.lazy.shared.drawing import answer_drawing, draws_in_python
 from farspan.lazy.shared.learning import learn
@@ -85,13 +90,12 @@ class Recorder:
         self.is_recording = True
         """False while calls run for real: in leaves, in the optimizer, in a metadata run."""
         self.is_in_optimizer = False
-        self.step_view: Any = None
-        """What answers torch functions in an optimizer's step, where there are several ranks."""
+        self.step_view: Any = None  # what answers torch functions in an optimizer's step of several ranks
         self.placed: dict[int, Placed] = {}
         """Parameters and buffers of all distributed models, by id."""
         self.leaves: dict[int, Leaf] = {}
         self.variants: dict[Any, Leaf] = {}
-        """Of leaves, for what the program has put into their modules' tables since (`lazy.surgery`)."""
+        """Of leaves, for other contents of their modules' tables (`lazy.surgery`)."""
         self.leaf_parts: set[int] = set()
         """Ids of all modules inside leaves, the leaves included."""
         self.roots: dict[int, str] = {}
@@ -108,12 +112,15 @@ class Recorder:
         """
         self.has_hooked_calls = False
         """Whether any has been recorded by a forward hook beside a backward hook."""
+        self._holding: dict[Leaf, None] = {}
+        """The leaves called since the last flush that hold objects others may change."""
         self.num_copies = 0
         """Of distributed models and their parts."""
         self.current = self._new_graph()
         self.parameter_values = ParameterValues()
         self.gradients = Gradients(self)
         self.outside = Outside()
+        self.copies = Copies(self)
         self._modes: list[Any] = []
         self._is_writing = False
         self.regions = Regions()
@@ -126,8 +133,9 @@ class Recorder:
         self.draws = ProgramDraws()
         self._number = 0
         """Of the call that is being recorded, among those of the same name in its frame."""
-        self._draws: list[tuple[Any, Any]] = []
-        """What the program itself has drawn with torch's generator: (function, line)."""
+        self._draws: list[tuple[Any, Any, tuple[int, int]]] = []
+        """What the program itself has drawn with torch's generator: (function, line, before which call of which
+        graph)."""
         self.transfer: Any = None
         """Stands in for the recorder while a state dictionary is made or loaded."""
 
@@ -135,19 +143,56 @@ class Recorder:
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
+        check_around()
         self._number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
         return self._call_leaf(leaf, args, kwargs)
 
     def _call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
+        self._see_own_objects(leaf)
         if leaf.num_extra or leaf.attributes:
-            attributes = (attributes_of(leaf.modules, leaf.attributes),) if leaf.attributes else ()
-            given = (args, kwargs, *attributes)
+            held = [attributes_of(leaf.modules, leaf.attributes)] if leaf.attributes else []
+            given = (args, kwargs, *held)
             template, tensors = flatten(given)
             tensors += leaf.extra_tensors()
             return self.record(leaf, template, tensors, leaf.stage, given=given)
         return self._record_call(leaf, args, kwargs, leaf.stage)
+
+    def _see_own_objects(self, leaf: Leaf) -> None:
+        """What others have changed in the objects a leaf holds is an argument of its calls from now on."""
+        if leaf.own_objects is not None and leaf.own_objects.has_changed():
+            self.flush_before_change(f"an object that {leaf} holds has been changed")
+            if leaf.own_objects is not None:
+                leaf.attributes.update(dict.fromkeys(leaf.own_objects.changed()))
+                leaf.own_objects = None
+        if leaf.own_objects is None:
+            if any(other.own_objects is not None and other.own_objects.has_changed() for other in self._holding):
+                self.flush_before_change("an object that modules hold has been changed")
+            leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
+            if leaf.own_objects.recorded:
+                leaf.attributes.update(dict.fromkeys(leaf.own_objects.recorded))
+                leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
+        if not leaf.own_objects.is_empty:
+            self._holding[leaf] = None
+
+    @contextlib.contextmanager
+    def as_recorded(self) -> Iterator[None]:
+        """Let the objects that leaves hold be as they were when their calls were recorded, in the body."""
+        holding, self._holding = self._holding, {}
+        changed = [leaf for leaf in holding if leaf.own_objects is not None and leaf.own_objects.has_changed()]
+        meanwhile: list[State] = []
+        for leaf in changed:
+            leaf.attributes.update(dict.fromkeys(leaf.own_objects.changed()))
+            meanwhile.append(leaf.own_objects.put_back())
+        try:
+            yield
+        finally:
+            for state in reversed(meanwhile):
+                state.put_back(state.changed())
+            for leaf in holding:
+                if leaf in changed or (leaf.own_objects is not None and leaf.own_objects.has_changed()):
+                    leaf.own_objects = None
 
     def _record_call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int | None) -> Any:
         """Record a call; if one of its kind was seen before, without taking its arguments apart again."""
@@ -178,6 +223,7 @@ class Recorder:
             return record_foreach(self, function, args, kwargs)
         elif getattr(function, "__module__", "").startswith("torch.distributed"):
             self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
+        check_around()
         if function in DRAWS or type(function) is FunctionCall:
             self._number = 0 if has_own_generator(kwargs) else self.frame.count(key_of_function(function))
         else:
@@ -221,6 +267,7 @@ class Recorder:
                 return self._call_parts(target, given, "it writes into a parameter of another stage")
             if not target.attributes.keys() >= set(entry.attributes):
                 target.attributes.update(dict.fromkeys(entry.attributes))
+                target.own_objects = None
                 return self._call_leaf(target, given[0], given[1])  # with what these hold as arguments
         else:
             if not entry.has_tensors_only:
@@ -276,7 +323,7 @@ class Recorder:
         )
         if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
-        call.region = self.regions.of(modes)
+        call.region, call.saved_hooks = self.regions.of(modes), saved_hooks()
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current
         graph.add(call, used, at_least=at_least)
@@ -302,9 +349,7 @@ class Recorder:
         finally:
             self._is_writing = False
         self.engine.parameters_changed()
-        for item in tensors:
-            if type(item) is LazyTensor and item._alias_of is not None:
-                item._value = alias_of(item._alias_of)  # the memory, not the version that this call has made of it
+        renew_aliases(tensors)
         return result
 
     def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
@@ -367,8 +412,7 @@ class Recorder:
     def take_pending(self) -> list[Graph]:
         """All that waits, to be run. What is recorded from now on is a new micro-batch."""
         self.next_graph()
-        graphs, self.pending = self.pending, []
-        self.num_pending_backwards = 0
+        graphs, self.pending, self.num_pending_backwards = self.pending, [], 0
         return graphs
 
     def has_pending(self) -> bool:
@@ -379,12 +423,17 @@ class Recorder:
         if self.has_pending():
             self.engine.flush(reason)
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """Where the program stands: which call of which graph it will record next."""
+        return (self.current.index, len(self.current.calls))
+
     def note_draw(self, function: Any) -> None:
         """The program itself draws random numbers, outside every module: all ranks draw the same."""
         if len(self._draws) < _MAX_DRAWS:
-            self._draws.append((function, find_where()))
+            self._draws.append((function, find_where(), self.position))
 
-    def take_draws(self) -> list[tuple[Any, Any]]:
+    def take_draws(self) -> list[tuple[Any, Any, tuple[int, int]]]:
         """What the program has drawn since this was asked for last."""
         draws, self._draws = self._draws, []
         return draws
@@ -409,14 +458,11 @@ class Recorder:
 
     # The optimizer.
 
-    def enter_optimizer(self, view: Any = None) -> None:
-        """Until `leave_optimizer`, nothing is recorded: `view` answers torch functions, or torch itself if it is None."""
+    def enter_optimizer(self) -> None:
+        """Until `leave_optimizer`, nothing is recorded."""
         self.is_in_optimizer = True
         self.is_recording = False
         self._modes = take_modes_of(self)
-        self.step_view = view
-        if view is not None:
-            view.__enter__()
 
     def leave_optimizer(self) -> None:
         self.is_in_optimizer = False
@@ -431,14 +477,13 @@ class Recorder:
         return self.gradients.read(lazy._value) if self.step_view is None else self.step_view.read(lazy)
 
     def read_parameter(self, stub: StubParameter) -> torch.Tensor:
-        if self.step_view is not None:
-            return self.step_view.read(stub)
-        return self.engine.read_parameter(self.placed[id(stub)])
+        return self.step_view.read(stub) if self.step_view else self.engine.read_parameter(self.placed[id(stub)])
 
     def forget_parameter_values(self) -> None:
         """A step has ended: parameters may change, so their values are sources anew."""
         self.parameter_values.forget()
         self.outside.forget()
+        self.copies.epoch += 1
 
     def refuse(self, what: str, *, why: str = "", hint: str = "") -> NoReturn:
         raise RecordError(what + ".", why=why or f"at {format_where(find_where())}", hint=hint)

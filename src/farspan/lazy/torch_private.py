@@ -53,7 +53,6 @@ __all__ = [
     "flops_of",
     "forget_casts",
     "has_compatible_type",
-    "has_dynamic_shape",
     "has_memory_of_its_own",
     "has_other_users",
     "hooks_on_saved",
@@ -64,6 +63,7 @@ __all__ = [
     "is_compiled_wrapper",
     "is_fake",
     "is_fake_limit",
+    "no_dispatch",
     "is_mode_active",
     "is_not_torchs_device",
     "make_wrapper",
@@ -72,7 +72,9 @@ __all__ = [
     "recompute_through",
     "saved_by",
     "set_raw_grad",
+    "set_version",
     "shape_at",
+    "storage_at",
     "put_modes",
     "put_module_apply",
     "take_modes_of",
@@ -83,7 +85,6 @@ __all__ = [
     "unscale_",
     "update_scale_",
     "tensor_of_class",
-    "written_lists",
 ]
 
 _raw_grad = torch.Tensor.grad
@@ -92,6 +93,8 @@ set_raw_grad = _raw_grad.__set__  # type: ignore[attr-defined]
 raw_grad_fn = torch.Tensor.grad_fn.__get__  # type: ignore[attr-defined]
 
 
+no_dispatch = torch._C._DisableTorchDispatch
+"""Operations in its body are seen by no dispatch mode."""
 disabled_torch_function = torch._C._disabled_torch_function_impl
 """As a class's __torch_function__: its tensors are seen by function modes only."""
 
@@ -203,6 +206,10 @@ def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
     """Whether no other tensor, array or library uses the memory of `tensor`."""
     storage = tensor.untyped_storage()
     return storage.resizable() and torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor, and `storage`
+
+
+storage_at: Callable[[int], Any] = torch.UntypedStorage._new_with_weak_ptr
+"""The memory at the address that a weak reference to it tells."""
 
 
 def has_other_users(tensor: torch.Tensor) -> bool:
@@ -394,20 +401,6 @@ def shape_at(node: Any, number: int) -> Sequence[int]:
     return node._input_metadata[number].shape
 
 
-def has_dynamic_shape(function: Any) -> bool:
-    """Whether torch says of a function that the shape of its result depends on data."""
-    packet: Any = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
-    overloads = [getattr(packet, name) for name in packet.overloads()] if hasattr(packet, "overloads") else []
-    return any(torch.Tag.dynamic_output_shape in overload.tags for overload in overloads)
-
-
-def written_lists(name: str) -> tuple[int, ...]:
-    """The positions of the lists of tensors into which the aten function `name` writes."""
-    packet: Any = getattr(torch.ops.aten, name)
-    arguments = getattr(packet, packet.overloads()[0])._schema.arguments
-    return tuple([i for i, item in enumerate(arguments) if item.alias_info is not None and item.alias_info.is_write])
-
-
 def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
     """The floating-point operations of an aten operation with products in it; 0 for all others, and where a size is
     not a number.
@@ -420,6 +413,11 @@ def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result
 has_compatible_type: Any = torch._has_compatible_shallow_copy_type
 unscale_: Any = torch._amp_foreach_non_finite_check_and_unscale_
 update_scale_: Any = torch._amp_update_scale_
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Let a tensor have been written to as often as `version` says: it is again what it was then."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 _saved_names: dict[type, list[str]] = {}

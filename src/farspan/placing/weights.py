@@ -1,8 +1,8 @@
 """The weights that training begins with: rank 0's are everybody's, as with DDP.
 
-A script without a seed, or one that loads a checkpoint on rank 0 alone, builds another model on each rank; the stages of
-several of them would be a mixture that nobody has built. So when a model is distributed all ranks compare checksums of
-their parameters and buffers. Where these are equal nothing is sent; where they differ, rank 0's go to the ranks that
+A script without a seed, or one that loads a checkpoint on rank 0 alone, builds another model on each rank; the stages
+of several of them would be a mixture that nobody has built. So when a model is distributed all ranks compare checksums
+of their parameters and buffers. Where these are equal nothing is sent; where they differ, rank 0's go to the ranks that
 will hold them, and it is said once.
 """
 
@@ -77,7 +77,7 @@ def _checksum(item: torch.Tensor) -> int:
     if item.layout is not torch.strided or item.device.type == "meta" or item.is_quantized:
         return 0
     plain = item.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return zlib.crc32(raw_bytes(plain).numpy()) if plain.numel() else 0
+    return zlib.crc32(raw_bytes(plain).numpy().data) if plain.numel() else 0
 
 
 def _assign(item: torch.Tensor, data: torch.Tensor) -> None:

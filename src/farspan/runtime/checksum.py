@@ -53,7 +53,7 @@ def checksum_of(tensor: torch.Tensor) -> Checksum:
     with DisableTorchFunction():
         sample = _sample_of(tensor.detach())
     if sample.dtype.kind != "f":
-        return (zlib.crc32(sample),) * _NUM_GRIDS
+        return (zlib.crc32(sample.tobytes()),) * _NUM_GRIDS
     return _of_floats(sample)
 
 
@@ -102,11 +102,11 @@ def _of_floats(sample: np.ndarray[Any, Any]) -> Checksum:
     size = float(np.abs(sample).mean())
     beyond = 0
     if not math.isfinite(size):
-        beyond = zlib.crc32(np.isfinite(sample))
+        beyond = zlib.crc32(np.isfinite(sample).tobytes())
         sample = np.nan_to_num(sample, posinf=0.0, neginf=0.0)
         size = float(np.abs(sample).mean())
     if size == 0.0:
         return (beyond,) * _NUM_GRIDS
     begins, counts = _groups_of(len(sample))
     cells = np.append(np.add.reduceat(sample, begins) / counts * (_CELLS / size), math.log(size) * _CELLS_OF_SIZE)
-    return tuple([zlib.crc32(np.floor(cells + grid / _NUM_GRIDS), beyond) for grid in range(_NUM_GRIDS)])
+    return tuple([zlib.crc32(np.floor(cells + grid / _NUM_GRIDS).tobytes(), beyond) for grid in range(_NUM_GRIDS)])

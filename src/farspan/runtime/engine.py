@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from farspan.errors import FarspanError, RecordError, RemoteError
+from farspan.errors import FarspanError, RemoteError
 from farspan.graph import Call, Graph, Meta, Value, let_go
 from farspan.lazy import (
     Frame,
@@ -85,7 +85,7 @@ class Engine:
         self._masks: list[Exchange] = []
         self._steps = itertools.count()
         """What all ranks do together: flushes and meetings."""
-        self._history = History()
+        self._history = History(lambda: recorder.position)
         self.events = self._history.events
         self.agreement = Agreement(side, deadline_s)
         self.values = SharedValues(side, self.parameters, deadline_s)
@@ -156,7 +156,7 @@ class Engine:
         self.side.start(step, digest, data)
         if learning is not None or self.recorder.runs_each_backward or changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
-        with self.executing():
+        with self._dropping(graphs), self.executing():
             self.inputs.check(graphs)
             program = self.programs.program_of(graphs, self._settings())
             check_hooks(program.passed_on, self.parameters)
@@ -193,6 +193,16 @@ class Engine:
         self.values.advance()
         self.console.step_ended(self.last_step)
 
+    @contextlib.contextmanager
+    def _dropping(self, graphs: Sequence[Graph]) -> Iterator[None]:
+        """With one rank a program that catches what its model raises can go on, without what was recorded."""
+        try:
+            yield
+        except Exception as error:
+            if self.num_ranks == 1 and not isinstance(error, FarspanError):
+                self._settle(graphs, ())
+            raise
+
     def _settings(self) -> Settings:
         hosts = hosts_of(self.stages, self.num_ranks) if self.recorder.outside.is_used else []  # may add stages
         return Settings(
@@ -227,14 +237,16 @@ class Engine:
         """User code is not recorded; what goes wrong is told to all ranks."""
         self.recorder.is_recording = False
         try:
-            with without_modes_of(self.recorder):
+            with without_modes_of(self.recorder), self.recorder.as_recorded():
                 yield
         except FarspanError as error:
             self._fail(error)
         except Exception as error:
-            if self.num_ranks > 1 and isinstance(error, RuntimeError) and self._failed.is_set():
+            if self.num_ranks == 1:
+                raise  # nobody waits for this rank; the program may catch it and go on
+            if isinstance(error, RuntimeError) and self._failed.is_set():
                 self.check()
-            if self.num_ranks > 1 and is_transport_error(error):
+            if is_transport_error(error):
                 self._failed.wait(_CAUSE_S)
                 self.check()
             self._fail(error)
@@ -346,12 +358,6 @@ class Engine:
         if not placed.is_owned:
             return
         if isinstance(gradient, Value):
-            if not self._is_mine(gradient):
-                raise RecordError(
-                    f"the gradient of {placed.name} was set to a value that another stage computed.",
-                    why=f"at {format_where(find_where())}",
-                    hint="change the gradient in place: param.grad.copy_(value)",
-                )
             gradient = gradient.data
         self.values.keep_gradient(placed)
         set_raw_grad(placed.tensor, gradient)
@@ -379,14 +385,17 @@ class Engine:
         if value.name:
             return self.read_parameter(self.parameters[value.name])
         if value.state_of is not None:
-            return self.values.pull(self.stages[value.stage].rank, "kept", value.state_of)
+            number, name, place = value.state_of
+            return self.values.pull_kept(self.stages[value.stage].rank, number, name, [place])[0]
         kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
         return self.values.pull(self.stages[value.stage].rank, kind, what)
 
     def read_parameter(self, placed: Placed) -> torch.Tensor:
         if placed.is_owned:
             return placed.tensor.detach()
-        return self.values.pull(self.stages[placed.stage].rank, "parameter", placed.name)
+        owner = self.stages[placed.stage].rank
+        owned = (item for item in self.parameters.values() if self.stages[item.stage].rank == owner)
+        return self.values.ahead.read(placed, owner, owned)
 
     def parameters_changed(self) -> None:
         """An optimizer step or a load is over: parameters have their new values."""

@@ -19,7 +19,10 @@ from farspan.graph import Value
 from farspan.lazy import Placed, digest_of, find_where, format_where
 from farspan.runtime.checksum import checksum_of, is_comparable
 
-__all__ = ["Entry", "Events"]
+__all__ = ["Entry", "Events", "Position"]
+
+Position = tuple[int, int]
+"""(graph, call)"""
 
 Entry = tuple[int, str] | tuple[int, str, str]
 """A number that is equal on all ranks that did the same, words for it, and perhaps what to try where it differs."""
@@ -32,27 +35,32 @@ _SAME_STEPS = (
 
 
 class Events:
-    """What has happened on this rank since the last agreement."""
+    """What has happened on this rank since the last agreement.
 
-    def __init__(self) -> None:
-        self._noted: list[tuple[int, Callable[[], list[Entry]]]] = []
+    Args:
+        position: Says which call of which graph comes next.
+    """
+
+    def __init__(self, position: Callable[[], Position]) -> None:
+        self._position = position
+        self._noted: list[tuple[Position, int, Callable[[], list[Entry]]]] = []
         self._gradients: dict[str, tuple[int, ...]] = {}
-        self._where: Any = None
+        self._where: tuple[Position, Any] = ((0, 0), None)
         self._groups: weakref.WeakKeyDictionary[Optimizer, list[_Group]] = weakref.WeakKeyDictionary()
 
     def set_gradient(self, name: str, gradient: Value | torch.Tensor | None) -> None:
         """The program has set the gradient of a parameter; the last time counts, and not the order of parameters."""
         if not self._gradients:
-            self._where = find_where()
+            self._where = (self._position(), find_where())
         self._gradients[name] = () if gradient is None else _identity_of(gradient)
 
     def load(self, name: str, source: Any) -> None:
         """The program has loaded a parameter or buffer: every rank loads the same."""
         if type(source) in _PLAIN and is_comparable(source):
             checksum = checksum_of(source)
-            where = find_where()
-            words = f"{name} is loaded, with the checksum {checksum[0]:08x}, at {format_where(where)}"
-            self._noted.append((digest_of((name, checksum)), lambda: [(digest_of((name, checksum)), words)]))
+            where, digest = find_where(), digest_of((name, checksum))
+            words = f"{name} is loaded, with the checksum {checksum[0]:08x}, at"
+            self._noted.append((self._position(), digest, lambda: [(digest, f"{words} {format_where(where)}")]))
 
     def step(self, optimizer: Optimizer, what: str, placed: Mapping[int, Placed]) -> None:
         """`optimizer` is about to step, or has been given its state."""
@@ -74,27 +82,30 @@ class Events:
                     found.append((digest_of((name, _comparable(value))), words, _SAME_STEPS))
             return [*found, (digest, f"{place}, of other parameters", _SAME_STEPS)]
 
-        self._noted.append((digest, entries))
+        self._noted.append((self._position(), digest, entries))
 
     def digest(self) -> int:
         """Equal on all ranks where the same has happened; 0 for nothing."""
         if not self._noted and not self._gradients:
             return 0
-        return digest_of(([digest for digest, _ in self._noted], sorted(self._gradients.items())))
+        return digest_of(([digest for _, digest, _ in self._noted], sorted(self._gradients.items())))
 
-    def take(self) -> Callable[[], list[Entry]]:
-        """Begin anew after an agreement; what makes the entries of those that were compared."""
-        noted, gradients, where = self._noted, self._gradients, self._where
+    def take(self) -> list[tuple[Position, Callable[[], list[Entry]]]]:
+        """Begin anew after an agreement; what was compared in it: where each happened, and what makes its entries."""
+        noted, gradients, (position, where) = self._noted, self._gradients, self._where
         self._noted, self._gradients = [], {}
 
         def entries() -> list[Entry]:
-            found = [entry for _, make in noted for entry in make()]
-            for name, identity in sorted(gradients.items()):
-                words = f"{name}.grad = {'...' if identity else 'None'}, at {format_where(where)}"
-                found.append((digest_of((name, identity)), words))
-            return found
+            return [
+                (
+                    digest_of((name, identity)),
+                    f"{name}.grad = {'...' if identity else 'None'}, at {format_where(where)}",
+                )
+                for name, identity in sorted(gradients.items())
+            ]
 
-        return entries
+        taken = [(at, make) for at, _, make in noted]
+        return [*taken, (position, entries)] if gradients else taken
 
 
 class _Group:

@@ -21,10 +21,10 @@ import torch
 from farspan.lazy import GENERATORS
 from farspan.lazy.torch_private import DisableTorchFunction
 
-__all__ = ["GeneratorStates", "generator_entries", "generator_states"]
+__all__ = ["SAME_DRAWS", "GeneratorStates", "generator_entries", "generator_states"]
 
 _NAMES = ("torch's CPU generator", "Python's `random`", "numpy's global generator")
-_SAME_DRAWS = (
+SAME_DRAWS = (
     "draw on every rank alike, or from a generator of its own on one: torch.Generator(), random.Random(),\n"
     "numpy.random.default_rng(); seed all three at the start of the program"
 )
@@ -59,7 +59,7 @@ def generator_entries(states: GeneratorStates, before: str) -> list[tuple[int, s
     """
     since = f"; drawn from since: {before}" if before else ""
     return [
-        (state, f"{name} is in the state {state:08x}{since}", _SAME_DRAWS)
+        (state, f"{name} is in the state {state:08x}{since}", SAME_DRAWS)
         for name, state in zip(_NAMES, states, strict=True)
     ]
 
@@ -70,7 +70,7 @@ def _state_of_torch() -> bytes:
     _copy.set_state(state)
     with DisableTorchFunction():
         _next.random_(generator=_copy)
-    table = memoryview(state.numpy())
+    table = state.numpy().data
     return _next.numpy().tobytes() + b"".join([bytes(table[where]) for flag, where in _NORMALS if table[flag]])
 
 
@@ -79,7 +79,8 @@ _addresses: dict[int, tuple[Any, int]] = {}
 
 def _state_of_numpy() -> bytes:
     """Some words of its table and the position: read where they lie, for numpy takes 40 us to make a copy."""
-    generator: Any = np.random.get_bit_generator()
+    numpy_random: Any = np.random
+    generator = numpy_random.get_bit_generator()
     known = _addresses.get(id(generator))
     if known is None or known[0] is not generator:
         address = generator.ctypes.state_address if type(generator) is np.random.MT19937 else 0

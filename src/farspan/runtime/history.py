@@ -8,7 +8,9 @@ agreement. Only where that differs does a rank write down, in order, what it is 
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,12 +20,14 @@ from farspan.graph import EVERYWHERE, OUTPUT_BITS, Backward, Call, Graph, Value
 from farspan.lazy import Leaf, digest_of, format_where, name_of, plain_of
 from farspan.lazy.torch_private import DisableTorchFunction
 from farspan.runtime.checksum import Checksum, checksum_of, checksum_of_all, is_comparable
-from farspan.runtime.events import Entry, Events
-from farspan.runtime.generators import GeneratorStates, generator_entries, generator_states
+from farspan.runtime.events import Entry, Events, Position
+from farspan.runtime.generators import SAME_DRAWS, GeneratorStates, generator_entries, generator_states
+from farspan.runtime.side.divergence import HINT
 
 __all__ = ["History"]
 
-_MOST_DRAWS = 1000
+_Draw = tuple[Any, Any, Position]
+"""What the program itself has drawn with: the function, the line, and (graph, call) that came next."""
 _EVERY_ON_DEVICES = 100
 """Of what lies on other devices than the CPU, which would have to wait for it, the data are compared in the first four
 flushes, and in each one after so many."""
@@ -36,79 +40,80 @@ _SAME_DATA = (
 class History:
     """What this rank does in the present flush or barrier."""
 
-    def __init__(self) -> None:
-        self.events = Events()
+    def __init__(self, position: Callable[[], Position]) -> None:
+        self.events = Events(position)
         self.compares_generators = False
         """Whether the states of the generators belong to the agreement: not where ranks are threads of one process."""
         self._graphs: Sequence[Graph] = ()
         self._checksums: dict[int, tuple[Any, Checksum]] = {}
         self._end: Entry = (0, "")
         self._num_flushes = 0
-        self._draws: Sequence[tuple[Any, Any]] = ()
+        self._draws: Sequence[_Draw] = ()
         self._states: GeneratorStates | tuple[()] = ()
         self._reason = self._before = ""
         """Of this flush and of the one before, in which all ranks agreed."""
-        self._of_events: Callable[[], list[Entry]] = list
+        self._happened: list[tuple[Position, Callable[[], list[Entry]]]] = []
 
-    def begin_flush(
-        self, graphs: Sequence[Graph], reason: str, draws: Sequence[tuple[Any, Any]] = ()
-    ) -> tuple[int, Checksum]:
+    def begin_flush(self, graphs: Sequence[Graph], reason: str, draws: Sequence[_Draw] = ()) -> tuple[int, Checksum]:
         """`graphs` are about to run.
 
         Args:
             graphs: What was recorded.
             reason: Why now, for people.
-            draws: What the program itself has drawn since the last flush: (function, line).
+            draws: What the program itself has drawn since the last flush.
 
         Returns:
             The number that must be equal on all ranks, and one for each grid, of which one must be.
         """
-        self._graphs, self._end = graphs, (0, f"end of the step: {reason}")
+        self._graphs, self._end = graphs, (0, f"end of the step: {reason}", HINT)
         data = self._look_at_data(graphs)
         digest = self._begin([graph.digest for graph in graphs], draws)
         self._num_flushes += 1
         self._before, self._reason = self._reason, reason
         return digest, data
 
-    def begin_barrier(self, what: str, digest: int, draws: Sequence[tuple[Any, Any]] = ()) -> int:
+    def begin_barrier(self, what: str, digest: int, draws: Sequence[_Draw] = ()) -> int:
         """All ranks wait for each other here; the number that must be equal on all of them."""
         self._graphs, self._checksums, self._end = (), {}, (digest, what)
         return self._begin([digest], draws)
 
     def begin_end(self) -> int:
-        """The program is over; of what has happened since the last flush, the number that must be equal on all ranks."""
+        """The program is over; of what has happened since the last flush, what must be equal on all ranks."""
         self._graphs, self._checksums, self._end = (), {}, (0, "the end of the program")
         self._draws, self._states = (), ()
         digest = self.events.digest()
-        self._of_events = self.events.take()
+        self._happened = self.events.take()
         return digest
 
-    def _begin(self, digests: Sequence[int], draws: Sequence[tuple[Any, Any]]) -> int:
-        self._draws = draws[-_MOST_DRAWS:]
+    def _begin(self, digests: Sequence[int], draws: Sequence[_Draw]) -> int:
+        self._draws = draws
         self._states = generator_states() if self.compares_generators else ()
         digest = digest_of((digests, self.events.digest(), self._states))
-        self._of_events = self.events.take()
+        self._happened = self.events.take()
         return digest
 
     def end(self) -> None:
         """The flush is over."""
-        self._graphs, self._checksums, self._draws, self._of_events = (), {}, (), list
+        self._graphs, self._checksums, self._draws, self._happened = (), {}, (), []
 
     def entries(self, step: int) -> list[Entry]:
         """All of it, for people, and for the comparison with other ranks."""
-        entries: list[Entry] = [
-            (digest_of(name_of(function)), f"{name_of(function)} draws random numbers at {format_where(where)}")
-            for function, where in self._draws
-        ]
-        if self._states:
-            entries += generator_entries(self._states, self._before if self._graphs else self._reason)
-        entries += self._of_events()
+        entries: list[Entry] = []
+        happened = [*self._happened, *[(draw[2], functools.partial(_entries_of_draw, draw)) for draw in self._draws]]
+        left = deque(sorted(happened, key=lambda item: item[0]))
         for graph in self._graphs:
             for call in graph.calls:
+                while left and left[0][0] <= (graph.index, call.index):
+                    entries += left.popleft()[1]()
                 entries += self._entries_of(call)
             for backward in graph.backwards:
                 entries += self._entries_of_backward(backward)
-        return [*entries, self._end]
+        for _, make in left:
+            entries += make()
+        # The end comes before the generators: where a rank is at its end, that is what it shows beside others' calls.
+        before = self._before if self._graphs else self._reason
+        states = generator_entries(self._states, before) if self._states else []
+        return [*entries, self._end, *states, self._end]
 
     def _entries_of(self, call: Call) -> Iterator[Entry]:
         name = call.describe()
@@ -156,6 +161,12 @@ class History:
                     self._checksums[id(item)] = (item, checksum)
                     found.append(checksum)
         return checksum_of_all(found)
+
+
+def _entries_of_draw(draw: _Draw) -> list[Entry]:
+    function, where, _ = draw
+    name = name_of(function)
+    return [(digest_of(name), f"{name} draws random numbers at {format_where(where)}", SAME_DRAWS)]
 
 
 def _plain_arguments(graphs: Iterable[Graph]) -> Iterable[Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _thread
 import errno
+import os
 import posix
 import stat
 from collections.abc import Iterable
@@ -31,12 +32,15 @@ __all__ = [
 
 _CHUNK_BYTES = 1 << 24
 _SCRATCH = ".farspan-part"
+_run_folders: set[str] = set()
+"""They are made once: one that is missing has been removed, for the run is over."""
 
 
 class Layer:
     """One such folder."""
 
     def __init__(self, root: str) -> None:
+        _run_folders.add(parent_of(root))
         self.root = root
         self.files = root + "/files"
         self._gone = root + "/gone"
@@ -89,7 +93,10 @@ def _mark(mark: str) -> None:
         return
     if exists(mark):
         remove_all(mark)
-    mkdirs(parent_of(mark))
+    try:
+        mkdirs(parent_of(mark))
+    except FileNotFoundError:  # the run is over: nobody looks any more
+        return
     posix.close(posix.open(mark, posix.O_WRONLY | posix.O_CREAT, 0o600))
 
 
@@ -122,6 +129,13 @@ def is_link(path: str) -> bool:
 
 
 def mkdirs(path: str) -> None:
+    """Make a folder and those above it.
+
+    Raises:
+        FileNotFoundError: It would be in the folder of a run that is over.
+    """
+    if path in _run_folders and not exists(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     try:
         posix.mkdir(path, 0o700)
     except FileExistsError:

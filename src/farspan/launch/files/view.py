@@ -167,10 +167,14 @@ class View:
         while True:
             physical = self._place(path)
             if physical is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                raise self._missing(path)
             self._check_kept(path, physical)
             try:
                 result = operation(physical)
+            except FileNotFoundError:
+                if physical != path or self._place(path) == path:
+                    raise self._missing(path) from None
+                continue
             except OSError:
                 if physical != path or self._place(path) == path:
                     raise
@@ -179,6 +183,12 @@ class View:
                 return result
             if type(result) is int:
                 posix.close(result)  # a file that was opened
+
+    def _missing(self, path: str) -> OSError:
+        folder = self.locate(parent_of(path))
+        is_below_file = folder is not None and not is_directory(folder)
+        number = errno.ENOTDIR if is_below_file else errno.ENOENT
+        return OSError(number, os.strerror(number), path)  # of the class that belongs to the number
 
     def _check_kept(self, path: str, physical: str) -> None:
         if self.before is not None and physical.startswith(self.before.files) and self.before.is_lost(path):

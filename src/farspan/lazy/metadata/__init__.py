@@ -1,5 +1,6 @@
 """What a call gives, without running it: found once for each kind of call with fake tensors, then cached."""
 
+from farspan.lazy.metadata.attributes import OwnObjects as OwnObjects
 from farspan.lazy.metadata.attributes import attributes_of as attributes_of
 from farspan.lazy.metadata.attributes import own_attributes as own_attributes
 from farspan.lazy.metadata.attributes import put_attributes as put_attributes
@@ -24,6 +25,7 @@ from farspan.lazy.metadata.modes import apply_modes as apply_modes
 from farspan.lazy.metadata.modes import current_modes as current_modes
 from farspan.lazy.metadata.modes import in_region as in_region
 from farspan.lazy.metadata.predict import observe as observe
+from farspan.lazy.metadata.reachable import State as State
 from farspan.lazy.metadata.template import Flattener as Flattener
 from farspan.lazy.metadata.template import flatten as flatten
 from farspan.lazy.metadata.template import flatten_arguments as flatten_arguments
@@ -38,7 +40,9 @@ __all__ = [
     "MetadataCache",
     "Modes",
     "MutableArguments",
+    "OwnObjects",
     "Regions",
+    "State",
     "Unknown",
     "apply_modes",
     "apply_result",

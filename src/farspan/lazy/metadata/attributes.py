@@ -14,13 +14,18 @@ import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
-from farspan.lazy.metadata.template import can_describe
+from farspan.lazy.leaf import LeakError
+from farspan.lazy.metadata.reachable import Glance, Kept, State, is_same
+from farspan.lazy.metadata.template import can_describe, map_tensors
 
 __all__ = [
     "Attributes",
+    "OwnObjects",
     "attributes_of",
+    "attributes_reaching",
     "own_attributes",
     "put_attributes",
     "put_own_attributes",
@@ -32,6 +37,7 @@ Attributes = dict[str, Any]
 """By "number of the module among the leaf's modules.name"."""
 
 _ABSENT = object()
+_REAL = (torch.Tensor, nn.Parameter, nn.Buffer)
 _CONTENTS = (list, dict, set)
 _OF_TORCH = frozenset(nn.Module().__dict__) | {"_flat_weights", "_flat_weight_refs", "_all_weights"}
 
@@ -94,58 +100,90 @@ def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_r
         is_real: Whether what no template describes may stay on the modules: it is the owner's, not a fake.
     """
     before = [dict(module.__dict__) for module in modules]
-    contents = [
-        {name: _copy(item) for name, item in attributes.items() if type(item) in _CONTENTS and name not in _OF_TORCH}
-        for attributes in before
-    ]
     given = list(values)
+    own = _unknown_attributes(modules, values)
+    state = State(item for _, item in own)
+    kept = Kept(state.tensors.values())
     put_attributes(modules, given, values)
     try:
         yield
     finally:
         values.clear()
-        for number, (module, old, old_contents) in enumerate(zip(modules, before, contents, strict=True)):
-            changed = [name for name, item in module.__dict__.items() if _is_changed(name, item, old, old_contents)]
-            for name in dict.fromkeys([*(name for name in module.__dict__ if f"{number}.{name}" in given), *changed]):
+        inside = state.changed() | kept.put_back(is_real=is_real)
+        reached = {key for key, item in own if state.reaches(item, inside)}
+        for number, (module, old) in enumerate(zip(modules, before, strict=True)):
+            for name in [name for name in module.__dict__ if name not in _OF_TORCH]:
                 key, item = f"{number}.{name}", module.__dict__[name]
                 if key in given:
                     values[key] = item
-                elif can_describe(item):
-                    values[key] = _copy(item)  # its old contents are about to be put back
-                elif is_real:
-                    old[name] = item
+                elif key in reached or not is_same(item, old.get(name, _ABSENT)):
+                    if can_describe(item, state.ids):
+                        values[key] = map_tensors(item, lambda tensor: tensor)  # it is about to be put back
+                    elif is_real:
+                        old[name] = item
             for name in [name for name in module.__dict__ if name not in _OF_TORCH and name not in old]:
                 del module.__dict__[name]
             module.__dict__.update((name, item) for name, item in old.items() if name not in _OF_TORCH)
-            for name, content in old_contents.items():
-                item = old[name]
-                if type(item) is type(content):
-                    item.clear()
-                    item.extend(content) if isinstance(item, list) else item.update(content)
+        state.put_back(inside)
         for key in sorted(values):
             values[key] = values.pop(key)
+        if not is_real and state.has_changed_array(inside):
+            raise LeakError("a module writes into an array that it holds")
+
+
+def attributes_reaching(modules: Sequence[nn.Module], known: Collection[str], ids: Collection[int]) -> list[str]:
+    """The attributes, other than the `known` ones, from which one of the objects and tensors `ids` can be reached."""
+    own = _unknown_attributes(modules, known)
+    state = State(item for _, item in own)
+    return [key for key, item in own if state.reaches(item, ids)]
+
+
+class OwnObjects:
+    """The lists, dictionaries and objects that a leaf's attributes hold, and that others may change too."""
+
+    def __init__(self, modules: Sequence[nn.Module], known: Collection[str]) -> None:
+        self._own = _unknown_attributes(modules, known)
+        self._state = State(item for _, item in self._own)
+        self._glance = Glance(self._state.objects)
+        recorded = [key for key, tensor in self._state.tensors.items() if type(tensor) not in _REAL]
+        self.recorded = [key for key, item in self._own if recorded and self._state.reaches(item, recorded)]
+        """The attributes through which a recorded tensor is reached."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are none."""
+        return self._glance.is_empty
+
+    def has_changed(self) -> bool:
+        """Whether one of the objects holds something else than when this was made."""
+        return self._glance.has_changed()
+
+    def changed(self) -> list[str]:
+        """The attributes through which something else is reached than when this was made."""
+        if not self._glance.has_changed():
+            return []
+        changed = self._state.changed()
+        return [key for key, item in self._own if self._state.reaches(item, changed)]
+
+    def put_back(self) -> State:
+        """Let the objects hold what they held; give what they held meanwhile."""
+        meanwhile = State(item for _, item in self._own)
+        self._state.put_back(self._state.changed())
+        return meanwhile
+
+
+def _unknown_attributes(modules: Sequence[nn.Module], known: Collection[str]) -> list[tuple[str, Any]]:
+    """By key the attributes that are neither torch's own nor known."""
+    return [
+        (f"{number}.{name}", item)
+        for number, module in enumerate(modules)
+        for name, item in module.__dict__.items()
+        if name not in _OF_TORCH and f"{number}.{name}" not in known
+    ]
 
 
 def _copy(item: Any) -> Any:
     return type(item)(item) if type(item) in _CONTENTS else item
-
-
-def _is_changed(name: str, item: Any, before: dict[str, Any], contents: dict[str, Any]) -> bool:
-    if name in _OF_TORCH:
-        return False
-    then = before.get(name, _ABSENT)
-    if then is not item:
-        return not (type(item) is type(then) and type(item) in (bool, int, float, str) and item == then)
-    if name not in contents:
-        return False
-    content = contents[name]
-    if len(content) != len(item):
-        return True
-    if isinstance(item, dict):
-        return any(key not in content or content[key] is not value for key, value in item.items())
-    if isinstance(item, list):
-        return any(now is not old for now, old in zip(item, content, strict=True))
-    return item != content
 
 
 def _find(modules: Sequence[nn.Module], key: str) -> tuple[nn.Module, str]:

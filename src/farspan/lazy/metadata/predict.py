@@ -13,7 +13,7 @@ from torch import nn
 from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
-from farspan.lazy.metadata.attributes import watched_attributes
+from farspan.lazy.metadata.attributes import attributes_reaching, watched_attributes
 from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.changes import ATTRIBUTES, Described, MutableArguments, describe_result, rebuild_arguments
 from farspan.lazy.metadata.entry import Entry, meta_of
@@ -190,6 +190,9 @@ def observe(
             is_ordered |= is_written and item.is_parameter and item.stage == target.stage
         if owned:
             is_ordered |= note_saved(outputs, [(item, ids) for item, _, ids in memory])
+        attributes = list(arguments.objects.get(ATTRIBUTES, ()))
+        if owned and watch.written_plain:
+            attributes += _holding(target, attributes, watch.written_plain)
         passed_by = [i for i, tensor in enumerate(tensors) if is_leaf and storage_id(tensor) not in watch.used]
         places = {id(item): number for number, item in enumerate(target.placed)} if is_leaf else {}
         unused_parameters = [places[id(item)] for item, tensor in held if storage_id(tensor) not in watch.used]
@@ -204,7 +207,7 @@ def observe(
         names_arguments=described.names_arguments,
         unused=frozenset(passed_by),
         unused_parameters=frozenset(unused_parameters),
-        attributes=tuple(arguments.objects.get(ATTRIBUTES, ())),
+        attributes=tuple(attributes),
         metas=output_metas,
         num_results=len(results),
         depends_on=depends_on,
@@ -231,6 +234,21 @@ def observe(
 def _holds_compiled(target: Any) -> bool:
     """Whether a real run draws in code that torch.compile has made, which goes its own way."""
     return type(target) is Leaf and any(map(is_compiled, target.modules))
+
+
+def _holding(leaf: Leaf, known: Collection[str], written: Mapping[int, torch.Tensor]) -> list[str]:
+    """The attributes of a leaf's modules that hold tensors it writes.
+
+    Raises:
+        LeakError: Something else holds one.
+    """
+    found: list[str] = []
+    for key in written:
+        keys = attributes_reaching(leaf.modules, known, [key])
+        if not keys:
+            raise LeakError(f"{name_of(leaf)} writes into a tensor outside itself")
+        found += [key for key in keys if key not in found]
+    return found
 
 
 def _activation(leaf: torch.Tensor) -> torch.Tensor:

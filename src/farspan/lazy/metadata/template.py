@@ -11,10 +11,11 @@ generators, arrays) is taken by identity, and the template keeps it alive.
 
 from __future__ import annotations
 
+import copy
 import enum
 import types
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,12 @@ __all__ = [
     "fill_holes",
     "flatten",
     "flatten_arguments",
+    "is_one_of_a_kind",
     "map_tensors",
     "numbers_of",
     "rebuild",
     "shape_of_call",
+    "slots_of",
 ]
 
 _TENSOR, _ATOM, _LIST, _TUPLE, _NAMED, _DICT, _SET, _OBJECT, _AGAIN, _SLICE, _GIVEN = range(11)
@@ -72,14 +75,16 @@ class ById:
 class Flattener:
     """One walk, over one object graph or over several that share tensors and objects."""
 
-    __slots__ = ("given", "has_opaque", "names_given", "seen", "slots", "tensors")
+    __slots__ = ("given", "has_opaque", "known", "names_given", "seen", "slots", "tensors")
 
-    def __init__(self, given: Mapping[int, int] | None = None) -> None:
+    def __init__(self, given: Mapping[int, int] | None = None, known: Collection[int] = ()) -> None:
+        self.known = known
+        """Ids of what may be held by identity: every rank has one of it."""
         self.given = given or {}
         """By id, the numbers of objects that are named instead of described: a call's own mutable arguments."""
         self.names_given = False
         self.has_opaque = False
-        """Whether something other than a class is held by identity."""
+        """Whether something other than a class, and not known, is held by identity."""
         self.tensors: list[torch.Tensor] = []
         self.slots: dict[int, int] = {}
         self.seen: dict[int, tuple[int, Any]] = {}
@@ -100,12 +105,15 @@ class Flattener:
             parts = tuple([self.walk(part) for part in item])
             return (_NAMED, kind, parts) if hasattr(kind, "_fields") else (_NAMED, ById(kind), parts)
         if isinstance(item, _BY_IDENTITY):
-            self.has_opaque |= not isinstance(item, type)
+            self.has_opaque |= not isinstance(item, type) and id(item) not in self.known
             return (_ATOM, kind, ById(item))
         if isinstance(item, enum.Enum):
             return (_ATOM, kind, item)
         if kind is slice:
             return (_SLICE, self.walk((item.start, item.stop, item.step)))
+        if is_one_of_a_kind(item):
+            self.has_opaque |= id(item) not in self.known
+            return (_ATOM, kind, ById(item))
         known = self.seen.get(id(item))
         if known is not None:
             return (_AGAIN, known[0])
@@ -130,19 +138,22 @@ class Flattener:
         if isinstance(item, list):
             held = (_LIST, -1, tuple([self.walk(part) for part in list.__iter__(item)]))
             return (_OBJECT, number, kind, (("", held), *self._attributes(item)))
+        if isinstance(item, deque):
+            held = (_LIST, -1, tuple([self.walk(part) for part in item]))
+            return (_OBJECT, number, kind, (("", held, item.maxlen), *self._attributes(item)))
         if kind in (set, frozenset):
             if any(isinstance(part, torch.Tensor) for part in item):
-                self.has_opaque = True
+                self.has_opaque |= id(item) not in self.known
                 return (_ATOM, kind, ById(item))
             return (_SET, number, kind, frozenset(self._key(part) for part in item))
         attributes = self._attributes(item)
         if attributes or _is_plain_object(item):
             return (_OBJECT, number, kind, attributes)
-        self.has_opaque = True
+        self.has_opaque |= id(item) not in self.known
         return (_ATOM, kind, ById(item))
 
     def _attributes(self, item: Any) -> tuple[Any, ...]:
-        slots = [name for base in type(item).__mro__ for name in _slots_of(base) if hasattr(item, name)]
+        slots = [name for base in type(item).__mro__ for name in slots_of(base) if hasattr(item, name)]
         found = [(name, self.walk(getattr(item, name))) for name in slots]
         found.extend((name, self.walk(part)) for name, part in getattr(item, "__dict__", {}).items())
         if isinstance(item, defaultdict):
@@ -154,10 +165,34 @@ class Flattener:
         return key if type(key) in _KEYS else ById(key)
 
 
-def _slots_of(cls: type) -> list[str]:
+def slots_of(cls: type) -> list[str]:
+    """The attributes that a class keeps in slots of its own."""
     slots = cls.__dict__.get("__slots__", ())
     names = [slots] if isinstance(slots, str) else list(slots)
+    private = f"_{cls.__name__.lstrip('_')}"
+    names = [private + name if name.startswith("__") and not name.endswith("__") else name for name in names]
     return [name for name in names if name not in ("__weakref__", "__dict__")]
+
+
+_has_own_reduce: dict[type, bool] = {}
+
+
+def is_one_of_a_kind(item: Any) -> bool:
+    """Whether a copy of `item` is the object itself, as of a logger: it is taken by identity."""
+    kind = type(item)
+    has_own = _has_own_reduce.get(kind)
+    if has_own is None:
+        has_own = _has_own_reduce[kind] = (
+            kind.__flags__ & (1 << 9) != 0
+            and not isinstance(item, (*_BY_IDENTITY, torch.Tensor, enum.Enum))
+            and any("__reduce__" in cls.__dict__ or "__reduce_ex__" in cls.__dict__ for cls in kind.__mro__[:-1])
+        )
+    if not has_own:
+        return False
+    try:
+        return copy.copy(item) is item
+    except Exception:  # the object's own code: what cannot be copied is no such thing
+        return False
 
 
 def _is_plain_object(item: Any) -> bool:
@@ -171,9 +206,9 @@ def flatten(item: Any) -> tuple[Any, list[torch.Tensor]]:
     return template, flattener.tensors
 
 
-def can_describe(item: Any) -> bool:
-    """Whether a template says all about `item`, and holds nothing by identity but classes."""
-    flattener = Flattener()
+def can_describe(item: Any, known: Collection[int] = ()) -> bool:
+    """Whether a template says all about `item`, and holds by identity only classes and what has an id in `known`."""
+    flattener = Flattener(known=known)
     flattener.walk(item)
     return not flattener.has_opaque
 
@@ -302,15 +337,17 @@ class Rebuilder:
             list.clear(item)
         elif kind == _SET:
             item.clear()
-        attributes = {name for name, _ in template[4 if kind == _DICT else 3]} if kind in (_DICT, _OBJECT) else ()
+        attributes = {name for name, *_ in template[4 if kind == _DICT else 3]} if kind in (_DICT, _OBJECT) else ()
         for name in [name for name in getattr(item, "__dict__", {}) if name not in attributes]:
             object.__delattr__(item, name)
         self.fill(item, template)
 
     def _set_attributes(self, result: Any, attributes: Any) -> None:
-        for name, part in attributes:
+        for name, part, *length in attributes:
             value = self.build(part)
-            if name == "":
+            if length:
+                deque.__init__(result, value, length[0])
+            elif name == "":
                 list.extend(result, value)
             else:
                 object.__setattr__(result, name, value)

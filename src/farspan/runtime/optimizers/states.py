@@ -6,7 +6,7 @@ import itertools
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +19,7 @@ from farspan.lazy.metadata import map_tensors
 from farspan.runtime.optimizers.kept import find_kept, raw_state
 from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
 
-__all__ = ["OptimizerStates", "placed_in", "without_others"]
+__all__ = ["OptimizerStates", "given_for", "placed_in", "without_others"]
 
 
 class OptimizerStates:
@@ -54,7 +54,7 @@ class OptimizerStates:
             number = self._numbers[optimizer] = next(self._next)
             self._optimizers[number] = optimizer
             weakref.finalize(optimizer, self._gone.append, number)
-        self._states[number] = raw_state(optimizer)
+        self._states[number] = SimpleNamespace(state=raw_state(optimizer), param_groups=optimizer.param_groups)
 
     def advance(self) -> None:
         """This rank's program has gone on: nobody can ask for what was before."""
@@ -75,7 +75,7 @@ class OptimizerStates:
             in_hook = self._in_hooks.get(name)
             states = {} if in_hook is None else raw_state(in_hook)
         elif number in self._states:
-            states = self._states[number]
+            states = self._states[number].state
         else:
             raise RecordError(
                 f"the optimizer of {name} is no more on the rank that owns it.",
@@ -94,12 +94,12 @@ class OptimizerStates:
         }
         return header, b"".join(data for _, data in packed)
 
-    def kept(self, number: int, name: str, place: int) -> torch.Tensor | None:
-        """A tensor that optimizer `number` keeps here; None if it does no more."""
+    def kept(self, number: int, name: str, places: Sequence[int]) -> list[torch.Tensor | None]:
+        """Tensors that optimizer `number` keeps here; None for one that it keeps no more."""
         optimizer: Any = self._optimizers.get(number)
         if optimizer is None:
-            optimizer = SimpleNamespace(state=self._states.get(number, {}), param_groups=[])
-        return find_kept(optimizer, {id(item.tensor): item for item in self.parameters.values()}, name, place)
+            optimizer = self._states.get(number, SimpleNamespace(state={}, param_groups=[]))
+        return find_kept(optimizer, {id(item.tensor): item for item in self.parameters.values()}, name, places)
 
     @staticmethod
     def unpack(header: dict[str, Any], payload: bytes | bytearray, device: torch.device | None = None) -> Any:
@@ -126,6 +126,17 @@ def placed_in(optimizer: Optimizer, placed: Mapping[int, Placed]) -> list[Placed
     """The parameters of distributed models that `optimizer` has, in its order."""
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     return [placed[id(tensor)] for tensor in tensors if id(tensor) in placed]
+
+
+def given_for(
+    optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]
+) -> Iterator[tuple[Placed, Any]]:
+    """What a whole state dictionary has for each parameter of a distributed model."""
+    names = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
+    tensors = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    for name, tensor in zip(names, tensors, strict=False):  # the optimizer itself complains of other numbers
+        if id(tensor) in placed:
+            yield placed[id(tensor)], state["state"].get(name, {})
 
 
 def without_others(optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Every rank runs the step's Python with every parameter. A tensor in a step is on
     elsewhere     another rank has it: a recorded tensor            its metadata is foreseen, nothing is computed
 
     p.grad.norm()  rank 0: own        rank 1: elsewhere
-    torch.stack(all norms)            tensors of several ranks: those are told to all first, and the result is replicated
+    torch.stack(all norms)            of several ranks: they are told to all first, the result is replicated
     if norm > 1:                      what is read is told to all first
 
 So what a step reads is what it reads in one process, and an optimizer that looks at one parameter at a time runs
@@ -25,16 +25,15 @@ from torch.overrides import TorchFunctionMode
 
 from farspan.graph import Meta, Value
 from farspan.lazy import LazyTensor, Placed, StubParameter, intern, meta_of
+from farspan.lazy.memory.exchange import become_plain
 from farspan.lazy.metadata import Unknown, current_modes, flatten, flatten_arguments, map_tensors, rebuild
 from farspan.lazy.ops.functions import PASS_THROUGH, READERS, name_of
-from farspan.lazy.ops.mutation import become_plain
 from farspan.lazy.ops.special import NUMBERS
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
-    has_dynamic_shape,
     raw_grad,
-    written_lists,
 )
+from farspan.runtime.optimizers.functions import has_dynamic_shape, shape_of, stand_in, writes_by_name, written_lists
 from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ _READS = (READERS | _SHOWS | {torch.tensor}) - {_T.__deepcopy__}
 _ASKS = PASS_THROUGH - _SHOWS
 """Functions that need no data at all."""
 _FEW, _LARGE = 3, 4096
-"""A function of so few tensors runs where the largest is, if that has more elements than this; others run everywhere."""
+"""A function of so few tensors runs where the largest is, if that has more elements than this; else everywhere."""
 _MOST_KNOWN = 4096
 
 _T._farspan_is_own = False
@@ -88,8 +87,9 @@ class StepView(TorchFunctionMode):
         self._is_dynamic: dict[Any, bool] = {}
 
     def begin(self) -> None:
-        """A step begins: stages may have been added."""
-        self._bits = [1 << stage.rank for stage in self.engine.stages]
+        """A step begins, until `leave_optimizer` of the recorder."""
+        self._bits = [1 << stage.rank for stage in self.engine.stages]  # stages may have been added
+        self.__enter__()
 
     # What a step calls.
 
@@ -121,7 +121,7 @@ class StepView(TorchFunctionMode):
         if types:  # what was recorded outside the step
             args, kwargs = map_tensors((args, kwargs), self._data)
         result = func(*args, **kwargs)
-        if _writes_by_name(name):
+        if writes_by_name(name):
             make_own(args[0])
         elif any(item is result for item in args):
             return result  # as `x.to(its own dtype)`: what it was
@@ -217,7 +217,7 @@ class StepView(TorchFunctionMode):
         home = 0
         if "out" in kwargs:
             home = self._ranks_of([kwargs["out"]])
-        elif _writes_by_name(name) and isinstance(args[0], torch.Tensor):
+        elif writes_by_name(name) and isinstance(args[0], torch.Tensor):
             home = self._ranks_of(args[:1]) or self._ranks_of(single[:1])
         elif len(single) <= _FEW:
             largest = max(single, key=lambda item: self._meta(item).numel)
@@ -256,7 +256,7 @@ class StepView(TorchFunctionMode):
             return args[0]
         template, tensors = flatten_arguments(args, self._numbers(kwargs))
         stage = next(self._stage(item) for item in tensors if self._ranks_of([item]))
-        key = (func, _shape_of(template), tuple([id(self._meta(item)) for item in tensors]), current_modes())
+        key = (func, shape_of(template), tuple([id(self._meta(item)) for item in tensors]), current_modes())
         entry = self._known.get(key)
         if entry is None:
             entry = self._foresee(func, template, tensors)
@@ -264,7 +264,7 @@ class StepView(TorchFunctionMode):
                 self._known.clear()
             self._known[key] = entry
         if entry.is_random:  # the rank that has them draws as many numbers, from the same generator
-            args, kwargs = rebuild(template, [_stand_in(self._meta(item)) for item in tensors])
+            args, kwargs = rebuild(template, [stand_in(self._meta(item)) for item in tensors])
             func(*args, **kwargs)
         for number in entry.mutated:
             self._becomes_known_only(tensors[number], stage)
@@ -294,7 +294,7 @@ class StepView(TorchFunctionMode):
                     hint="use the function that returns a new tensor",
                 )
         is_first = entry.mutated == (0,) and entry.same_as == (0,) and not entry.is_random
-        if is_first and _writes_by_name(getattr(func, "__name__", "")):
+        if is_first and writes_by_name(getattr(func, "__name__", "")):
             self._writes.add(func)
         return entry
 
@@ -379,22 +379,3 @@ class StepView(TorchFunctionMode):
         if self._ranks_of(others) | self._ranks_of(kwargs.values()):
             others, kwargs = self._with_told(others, kwargs)
         return [args[place] if place in lists else item for place, item in enumerate(others)], kwargs
-
-
-def _writes_by_name(name: str) -> bool:
-    """Whether torch's rule for names says that a function writes into its first argument."""
-    if name.startswith("__"):
-        return name.startswith("__i") or name in ("__setitem__", "__set__")
-    return name.endswith("_")
-
-
-def _shape_of(part: Any) -> Any:
-    """A template without the values of its floating-point numbers, which metadata do not depend on."""
-    if type(part) is not tuple:
-        return float if type(part) is float else part
-    return tuple([_shape_of(item) for item in part])
-
-
-def _stand_in(meta: Meta) -> torch.Tensor:
-    tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
-    return tensor.fill_(0.5) if meta.dtype.is_floating_point else tensor.zero_()

@@ -12,8 +12,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from farspan.errors import RecordError
 from farspan.lazy import read_recorded
 from farspan.runtime.engine import Engine
-from farspan.runtime.optimizers.kept import kept_for, show_to_all, show_to_step
-from farspan.runtime.optimizers.states import placed_in, without_others
+from farspan.runtime.optimizers.kept import kept_for, read_kept, show_to_all, show_to_step
+from farspan.runtime.optimizers.states import given_for, placed_in, without_others
 from farspan.runtime.optimizers.step_view import StepView
 from farspan.runtime.world import current_engine
 
@@ -90,11 +90,11 @@ def _whole_state(engine: Engine, optimizer: Optimizer) -> defaultdict[Any, Any]:
     for placed in placed_in(optimizer, engine.recorder.placed):
         state = optimizer.state.get(placed.tensor)
         steps_elsewhere = number is not None or engine.recorder.runs_each_backward
-        if not placed.is_owned and steps_elsewhere:
+        if not placed.is_owned and steps_elsewhere and not state:  # kept there alone
             state = engine.values.pull_state(engine.stages[placed.stage].rank, number, placed.name) or state
         if state is not None:
-            whole[placed.tensor] = read_recorded(state)
-    whole.update((key, read_recorded(state)) for key, state in optimizer.state.items() if key not in whole)
+            whole[placed.tensor] = read_kept(engine, state)
+    whole.update((key, read_kept(engine, state)) for key, state in optimizer.state.items() if key not in whole)
     return whole
 
 
@@ -106,12 +106,14 @@ def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Non
         _original_load(optimizer, state_dict)
         return
     engine.meet("optimizer.load_state_dict()")  # nobody reads the old state any more
+    given = {item.name: state for item, state in given_for(optimizer, state_dict, engine.recorder.placed)}
     engine.recorder.is_recording = False
     try:
         _original_load(optimizer, without_others(optimizer, state_dict, engine.recorder.placed))
         for item in placed_in(optimizer, engine.recorder.placed):
             if engine.num_ranks > 1 and item.tensor in optimizer.state:
-                optimizer.state[item.tensor] = kept_for(engine, item, optimizer.state[item.tensor])
+                loaded = optimizer.state[item.tensor]
+                optimizer.state[item.tensor] = kept_for(engine, item, loaded, given[item.name])
     finally:
         engine.recorder.is_recording = True
     engine.values.optimizers.add(optimizer)
@@ -155,11 +157,11 @@ def _begin(engine: Engine, optimizer: Optimizer) -> None:
 
 
 def _enter(engine: Engine) -> None:
-    view = None
+    engine.recorder.enter_optimizer()
     if engine.num_ranks > 1:
-        view = engine.values.optimizers.view = engine.values.optimizers.view or StepView(engine)
-        view.begin()
-    engine.recorder.enter_optimizer(view)
+        steps = engine.values.optimizers
+        steps.view = engine.recorder.step_view = steps.view or StepView(engine)
+        steps.view.begin()
 
 
 def _check_step_in_hook(engine: Engine, optimizer: Optimizer) -> None:

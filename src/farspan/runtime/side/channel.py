@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from farspan.errors import DeadlineError, DivergenceError, FarspanError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farspan.runtime.side.calls import Handler
+    from farspan.runtime.side.divergence import Entry
     from farspan.runtime.side.wire import Frame, Header
 
 __all__ = ["SideChannel"]
@@ -72,7 +74,7 @@ class SideChannel:
     def __init__(self, rank: int, world_size: int, link: Link, server: HubServer | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.history: Callable[[int], Sequence[tuple[int, str] | tuple[int, str, str]]] | None = None
+        self.history: Callable[[int], Sequence[Entry]] | None = None
         self.failure: FarspanError | None = None
         self.on_failure: Callable[[FarspanError], None] | None = None
         self._link = link
@@ -82,6 +84,8 @@ class SideChannel:
         self._started: int | None = None
         self._agreed: int | None = None
         self._gathers: dict[str, _Gather] = {}
+        self._to_forget: deque[str] = deque()
+        """Gathers that nobody will ask for, as finalizers have noted."""
         self._ids = itertools.count()
         self._statuses: dict[int, Header | None] = {}
         self._all_finished = False
@@ -168,6 +172,8 @@ class SideChannel:
         if len(payload) > MAX_PAYLOAD_BYTES // self.world_size or len(key) > _MAX_KEY:
             raise ValueError(f"{len(payload)} bytes for a gather over {self.world_size} ranks, named {key[:80]!r}")
         with self._condition:
+            while self._to_forget:
+                self._forget(self._to_forget.popleft())
             if key in self._gathers:
                 raise ValueError(f"{key!r} was contributed before")
             self._gathers[key] = _Gather()
@@ -197,13 +203,24 @@ class SideChannel:
     def forget(self, key: str) -> None:
         """Drops the result of `key`, also one that is still to come."""
         with self._condition:
-            gather = self._gathers.get(key)
-            if gather is None:
-                return
-            if gather.blobs is None and not gather.void:
-                gather.forgotten = True
-            else:
-                del self._gathers[key]
+            self._forget(key)
+
+    def forget_later(self, key: str) -> None:
+        """Drops the result of `key` when this rank contributes to another one. Takes no lock, for finalizers.
+
+        Python's garbage collector runs finalizers in whichever thread happens to allocate something: where ranks are
+        threads, in one that holds another rank's lock, while that rank's thread runs a finalizer that wants ours.
+        """
+        self._to_forget.append(key)
+
+    def _forget(self, key: str) -> None:
+        gather = self._gathers.get(key)
+        if gather is None:
+            return
+        if gather.blobs is None and not gather.void:
+            gather.forgotten = True
+        else:
+            del self._gathers[key]
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -374,10 +391,10 @@ class SideChannel:
 
     def _show_history(self, header: Header) -> None:
         try:
-            history = self.history(header["step"]) if self.history else []
+            history: Sequence[Entry] = self.history(header["step"]) if self.history else []
             entries = [
-                (int(digest), clip_head(str(text), _MAX_DESCRIPTION), *hint)
-                for digest, text, *hint in history[:_MAX_HISTORY]
+                (int(entry[0]), clip_head(str(entry[1]), _MAX_DESCRIPTION), *entry[2:])
+                for entry in history[:_MAX_HISTORY]
             ]
         except Exception as error:
             _log.exception("the history of step %s cannot be shown", header["step"])

@@ -14,7 +14,7 @@ from farspan.runtime.side.text import clip_head, name_ranks
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["HINT", "History", "describe_difference", "describe_ended", "first_difference"]
+__all__ = ["HINT", "Entry", "History", "describe_difference", "describe_ended", "first_difference"]
 
 Entry = tuple[int, str] | tuple[int, str, str]
 History = list[Entry]
@@ -52,7 +52,7 @@ def describe_difference(
     index = first_difference(list(full.values()))
     variants: dict[tuple[object, ...], list[int]] = {}
     texts: dict[tuple[object, ...], str] = {}
-    hint = ""
+    hints: list[str] = []
     for rank in sorted(starts):
         step, digest = starts[rank]
         entry: Entry | None = None
@@ -61,7 +61,7 @@ def describe_difference(
         elif index < len(full[rank]):
             entry = full[rank][index]
             text = clip_head(entry[1], _MAX_DESCRIPTION)
-            hint = hint or (entry[2] if len(entry) > 2 else "")
+            hints += entry[2:3] if len(entry) > 2 and entry[2] else ()
         else:
             text = _ENDS
         key: tuple[object, ...] = (entry[0] if entry else text,)
@@ -76,7 +76,7 @@ def describe_difference(
     lines = [f"{name_ranks(ranks)}: {texts[key]}" for key, ranks in variants.items()]
     if len(lines) > _MAX_VARIANTS:
         lines[_MAX_VARIANTS - 1 :] = [f"and {len(lines) - _MAX_VARIANTS + 1} other variants"]
-    return what, "\n".join(lines), hint or HINT
+    return what, "\n".join(lines), HINT if HINT in hints or not hints else hints[0]
 
 
 def describe_ended(

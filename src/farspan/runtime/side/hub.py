@@ -63,6 +63,13 @@ class _Begun(NamedTuple):
     """Digests of the data given, of which one must be equal on all ranks; empty where there are none."""
 
 
+class _End(NamedTuple):
+    """The end of a rank's program: the step that it would begin, and the digest of what it did since the last one."""
+
+    step: int
+    digest: int
+
+
 def _agree(begun: Collection[_Begun]) -> bool:
     steps = {(each.step, each.digest, len(each.data)) for each in begun}
     columns = list(zip(*[each.data for each in begun], strict=False))
@@ -84,8 +91,8 @@ class Hub:
         self.failed = False
         # For each rank what it began and not all ranks have agreed on.
         self._begun: list[deque[_Begun]] = [deque() for _ in range(world_size)]
-        self._ends: dict[int, tuple[int, int]] = {}
-        """For ranks whose program is over: the step that they would begin, and the digest of what they did since."""
+        self._ends: dict[int, _End] = {}
+        """Of ranks whose program is over."""
         self._gathers: dict[str, dict[int, Buffer]] = {}
         self._dispute: _Dispute | None = None
         self._num_queries = 0
@@ -190,8 +197,8 @@ class Hub:
     def _begun_at(self, position: int) -> dict[int, _Begun]:
         return {rank: begun[position] for rank, begun in enumerate(self._begun) if len(begun) > position}
 
-    def _open_dispute(self, begun: Mapping[int, tuple[int, ...]], ended: list[int]) -> list[Message]:
-        starts = {rank: (each[0], each[1]) for rank, each in begun.items()}
+    def _open_dispute(self, begun: Mapping[int, _Begun | _End], ended: list[int]) -> list[Message]:
+        starts = {rank: (each.step, each.digest) for rank, each in begun.items()}
         awaited = set(starts) - self.ended - self.died
         self._num_queries += 1
         self._dispute = _Dispute(starts=starts, ended=ended, awaited=awaited, histories={})
@@ -207,7 +214,8 @@ class Hub:
         if dispute is None or query != self._num_queries or rank not in dispute.awaited:
             return []
         dispute.histories[rank] = [
-            (int(digest), str(text), *map(str, hint[:1])) for digest, text, *hint in json.loads(bytes(payload))
+            (int(entry[0]), str(entry[1]), str(entry[2]) if len(entry) > 2 else "")
+            for entry in json.loads(bytes(payload))
         ]
         dispute.awaited.discard(rank)
         return self._close_dispute() if not dispute.awaited else []
@@ -269,7 +277,7 @@ class Hub:
         first_time = rank not in self.finished
         self.finished.add(rank)
         if "digest" in header:
-            self._ends[rank] = (header["step"], header["digest"])
+            self._ends[rank] = _End(header["step"], header["digest"])
         self._last_event[rank] = "ended its program"
         if self.failed:
             return []

@@ -40,6 +40,7 @@ from farspan.lazy import (
     rebuild,
     rebuild_arguments,
     seeded,
+    under_saved_hooks,
     watched_attributes,
     without_user_hooks,
 )
@@ -113,7 +114,7 @@ def run_call(call: Call, segment: Segment) -> None:
         item = call.arguments[number]
         if type(item) is Value:
             tensors[number] = PassedBy.make(item.meta)
-    with apply_modes(call.modes), seeded(call, tensors):
+    with apply_modes(call.modes), seeded(call, tensors), under_saved_hooks(call.saved_hooks):
         for number in entry.mutated:
             tensors[number] = _writable(call.arguments[number], tensors[number], segment)
         try:

@@ -1,4 +1,5 @@
-"""Found by every Python that `farspan run` starts, and by those that they start: keeps the files of ranks apart.
+"""Found by every Python that `farspan run` starts, and by those that they start: keeps the files of ranks
+apart, and gives all ranks the same entropy.
 
 Then runs the `sitecustomize` that this one hides, if there is one.
 """
@@ -11,6 +12,17 @@ import os
 import sys
 
 __all__: list[str] = []
+
+
+def _share_entropy() -> None:
+    number = os.environ.pop("FARSPAN_ENTROPY", "")  # of this process alone: its workers draw as they do without farspan
+    if not number:
+        return
+    try:
+        from farspan.launch.entropy import share
+    except ModuleNotFoundError:  # a Python without farspan: a tool, which is no rank
+        return
+    share(int(number, 16))
 
 
 def _install() -> None:
@@ -38,5 +50,6 @@ def _run_hidden() -> None:
     spec.loader.exec_module(module)
 
 
+_share_entropy()
 _install()
 _run_hidden()

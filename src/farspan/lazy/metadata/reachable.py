@@ -1,0 +1,267 @@
+"""What can be reached from objects in Python: the contents of lists, dictionaries, sets and objects, at any depth.
+
+A run on fakes must leave no trace in them; and what a real run will change in them is found by what the fake one did.
+Tensors, modules, functions and classes are ends, and so are objects of torch's own classes (an optimizer, a loader):
+nothing is looked for behind them. A root behind which there is too much (a trainer, with all that it holds) is not
+followed at all.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from farspan.lazy.metadata.template import is_one_of_a_kind, slots_of
+from farspan.lazy.torch_private import no_dispatch, set_version
+
+__all__ = ["Glance", "Kept", "State", "is_same"]
+
+_ENDS = (
+    torch.Tensor, torch.nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
+    types.ModuleType, torch.Generator, str, bytes, int, float, complex, type(None), torch.dtype, torch.device,
+)  # fmt: skip
+_PLAIN = (bool, int, float, str, bytes, complex)
+_MOST_OBJECTS = 500
+"""That are followed from one root."""
+_MOST_ELEMENTS = 1000
+"""Of an object of more, `Glance` sees only how many they are."""
+
+
+class _Held(NamedTuple):
+    """One object, and copies of what it holds: its elements, and its attributes."""
+
+    item: Any
+    elements: Any
+    attributes: dict[str, Any]
+    slots: dict[str, Any]
+
+
+class State:
+    """The contents of all objects that can be reached from `roots`, as they are now."""
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self._held: dict[int, _Held] = {}
+        self.ids: set[int] = set()
+        """Of everything reached, the ends included."""
+        self.tensors: dict[int, torch.Tensor] = {}
+        for root in roots:
+            self._follow(root)
+
+    def _follow(self, root: Any) -> None:
+        held: dict[int, _Held] = {}
+        ids: set[int] = set()
+        tensors: list[torch.Tensor] = []
+        stack = [root]
+        while stack:
+            item = stack.pop()
+            if id(item) in self.ids or id(item) in ids:
+                continue
+            ids.add(id(item))
+            if is_one_of_a_kind(item):
+                continue
+            if isinstance(item, torch.Tensor):
+                tensors.append(item)
+            elif not isinstance(item, _ENDS) and not type(item).__module__.startswith("torch."):
+                found = _look_into(item)
+                if found is not None:
+                    held[id(item)] = found
+                    if len(held) > _MOST_OBJECTS:
+                        return
+                    stack += _parts(found)
+        self._held.update(held)
+        self.ids |= ids
+        self.tensors.update((id(tensor), tensor) for tensor in tensors)
+
+    @property
+    def objects(self) -> list[Any]:
+        """All objects that can be changed."""
+        return [held.item for held in self._held.values() if not isinstance(held.item, (tuple, frozenset))]
+
+    def has_changed_array(self, ids: Iterable[int]) -> bool:
+        """Whether one of the objects `ids` is an array."""
+        return any(key in self._held and isinstance(self._held[key].item, np.ndarray) for key in ids)
+
+    def changed(self) -> set[int]:
+        """Ids of the objects that hold something else now."""
+        return {key for key, held in self._held.items() if not _is_as_before(held)}
+
+    def reaches(self, root: Any, ids: Collection[int]) -> bool:
+        """Whether one of the objects `ids` could be reached from `root`."""
+        if not ids:
+            return False
+        stack, seen = [root], set[int]()
+        while stack:
+            item = stack.pop()
+            if id(item) in ids:
+                return True
+            held = self._held.get(id(item))
+            if held is not None and id(item) not in seen:
+                seen.add(id(item))
+                stack += _parts(held)
+        return False
+
+    def put_back(self, ids: Iterable[int]) -> None:
+        """Let the objects `ids` hold what they held."""
+        for key in ids:
+            if key in self._held:
+                _fill(self._held[key])
+
+
+class Kept:
+    """Tensors that a run may write into, although they are neither parameters, nor buffers, nor arguments."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._versions = [(item, item._version) for item in tensors if type(item) is torch.Tensor]
+        with no_dispatch():  # numbers are really written into in a run on fakes
+            self._numbers = [(item, item.clone()) for item, _ in self._versions if item.numel() == 1]
+
+    def put_back(self, *, is_real: bool) -> set[int]:
+        """Ids of those that have been written into; after a run on fakes they are what they were."""
+        written = {id(item) for item, version in self._versions if item._version != version}
+        if not is_real:
+            with no_dispatch(), torch.no_grad():
+                for item, number in self._numbers:
+                    if id(item) in written:
+                        item.data.copy_(number)
+                for item, version in self._versions:
+                    if item._version != version:
+                        set_version(item, version)
+        return written
+
+
+class Glance:
+    """What some objects hold, by identity: to see quickly, and often, whether something has changed."""
+
+    __slots__ = ("_latest", "_objects")
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        self._objects = [item for item in objects if not isinstance(item, np.ndarray)]
+        self._latest = self._look()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to look at."""
+        return not self._objects
+
+    def has_changed(self) -> bool:
+        """Whether there is a difference to when it was made."""
+        return bool(self._objects) and self._look() != self._latest
+
+    def _look(self) -> list[int]:
+        found: list[int] = []
+        for item in self._objects:
+            attributes = getattr(item, "__dict__", None)
+            if attributes:
+                found += map(id, attributes.values())
+            if isinstance(item, (dict, list, deque, set)):
+                found.append(len(item))
+                if len(item) <= _MOST_ELEMENTS:
+                    found += map(id, item.values() if isinstance(item, dict) else item)
+            for cls in type(item).__mro__[:-1]:
+                if "__slots__" in cls.__dict__:
+                    found += [id(getattr(item, name, None)) for name in slots_of(cls)]
+        return found
+
+
+def _look_into(item: Any) -> _Held | None:
+    elements: Any = None
+    if isinstance(item, dict):
+        elements = list(dict.items(item))
+    elif isinstance(item, list):
+        elements = list.copy(item)
+    elif isinstance(item, deque):
+        elements = list(item)
+    elif isinstance(item, (tuple, frozenset)):
+        return _Held(item, tuple(item), {}, {})
+    elif isinstance(item, set):
+        elements = set(item)
+    elif isinstance(item, np.ndarray):
+        return _Held(item, item.copy(), {}, {}) if not item.dtype.hasobject else None
+    attributes = dict(getattr(item, "__dict__", {}))
+    slots = {name: getattr(item, name) for cls in type(item).__mro__ for name in slots_of(cls) if hasattr(item, name)}
+    if elements is None and not attributes and not slots and not hasattr(item, "__dict__"):
+        return None
+    return _Held(item, elements, attributes, slots)
+
+
+def _parts(held: _Held) -> list[Any]:
+    parts = [*held.attributes.values(), *held.slots.values()]
+    if isinstance(held.item, dict):
+        parts += [part for pair in held.elements for part in pair]
+    elif held.elements is not None and not isinstance(held.item, np.ndarray):
+        parts += held.elements
+    return parts
+
+
+def _is_as_before(held: _Held) -> bool:
+    item = held.item
+    if isinstance(item, (tuple, frozenset)):
+        return True
+    if isinstance(item, np.ndarray):
+        return item.shape == held.elements.shape and item.tobytes() == held.elements.tobytes()
+    now = _look_into(item)
+    if now is None:
+        return not held.attributes and not held.slots
+    if isinstance(item, set):
+        return now.elements == held.elements and _is_same_dict(now, held)
+    if held.elements is not None:
+        if len(now.elements) != len(held.elements):
+            return False
+        if isinstance(item, dict):
+            same = all(
+                key is then or key == then if isinstance(key, _PLAIN) else key is then
+                for (key, _), (then, _) in zip(now.elements, held.elements, strict=True)
+            )
+            pairs = zip((part for _, part in now.elements), (part for _, part in held.elements), strict=True)
+            if not same or not all(is_same(part, then) for part, then in pairs):
+                return False
+        elif not all(map(is_same, now.elements, held.elements)):
+            return False
+    return _is_same_dict(now, held)
+
+
+def _is_same_dict(now: _Held, held: _Held) -> bool:
+    return all(
+        mine.keys() == then.keys() and all(is_same(part, then[name]) for name, part in mine.items())
+        for mine, then in ((now.attributes, held.attributes), (now.slots, held.slots))
+    )
+
+
+def is_same(part: Any, then: Any) -> bool:
+    """Whether two parts are one object, or numbers and texts that nobody could tell apart."""
+    return part is then or (type(part) is type(then) and isinstance(part, _PLAIN) and part == then)
+
+
+def _fill(held: _Held) -> None:
+    item = held.item
+    if isinstance(item, np.ndarray):
+        item[...] = held.elements
+        return
+    if isinstance(item, dict):
+        if hasattr(type(item), "move_to_end"):
+            type(item).clear(item)
+            for key, part in held.elements:
+                type(item).__setitem__(item, key, part)
+        else:
+            dict.clear(item)
+            dict.update(item, held.elements)
+    elif isinstance(item, list):
+        list.clear(item)
+        list.extend(item, held.elements)
+    elif isinstance(item, (deque, set)):
+        item.clear()
+        item.extend(held.elements) if isinstance(item, deque) else item.update(held.elements)
+    if hasattr(item, "__dict__"):
+        item.__dict__.clear()
+        item.__dict__.update(held.attributes)
+    for cls in type(item).__mro__:
+        for name in slots_of(cls):
+            if name in held.slots:
+                object.__setattr__(item, name, held.slots[name])
+            elif hasattr(item, name):
+                object.__delattr__(item, name)
