@@ -138,8 +138,14 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
-def recompute_through(wrapper: Callable[[Any], Any]) -> None:
-    """From now on a non-reentrant checkpoint recomputes with `wrapper(function)`, made when it runs `function`."""
+def recompute_through(wrapper: Callable[[Any], Any], is_recorded: Callable[[Any], bool]) -> None:
+    """From now on a non-reentrant checkpoint recomputes with `wrapper(function)`, made when it runs `function`.
+
+    Args:
+        wrapper: Takes what the checkpoint runs.
+        is_recorded: Whether what runs on an argument is recorded: it is not computed again, and need not know the
+            generators' states.
+    """
     import torch.utils.checkpoint as checkpoint
 
     name = "_checkpoint_without_reentrant_generator_impl"  # since torch 2.14
@@ -147,8 +153,9 @@ def recompute_through(wrapper: Callable[[Any], Any]) -> None:
         name = "_checkpoint_without_reentrant_generator"
     original: Any = getattr(checkpoint, name)
 
-    def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(wrapper(function), *args, **kwargs)
+    def generator(function: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
+        keeps_states = preserve_rng_state and not any(map(is_recorded, args))
+        return original(wrapper(function), keeps_states, *args, **kwargs)
 
     setattr(checkpoint, name, generator)
 

@@ -57,7 +57,9 @@ def may_draw(function: Any) -> bool:
     """Whether a call of `function` may draw: those known to, and those of which nothing is known."""
     verdict = _verdicts.get(function)
     if verdict is None:
-        verdict = _verdicts[function] = function in DRAWS or _is_unknown(function)
+        verdict = function in DRAWS or _is_unknown(function)
+        if not verdict:  # of torch's own, which are not made anew all the time
+            _verdicts[function] = verdict
     return verdict
 
 
