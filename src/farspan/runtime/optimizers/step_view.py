@@ -67,11 +67,14 @@ class StepView(TorchFunctionMode):
         self._writes: set[Any] = set()
         """Functions that have been seen to write into their first argument, and to return it as it is."""
         self._known: dict[Any, Any] = {}
+        self._sparse: dict[str, torch.Tensor] = {}
+        """Sparse gradients that this step has asked for, by parameter."""
         self._kinds: dict[Any, int] = {}
 
     def begin(self) -> None:
         """A step begins, until `leave_optimizer` of the recorder."""
         self._bits = [1 << stage.rank for stage in self.engine.stages]  # stages may have been added
+        self._sparse.clear()
         self.__enter__()
 
     # What a step calls.
@@ -92,6 +95,8 @@ class StepView(TorchFunctionMode):
             kwargs = {}
         if not ranks:
             return func(*args, **kwargs)
+        if self._sparse and any(type(item) is torch.Tensor and item.layout is torch.sparse_coo for item in args):
+            return self._with_sparse(kind, func, args, kwargs)
         if kind <= _WRITES:
             if ranks == self.me and not types:
                 return self._kept_own(kind, func(*args, **kwargs), args)
@@ -239,12 +244,47 @@ class StepView(TorchFunctionMode):
 
     def gradient(self, placed: Placed) -> torch.Tensor | None:
         """`parameter.grad` in a step."""
+        self.engine.resolve_masks()
+        if placed.name in self.engine.sparse_gradients and self.engine.has_gradient(placed):
+            if placed.name not in self._sparse:
+                self._sparse[placed.name] = self._tell_sparse(placed)
+            return self._sparse[placed.name]
         if not placed.is_owned:
             return self.recorder.gradients.get(placed)
         gradient = raw_grad(placed.tensor)
         if gradient is not None:
             gradient._farspan_is_own = True
         return gradient
+
+    def _tell_sparse(self, placed: Placed) -> torch.Tensor:
+        """A sparse gradient is replicated: its owner's own one, and copies of it."""
+        gradient = raw_grad(placed.tensor)
+        parts = [] if gradient is None else [gradient._indices(), gradient._values()]
+        sizes = [*parts[1].shape, parts[0].shape[0], int(gradient.is_coalesced())] if gradient is not None else []
+        head = torch.tensor([len(sizes), *sizes], dtype=torch.int64)
+        blob = b"".join([bytes(pack_tensor(item)[1]) for item in (head, *parts)]) if parts else b""
+        blob = self.engine.agreement.tell("a sparse gradient", blob, self.engine.stages[placed.stage].rank)
+        if gradient is not None:
+            return gradient
+        number = int(torch.frombuffer(bytearray(blob[:8]), dtype=torch.int64)[0])
+        *shape, num_sparse, is_coalesced = torch.frombuffer(
+            bytearray(blob[8 : 8 + 8 * number]), dtype=torch.int64
+        ).tolist()
+        begin = 8 + 8 * number
+        end = begin + 8 * num_sparse * shape[0]
+        indices = unpack_tensor({"dtype": "int64", "shape": [num_sparse, shape[0]]}, blob[begin:end])
+        header = {"dtype": str(placed.meta.dtype).removeprefix("torch."), "shape": shape}
+        values = unpack_tensor(header, blob[end:])
+        copy = torch.sparse_coo_tensor(indices, values, placed.meta.shape, is_coalesced=bool(is_coalesced))
+        return copy.to(placed.meta.device)
+
+    def _with_sparse(self, kind: int, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function that is given a sparse gradient: what a rank has of it alone is written into there, or told."""
+        home = self.ranks_of(args[:1]) if kind == _WRITES else 0
+        args, kwargs = self.with_told(args, kwargs, but=home)
+        if home not in (0, self.me):
+            return args[0]
+        return self._kept_own(kind, func(*args, **kwargs), args) if home else func(*args, **kwargs)
 
     def set_gradient(self, placed: Placed, gradient: torch.Tensor | None) -> None:
         """`parameter.grad = gradient` in a step."""
