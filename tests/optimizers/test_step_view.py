@@ -125,6 +125,7 @@ def test_a_step_size_may_be_made_of_the_loss() -> None:
     _same(lambda model: Polyak(model.parameters()), 3, with_closure=True)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # SparseAdam makes sparse tensors
 def test_sparse_gradients_may_be_stepped() -> None:
     def build() -> nn.Module:
         with torch.random.fork_rng():
