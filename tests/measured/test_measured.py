@@ -180,6 +180,10 @@ def test_what_has_been_chosen_already_is_not_measured(options: dict[str, Any]) -
         farspan.distribute(build([SHORT_S] * 6), measure=True, **options)
 
 
+def has_data(kept: Any) -> bool:
+    return type(kept) is LazyTensor and kept._value.data is not None
+
+
 def test_the_old_owner_lets_go_and_the_new_one_has_all() -> None:
     def program(model: nn.Module) -> tuple[list[bool], list[int]]:
         _, _, optimizer = train(model)
