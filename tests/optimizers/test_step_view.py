@@ -123,3 +123,26 @@ def test_a_step_size_may_be_made_of_the_loss() -> None:
             return loss
 
     _same(lambda model: Polyak(model.parameters()), 3, with_closure=True)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # SparseAdam makes sparse tensors
+def test_sparse_gradients_may_be_stepped() -> None:
+    def build() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            return nn.Sequential(nn.Embedding(10, 6, sparse=True), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 4))
+
+    def program(model: Any) -> Any:
+        ids = torch.tensor([[1, 2, 3], [3, 3, 9]])
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SparseAdam([model[0].weight], lr=0.01)]
+        losses: list[float] = []
+        for optimizer in [*optimizers, *optimizers]:
+            optimizers[0].zero_grad()
+            loss = model(ids).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses, weights(model)
+
+    wanted = program(build())
+    assert on_ranks(2, lambda model: program(farspan.distribute(model)), build) == [wanted, wanted]

@@ -82,6 +82,8 @@ class Engine:
         self._failure: FarspanError | None = None
         self._failed = threading.Event()
         self._has_gradient: dict[str, bool] = {}
+        self.sparse_gradients: set[str] = set()
+        """Names of the parameters whose gradient is sparse."""
         self._masks: list[Exchange] = []
         self._steps = itertools.count()
         """What all ranks do together: flushes and meetings."""
@@ -308,6 +310,7 @@ class Engine:
         if has_backward:
             self._masks = [exchange]
             self._has_gradient = {}
+            self.sparse_gradients.clear()
             self.recorder.gradients.forget()
 
     def _new_exchange(self, step: int, graphs: Sequence[Graph], scalars: Sequence[Value]) -> Exchange | None:
@@ -322,7 +325,8 @@ class Engine:
         )
 
     def _own_mask(self) -> bytes:
-        return bytes([raw_grad(placed.tensor) is not None for placed in self._own_parameters()])
+        gradients = [raw_grad(placed.tensor) for placed in self._own_parameters()]
+        return bytes([0 if item is None else 1 if item.layout is torch.strided else 2 for item in gradients])
 
     def _own_parameters(self, rank: int | None = None) -> list[Placed]:
         wanted = self.rank if rank is None else rank
@@ -348,7 +352,9 @@ class Engine:
         for exchange in self._masks:
             for rank, mask in enumerate(exchange.masks()):
                 for item, flag in zip(self._own_parameters(rank), mask, strict=True):
-                    self._has_gradient[item.name] = bool(flag)
+                    self._has_gradient[item.name] = flag > 0
+                    if flag > 1:
+                        self.sparse_gradients.add(item.name)
         self._masks = []
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:

@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer
 from farspan.graph import Meta, Value
 from farspan.lazy import LazyTensor, Placed, intern, meta_of
 from farspan.lazy.ops.special import read_data
-from farspan.runtime.optimizers.step_view import is_own, make_own
+from farspan.runtime.optimizers.own import is_own, make_own
 
 if TYPE_CHECKING:
     from farspan.runtime.engine import Engine

@@ -33,41 +33,24 @@ from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
     raw_grad,
 )
-from farspan.runtime.optimizers.functions import has_dynamic_shape, shape_of, stand_in, writes_by_name, written_lists
+from farspan.runtime.optimizers.functions import has_dynamic_shape, shape_of, stand_in, writes_by_name
+from farspan.runtime.optimizers.lists import over_lists
+from farspan.runtime.optimizers.own import make_own
 from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
 
 if TYPE_CHECKING:
     from farspan.runtime.engine import Engine
 
-__all__ = ["StepView", "is_own", "make_own"]
+__all__ = ["StepView"]
 
 _T: Any = torch.Tensor
-_SHOWS = frozenset([_T.__repr__, _T.__format__, _T.__reduce_ex__])
-_READS = (READERS | _SHOWS | {torch.tensor}) - {_T.__deepcopy__}
-"""Functions for which a tensor's data must be known to all ranks."""
-_ASKS = PASS_THROUGH - _SHOWS
-"""Functions that need no data at all."""
+_SHOW = frozenset([_T.__repr__, _T.__format__, _T.__reduce_ex__])
+_RECORDED = (LazyTensor, StubParameter)
+_COMPUTES, _WRITES, _ASKS, _READS, _LISTS, _INDEXES = range(1, 7)
+"""Kinds of functions: the last four need no data, the data of all they are given, and each its own way."""
 _FEW, _LARGE = 3, 4096
 """A function of so few tensors runs where the largest is, if that has more elements than this; else everywhere."""
 _MOST_KNOWN = 4096
-
-_T._farspan_is_own = False
-
-
-def make_own(result: Any) -> Any:
-    """Let the tensors of `result` be known as those that only this rank has."""
-    if isinstance(result, torch.Tensor):
-        if type(result) is not nn.Parameter:  # of which it is known where they are
-            result._farspan_is_own = True  # type: ignore[attr-defined]
-    elif isinstance(result, (list, tuple)):
-        for item in result:
-            make_own(item)
-    return result
-
-
-def is_own(tensor: torch.Tensor) -> bool:
-    """Whether only this rank has it, of all tensors in a step."""
-    return tensor._farspan_is_own  # type: ignore[attr-defined]
 
 
 class StepView(TorchFunctionMode):
@@ -78,87 +61,119 @@ class StepView(TorchFunctionMode):
         self.engine = engine
         self.recorder = engine.recorder
         self._placed = engine.recorder.placed
-        self._me = 1 << engine.rank
+        self.me = 1 << engine.rank
         self._bits: list[int] = []
         """By stage, the bit of its rank."""
         self._writes: set[Any] = set()
         """Functions that have been seen to write into their first argument, and to return it as it is."""
         self._known: dict[Any, Any] = {}
-        self._is_dynamic: dict[Any, bool] = {}
+        self._sparse: dict[str, torch.Tensor] = {}
+        """Sparse gradients that this step has asked for, by parameter."""
+        self._kinds: dict[Any, int] = {}
 
     def begin(self) -> None:
         """A step begins, until `leave_optimizer` of the recorder."""
         self._bits = [1 << stage.rank for stage in self.engine.stages]  # stages may have been added
+        self._sparse.clear()
         self.__enter__()
 
     # What a step calls.
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _ASKS:
+        kind = self._kinds.get(func) or self._kind_of(func)
+        if kind == _ASKS:
+            if not types and not kwargs:
+                return func(*args)
             with DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        ranks = self._ranks_of(args)
+                return func(*args, **(kwargs or {}))
+        ranks = self.ranks_of(args)
         if kwargs:
-            for name in NUMBERS:
-                if name in kwargs and self._ranks_of([kwargs[name]]):
-                    kwargs = {**kwargs, name: self._tell([kwargs[name]])[0]}
-            ranks |= self._ranks_of(kwargs.values())
+            in_kwargs = self.ranks_of(kwargs.values())
+            if in_kwargs:
+                ranks, kwargs = self._with_numbers(ranks, kwargs)
+        else:
+            kwargs = {}
         if not ranks:
             return func(*args, **kwargs)
-        if func in _READS or self._needs_data(func, args):
-            args, kwargs = self._with_told(args, kwargs)
+        if self._sparse and any(type(item) is torch.Tensor and item.layout is torch.sparse_coo for item in args):
+            return self._with_sparse(kind, func, args, kwargs)
+        if kind <= _WRITES:
+            if ranks == self.me and not types:
+                return self._kept_own(kind, func(*args, **kwargs), args)
+            if ranks != self.me and func in self._writes and not ranks & (ranks - 1) and type(args[0]) in _RECORDED:
+                return args[0]
+        return self._seldom(kind, func, args, kwargs, ranks)
+
+    def _seldom(self, kind: int, func: Any, args: Any, kwargs: Any, ranks: int) -> Any:
+        """All that is neither computed here at once, nor written into on another rank."""
+        if kind == _READS or (kind == _INDEXES and _has_mask(args[1])):
+            args, kwargs = self.with_told(args, kwargs)
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name.startswith(("_foreach_", "_fused_")):
-            return self._over_lists(func, name, args, kwargs, ranks)
+        if kind == _LISTS:
+            return over_lists(self, func, name, args, kwargs)
         if ranks & (ranks - 1):
             args, kwargs, ranks = self._brought_together(func, name, args, kwargs)
             if not ranks:
                 return func(*args, **kwargs)
-        if ranks != self._me:
-            return self._elsewhere(func, args, kwargs)
-        if types:  # what was recorded outside the step
-            args, kwargs = map_tensors((args, kwargs), self._data)
-        result = func(*args, **kwargs)
-        if writes_by_name(name):
+        if ranks != self.me:
+            return self.elsewhere(func, args, kwargs)
+        args, kwargs = map_tensors((args, kwargs), self.data)  # what was recorded outside the step
+        return self._kept_own(kind, func(*args, **kwargs), args)
+
+    @staticmethod
+    def _kept_own(kind: int, result: Any, args: Any) -> Any:
+        """The result of a function of own tensors."""
+        if kind == _WRITES:
             make_own(args[0])
         elif any(item is result for item in args):
             return result  # as `x.to(its own dtype)`: what it was
         return make_own(result)
 
-    def _ranks_of(self, items: Iterable[Any]) -> int:
+    def _kind_of(self, func: Any) -> int:
+        """What a torch function needs: alike on every rank."""
+        name = getattr(func, "__name__", "")
+        if func in PASS_THROUGH and func not in _SHOW:
+            kind = _ASKS
+        elif func in READERS or func in _SHOW or func is torch.tensor or has_dynamic_shape(func):
+            kind = _READS if func is not _T.__deepcopy__ else _COMPUTES
+        elif name.startswith(("_foreach_", "_fused_")):
+            kind = _LISTS
+        elif func is _T.__getitem__:
+            kind = _INDEXES
+        else:
+            kind = _WRITES if writes_by_name(name) else _COMPUTES
+        self._kinds[func] = kind
+        return kind
+
+    def _with_numbers(self, ranks: int, kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Arguments for which torch takes numbers only are told to all."""
+        single = [name for name in NUMBERS if name in kwargs and self.ranks_of([kwargs[name]])]
+        kwargs = {**kwargs, **{name: self._tell([kwargs[name]])[0] for name in single}}
+        return ranks | self.ranks_of(kwargs.values()), kwargs
+
+    def ranks_of(self, items: Iterable[Any]) -> int:
         """The bits of the ranks of which one alone has some tensor among `items`; 0 if all are replicated."""
         found = 0
         for item in items:
             kind = type(item)
             if kind is torch.Tensor or kind is nn.Parameter:
                 if item._farspan_is_own or id(item) in self._placed:
-                    found |= self._me
+                    found |= self.me
             elif kind is LazyTensor:
                 found |= self._bits[item._value.stage]
             elif kind is StubParameter:
                 found |= self._bits[self._placed[id(item)].stage]
             elif kind is list or kind is tuple:
-                found |= self._ranks_of(item)
+                found |= self.ranks_of(item)
             elif isinstance(item, torch.Tensor):
                 if item._farspan_is_own or id(item) in self._placed:  # type: ignore[attr-defined]
-                    found |= self._me
+                    found |= self.me
             elif isinstance(item, (list, tuple)):
-                found |= self._ranks_of(item)
+                found |= self.ranks_of(item)
             elif isinstance(item, dict):
-                found |= self._ranks_of(item.values())
+                found |= self.ranks_of(item.values())
         return found
-
-    def _needs_data(self, func: Any, args: Any) -> bool:
-        """Whether the shape of its result depends on data: alike on every rank."""
-        known = self._is_dynamic.get(func)
-        if known is None:
-            known = self._is_dynamic[func] = has_dynamic_shape(func)
-        if func is _T.__getitem__ and isinstance(args[1], (torch.Tensor, list, tuple)):
-            _, tensors = flatten(args[1])
-            return any(item.dtype in (torch.bool, torch.uint8) for item in tensors)
-        return known
 
     # Tensors that all must know.
 
@@ -173,10 +188,10 @@ class StepView(TorchFunctionMode):
         """Whether it was recorded by the program: each rank can ask for it alone."""
         return type(tensor) is LazyTensor and (tensor._value.call is not None or tensor._value.index > 0)
 
-    def _with_told(self, args: Any, kwargs: Any, *, but: int = 0) -> tuple[Any, Any]:
+    def with_told(self, args: Any, kwargs: Any, *, but: int = 0) -> tuple[Any, Any]:
         """The arguments with replicated tensors in the place of all others, but of those of the ranks in `but`."""
         template, tensors = flatten_arguments(args, kwargs)
-        single = [item for item in tensors if self._ranks_of([item]) & ~but]
+        single = [item for item in tensors if self.ranks_of([item]) & ~but]
         told = iter(self._tell(single))
         changed = {id(item): next(told) for item in single}
         args, kwargs = rebuild(template, [changed.get(id(item), item) for item in tensors])
@@ -186,8 +201,8 @@ class StepView(TorchFunctionMode):
         """Replicated copies of tensors of single ranks; every rank calls it."""
         unknown = [item for item in tensors if not self._is_known_to_all(item)]
         metas = [self._meta(item) for item in unknown]
-        owners = [self._ranks_of([item]).bit_length() - 1 for item in unknown]
-        mine = [self._data(item) for item, rank in zip(unknown, owners, strict=True) if rank == self.engine.rank]
+        owners = [self.ranks_of([item]).bit_length() - 1 for item in unknown]
+        mine = [self.data(item) for item, rank in zip(unknown, owners, strict=True) if rank == self.engine.rank]
         parts: list[bytes] = []
         if unknown:
             blob = b"".join([bytes(pack_tensor(item)[1]) for item in mine])
@@ -213,22 +228,27 @@ class StepView(TorchFunctionMode):
             The arguments, and the bit of the rank; 0 if all are replicated.
         """
         _, tensors = flatten_arguments(args, kwargs)
-        single = [item for item in tensors if self._ranks_of([item])]
+        single = [item for item in tensors if self.ranks_of([item])]
         home = 0
         if "out" in kwargs:
-            home = self._ranks_of([kwargs["out"]])
+            home = self.ranks_of([kwargs["out"]])
         elif writes_by_name(name) and isinstance(args[0], torch.Tensor):
-            home = self._ranks_of(args[:1]) or self._ranks_of(single[:1])
+            home = self.ranks_of(args[:1]) or self.ranks_of(single[:1])
         elif len(single) <= _FEW:
             largest = max(single, key=lambda item: self._meta(item).numel)
-            home = self._ranks_of([largest]) if self._meta(largest).numel > _LARGE else 0
-        args, kwargs = self._with_told(args, kwargs, but=home)
+            home = self.ranks_of([largest]) if self._meta(largest).numel > _LARGE else 0
+        args, kwargs = self.with_told(args, kwargs, but=home)
         return args, kwargs, home
 
     # Tensors of other ranks.
 
     def gradient(self, placed: Placed) -> torch.Tensor | None:
         """`parameter.grad` in a step."""
+        self.engine.resolve_masks()
+        if placed.name in self.engine.sparse_gradients and self.engine.has_gradient(placed):
+            if placed.name not in self._sparse:
+                self._sparse[placed.name] = self._tell_sparse(placed)
+            return self._sparse[placed.name]
         if not placed.is_owned:
             return self.recorder.gradients.get(placed)
         gradient = raw_grad(placed.tensor)
@@ -236,13 +256,45 @@ class StepView(TorchFunctionMode):
             gradient._farspan_is_own = True
         return gradient
 
+    def _tell_sparse(self, placed: Placed) -> torch.Tensor:
+        """A sparse gradient is replicated: its owner's own one, and copies of it."""
+        gradient = raw_grad(placed.tensor)
+        parts = [] if gradient is None else [gradient._indices(), gradient._values()]
+        sizes = [*parts[1].shape, parts[0].shape[0], int(gradient.is_coalesced())] if gradient is not None else []
+        head = torch.tensor([len(sizes), *sizes], dtype=torch.int64)
+        blob = b"".join([bytes(pack_tensor(item)[1]) for item in (head, *parts)]) if parts else b""
+        blob = self.engine.agreement.tell("a sparse gradient", blob, self.engine.stages[placed.stage].rank)
+        if gradient is not None:
+            return gradient
+        number = int(torch.frombuffer(bytearray(blob[:8]), dtype=torch.int64)[0])
+        *shape, num_sparse, is_coalesced = torch.frombuffer(
+            bytearray(blob[8 : 8 + 8 * number]), dtype=torch.int64
+        ).tolist()
+        begin = 8 + 8 * number
+        end = begin + 8 * num_sparse * shape[0]
+        indices = unpack_tensor({"dtype": "int64", "shape": [num_sparse, shape[0]]}, blob[begin:end])
+        header = {"dtype": str(placed.meta.dtype).removeprefix("torch."), "shape": shape}
+        values = unpack_tensor(header, blob[end:])
+        copy = torch.sparse_coo_tensor(
+            indices, values, placed.meta.shape, is_coalesced=bool(is_coalesced), check_invariants=False
+        )
+        return copy.to(placed.meta.device)
+
+    def _with_sparse(self, kind: int, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function that is given a sparse gradient: what a rank has of it alone is written into there, or told."""
+        home = self.ranks_of(args[:1]) if kind == _WRITES else 0
+        args, kwargs = self.with_told(args, kwargs, but=home)
+        if home not in (0, self.me):
+            return args[0]
+        return self._kept_own(kind, func(*args, **kwargs), args) if home else func(*args, **kwargs)
+
     def set_gradient(self, placed: Placed, gradient: torch.Tensor | None) -> None:
         """`parameter.grad = gradient` in a step."""
-        ranks = 0 if gradient is None else self._ranks_of([gradient])
+        ranks = 0 if gradient is None else self.ranks_of([gradient])
         if gradient is not None and ranks and ranks != self._bits[placed.stage]:
             gradient = self._tell([gradient])[0]
         if type(gradient) is LazyTensor:
-            gradient = self._data(gradient) if placed.is_owned else gradient
+            gradient = self.data(gradient) if placed.is_owned else gradient
         self.recorder.gradients.put(placed, gradient)
 
     def known_only(self, meta: Meta, stage: int) -> LazyTensor:
@@ -250,12 +302,10 @@ class StepView(TorchFunctionMode):
         meta = Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)
         return LazyTensor.make(Value(intern(meta), stage), self.recorder)
 
-    def _elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function of tensors of one other rank: what it gives there, without data."""
-        if func in self._writes and type(args[0]) in (LazyTensor, StubParameter):
-            return args[0]
         template, tensors = flatten_arguments(args, self._numbers(kwargs))
-        stage = next(self._stage(item) for item in tensors if self._ranks_of([item]))
+        stage = next(self.stage_of(item) for item in tensors if self.ranks_of([item]))
         key = (func, shape_of(template), tuple([id(self._meta(item)) for item in tensors]), current_modes())
         entry = self._known.get(key)
         if entry is None:
@@ -267,7 +317,7 @@ class StepView(TorchFunctionMode):
             args, kwargs = rebuild(template, [stand_in(self._meta(item)) for item in tensors])
             func(*args, **kwargs)
         for number in entry.mutated:
-            self._becomes_known_only(tensors[number], stage)
+            self.becomes_known_only(tensors[number], stage)
         results = [
             tensors[same] if same >= 0 else self.known_only(meta, stage)
             for same, meta in zip(entry.same_as, entry.metas[: entry.num_results], strict=True)
@@ -298,9 +348,9 @@ class StepView(TorchFunctionMode):
             self._writes.add(func)
         return entry
 
-    def _becomes_known_only(self, tensor: torch.Tensor, stage: int) -> None:
+    def becomes_known_only(self, tensor: torch.Tensor, stage: int) -> None:
         """A replicated tensor has been written into with data of another rank."""
-        if self._ranks_of([tensor]):
+        if self.ranks_of([tensor]):
             return
         if type(tensor) is nn.Parameter:
             self.recorder.refuse(
@@ -316,66 +366,18 @@ class StepView(TorchFunctionMode):
             meta = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
         return meta
 
-    def _stage(self, tensor: torch.Tensor) -> int:
+    def stage_of(self, tensor: torch.Tensor) -> int:
         if type(tensor) is LazyTensor:
             return tensor._value.stage
         return self._placed[id(tensor)].stage
 
-    def _data(self, tensor: Any) -> Any:
+    def data(self, tensor: Any) -> Any:
         """What this rank computes with in the place of a recorded tensor of its own."""
-        if type(tensor) is LazyTensor and self._bits[tensor._value.stage] == self._me:
+        if type(tensor) is LazyTensor and self._bits[tensor._value.stage] == self.me:
             return make_own(self.engine.read(tensor._value))
         return tensor
 
-    # Functions over lists of tensors.
 
-    def _over_lists(self, func: Any, name: str, args: Any, kwargs: Any, ranks: int) -> Any:
-        """A `_foreach_` or `_fused_` function: each place of the lists by itself."""
-        number = len(args[0])
-        lists = [place for place, item in enumerate(args) if isinstance(item, (list, tuple)) and len(item) == number]
-        written = written_lists(name) if name.endswith("_") else ()
-        args, kwargs = self._with_single_told(args, kwargs, lists)
-        homes = [self._ranks_of([args[place][index] for place in lists]) for index in range(number)]
-        for index in [index for index, home in enumerate(homes) if home & (home - 1)]:
-            row = [args[place][index] for place in lists]
-            kept = self._ranks_of(row[:1])
-            (row,), _ = self._with_told((row,), {}, but=kept)
-            args = [
-                [*item[:index], row[lists.index(place)], *item[index + 1 :]] if place in lists else item
-                for place, item in enumerate(args)
-            ]
-            homes[index] = self._ranks_of(row)
-        here = [index for index, home in enumerate(homes) if home in (0, self._me)]
-        results: list[Any] = [None] * number
-        part = None
-        if here:
-            own_args = [[item[i] for i in here] if place in lists else item for place, item in enumerate(args)]
-            own_args, kwargs = map_tensors((own_args, kwargs), self._data) if ranks & self._me else (own_args, kwargs)
-            part = func(*own_args, **kwargs)
-        for position, index in enumerate(here):
-            if homes[index]:
-                for place in written:
-                    if place in lists:
-                        make_own(args[place][index])
-                if isinstance(part, (list, tuple)):
-                    make_own(part[position])
-            results[index] = part[position] if isinstance(part, (list, tuple)) else None
-        for index in [index for index, home in enumerate(homes) if home not in (0, self._me)]:
-            row = [[item[index]] if place in lists else item for place, item in enumerate(args)]
-            if written:
-                stage = next(self._stage(args[p][index]) for p in lists if self._ranks_of([args[p][index]]))
-                for place in written:
-                    if place in lists:
-                        self._becomes_known_only(args[place][index], stage)
-            else:
-                results[index] = self._elsewhere(func, row, kwargs)[0]
-        if written:
-            return args[0] if name.startswith("_foreach_") else None
-        return results
-
-    def _with_single_told(self, args: Any, kwargs: Any, lists: Sequence[int]) -> tuple[list[Any], Any]:
-        """Let tensors that are no part of a list be replicated."""
-        others = [None if place in lists else item for place, item in enumerate(args)]
-        if self._ranks_of(others) | self._ranks_of(kwargs.values()):
-            others, kwargs = self._with_told(others, kwargs)
-        return [args[place] if place in lists else item for place, item in enumerate(others)], kwargs
+def _has_mask(index: Any) -> bool:
+    """Whether a tensor is indexed by truth values: the shape of what it gives depends on them."""
+    return any(item.dtype in (torch.bool, torch.uint8) for item in flatten(index)[1])
