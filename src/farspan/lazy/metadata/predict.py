@@ -13,6 +13,7 @@ from torch import nn
 from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed, swapped
+from farspan.lazy.metadata.around import nothing_changed_around
 from farspan.lazy.metadata.attributes import attributes_reaching, watched_attributes
 from farspan.lazy.metadata.changes import ATTRIBUTES, Described, MutableArguments, describe_result, rebuild_arguments
 from farspan.lazy.metadata.entry import Entry, digest_of, meta_of
@@ -291,6 +292,7 @@ def _run(
     for item, value in zip(target.foreign, tensors[num_arguments:], strict=True):
         fakes[id(item.tensor)] = value
     with (
+        nothing_changed_around(target.modules),
         _torch_tables_kept(target.modules),
         watched_attributes(target.modules, attributes, is_real=False),
         swapped(target.modules, fakes),
