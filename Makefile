@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 # the environment of the trainers' tests, which need packages of their own
 TRAINERS_VENV ?= .venv-trainers
+# the oldest and the newest torch that is supported, which `make test-versions` tries
+OLDEST_TORCH ?= 2.11.0
+NEWEST_TORCH ?= 2.15.0
 # more words for pip, such as `--extra-index-url URL` of a mirror that has the CPU build of torch
 PIP_ARGS ?=
 # tests at a time: many of them start two to four processes of their own
@@ -16,11 +19,11 @@ INSTALLED := $(VENV)/installed
 # two ranks on two cores: one thread each, and the same order of summation everywhere
 export OMP_NUM_THREADS = 1
 
-.PHONY: help test lint pytest test-slow test-trainers demo clean
+.PHONY: help test lint pytest test-slow test-trainers test-versions programs-packages demo clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
 
 test: $(INSTALLED)  ## all checks at a time: ruff, pyright, all tiers of tests
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest
@@ -38,6 +41,13 @@ test-slow: $(INSTALLED)  ## what takes too long for every submission: all cases 
 
 test-trainers: $(TRAINERS_VENV)/installed  ## the real trainers (transformers, accelerate, Lightning, peft), in an environment of their own
 	$(TRAINERS_VENV)/bin/pytest tests/trainers $(PYTEST_ARGS)
+
+test-versions: .venv-torch-$(OLDEST_TORCH)/installed .venv-torch-$(NEWEST_TORCH)/installed  ## all tiers of tests with the oldest and the newest torch (the CUDA builds of PyPI take 6 GB each)
+	.venv-torch-$(OLDEST_TORCH)/bin/pytest -m "not slow" -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	.venv-torch-$(NEWEST_TORCH)/bin/pytest -m "not slow" -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+programs-packages: $(INSTALLED)  ## optimizers from pip, for benchmarks/programs, beside the environment (no other torch comes with them)
+	$(BIN)/pip install $(PIP_ARGS) --no-deps --upgrade --target .packages-programs -r constraints-programs.txt
 
 demo: $(INSTALLED)  ## train a GPT over two processes, and compare with one
 	@mkdir -p build
@@ -59,6 +69,12 @@ $(TRAINERS_VENV)/installed: pyproject.toml constraints.txt constraints-trainers.
 	$(TRAINERS_VENV)/bin/pip install $(PIP_ARGS) -c constraints.txt -c constraints-trainers.txt -e '.[trainers]'
 	@touch $@
 
+.venv-torch-%/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	sed 's/^torch==.*/torch==$*/' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/pip install $(PIP_ARGS) -c $(@D)/constraints.txt -e '.[test]'
+	@touch $@
+
 clean:  ## remove all that make has made, the environment too
-	rm -rf $(VENV) $(TRAINERS_VENV) build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS_VENV) .venv-torch-* .packages-programs build .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

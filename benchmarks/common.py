@@ -126,6 +126,7 @@ def run_ranks(
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port),
                     "OMP_NUM_THREADS": "1",
+                    "FARSPAN_FILES": "all",
                     **(environment or {}),
                 },
                 start_new_session=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -41,7 +40,6 @@ def _bubble() -> str:
 
 
 def save_losses(file: str, losses: Sequence[float]) -> None:
-    """Writes the losses as hexadecimal floats, which keep every bit; on the first rank only."""
-    if os.environ.get("RANK", "0") == "0":
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        Path(file).write_text(json.dumps([loss.hex() for loss in losses], indent=1) + "\n")
+    """Writes the losses as hexadecimal floats, which keep every bit."""
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    Path(file).write_text(json.dumps([loss.hex() for loss in losses], indent=1) + "\n")

@@ -139,7 +139,9 @@ def _child(entry: Callable[[], Any], path: Path, ranks: tuple[int, int, int] | N
         if ranks is not None:
             names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
             os.environ.update({name: str(value) for name, value in zip(names, ranks, strict=True)})
-            os.environ.update(MASTER_ADDR="127.0.0.1", LOCAL_RANK=str(ranks[0]), LOCAL_WORLD_SIZE=str(ranks[1]))
+            os.environ.update(
+                FARSPAN_FILES="all", MASTER_ADDR="127.0.0.1", LOCAL_RANK=str(ranks[0]), LOCAL_WORLD_SIZE=str(ranks[1])
+            )
         try:
             _write(path, {"result": entry()})
             code = 0

@@ -56,7 +56,9 @@ def run_program(name: str, num_ranks: int | None, *, timeout_s: float) -> Run:
             command += ["-m", "farspan", "run", "-n", str(num_ranks), "--log-dir", folder]
         environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
         path = [str(LOOPS), str(ROOT / "src"), environment.get("PYTHONPATH", "")]
-        environment.update(PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1", LOOPS_RESULT=folder)
+        environment.update(
+            PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1", LOOPS_RESULT=folder, FARSPAN_FILES="all"
+        )
         began = time.monotonic()
         process = subprocess.Popen(
             [*command, str(program)],

@@ -19,20 +19,15 @@ from benchmarks.loops.programs import added_line, compare, names, run_program  #
 
 NUM_RANKS = (2, 3)
 QUICK = ("super_resolution", "word_lstm")
-DRAWS_INSIDE = ("gcn", "vae")
-"""They draw random numbers inside the model, and `distribute(seed=...)` says which: the reference of these is the
-program with the line in one process."""
 
 
 def measure(name: str, num_ranks: tuple[int, ...], timeout_s: float) -> dict[str, Any]:
     """One row of the table."""
     plain = run_program(name, None, timeout_s=timeout_s)
-    wanted = run_program(name, 1, timeout_s=timeout_s) if name in DRAWS_INSIDE and not plain.error else plain
     row: dict[str, Any] = {"program": name, "line": added_line(name), "plain_s": plain.time_s, "error": plain.error}
-    row["reference"] = "plain" if wanted is plain else "one process"
     for number in num_ranks:
         got = run_program(name, number, timeout_s=timeout_s)
-        verdict, difference = compare(wanted, got, num_lines=len(plain.text.splitlines()))
+        verdict, difference = compare(plain, got, num_lines=len(plain.text.splitlines()))
         row[str(number)] = {"verdict": verdict, "difference": difference, "time_s": got.time_s}
     return row
 
@@ -47,13 +42,13 @@ def main() -> None:
     patterns = args.only or (QUICK if args.quick else ["*"])
     chosen = [name for name in names() if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
     heads = "".join(f"{f'{number} ranks':<16s}" for number in num_ranks)
-    print(f"{'program':<18s}{'plain s':<9s}{'compared with':<15s}{heads}the line")
+    print(f"{'program':<18s}{'plain s':<9s}{heads}the line")
     rows = []
     for name in chosen:
         row = measure(name, num_ranks, args.timeout)
         rows.append(row)
         verdicts = "".join(f"{row[str(number)]['verdict']:<16s}" for number in num_ranks)
-        print(f"{name:<18s}{row['plain_s']:<9.1f}{row['reference']:<15s}{verdicts}{row['line']}", flush=True)
+        print(f"{name:<18s}{row['plain_s']:<9.1f}{verdicts}{row['line']}", flush=True)
     equal = [sum(row[str(number)]["verdict"] == "bitwise" for row in rows) for number in num_ranks]
     parts = ", ".join(f"{count} over {number} ranks" for count, number in zip(equal, num_ranks, strict=True))
     finish(

@@ -243,7 +243,7 @@ class NobodySide:
         self.given: dict[str, bytes] = {}
 
     def serve(self, handler: Any) -> None: ...
-    def start(self, step: int, digest: int) -> None: ...
+    def start(self, step: int, digest: int, data: tuple[int, ...] = ()) -> None: ...
     def wait_agreed(self, step: int, deadline_s: float) -> None: ...
     def fail(self, *args: Any) -> None: ...
 
@@ -255,6 +255,8 @@ class NobodySide:
 
     def forget(self, key: str) -> None:
         self.given.pop(key, None)
+
+    forget_later = forget
 
 
 class World:

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from farspan.api import last_step as last_step
     from farspan.api import on as on
     from farspan.api import plan_of as plan_of
+    from farspan.api import rank as rank
     from farspan.errors import FarspanError as FarspanError
     from farspan.plan import Plan as Plan
 
-__all__ = ["FarspanError", "Plan", "distribute", "flush", "from_rank", "last_step", "on", "plan_of"]
+__all__ = ["FarspanError", "Plan", "distribute", "flush", "from_rank", "last_step", "on", "plan_of", "rank"]
 
 _HOMES = {
     "distribute": "farspan.api",
@@ -24,6 +25,7 @@ _HOMES = {
     "last_step": "farspan.api",
     "on": "farspan.api",
     "plan_of": "farspan.api",
+    "rank": "farspan.api",
     "FarspanError": "farspan.errors",
     "Plan": "farspan.plan",
 }
@@ -35,3 +37,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'farspan' has no attribute {name!r}")
     return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,14 +7,14 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
-from farspan.lazy import glue_at
-from farspan.placing import KeptPlan, is_measuring, measure_first, place_first
+from farspan.lazy import glue_at, plan_by_model
+from farspan.placing import KeptPlan, agree_on_model, is_measuring, measure_first, place_first
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
 from farspan.profile import atoms
@@ -23,36 +23,37 @@ from farspan.runtime.optimizers.watch import watch_optimizers
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.sites import stages_at
 from farspan.runtime.trial import current_trial
-from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be
+from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be, rank_to_be
 
-__all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of"]
+__all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of", "rank"]
 
-_PLAN = "_farspan_plan"
+_Model = TypeVar("_Model", bound=nn.Module)
 
 
 def distribute(
-    model: nn.Module,
+    model: _Model,
     *,
-    plan: str | os.PathLike[str] | Plan | Mapping[str, str] = "auto",
+    plan: str | os.PathLike[str] | Plan | Mapping[str, str | int] = "auto",
     stages: int | str = "auto",
     remat: bool | Sequence[str] | None = None,
     schedule: str | None = None,
-    pins: Mapping[str, str] | None = None,
+    pins: Mapping[str, str | int] | None = None,
     together: Sequence[Sequence[str]] = (),
-    max_memory: str | float | Mapping[str, str | float] | None = None,
+    max_memory: str | float | Mapping[str | int, str | float] | None = None,
     measure: bool | None = None,
-    seed: int = 0,
-) -> nn.Module:
+    seed: int | None = None,
+) -> _Model:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
 
-    Every rank calls it alike, and then runs the training loop it would run alone. Under a launcher (`farspan run`,
-    torchrun, anything that sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) torch.distributed is set up if it was not;
-    without one the world is one rank.
+    Every rank calls it alike, and then runs the training loop it would run alone. Rank 0's parameters and buffers
+    become everybody's, as with DDP, and so do its random generators. A launcher (`farspan run`, torchrun, anything that
+    sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) says which ranks there are; without one the world is one rank.
+    torch.distributed stays as the script has set it up, or not: the ranks have groups of their own.
 
     Args:
-        model: Any module, built alike on every rank.
+        model: Any module, of the same class and shapes on every rank; its values are rank 0's.
         plan: "auto"; a `Plan`; the path of a plan's JSON file; or a mapping from names of modules or parameters (or
-            glob patterns of them) to "rank:R" or "rank:R/device".
+            glob patterns of them) to "rank:R" or "rank:R/device"; R alone, a number, will do.
         stages: How many pipeline stages an automatic plan has; one for each rank by default.
         remat: Which activations are computed again in the backward instead of being kept from the forward; gradients
             are the same to the last bit. True: those of each repeated block, one block at a time (the entries of
@@ -72,7 +73,9 @@ def distribute(
             parameters then move to it, once, between two steps. Until then the plan is an estimate, or what was found
             the last time (`~/.cache/farspan/plans`). Not with `remat`, nor with a number of stages that is not that of
             the ranks. None: unless the environment says FARSPAN_MEASURE=0.
-        seed: Of the dropout masks and other random numbers drawn inside the model.
+        seed: None: dropout masks and other random numbers drawn inside the model are those of the program without
+            farspan, and torch's generator ends where it would end. A number: each call seeds its own draws by where in
+            the model it stands, the same for every plan; nothing that the program draws itself is moved by them.
 
     Returns:
         `model` itself.
@@ -81,6 +84,8 @@ def distribute(
         PlanError: The plan does not fit the model or the number of ranks, `remat` names no module of the model,
             there is no such schedule, or `pins`, `together` and `max_memory` name what is not there, contradict each
             other or leave no plan.
+        DivergenceError: The ranks' models have different parameters or buffers (names, shapes, dtypes, which are
+            trained), or their plans differ.
         LaunchError: The other ranks cannot be found.
 
     Example:
@@ -94,13 +99,16 @@ def distribute(
             f"distribute takes a torch.nn.Module, not a {type(model).__name__}.",
             hint="model = farspan.distribute(model)",
         )
-    if hasattr(model, _PLAN):
+    if model in plan_by_model:
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
+    trial = current_trial()
+    if trial is not None and seed is None:
+        seed = 0  # it is about times, and may have no data
     engine = engine_of_this_thread(seed)
     adapt_trainers()
     if not engine.recorder.roots:
         engine.sow(seed)  # from_rank may have made the engine
-    trial = current_trial()
+    agree_on_model(engine, model)
     hints = _hints(plan, pins=pins, together=together, max_memory=max_memory, stages=stages, remat=remat)
     if trial is not None:
         chosen = trial.plan_for(model, hints)
@@ -125,7 +133,7 @@ def distribute(
         else:
             place_first(engine, model, chosen)
     watch_optimizers()
-    object.__setattr__(model, _PLAN, chosen)
+    plan_by_model[model] = chosen
     engine.agreement.share_generators()
     engine.console.show_plan(chosen)
     return model
@@ -140,7 +148,7 @@ def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hi
         begun = dataclasses.replace(begun, schedule=schedule)
 
     def settled(plan: Plan, said: str) -> None:
-        object.__setattr__(model, _PLAN, plan)
+        plan_by_model[model] = plan
         engine.console.say(said)
         engine.console.show_plan(plan)
 
@@ -154,7 +162,7 @@ def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hi
 
 def plan_of(model: nn.Module) -> Plan:
     """The plan a distributed model runs under: prints as a table; `save(path)` writes JSON that can be edited."""
-    plan = getattr(model, _PLAN, None)
+    plan = plan_by_model.get(model)
     if plan is None:
         raise PlanError("this model has not been distributed.", hint="model = farspan.distribute(model)")
     return plan
@@ -190,7 +198,7 @@ def from_rank(rank: int, batch: Any) -> Any:
         >>> batch["name"], batch["x"].shape, batch["x"].sum().item()
         ('first', torch.Size([2, 3]), 6.0)
     """
-    return engine_of_this_thread(0).inputs.from_rank(rank, batch)
+    return engine_of_this_thread(None).inputs.from_rank(rank, batch)
 
 
 @contextlib.contextmanager
@@ -229,6 +237,20 @@ def on(place: str) -> Iterator[None]:
         return
     with glue_at(engine.recorder, place):
         yield
+
+
+def rank() -> int:
+    """The number of this process among those that train the model; 0 without a launcher.
+
+    Hardly anything needs it: a script that is run by all ranks alike prints and saves as in one process.
+
+    Example:
+        >>> import farspan
+        >>> farspan.rank()
+        0
+    """
+    engine = current_engine()
+    return rank_to_be() if engine is None else engine.rank
 
 
 def flush() -> None:

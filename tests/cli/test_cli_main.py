@@ -15,7 +15,7 @@ SOURCE = Path(main_module.__file__).parents[2]
 SHOW = (
     "import os, sys\n"
     "get = os.environ.get\n"
-    "print(get('RANK'), sys.argv[1:], get('FARSPAN_REPORT'), get('FARSPAN_VERBOSE'))\n"
+    "print(get('FARSPAN_RANK'), sys.argv[1:], get('FARSPAN_REPORT'), get('FARSPAN_VERBOSE'))\n"
 )
 
 

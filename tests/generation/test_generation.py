@@ -75,10 +75,12 @@ def test_generating_in_the_middle_of_training_changes_nothing(num_ranks: int) ->
     models = [Decoder() for _ in range(2 * num_ranks)]
     for model in models:
         model.load_state_dict(first.state_dict())
-    with_texts, without = (
-        run_threads(num_ranks, lambda rank, k=k: train(farspan.distribute(models[2 * rank + k]), generates=k == 0))
-        for k in range(2)
-    )
+
+    def train_all(k: int) -> list[Any]:
+        torch.manual_seed(5)
+        return run_threads(num_ranks, lambda rank: train(farspan.distribute(models[2 * rank + k]), generates=k == 0))
+
+    with_texts, without = map(train_all, range(2))
     assert [result[1:] for result in with_texts] == [result[1:] for result in without]  # dropout and all
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farspan.errors import LaunchError
-from farspan.launch.environment import Environment, read_environment
+from farspan.launch.environment import Environment, launch_variables, read_environment
 
 MASTER = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 FULL = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"} | MASTER
@@ -24,16 +24,18 @@ def test_nothing_set_is_one_process():
 def test_reads_the_process_environment_by_default(monkeypatch):
     for name, text in FULL.items():
         monkeypatch.setenv(name, text)
-    monkeypatch.setenv("FARSPAN_LAUNCHER", "run")
     assert numbers(read_environment()) == (3, 8, 1, 2)
 
 
+OURS = {f"FARSPAN_{name}": text for name, text in FULL.items()}
+
+
 @pytest.mark.parametrize(
-    ("extra", "launcher"),
-    [({"FARSPAN_LAUNCHER": "run"}, "run"), ({"TORCHELASTIC_RUN_ID": "x"}, "torchrun"), ({}, "plain")],
+    ("given", "launcher"),
+    [(OURS, "run"), (FULL | {"TORCHELASTIC_RUN_ID": "x"}, "torchrun"), (FULL, "plain")],
 )
-def test_rank_and_world_size(extra, launcher):
-    environment = read_environment(FULL | extra)
+def test_rank_and_world_size(given, launcher):
+    environment = read_environment(given)
     assert numbers(environment) == (3, 8, 1, 2)
     assert environment.launcher == launcher
     assert (environment.master_addr, environment.master_port) == ("node1", 29500)
@@ -87,7 +89,13 @@ def test_mpirun_in_a_batch_script_is_not_taken_for_srun():
 
 
 def test_farspan_run_in_an_allocation_is_not_taken_for_srun():
-    assert read_environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"} | FULL).rank == 3
+    assert read_environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "RANK": "0", "WORLD_SIZE": "1"} | OURS).rank == 3
+
+
+def test_what_any_launcher_sets_is_known():
+    others = {"TORCHELASTIC_RUN_ID", "GROUP_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "SLURM_PROCID", "SLURM_NTASKS"}
+    known = {*FULL, *OURS, *others}
+    assert set(launch_variables([*known, "HOME", "SLURM_JOB_ID", "FARSPAN_REPORT"])) == known
 
 
 def test_empty_variables_count_as_not_set():

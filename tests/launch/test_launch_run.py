@@ -33,8 +33,9 @@ def test_rank_0_has_the_console_and_the_others_have_files(job):
 
 
 def test_processes_know_their_place(job):
-    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR FARSPAN_LAUNCHER FARSPAN_LOG_DIR EXTRA"
-    script = f"print([os.environ[name] for name in {names.split()}], os.environ['MASTER_PORT'].isdecimal())"
+    names = [f"FARSPAN_{name}" for name in ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"]]
+    names += ["FARSPAN_LAUNCHER", "FARSPAN_LOG_DIR", "EXTRA"]
+    script = f"print([os.environ[name] for name in {names}], os.environ['FARSPAN_MASTER_PORT'].isdecimal())"
     code, _, _ = job.run(script, 3, environment={"EXTRA": "more"})
     expected = ["2", "2", "3", "3", "127.0.0.1", "run", str(job.logs), "more"]
     assert code == 0
@@ -70,13 +71,13 @@ def test_modules_and_executables_run_too(job, monkeypatch, tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text("import sys\nprint(__name__, sys.argv[1:])")
     tool = tmp_path / "tool"
-    tool.write_text('#!/bin/sh\necho "tool $RANK $1"\n')
+    tool.write_text('#!/bin/sh\necho "tool $FARSPAN_RANK $1"\n')
     tool.chmod(0o755)
     log = tmp_path / "rank1.log"
     for argv, expected in [
         (["-m", "package.train", "x"], "__main__ ['x']\n"),
         (["tool", "x"], "tool 1 x\n"),
-        (["sh", "-c", "echo $RANK"], "1\n"),
+        (["sh", "-c", "echo $FARSPAN_RANK"], "1\n"),
     ]:
         assert run(argv, 2, log_dir=tmp_path) == 0
         assert log.read_text() == expected

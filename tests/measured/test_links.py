@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from farspan.errors import DeadlineError
 from farspan.profile import HostLink, RankDevice, cluster_of_ranks
 from farspan.runtime.media.local import LocalMedium
 from farspan.runtime.replan import exchange, links_of_hosts
+from farspan.runtime.replan import links as timed
 
 CPU = torch.device("cpu")
 
@@ -32,32 +36,58 @@ def medium_of(bytes_per_s: dict[frozenset[int], float]) -> type[LocalMedium]:
     return Road
 
 
-def links(hosts: list[str], bytes_per_s: dict[frozenset[int], float]) -> list[dict[str, HostLink]]:
-    return run_threads(len(hosts), lambda rank: links_of_hosts(engine(), hosts, CPU), medium=medium_of(bytes_per_s))
+class Clocks:
+    """A clock for each pair of ranks, which only what goes between them moves on."""
+
+    def __init__(self, seconds_of: Callable[[frozenset[int], int], float]) -> None:
+        self.seconds_of = seconds_of
+        self._now: dict[frozenset[int], float] = defaultdict(float)
+        self._here = threading.local()
+
+    def perf_counter(self) -> float:
+        """The time of the pair that this thread has just had to do with."""
+        return self._now[self._here.pair]
+
+    def medium(self) -> type[LocalMedium]:
+        clocks = self
+
+        class Road(LocalMedium):
+            def send(self, flat: Tensor, dst: int, channel: int) -> Any:
+                pair = clocks._here.pair = frozenset((self.rank, dst))
+                clocks._now[pair] += clocks.seconds_of(pair, flat.nbytes)
+                return super().send(flat, dst, channel)
+
+            def receive(self, flat: Tensor, src: int, channel: int) -> Any:
+                clocks._here.pair = frozenset((self.rank, src))
+                return super().receive(flat, src, channel)
+
+        return Road
 
 
-def test_a_host_has_the_slower_one_of_its_two_links() -> None:
+def links(
+    monkeypatch: pytest.MonkeyPatch, hosts: list[str], seconds_of: Callable[[frozenset[int], int], float]
+) -> list[dict[str, HostLink]]:
+    clocks = Clocks(seconds_of)
+    monkeypatch.setattr(timed, "time", clocks)
+    return run_threads(len(hosts), lambda rank: links_of_hosts(engine(), hosts, CPU), medium=clocks.medium())
+
+
+def test_a_host_has_the_slower_one_of_its_two_links(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks 0 and 1 on one host, 2 on the next, 3 and 4 on the third: timed are 0 > 2 and 2 > 3."""
-    found = links(["a", "a", "b", "c", "c"], {frozenset((0, 2)): 40e6, frozenset((2, 3)): 80e6})
+    bytes_per_s = {frozenset((0, 2)): 40e6, frozenset((2, 3)): 80e6}
+    found = links(monkeypatch, ["a", "a", "b", "c", "c"], lambda pair, size: size / bytes_per_s[pair])
     assert found == [found[0]] * 5
     rates = {host: link.bytes_per_s for host, link in found[0].items()}
-    # A sleep is never too short, and that of a busy machine is too long.
-    assert 20e6 < rates["a"] == rates["b"] < 41e6
-    assert 1.2 * rates["a"] < rates["c"] < 82e6
+    assert rates == {"a": pytest.approx(40e6, rel=1e-3), "b": rates["a"], "c": pytest.approx(80e6, rel=1e-3)}
 
 
-def test_latency_is_that_of_a_small_message() -> None:
-    class Late(LocalMedium):
-        def send(self, flat: Tensor, dst: int, channel: int) -> Any:
-            time.sleep(30e-3)
-            return super().send(flat, dst, channel)
-
-    found = run_threads(2, lambda rank: links_of_hosts(engine(), ["a", "b"], CPU), medium=Late)
-    assert 30e-3 <= found[0]["a"].latency_s < 60e-3
+def test_latency_is_that_of_a_small_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = links(monkeypatch, ["a", "b"], lambda pair, size: 30e-3 + size / 1e9)
+    assert found[0]["a"].latency_s == pytest.approx(30e-3, rel=1e-3)
 
 
 def test_one_host_has_no_links() -> None:
-    assert links(["a", "a"], {}) == [{}, {}]
+    assert run_threads(2, lambda rank: links_of_hosts(engine(), ["a", "a"], CPU)) == [{}, {}]
 
 
 def test_who_does_not_answer_is_named() -> None:

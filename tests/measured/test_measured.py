@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import farspan
 from farspan.errors import PlanError
 from farspan.graph import Segment
-from farspan.lazy import Leaf, StubParameter
+from farspan.lazy import Leaf, StubParameter, plan_by_model
 from farspan.profile import cache_folder
 from farspan.runtime.program import Step
 from farspan.runtime.replan import RankMeasured, speeds_of_ranks
@@ -77,7 +77,7 @@ def train(
             losses.append(loss.item())
         optimizer.step()
     state = {name: item.clone() for name, item in model.state_dict().items()}
-    engine().agreement.meet("the end") if hasattr(model, "_farspan_plan") else None
+    engine().agreement.meet("the end") if model in plan_by_model else None
     return losses, state, optimizer
 
 

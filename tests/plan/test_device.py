@@ -41,5 +41,8 @@ def test_a_bad_place_says_how_to_write_it(text: str, hint: str) -> None:
 
 
 def test_a_place_that_is_no_string_is_a_plan_error() -> None:
-    with pytest.raises(PlanError, match="1 is not a place"):
-        parse_place(1)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="-1 is not a place"):
+        parse_place(-1)
+    with pytest.raises(PlanError, match="True is not a place"):
+        parse_place(True)
+    assert parse_place(1) == Place(rank=1)

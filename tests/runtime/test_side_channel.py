@@ -1,6 +1,7 @@
 """The side channel between ranks that are threads of this process: agreement, gathers, questions."""
 
 import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,8 @@ from tests.support.side import LONG_S, SHORT_S, each, open_ranks, record, step
 
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
 from farspan.runtime.side import SideChannel
+from farspan.runtime.side.link import SocketLink, limit_sends
+from farspan.runtime.side.wire import FrameReader
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def test_divergence_names_the_first_call_that_differs(ranks):
     errors = each(channels, act)
     for error in errors:
         assert isinstance(error, DivergenceError)
-        assert error.what == "the ranks' programs differ at step 5, call 1"
+        assert error.what == "the ranks' programs differ at step 5"
         assert error.why == f"rank 0: blocks.3 at train.py:41\nranks 1, 2: {flush}"
         assert "same Python" in error.hint
         assert len(str(error).splitlines()) <= 8
@@ -63,7 +66,7 @@ def test_divergence_where_one_program_ends_earlier(ranks):
     record(channels, [["embed", "head"], ["embed", "head", "head again at train.py:9"]])
     for error in each(channels, step(2, lambda rank: rank)):
         assert isinstance(error, DivergenceError)
-        assert error.what == "the ranks' programs differ at step 2, call 2"
+        assert error.what == "the ranks' programs differ at step 2"
         assert error.why == "rank 0: ends here (step begins)\nrank 1: head again at train.py:9"
 
 
@@ -254,3 +257,26 @@ def test_alone_there_are_no_threads():
     assert channel.failure is None
     assert threading.active_count() == before
     channel.close(0)
+
+
+# -- waits ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_finalizer_waits_for_no_lock(ranks):
+    (channel, _) = ranks(2)
+    channel.contribute("k", b"")
+    with ThreadPoolExecutor(1) as pool, channel._condition:  # as another rank's thread may hold it
+        pool.submit(channel.forget_later, "k").result(LONG_S)
+    channel.contribute("l", b"")
+    assert channel._gathers["k"].forgotten
+
+
+def test_a_send_that_nobody_reads_ends():
+    ours, theirs = socket.socketpair()
+    limit_sends(ours, SHORT_S)
+    ended = threading.Event()
+    link = SocketLink(ours, FrameReader(), [], "test")
+    link.listen(lambda frame: None, ended.set, lambda header, size: bytearray(size))
+    link.send({"t": "contribute", "key": "k"}, bytes(16 << 20))
+    assert ended.wait(LONG_S)
+    theirs.close()

@@ -20,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest in the backgr
 from farspan.launch.run import run
 sys.exit(run({argv!r}, {n}, grace_s={grace_s}, **{options!r}))
 """
-HEAD = "import os, signal, subprocess, sys, time\nrank = int(os.environ['RANK'])\nhere = sys.path[0]\n"
+HEAD = "import os, signal, subprocess, sys, time\nrank = int(os.environ['FARSPAN_RANK'])\nhere = sys.path[0]\n"
 # A rank that is ready says so with its process id.
 READY = "open(f'{here}/ready{rank}.tmp', 'w').write(str(os.getpid()))\n"
 READY += "os.rename(f'{here}/ready{rank}.tmp', f'{here}/ready{rank}')\n"
@@ -45,7 +45,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(SOURCE)},
+            env=os.environ | {"PYTHONPATH": str(SOURCE), "FARSPAN_FILES": "all"},
         )
 
     def end(self) -> tuple[int, str, str]:

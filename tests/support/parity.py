@@ -65,9 +65,11 @@ def train_plainly(case: Case) -> History:
     return train(build(case), case)
 
 
-def train_distributed(model: nn.Module, case: Case, plan: Any, *, schedule: str | None = None) -> History:
+def train_distributed(
+    model: nn.Module, case: Case, plan: Any, *, schedule: str | None = None, seed: int | None = None
+) -> History:
     """`model` must be this rank's own copy."""
-    return train(farspan.distribute(model, plan=plan, schedule=schedule), case)
+    return train(farspan.distribute(model, plan=plan, schedule=schedule, seed=seed), case)
 
 
 def all_plans(case: Case, num_ranks: int) -> dict[str, Any]:

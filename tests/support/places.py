@@ -10,6 +10,7 @@ from tests.support.plainly import assert_same_as_plainly
 from torch import Tensor, nn
 
 import farspan
+from farspan.lazy import plan_by_model
 from farspan.runtime.engine import Engine
 from farspan.runtime.world import current_engine
 
@@ -51,7 +52,7 @@ def same_with_places(
         return build()
 
     def placed(model: Any) -> Any:
-        if hasattr(model, "_farspan_plan"):
+        if model in plan_by_model:
             model.places = places
         return program(model)
 

@@ -1,7 +1,9 @@
 """Several ranks: as threads of this process over an in-memory medium, or as real processes over gloo.
 
-Processes are children of a server that has imported torch already: each starts in a tenth of a second, and has its own
-memory, signals, exit code and output as any other. Real commands: tests/launch.
+Processes are children of servers that have imported torch already: each starts in a tenth of a second, and has its own
+memory, signals, exit code and output as any other. Each rank has a server of its own, with a hash seed of its own: sets
+of strings have another order on every rank, as they have in real programs. Threads share one hash seed, and the random
+generators of their process, so what rests on either is only seen by processes. Real commands: tests/launch.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import atexit
 import functools
 import json
 import multiprocessing
+import multiprocessing.forkserver as forkserver
 import os
 import runpy
 import secrets
@@ -24,6 +27,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from farspan.errors import RemoteError
 from farspan.lazy import Recorder, activate, install
 from farspan.runtime.engine import Engine
@@ -36,8 +41,11 @@ __all__ = ["Finished", "differences", "free_port", "run_processes", "run_threads
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")
 ROOT = str(Path(__file__).resolve().parents[2])
 
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["farspan.api", "torch._dynamo", "torch.distributed.fsdp"])  # and what it imports
+_context = multiprocessing.get_context("forkserver")
+_PRELOADED = ["farspan.api", "torch._dynamo", "torch.distributed.fsdp"]  # and what they import
+_NUM_SERVERS = 3
+_starting = threading.Lock()
+"""Held by whoever has exchanged multiprocessing's only server for another one, or the environment."""
 
 
 def run_threads(
@@ -58,6 +66,7 @@ def run_threads(
     server = SideChannel.host(num_ranks, token, "127.0.0.1") if num_ranks > 1 else None
     results: list[Any] = [None] * num_ranks
     errors: list[tuple[float, int, BaseException]] = []
+    state = torch.get_rng_state()
 
     def run(rank: int) -> None:
         side = (
@@ -68,6 +77,9 @@ def run_threads(
             )
         )
         recorder = Recorder()
+        if num_ranks > 1:  # they share one process, and each program has its own random numbers
+            recorder.draws.generator = torch.Generator()
+            recorder.draws.generator.set_state(state)
         road = (medium or LocalMedium)(rank, network)
         engine = Engine(recorder, side, road, seed=0, deadline_s=deadline_s)
         engine.lookahead = lookahead
@@ -76,7 +88,7 @@ def run_threads(
         try:
             results[rank] = program(rank)
             if num_ranks > 1:
-                side.finish(deadline_s)
+                engine.finish()
         except BaseException as error:
             errors.append((time.monotonic(), rank, error))
             if engine.is_healthy:
@@ -155,11 +167,12 @@ def _run_processes(
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
+            "FARSPAN_FILES": "all",  # each tells what it found in a file of its own
             "PYTHONPATH": os.pathsep.join([SOURCES, ROOT]),
             **environment,
         }
         out, err = _outputs(folder, rank)
-        processes.append(_start(script, arguments, variables, out, err))
+        processes.append(_start(rank % _NUM_SERVERS, script, arguments, variables, out, err))
     finished: list[Finished | None] = [None] * num_ranks
 
     def collect(rank: int) -> None:
@@ -186,17 +199,44 @@ def _run_processes(
     return [item for item in finished if item is not None]
 
 
+@functools.cache
+def _server_of(number: int) -> forkserver.ForkServer:
+    """A server whose children have a hash seed that no other server's children have."""
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload(_PRELOADED)
+    kept = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = str(number + 1)
+    try:
+        server.ensure_running()
+    finally:
+        del os.environ["PYTHONHASHSEED"]
+        if kept is not None:
+            os.environ["PYTHONHASHSEED"] = kept
+    return server
+
+
 def _outputs(folder: Path, rank: int) -> tuple[Path, Path]:
     return folder / f"{rank}.out", folder / f"{rank}.err"
 
 
 def _start(
-    script: str | Path, arguments: Sequence[str], environment: Mapping[str, str], stdout: Path, stderr: Path
+    server: int,
+    script: str | Path,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    stdout: Path,
+    stderr: Path,
 ) -> ForkServerProcess:
     """Run `python script arguments` with more `environment`, its output in two files."""
     words = [str(script), *arguments]
-    process = _server.Process(target=_main, args=(words, dict(environment), str(stdout), str(stderr)))
-    process.start()
+    process = _context.Process(target=_main, args=(words, dict(environment), str(stdout), str(stderr)))
+    with _starting:
+        usual = forkserver.connect_to_new_process
+        forkserver.connect_to_new_process = _server_of(server).connect_to_new_process
+        try:
+            process.start()
+        finally:
+            forkserver.connect_to_new_process = usual
     return process
 
 

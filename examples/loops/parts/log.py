@@ -30,5 +30,5 @@ class Log:
             digest.update(item.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         print(f"weights  {digest.hexdigest()}", flush=True)
         if folder := os.environ.get("LOOPS_RESULT"):
-            file = Path(folder, f"rank{os.environ.get('RANK', '0')}.pt")
+            file = Path(folder, f"rank{os.environ.get('FARSPAN_RANK', '0')}.pt")
             torch.save({"numbers": self.numbers, "weights": weights}, file)

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Collection
 
 import torch
-import torch.distributed as dist
 
+from farspan.launch.files import catch_up
 from farspan.runtime.world import current_engine
 
 __all__ = ["as_alone", "existing", "is_first", "meet", "run_recorded", "say_once"]
@@ -19,7 +19,8 @@ _log = logging.getLogger(__name__)
 
 def is_first() -> bool:
     """Whether this process is the one that writes."""
-    return not dist.is_initialized() or dist.get_rank() == 0
+    engine = current_engine()
+    return engine is None or engine.rank == 0
 
 
 def meet(what: str) -> None:
@@ -27,6 +28,7 @@ def meet(what: str) -> None:
     engine = current_engine()
     if engine is not None:
         engine.meet(what)
+        catch_up()
 
 
 @functools.cache

@@ -48,7 +48,7 @@ class Part:
     owner, that of a tensor outside the model on each rank.
     """
 
-    __slots__ = ("backward", "calls", "incoming", "order", "outgoing", "segment", "stage", "touches")
+    __slots__ = ("backward", "calls", "incoming", "order", "outgoing", "segment", "stage", "touches", "wanted")
 
     def __init__(self, backward: Backward, segment: Segment | None, stage: int, order: tuple[int, int, int]) -> None:
         self.backward = backward
@@ -61,6 +61,8 @@ class Part:
         """What is differentiated here, latest first."""
         self.touches: dict[Any, None] = {}
         """The leaves, and names of parameters, that receive gradient here: micro-batches must add up in order."""
+        self.wanted: dict[Value, None] = {}
+        """Values that are made here whose gradients `torch.autograd.grad` is to return."""
 
     @property
     def brings_outside(self) -> bool:
@@ -107,8 +109,14 @@ def route(backward: Backward, hosts: Sequence[int], released: Collection[Call] =
             part_of(call.segment)
             heapq.heappush(queue, (-call.graph.index, -call.index, call))
 
+    def reach(value: Value) -> None:
+        if backward.wanted is not None and value in backward.wanted.values and value.segment is not None:
+            backward.wanted.reached.add(value)
+            part_of(value.segment).wanted[value] = None
+
     for root in backward.roots:
         activate(root)
+        reach(root)
     while queue:
         call = heapq.heappop(queue)[2]
         segment = call.segment
@@ -130,6 +138,7 @@ def route(backward: Backward, hosts: Sequence[int], released: Collection[Call] =
             elif value.segment is not segment:
                 users.setdefault(value, {})[part] = None
             activate(value)
+            reach(value)
     if backward.wanted is None:
         for leaf, using in leaf_calls.items():
             for part in using:
@@ -163,7 +172,8 @@ def _leading(roots: Sequence[Value], wanted: Wanted) -> set[Value | Call]:
     leading: set[Value | Call] = set()
     for call in sorted(calls, key=lambda call: (call.graph.index, call.index)):
         for value in _differentiated(call, call.outputs):
-            if value.name in wanted.names or (value.stage == EVERYWHERE and wanted.outside):
+            is_outside = value.stage == EVERYWHERE and bool(wanted.outside)
+            if value.name in wanted.names or is_outside or value in wanted.values:
                 leading.add(value)
         has_wanted = not wanted.names.isdisjoint(getattr(call.target, "parameter_names", ()))
         for output in call.outputs:

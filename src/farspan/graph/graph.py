@@ -15,6 +15,8 @@ segment:
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from typing import TYPE_CHECKING, Any
 
 from farspan.graph.value import Value
@@ -26,6 +28,8 @@ __all__ = ["OUTPUT_BITS", "Backward", "Call", "Graph", "Segment", "Wanted"]
 
 OUTPUT_BITS = 32
 """Of a position: the number of a call's output; the number of the call stands before it."""
+_CALL, _SOURCE, _BACKWARD, _MORE = range(4)
+"""What the numbers that follow in `Graph.content` are about."""
 
 
 class Call:
@@ -33,6 +37,7 @@ class Call:
 
     __slots__ = (
         "arguments",
+        "draws",
         "entry",
         "graph",
         "hooked",
@@ -41,7 +46,9 @@ class Call:
         "modes",
         "outputs",
         "path",
+        "raised",
         "region",
+        "saved_hooks",
         "segment",
         "stage",
         "target",
@@ -59,8 +66,14 @@ class Call:
         """How the arguments are rebuilt from `arguments`."""
         self.path: tuple[int, int, int] | None = None
         """Where in the program a call that draws random numbers stands; the same for every plan."""
+        self.draws: Any = None
+        """Where in the plain program's random numbers it draws; None where its path seeds it."""
         self.region = 0
         """The autocast region it was recorded in, in which a parameter is cast once; 0 for none."""
+        self.raised: Any = None
+        """The exception with which it has ended, if it had to run to be known."""
+        self.saved_hooks: Any = None
+        """Through which autograd keeps what it needs for the call's backward, if the program has set any."""
         self.hooked = ""
         """The module whose forward hook it was recorded in, if that has a backward hook too."""
         self.versions: tuple[int, ...] = ()
@@ -136,16 +149,18 @@ class Segment:
 class Wanted:
     """What `torch.autograd.grad` is asked for: gradients that are returned instead of being added to `.grad`."""
 
-    __slots__ = ("found", "gradients", "names", "outside", "reached")
+    __slots__ = ("found", "gradients", "names", "outside", "reached", "values")
 
-    def __init__(self, names: Sequence[str], outside: Sequence[Any]) -> None:
+    def __init__(self, names: Sequence[str], outside: Sequence[Any], values: Sequence[Value] = ()) -> None:
         self.names = frozenset(names)
         """Parameters."""
         self.outside = tuple(outside)
         """Tensors outside the model."""
-        self.reached: set[str] = set()
-        """Those parameters that the outputs depend on."""
-        self.found: dict[str, Any] = {}
+        self.values = dict.fromkeys(values)
+        """What has been recorded."""
+        self.reached: set[str | Value] = set()
+        """Those parameters (by name) and recorded values that the outputs depend on."""
+        self.found: dict[str | Value, Any] = {}
         """The gradients of those that live on this rank."""
         self.gradients: Sequence[Any] = [None] * len(self.outside)
         """The gradients of the tensors outside."""
@@ -179,7 +194,7 @@ class Backward:
 
 
 class Graph:
-    """What one micro-batch does. `digest` summarises it, equal on all ranks exactly if they recorded the same."""
+    """What one micro-batch does. `content` says it in numbers, the same on all ranks that recorded the same."""
 
     __slots__ = (
         "_by_level",
@@ -189,7 +204,7 @@ class Graph:
         "_num_noted",
         "backwards",
         "calls",
-        "digest",
+        "content",
         "index",
         "read_level",
         "record",
@@ -204,7 +219,8 @@ class Graph:
         self.sources: dict[Value, int] = {}
         """Values from outside this graph, numbered in order of first use."""
         self.backwards: list[Backward] = []
-        self.digest = 0
+        self.content = array("q")
+        """For each call, source and backward a few numbers, never the `hash` of anything: -1 and -2 have the same."""
         self.record: list[tuple[Any, ...]] = []
         """By call: target, entry, stage, level, and which of its arguments come from where. Graphs with equal records
         are cut alike, and gradients go the same ways in them, if their sources are alike.
@@ -319,14 +335,34 @@ class Graph:
         assert call.arguments is not None
         are_lazy = () if len(values) == len(call.arguments) else tuple([type(item) is Value for item in call.arguments])
         self.record.append((call.target, call.entry, call.stage, call.level, positions, are_lazy))
-        self.digest = hash((self.digest, digest, call.stage, positions))
+        self.content.extend((_CALL, digest, call.stage, len(positions), *positions, *are_lazy))
+
+    def note_path(self, path: Sequence[int]) -> None:
+        """Add more about what was noted last: where the draws of the call stand in the program, say."""
+        self.content.extend((_MORE, *path))
+
+    def note_backward(self, backward: Backward, digest: int) -> None:
+        """Put `backward`, which has been added, down in the digest.
+
+        Args:
+            backward: The latest one.
+            digest: Of how it runs, the same number on every rank.
+        """
+        positions = self.positions(backward.roots)
+        has_gradient = [gradient is not None for gradient in backward.gradients]
+        self.content.extend((_BACKWARD, digest, len(positions), *positions, *has_gradient))
+
+    @property
+    def digest(self) -> int:
+        """A number that is equal on all ranks exactly if they recorded the same."""
+        return int.from_bytes(hashlib.blake2b(self.content.tobytes(), digest_size=8).digest(), "big")
 
     def add_source(self, value: Value) -> int:
         """The number of a value that comes from outside this graph."""
         number = self.sources.get(value)
         if number is None:
             number = self.sources[value] = len(self.sources)
-            self.digest = hash((self.digest, value.index, value.stage))
+            self.content.extend((_SOURCE, value.stage, *value.identity))
         return number
 
     def positions(self, values: Sequence[Value]) -> tuple[int, ...]:
@@ -349,3 +385,4 @@ class Graph:
         self.calls = []
         self.record = []
         self.sources = {}
+        self.content = array("q")

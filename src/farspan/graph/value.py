@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,8 @@ __all__ = ["EVERYWHERE", "Meta", "Value"]
 
 EVERYWHERE = -1
 """In the place of a stage: of a source that every rank has, for it lies outside the model."""
+
+_OF_CALL, _OF_PARAMETER, _OF_INPUT = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,15 @@ class Value:
         "data",
         "gradient_of",
         "index",
+        "is_weight",
         "lazy",
         "meta",
         "name",
+        "num_readers",
         "num_users",
         "segment",
         "stage",
+        "state_of",
         "ticket",
     )
 
@@ -71,14 +78,20 @@ class Value:
         self.segment: Segment | None = None if call is None else call.segment
         self.name = name
         """The parameter's name, for a source that is a parameter; "" otherwise."""
+        self.is_weight: bool | None = None
+        """Whether it is a parameter or made of parameters alone; None until somebody asks."""
         self.gradient_of = ""
         """The parameter's name, for a source that is its gradient, and for what has been written into one since."""
+        self.state_of: tuple[int, str, int] | None = None
+        """For a source that an optimizer keeps: the optimizer, what for, and its place among the tensors kept for it."""
         self.data: Any = None
         """The real tensor, on the rank that has it."""
         self.lazy: weakref.ref[Any] | None = None
         """The user's handle; dead when the user's program can no longer read this value."""
         self.num_users = 0
         """At run time, for a value received from another rank: how many segments here have yet to use it."""
+        self.num_readers = 0
+        """At run time: how many segments on this rank have yet to take it as their input."""
         self.ticket: Any = None
         """Where a small value of another rank will arrive without being asked for."""
 
@@ -98,6 +111,15 @@ class Value:
         return (-1, -1, self.index) if self.call is None else (self.call.graph.index, self.call.index, self.index)
 
     @property
+    def identity(self) -> tuple[int, ...]:
+        """For a source: what it is, the same numbers on every rank."""
+        if self.call is not None:
+            return (_OF_CALL, *self.key)
+        if self.name or self.gradient_of:
+            return (_OF_PARAMETER, _number_of(self.name), _number_of(self.gradient_of))
+        return (_OF_INPUT, self.index, self.stage)
+
+    @property
     def is_held(self) -> bool:
         """Whether the user's program still holds the value, or all ranks are still to learn it."""
         return self.ticket is not None or (self.lazy is not None and self.lazy() is not None)
@@ -111,3 +133,9 @@ class Value:
             return f"{self.meta}, a tensor outside the model"
         producer = "a batch that one rank has read" if self.call is None else self.call.describe()
         return f"{self.meta} from {producer}"
+
+
+@functools.cache
+def _number_of(name: str) -> int:
+    """A number for the name of a parameter, equal in every process."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")

@@ -1,13 +1,16 @@
 """Which process of how many this is, as launchers say it in environment variables.
 
     launcher                     rank, world size, local rank, local world size
-    farspan run, torchrun, hand  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
+    farspan run                  FARSPAN_RANK, _WORLD_SIZE, _LOCAL_RANK, _LOCAL_WORLD_SIZE
+    torchrun, by hand            RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
     Open MPI                     OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
     MPICH, Intel MPI             PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
     srun                         SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_TASKS_PER_NODE
     nothing of these             0, 1, 0, 1
 
-The first row that is there wins. SLURM comes last because its variables are inherited: `mpirun`, called
+The first row that is there wins; with it the address of rank 0, MASTER_ADDR and MASTER_PORT, for farspan run with
+FARSPAN_ before them. farspan run hides the variables of all other rows from the script, which is to see one process.
+SLURM comes last because its variables are inherited: `mpirun`, called
 from a batch script, hands the script's own SLURM_PROCID=0 to every rank of that machine.
 """
 
@@ -15,12 +18,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from farspan.errors import LaunchError
 
-__all__ = ["Environment", "read_environment"]
+__all__ = ["PREFIX", "Environment", "launch_variables", "read_environment"]
+
+PREFIX = "FARSPAN_"
+"""What stands before the usual names in the variables of farspan run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +62,20 @@ class _Source:
     world_size: tuple[str, ...]
     local_rank: str
     local_world_size: str
+    master_addr: str = "MASTER_ADDR"
+    master_port: str = "MASTER_PORT"
 
 
 _SOURCES = (
+    _Source(
+        launcher="run",
+        rank=f"{PREFIX}RANK",
+        world_size=(f"{PREFIX}WORLD_SIZE",),
+        local_rank=f"{PREFIX}LOCAL_RANK",
+        local_world_size=f"{PREFIX}LOCAL_WORLD_SIZE",
+        master_addr=f"{PREFIX}MASTER_ADDR",
+        master_port=f"{PREFIX}MASTER_PORT",
+    ),
     _Source(
         launcher="plain",
         rank="RANK",
@@ -118,11 +135,11 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     given = {name: text for name, text in everything.items() if text.strip()}
     source = _pick_source(given)
     if source is None:
-        addr, port = _read_master(given)
+        addr, port = _read_master(given, _SOURCES[-1])
         return Environment(master_addr=addr, master_port=port)
     launcher = source.launcher
-    if launcher == "plain":
-        launcher = _name_launcher(given)
+    if launcher == "plain" and "TORCHELASTIC_RUN_ID" in given:
+        launcher = "torchrun"
     size_name = next(name for name in source.world_size if name in given)
     world_size = _read_integer(given, size_name, least=1)
     rank = _read_integer(given, source.rank, least=0) if source.rank in given else 0
@@ -133,9 +150,9 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
             hint=f"{source.rank}=0 to {source.rank}={world_size - 1}, or {size_name}={rank + 1}",
         )
     local_rank, local_world_size = _read_local(given, source, rank, world_size)
-    addr, port = _read_master(given)
+    addr, port = _read_master(given, source)
     if world_size > 1 and (addr is None or port is None):
-        missing = [n for n, v in (("MASTER_ADDR", addr), ("MASTER_PORT", port)) if v is None]
+        missing = [n for n, v in ((source.master_addr, addr), (source.master_port, port)) if v is None]
         raise LaunchError(
             f"the {world_size} processes cannot find each other.",
             why=f"{size_name}={world_size}, but {' and '.join(missing)} not set (launcher: {launcher}).",
@@ -150,6 +167,15 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         master_addr=addr,
         master_port=port,
     )
+
+
+def launch_variables(names: Iterable[str]) -> list[str]:
+    """Those of `names` by which a launcher tells a process its place."""
+    known = {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}  # torchrun's
+    for source in _SOURCES:
+        known |= {source.rank, *source.world_size, source.local_rank, source.local_world_size}
+        known |= {source.master_addr, source.master_port}
+    return [name for name in names if name in known or name.startswith("TORCHELASTIC_")]
 
 
 def _pick_source(given: Mapping[str, str]) -> _Source | None:
@@ -172,18 +198,12 @@ def _pick_source(given: Mapping[str, str]) -> _Source | None:
             why=f"{there}={given[there]} is: which process of how many this is needs both.",
             hint=f"set it too, or unset {there} for one process\n{_START_HINT}",
         )
-        if source.launcher == "plain":  # somebody set it for us: do not guess from other variables
+        if source.launcher in ("run", "plain"):  # somebody set it for us: do not guess from other variables
             raise error
         partial = partial or error
     if partial is not None:
         raise partial
     return None
-
-
-def _name_launcher(given: Mapping[str, str]) -> str:
-    if given.get("FARSPAN_LAUNCHER") == "run":
-        return "run"
-    return "torchrun" if "TORCHELASTIC_RUN_ID" in given else "plain"
 
 
 def _read_local(given: Mapping[str, str], source: _Source, rank: int, world_size: int) -> tuple[int, int]:
@@ -224,9 +244,9 @@ def _slurm_tasks_here(given: Mapping[str, str], world_size: int) -> int | None:
     return counts[int(node)]
 
 
-def _read_master(given: Mapping[str, str]) -> tuple[str | None, int | None]:
-    addr = given.get("MASTER_ADDR")
-    port = _read_integer(given, "MASTER_PORT", least=1, most=65535) if "MASTER_PORT" in given else None
+def _read_master(given: Mapping[str, str], source: _Source) -> tuple[str | None, int | None]:
+    addr, name = given.get(source.master_addr), source.master_port
+    port = _read_integer(given, name, least=1, most=65535) if name in given else None
     return (None if addr is None else addr.strip()), port
 
 

@@ -23,6 +23,7 @@ from types import FrameType
 
 from farspan.errors import LaunchError
 from farspan.launch.console import say
+from farspan.launch.environment import PREFIX, launch_variables
 from farspan.launch.process import Rank
 
 __all__ = ["Job", "signals_to"]
@@ -54,10 +55,12 @@ class Job:
         self._next_signal = signal.SIGTERM
 
     def start(self, command: Sequence[str], shared: Mapping[str, str]) -> None:
+        hidden = launch_variables(os.environ)
+        inherited = {name: text for name, text in os.environ.items() if name not in hidden}
         for number in range(self.num_processes):
-            own = {"RANK": str(number), "LOCAL_RANK": str(number)}
+            own = {f"{PREFIX}RANK": str(number), f"{PREFIX}LOCAL_RANK": str(number)}
             try:
-                rank = Rank(number, command, os.environ | dict(shared) | own, self.log_dir)
+                rank = Rank(number, command, inherited | dict(shared) | own, self.log_dir)
             except OSError as error:
                 raise LaunchError(
                     f"rank {number} of {self.num_processes} could not be started.",

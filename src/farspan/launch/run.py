@@ -23,14 +23,21 @@ from pathlib import Path
 
 from farspan.errors import LaunchError
 from farspan.launch.console import say
+from farspan.launch.entropy import entropy_variables
+from farspan.launch.environment import PREFIX
+from farspan.launch.files import keeps_apart
 from farspan.launch.job import Job, signals_to
 from farspan.launch.logs import find_cause, only_heard_of_it
 from farspan.launch.process import Rank
+from farspan.launch.trained import trains_copies
 
 __all__ = ["run"]
 
 _ADDR = "127.0.0.1"
 _EXAMPLE = "farspan run -n 4 train.py"
+_ALONE = """\
+farspan run: nothing called farspan.distribute(model): {n} copies of the model were trained, each by itself.
+  try  model = farspan.distribute(model)"""
 
 
 def run(
@@ -40,15 +47,19 @@ def run(
     log_dir: str | os.PathLike[str] | None = None,
     port: int | None = None,
     environment: Mapping[str, str] | None = None,
+    files: str | None = None,
     verbose: bool = False,
     grace_s: float = 10.0,
 ) -> int:
     """Runs `num_processes` processes of a script on this machine, until all have ended.
 
-    Every process gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+    Every process gets FARSPAN_RANK, _LOCAL_RANK, _WORLD_SIZE, _LOCAL_WORLD_SIZE, _MASTER_ADDR, _MASTER_PORT,
     OMP_NUM_THREADS (its share of the cores, unless set), PYTHONUNBUFFERED, FARSPAN_LAUNCHER=run and
-    FARSPAN_LOG_DIR. If a rank fails, the others get `grace_s` seconds to end before they are ended; then
-    stderr says once which rank failed first, how, and its own traceback.
+    FARSPAN_LOG_DIR, and none of another launcher's variables: a script that asks for RANK or WORLD_SIZE, to decide
+    whether it is one of several processes, must find that it is not. Several processes also get
+    one PYTHONHASHSEED, unless set, and one entropy (`entropy.py`). If a rank fails, the others get
+    `grace_s` seconds to end before they are ended; then stderr says once which rank failed first, how, and its own
+    traceback.
 
     Args:
         script_argv: A python file, `-m` and a module, or an executable; then its arguments.
@@ -56,6 +67,8 @@ def run(
         log_dir: Folder for `rank1.log`, `rank2.log`, ...; None makes a fresh one for temporary files.
         port: Port at which rank 0 will listen; None picks a free one.
         environment: Further variables for every process.
+        files: "first": the files of rank 0 are the script's, those of others go to a folder that is removed at the
+            end; "all": every rank writes where the script says. None: what FARSPAN_FILES says, or else "first".
         verbose: Say on stderr where the port and the logs are, before the start.
         grace_s: Seconds between the first failure and SIGTERM; SIGKILL follows 3 seconds later.
 
@@ -78,6 +91,9 @@ def run(
     if verbose:
         say(f"farspan run: {num_processes} processes, port {port}, logs in {folder}")
     shared = _shared_variables(num_processes, port, folder) | dict(environment or {})
+    run_folder = _make_run_folder(shared, num_processes, files)
+    if num_processes > 1:
+        shared |= entropy_variables(os.environ | shared)
     job = Job(num_processes=num_processes, log_dir=folder, grace_s=grace_s)
     try:
         with signals_to(job.events):
@@ -85,10 +101,16 @@ def run(
             job.wait()
     finally:
         job.close()
+        are_copies = run_folder is not None and trains_copies(run_folder)
+        if run_folder is not None:
+            shutil.rmtree(run_folder, ignore_errors=True)
         if log_dir is None:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only if nobody wrote: one rank has no log
-    return _conclude(job)
+    code = _conclude(job)
+    if code == 0 and are_copies:
+        say(_ALONE.format(n=num_processes))
+    return code
 
 
 def _conclude(job: Job) -> int:
@@ -204,16 +226,30 @@ def _make_log_dir(log_dir: str | os.PathLike[str] | None) -> Path:
     return folder
 
 
+def _make_run_folder(shared: dict[str, str], num_processes: int, files: str | None) -> str | None:
+    """Make the folder for the files of other ranks than 0, of which every Python that starts learns by `shared`."""
+    shared["FARSPAN_FILES"] = files or shared.get("FARSPAN_FILES") or os.environ.get("FARSPAN_FILES") or "first"
+    keeps_apart(shared["FARSPAN_FILES"])  # raises if it is no choice
+    if num_processes == 1:
+        shared["FARSPAN_RUN_FOLDER"] = ""
+        return None
+    folder = shared["FARSPAN_RUN_FOLDER"] = tempfile.mkdtemp(prefix="farspan-run-")
+    site = str(Path(__file__).with_name("files") / "site")
+    known = shared.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    shared["PYTHONPATH"] = os.pathsep.join([each for each in (site, known) if each])
+    return folder
+
+
 def _shared_variables(num_processes: int, port: int, log_dir: Path) -> dict[str, str]:
     if hasattr(os, "sched_getaffinity"):
         num_cores = len(os.sched_getaffinity(0))
     else:
         num_cores = os.cpu_count() or 1
     return {
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_WORLD_SIZE": str(num_processes),
-        "MASTER_ADDR": _ADDR,
-        "MASTER_PORT": str(port),
+        f"{PREFIX}WORLD_SIZE": str(num_processes),
+        f"{PREFIX}LOCAL_WORLD_SIZE": str(num_processes),
+        f"{PREFIX}MASTER_ADDR": _ADDR,
+        f"{PREFIX}MASTER_PORT": str(port),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores // num_processes)),
         "PYTHONUNBUFFERED": "1",
         "FARSPAN_LAUNCHER": "run",

@@ -1,5 +1,6 @@
 """Running Python becomes graphs: lazy tensors, the recorder, and where calls are caught."""
 
+from farspan.lazy.context.outer import under_saved_hooks as under_saved_hooks
 from farspan.lazy.hooks import without_user_hooks as without_user_hooks
 from farspan.lazy.intercept import activate as activate
 from farspan.lazy.intercept import install as install
@@ -12,8 +13,10 @@ from farspan.lazy.metadata import MutableArguments as MutableArguments
 from farspan.lazy.metadata import Unknown as Unknown
 from farspan.lazy.metadata import apply_modes as apply_modes
 from farspan.lazy.metadata import describe_result as describe_result
+from farspan.lazy.metadata import digest_of as digest_of
 from farspan.lazy.metadata import flatten as flatten
 from farspan.lazy.metadata import in_region as in_region
+from farspan.lazy.metadata import intern as intern
 from farspan.lazy.metadata import meta_of as meta_of
 from farspan.lazy.metadata import real_attributes as real_attributes
 from farspan.lazy.metadata import rebuild as rebuild
@@ -21,9 +24,11 @@ from farspan.lazy.metadata import rebuild_arguments as rebuild_arguments
 from farspan.lazy.metadata import watched_attributes as watched_attributes
 from farspan.lazy.ops.functions import find_where as find_where
 from farspan.lazy.ops.functions import format_where as format_where
+from farspan.lazy.ops.functions import name_of as name_of
 from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.ops.places import glue_at as glue_at
 from farspan.lazy.ops.special import read_recorded as read_recorded
+from farspan.lazy.parameters.copying import plan_by_model as plan_by_model
 from farspan.lazy.parameters.hooks import check_hooks as check_hooks
 from farspan.lazy.parameters.outside import go_on as go_on
 from farspan.lazy.parameters.outside import plain_of as plain_of
@@ -34,8 +39,10 @@ from farspan.lazy.parameters.place import is_free_of_recorded as is_free_of_reco
 from farspan.lazy.parameters.place import moves as moves
 from farspan.lazy.parameters.place import place as place
 from farspan.lazy.parameters.place import place_anew as place_anew
+from farspan.lazy.randomness import GENERATORS as GENERATORS
 from farspan.lazy.randomness import Frame as Frame
 from farspan.lazy.randomness import active as active
+from farspan.lazy.randomness import around_backward as around_backward
 from farspan.lazy.randomness import key_of as key_of
 from farspan.lazy.randomness import seeded as seeded
 from farspan.lazy.recompute import ModuleUnits as ModuleUnits
@@ -57,6 +64,7 @@ from farspan.lazy.tensor import StubParameter as StubParameter
 from farspan.lazy.versions import own_versions as own_versions
 
 __all__ = [
+    "GENERATORS",
     "Frame",
     "LazyTensor",
     "PassedBy",
@@ -72,29 +80,34 @@ __all__ = [
     "Unknown",
     "activate",
     "active",
+    "around_backward",
     "announce",
     "apply_modes",
     "as_packed",
     "can_go",
     "check_hooks",
     "describe_result",
+    "digest_of",
     "find_where",
     "flatten",
     "format_where",
     "glue_at",
     "in_region",
     "install",
+    "intern",
     "is_free_of_recorded",
     "key_of",
     "learned_from_run",
     "learned_from_text",
     "meta_of",
     "moves",
+    "name_of",
     "place",
     "place_anew",
     "go_on",
     "own_versions",
     "plain_of",
+    "plan_by_model",
     "plain_versions",
     "read_recorded",
     "real_attributes",
@@ -107,6 +120,7 @@ __all__ = [
     "swapped",
     "take_in",
     "text_for_others",
+    "under_saved_hooks",
     "unpacks_again",
     "watch_module",
     "watched_attributes",

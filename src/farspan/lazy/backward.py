@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from farspan.graph import Backward, Value, Wanted
 from farspan.lazy.hooks import check_hooked
-from farspan.lazy.metadata import current_modes
-from farspan.lazy.ops.functions import find_where
-from farspan.lazy.randomness import key_of
+from farspan.lazy.leaf import WholeError
+from farspan.lazy.metadata import current_modes, digest_of
+from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
 __all__ = ["record_backward"]
-
-_MARK = 1
 
 
 def record_backward(
@@ -44,7 +43,11 @@ def record_backward(
     given = [gradients] if isinstance(gradients, torch.Tensor) or gradients is None else list(gradients)
     given += [None] * (len(roots) - len(given))
     if create_graph:
-        recorder.refuse("create_graph=True cannot be recorded", hint="compute second derivatives inside one module")
+        raise WholeError(
+            "create_graph=True cannot be recorded: a gradient penalty needs second derivatives of all stages at once.",
+            why=f"at {format_where(find_where())}, outside of the model's modules.",
+            hint="compute it in the forward of a module of the model: it then runs as one unit, on one rank",
+        )
     if inputs is not None:
         recorder.refuse("backward(inputs=...) cannot be recorded", hint="freeze the other parameters instead")
     given = [gradient.read() if type(gradient) is LazyTensor else gradient for gradient in given]
@@ -69,7 +72,13 @@ def record_backward(
     for value in values:
         if value.segment is not None:
             value.segment.outputs[value] = None
-    positions = graph.positions(values)
-    graph.digest = hash((graph.digest, _MARK, positions, bool(retain_graph)))
+    graph.note_backward(backward, _digest_of(bool(retain_graph), backward.modes))
     if wanted is not None:
-        graph.digest = hash((graph.digest, key_of(" ".join(sorted(wanted.names))), len(wanted.outside)))
+        positions = graph.positions(list(wanted.values))
+        graph.note_path((digest_of(sorted(wanted.names)), len(wanted.outside), len(positions), *positions))
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of(retain_graph: bool, modes: Any) -> int:
+    """Of what most backwards have in common."""
+    return digest_of((retain_graph, modes))

@@ -43,9 +43,9 @@ def has_user_hooks(module: nn.Module) -> bool:
     return not all(map(_is_of_torch, [*hooks.values(), *pre_hooks.values()]))
 
 
-def open_leaves(leaves: dict[int, Leaf]) -> None:
+def open_leaves(leaves: Iterable[Leaf]) -> None:
     """Let no module be called as one unit that has a hooked one below its top."""
-    for leaf in leaves.values():
+    for leaf in leaves:
         leaf.is_open |= any(map(has_user_hooks, leaf.modules[1:]))
 
 

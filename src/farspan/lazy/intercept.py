@@ -8,6 +8,7 @@ property on `torch.nn.Parameter`. All three do nothing for what was not distribu
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from typing import Any
 
@@ -16,8 +17,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from farspan.lazy.context.outer import has_own_function_mode
 from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
-from farspan.lazy.leaf import Leaf
+from farspan.lazy.leaf import Leaf, WholeError
+from farspan.lazy.memory.leaves import new_parameter
+from farspan.lazy.memory.pickling import reduce_module, reduce_placed
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
@@ -26,15 +30,20 @@ from farspan.lazy.parameters.outside import GRADIENT_ACCESS, access_gradient
 from farspan.lazy.parameters.transfer import check_assigned, transferring
 from farspan.lazy.randomness import (
     DRAWS,
+    SeenGenerator,
     active,
     draw_at_once,
     forget_module,
     has_own_generator,
     key_of_module,
+    may_draw,
     name_module,
     replayed,
 )
 from farspan.lazy.recorder import Recorder
+from farspan.lazy.surgery.adopted import adopt
+from farspan.lazy.surgery.closed import close
+from farspan.lazy.surgery.variants import note_attribute, present_leaf
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
@@ -67,10 +76,19 @@ class Intercept(TorchFunctionMode):
         recorder = self.recorder
         if not recorder.is_recording:
             return func(*args, **kwargs)
+        if recorder.copies and recorder.copies.before(func, args, kwargs):
+            try:
+                return self._run_or_record(func, types, args, kwargs)
+            finally:
+                recorder.copies.after(args, kwargs)
+        return self._run_or_record(func, types, args, kwargs)
+
+    def _run_or_record(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        recorder = self.recorder
         is_for_us = types or _concerns(args, kwargs, recorder.placed) or calls_for_a_place(func, args, kwargs)
         if not is_for_us:
             return _run(func, args, kwargs, recorder)
-        if func in CHANGES_GRADIENT_FLOW:
+        if func in CHANGES_GRADIENT_FLOW and (type(args[0]) is LazyTensor or id(args[0]) in recorder.placed):
             recorder.flush_before_change("requires_grad is changed")
             recorder.forget_states()
         if func in PASS_THROUGH:
@@ -85,8 +103,15 @@ class Intercept(TorchFunctionMode):
 
 def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     """Run a function on tensors that are not recorded."""
-    if func in DRAWS and recorder.frame is not recorder.root and not has_own_generator(kwargs):
-        return draw_at_once(recorder.frame, recorder.host_seed, func, args, kwargs)
+    if recorder.draws.is_plain:
+        if may_draw(func) and not has_own_generator(kwargs):
+            if recorder.frame is recorder.root:
+                recorder.note_draw(func)
+            return recorder.draws.now(func, args, kwargs)
+    elif func in DRAWS and not has_own_generator(kwargs):
+        if recorder.frame is not recorder.root:
+            return draw_at_once(recorder.frame, recorder.draws.first_seed, func, args, kwargs)
+        recorder.note_draw(func)
     return func(*args, **kwargs)
 
 
@@ -104,13 +129,17 @@ def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
     return bool(kwargs) and _concerns(kwargs.values(), None, placed)
 
 
-def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """In the place of `nn.Module.__call__`; torch's profiler, when it notes stacks, looks for `self` in its frames."""
+    module = self
     recorder = _recorder_of_module.get(id(module))
     if recorder is None and is_compiled_wrapper(module):
         recorder = _recorder_of_module.get(id(module._orig_mod))
         if recorder is not None and recorder.is_recording:
             return call_container(module, *args, **kwargs)
         recorder = None
+    if recorder is None and adopt(module, args, kwargs, _is_watched, watch_module):
+        recorder = _recorder_of_module[id(module)]
     if recorder is not None and recorder.is_in_optimizer:
         recorder.leave_optimizer()  # a step that raised has not said that it is over
     if recorder is None or not recorder.is_recording:
@@ -122,28 +151,41 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     _ensure_mode(recorder)
     outer = recorder.frame
     if outer is recorder.root:
-        recorder.begin_module(id(module))
+        recorder.begin_module(module)
     if is_caching_parametrizations() and any(map(parametrize.is_parametrized, module.modules())):
         recorder.refuse(
             "a parametrized module is called in torch.nn.utils.parametrize.cached()",
             hint="call it outside of cached(): the parametrization is then computed at each call",
         )
     leaf = recorder.leaves.get(id(module))
-    if leaf is not None and not leaf.is_open:
+    if leaf is not None:
+        leaf = present_leaf(recorder, leaf, watch_module)
+    if leaf is not None and not leaf.is_open and not has_own_function_mode(recorder):
         if has_user_hooks(module):
             call = functools.partial(_call_leaf, recorder, leaf)
             return call_with_user_hooks(module, call, args, kwargs, recorder)
         return recorder.call_leaf(leaf, args, kwargs)
     check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
+    num_begun = len(recorder.current.calls)
     try:
         return call_container(module, *args, **kwargs)
+    except WholeError:
+        recorder.frame = outer
+        leaf = close(recorder, module, num_begun)
+        if leaf is None:
+            raise
     finally:
         recorder.frame = outer
+    return recorder.call_leaf(leaf, args, kwargs)
 
 
 def _call_leaf(recorder: Recorder, leaf: Leaf, *args: Any, **kwargs: Any) -> Any:
     return recorder.call_leaf(leaf, args, kwargs)
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return id(module) in _recorder_of_module
 
 
 def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -159,7 +201,8 @@ def _get_grad(parameter: Any) -> Any:
     if recorder is None:
         return access_gradient(active.recorder, raw_grad, (parameter,))
     if not recorder.is_recording:
-        return raw_grad(parameter)
+        view = recorder.step_view
+        return raw_grad(parameter) if view is None else view.gradient(recorder.placed[id(parameter)])
     return recorder.gradients.get(recorder.placed[id(parameter)])
 
 
@@ -167,6 +210,8 @@ def _set_grad(parameter: Any, gradient: Any) -> None:
     recorder = _recorder_of_parameter.get(id(parameter))
     if recorder is None:
         access_gradient(active.recorder, set_raw_grad, (parameter, gradient))
+    elif recorder.step_view is not None:
+        recorder.step_view.set_gradient(recorder.placed[id(parameter)], gradient)
     elif not recorder.is_recording:
         set_raw_grad(parameter, gradient)
     else:
@@ -178,6 +223,7 @@ def _delete_grad(parameter: Any) -> None:
 
 
 _original_deepcopy: Any = nn.Parameter.__deepcopy__
+_original_new: Any = nn.Parameter.__new__
 _original_call: Any = nn.Module.__call__
 _original_setattr: Any = nn.Module.__setattr__
 _original_state_dict: Any = nn.Module.state_dict
@@ -211,6 +257,7 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
     if recorder is not None and id(module) in recorder.leaf_parts and not _is_already(module, name, value):
         if recorder.is_recording:
             recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
+            note_attribute(recorder, module, name, value)
             for leaf in recorder.leaves.values():
                 leaf.own_objects = None
         if name == "training":
@@ -234,6 +281,31 @@ def _deepcopy_parameter(parameter: Any, memo: dict[int, Any]) -> Any:
     return copy_parameter(recorder, recorder.placed[id(parameter)], memo)
 
 
+def _pickling_placed(reduce: Any) -> Any:
+    @functools.wraps(reduce)
+    def reduce_tensor(tensor: Any, protocol: Any) -> Any:
+        recorder = active.recorder
+        if recorder is None or not recorder.is_recording or id(tensor) not in recorder.placed:
+            return reduce(tensor, protocol)
+        return reduce_placed(recorder, recorder.placed[id(tensor)], protocol)
+
+    return reduce_tensor
+
+
+def _new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    recorder = active.recorder
+    if recorder is not None and recorder.is_recording and (type(data) is LazyTensor or id(data) in recorder.placed):
+        return new_parameter(recorder, cls, data, requires_grad)
+    return _original_new(cls, data, requires_grad)
+
+
+def _reduce_module(module: nn.Module, protocol: Any) -> Any:
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is None or not recorder.is_recording:
+        return object.__reduce_ex__(module, protocol)
+    return reduce_module(recorder, module, protocol)
+
+
 def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> Any:
     recorder = _recorder_of_module.get(id(module))
     if recorder is None or not recorder.is_recording:
@@ -251,7 +323,7 @@ def _opening_leaves(register: Any) -> Any:
             return register(module, *args, **kwargs)
         recorder.flush_before_change("a forward hook is registered")
         handle = register(module, *args, **kwargs)
-        open_leaves(recorder.leaves)
+        open_leaves([*recorder.leaves.values(), *recorder.variants.values()])
         return handle
 
     return register_and_open
@@ -261,7 +333,9 @@ def install() -> None:
     """Put the hooks in place, once in a process."""
     if nn.Module.__call__ is _call_module:
         return
+    _check_release()
     install_apply()
+    torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
     watch_autocast_regions()
     recompute_through(functools.partial(replayed, is_first=False))
     compile_what_it_calls(_call_module)  # as it does with the one of torch
@@ -271,12 +345,29 @@ def install() -> None:
     nn.Module.register_forward_pre_hook = _opening_leaves(nn.Module.register_forward_pre_hook)
     nn.Parameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
     StubParameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
+    torch.Tensor.__reduce_ex__ = _pickling_placed(torch.Tensor.__reduce_ex__)  # type: ignore[method-assign]
+    nn.Parameter.__reduce_ex__ = _pickling_placed(nn.Parameter.__reduce_ex__)  # type: ignore[method-assign]
+    nn.Parameter.__new__ = _new_parameter  # type: ignore[method-assign]
+    nn.Module.__reduce_ex__ = _reduce_module  # type: ignore[method-assign]
     nn.Module.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
     nn.Module.state_dict = _state_dict  # type: ignore[method-assign]
     nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]
     grad = property(_get_grad, _set_grad, _delete_grad)
     nn.Parameter.grad = grad  # type: ignore[assignment]
     StubParameter.grad = grad  # type: ignore[assignment]
+
+
+_OLDEST, _NEWEST = (2, 11), (2, 15)
+"""The releases of torch that farspan's tests have run on."""
+
+
+def _check_release() -> None:
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    if not _OLDEST <= release <= _NEWEST:
+        oldest, newest = (".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
+        warnings.warn(
+            f"farspan has been tried with torch {oldest} to {newest}; this is torch {torch.__version__}.", stacklevel=2
+        )
 
 
 def watch_module(module: nn.Module, recorder: Recorder, name: str) -> None:

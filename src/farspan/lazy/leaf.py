@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,11 +12,12 @@ from torch import nn
 
 from farspan.errors import RecordError
 from farspan.lazy.randomness.frame import key_of
+from farspan.lazy.surgery.tables import Tables
 
 if TYPE_CHECKING:
     from farspan.graph import Meta
 
-__all__ = ["Leaf", "LeakError", "Placed", "swapped"]
+__all__ = ["Leaf", "LeakError", "Placed", "WholeError", "swapped"]
 
 
 class LeakError(RecordError):
@@ -24,6 +25,14 @@ class LeakError(RecordError):
     names a place to run at.
 
     A module that does is not called as one unit. The user sees the error only where that comes too late.
+    """
+
+
+class WholeError(RecordError):
+    """What cannot be recorded operation by operation, and can run inside a module that is called as one unit.
+
+    A module whose parts are called one by one, and whose forward does it, is from then on called as one unit. The user
+    sees the error only where it is done outside of every module.
     """
 
 
@@ -50,6 +59,8 @@ class Placed:
     """Of a buffer: whether autograd has been seen to save it, so that a later backward needs what it was."""
     hooked_at: Any = None
     """The user's line that registered a gradient hook on it."""
+    aliases: list[Any] = field(default_factory=list)
+    """Weak references to the recorded tensors that share its memory: `param.data`, and views of it."""
 
     @property
     def is_trained(self) -> bool:
@@ -77,6 +88,7 @@ class Leaf:
         "receivers",
         "stage",
         "state",
+        "tables",
     )
 
     def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
@@ -87,7 +99,8 @@ class Leaf:
         self.stage = stage
         self.modules = tuple(module.modules())
         self.placed = tuple(placed)
-        """All parameters and buffers below."""
+        """All parameters and buffers below that the plan has placed."""
+        self.tables = Tables(self.modules, {id(item.tensor) for item in placed})
         self.state: tuple[Any, ...] | None = None
         """Kept until a flag of one of the modules or parameters is set."""
         self.is_open = False
@@ -124,6 +137,31 @@ class Leaf:
                 shared.append(item.name)
         self.receivers = self._receivers()
         return shared
+
+    @property
+    def num_extra(self) -> int:
+        """How many tensors a call has after its arguments: see `extra_tensors`."""
+        return len(self.foreign) + self.tables.num_slot_tensors
+
+    def extra_tensors(self) -> list[torch.Tensor]:
+        """What a call uses besides its arguments and its own parameters: those of other stages, and what else the
+        program has put into the modules' tables.
+        """
+        tensors = [item.tensor for item in self.foreign]
+        return tensors + self.tables.slot_tensors() if self.tables.slots else tensors
+
+    def holding(
+        self, extra: Sequence[torch.Tensor], replacement: Mapping[int, torch.Tensor] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let the modules hold what they held when the leaf was made, for a call.
+
+        Args:
+            extra: What `extra_tensors` gave, or what stands for it.
+            replacement: By id, what stands for its own parameters and buffers.
+        """
+        values = dict(replacement or {})
+        values.update((id(item.tensor), value) for item, value in zip(self.foreign, extra, strict=False))
+        return self.tables.holding(values, extra[len(self.foreign) :])
 
     def _receivers(self) -> tuple[Any, ...]:
         return (self, *(item.name for item in self.own_parameters if item.is_shared))

@@ -17,8 +17,10 @@ from torch import nn
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
+from farspan.lazy.context.outer import check_around, saved_hooks
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
+from farspan.lazy.memory.copies import Copies
 from farspan.lazy.metadata import (
     Entry,
     MetadataCache,
@@ -35,7 +37,7 @@ from farspan.lazy.metadata import (
     shape_of_call,
 )
 from farspan.lazy.ops.answers import answer
-from farspan.lazy.ops.autograd_function import FunctionCall
+from farspan.lazy.ops.autograd_function import FunctionCall, check_history
 from farspan.lazy.ops.foreach import record_foreach
 from farspan.lazy.ops.functions import find_where, format_where, name_of
 from farspan.lazy.ops.mutation import (
@@ -49,8 +51,9 @@ from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_d
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
 from farspan.lazy.parameters.outside import Outside
-from farspan.lazy.parameters.values import ParameterValues, alias_of
-from farspan.lazy.randomness import DRAWS, Frame, has_own_generator, host_seed, key_of_function
+from farspan.lazy.parameters.values import ParameterValues, alias_of, renew_aliases
+from farspan.lazy.randomness import DRAWS, Frame, ProgramDraws, has_own_generator, host_seed, key_of_function
+from farspan.lazy.shared.drawing import answer_drawing, draws_in_python
 from farspan.lazy.shared.learning import learn
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import DisableTorchFunction, put_modes, take_modes_of, without_modes_of
@@ -59,6 +62,8 @@ __all__ = ["Engine", "Recorder"]
 
 _MAX_FORWARD_ONLY = 64
 """Forward-only micro-batches that are recorded before they are run unasked, so that memory stays bounded."""
+_MAX_DRAWS = 1000
+"""Of the program's own draws that are remembered between two flushes."""
 
 
 class Engine(Protocol):
@@ -73,6 +78,7 @@ class Engine(Protocol):
     def add_parameters(self, placed: Sequence[Placed]) -> None: ...
     def stages_at(self, place: str) -> tuple[int, ...]: ...
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None: ...
+    def loaded(self, name: str, source: Any) -> None: ...
     def new_sources(self, items: Sequence[tuple[Meta, int, torch.Tensor | None]]) -> list[Value]: ...
 
 
@@ -84,9 +90,12 @@ class Recorder:
         self.is_recording = True
         """False while calls run for real: in leaves, in the optimizer, in a metadata run."""
         self.is_in_optimizer = False
+        self.step_view: Any = None  # what answers torch functions in an optimizer's step of several ranks
         self.placed: dict[int, Placed] = {}
         """Parameters and buffers of all distributed models, by id."""
         self.leaves: dict[int, Leaf] = {}
+        self.variants: dict[Any, Leaf] = {}
+        """Of leaves, for other contents of their modules' tables (`lazy.surgery`)."""
         self.leaf_parts: set[int] = set()
         """Ids of all modules inside leaves, the leaves included."""
         self.roots: dict[int, str] = {}
@@ -111,17 +120,22 @@ class Recorder:
         self.parameter_values = ParameterValues()
         self.gradients = Gradients(self)
         self.outside = Outside()
+        self.copies = Copies(self)
         self._modes: list[Any] = []
         self._is_writing = False
         self.regions = Regions()
+        self.outermost: Any = None
+        """The module that the program has called last, from outside any other."""
         self.here: tuple[int, ...] = ()
         """The stages where ops run by the program's own word (`farspan.on`); empty where it says nothing."""
         self.root = self.frame = Frame(0)
         """Of the program's own code, and of the container that is running: paths of random numbers begin here."""
-        self.host_seed = 0
-        """What torch was seeded with when the outermost module was called."""
+        self.draws = ProgramDraws()
         self._number = 0
         """Of the call that is being recorded, among those of the same name in its frame."""
+        self._draws: list[tuple[Any, Any, tuple[int, int]]] = []
+        """What the program itself has drawn with torch's generator: (function, line, before which call of which
+        graph)."""
         self.transfer: Any = None
         """Stands in for the recorder while a state dictionary is made or loaded."""
 
@@ -129,6 +143,7 @@ class Recorder:
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
+        check_around()
         self._number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
         return self._call_leaf(leaf, args, kwargs)
 
@@ -136,12 +151,11 @@ class Recorder:
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
         self._see_own_objects(leaf)
-        if leaf.foreign or leaf.attributes:
-            given: Any = (args, kwargs)
-            if leaf.attributes:
-                given = (args, kwargs, attributes_of(leaf.modules, leaf.attributes))
+        if leaf.num_extra or leaf.attributes:
+            held = [attributes_of(leaf.modules, leaf.attributes)] if leaf.attributes else []
+            given = (args, kwargs, *held)
             template, tensors = flatten(given)
-            tensors += [item.tensor for item in leaf.foreign]
+            tensors += leaf.extra_tensors()
             return self.record(leaf, template, tensors, leaf.stage, given=given)
         return self._record_call(leaf, args, kwargs, leaf.stage)
 
@@ -209,6 +223,7 @@ class Recorder:
             return record_foreach(self, function, args, kwargs)
         elif getattr(function, "__module__", "").startswith("torch.distributed"):
             self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
+        check_around()
         if function in DRAWS or type(function) is FunctionCall:
             self._number = 0 if has_own_generator(kwargs) else self.frame.count(key_of_function(function))
         else:
@@ -260,7 +275,7 @@ class Recorder:
                 return target(*args, **kwargs)
             if entry.is_random and self.frame is self.root and is_own_draw(target, entry):
                 args, kwargs = rebuild(template, [data_to_draw(target, tensor) for tensor in tensors])
-                return target(*args, **kwargs)
+                return self.draws.now(target, args, kwargs)
             if not entry.mutated and entry.num_results and min(entry.same_as) >= 0:
                 return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # as x.to(its own dtype)
             if entry.mutated and not self._is_writing and written_parameters(self, entry, tensors):
@@ -296,8 +311,7 @@ class Recorder:
         values = used = [item for item in arguments if isinstance(item, Value)]
         if entry.unused:
             used = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
-        if stage is None:
-            stage = stage_for(self, entry, tensors, used)
+        stage = stage_for(self, entry, tensors, used) if stage is None else stage
         call = Call(
             target=target,
             template=template,
@@ -309,15 +323,14 @@ class Recorder:
         )
         if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
-        call.region = self.regions.of(modes)
+        call.region, call.saved_hooks = self.regions.of(modes), saved_hooks()
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current
         graph.add(call, used, at_least=at_least)
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
         graph.note(call, values, entry.digest)
         if entry.is_random:
-            call.path = self.path_of(target)
-            graph.digest = hash((graph.digest, call.path))
+            return answer_drawing(self, call, entry, tensors, given)
         return answer(self, call, entry, tensors, given)
 
     def path_of(self, target: Any) -> tuple[int, int, int]:
@@ -336,15 +349,14 @@ class Recorder:
         finally:
             self._is_writing = False
         self.engine.parameters_changed()
-        for item in tensors:
-            if type(item) is LazyTensor and item._alias_of is not None:
-                item._value = alias_of(item._alias_of)  # the memory, not the version that this call has made of it
+        renew_aliases(tensors)
         return result
 
     def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
         self.is_recording = False
         try:
-            return self.cache.lookup(target, template, metas, modes)
+            entry = self.cache.lookup(target, template, metas, modes)
+            return draws_in_python(entry) if entry.is_random_in_python and self.draws.is_plain else entry
         finally:
             self.is_recording = True
 
@@ -356,6 +368,7 @@ class Recorder:
 
     def argument(self, tensor: torch.Tensor) -> Value | torch.Tensor:
         if type(tensor) is LazyTensor:
+            check_history(self, tensor)
             return tensor._value
         placed = self.placed.get(id(tensor))
         if placed is not None:
@@ -393,16 +406,13 @@ class Recorder:
             self.current = self._new_graph()
 
     def _new_graph(self) -> Graph:
-        graph = Graph(self.num_graphs)
         self.num_graphs += 1
-        return graph
+        return Graph(self.num_graphs - 1)
 
     def take_pending(self) -> list[Graph]:
         """All that waits, to be run. What is recorded from now on is a new micro-batch."""
         self.next_graph()
-        graphs = self.pending
-        self.pending = []
-        self.num_pending_backwards = 0
+        graphs, self.pending, self.num_pending_backwards = self.pending, [], 0
         return graphs
 
     def has_pending(self) -> bool:
@@ -413,19 +423,35 @@ class Recorder:
         if self.has_pending():
             self.engine.flush(reason)
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """Where the program stands: which call of which graph it will record next."""
+        return (self.current.index, len(self.current.calls))
+
+    def note_draw(self, function: Any) -> None:
+        """The program itself draws random numbers, outside every module: all ranks draw the same."""
+        if len(self._draws) < _MAX_DRAWS:
+            self._draws.append((function, find_where(), self.position))
+
+    def take_draws(self) -> list[tuple[Any, Any, tuple[int, int]]]:
+        """What the program has drawn since this was asked for last."""
+        draws, self._draws = self._draws, []
+        return draws
+
     def forget_states(self) -> None:
         """A module has gone from train to eval, or a parameter has been frozen."""
-        for leaf in self.leaves.values():
+        for leaf in (*self.leaves.values(), *self.variants.values()):
             leaf.state = None
 
     def is_evaluation(self, module: Any) -> bool:
         """Whether the program itself calls a module in eval mode: the draws of such calls are numbered apart."""
         return self.frame is self.root and not module.training
 
-    def begin_module(self, module_id: int) -> None:
+    def begin_module(self, module: Any) -> None:
         """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""
-        self.host_seed = host_seed()
-        if module_id in self.roots and not torch.is_grad_enabled():
+        self.draws.first_seed = host_seed()
+        self.outermost = module
+        if id(module) in self.roots and not torch.is_grad_enabled():
             self.next_graph()
             if len(self.pending) >= _MAX_FORWARD_ONLY and self.num_pending_backwards == 0:
                 self.engine.flush(f"{_MAX_FORWARD_ONLY} forward-only micro-batches")
@@ -433,7 +459,7 @@ class Recorder:
     # The optimizer.
 
     def enter_optimizer(self) -> None:
-        """Until `leave_optimizer`, gradients are plain tensors (None for what others own) and nothing is recorded."""
+        """Until `leave_optimizer`, nothing is recorded."""
         self.is_in_optimizer = True
         self.is_recording = False
         self._modes = take_modes_of(self)
@@ -441,21 +467,23 @@ class Recorder:
     def leave_optimizer(self) -> None:
         self.is_in_optimizer = False
         self.is_recording = True
+        self.step_view = None
         put_modes(self._modes)
         self.gradients.forget()
 
     # Values.
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
-        return self.gradients.read(lazy._value)
+        return self.gradients.read(lazy._value) if self.step_view is None else self.step_view.read(lazy)
 
     def read_parameter(self, stub: StubParameter) -> torch.Tensor:
-        return self.engine.read_parameter(self.placed[id(stub)])
+        return self.step_view.read(stub) if self.step_view else self.engine.read_parameter(self.placed[id(stub)])
 
     def forget_parameter_values(self) -> None:
         """A step has ended: parameters may change, so their values are sources anew."""
         self.parameter_values.forget()
         self.outside.forget()
+        self.copies.epoch += 1
 
     def refuse(self, what: str, *, why: str = "", hint: str = "") -> NoReturn:
         raise RecordError(what + ".", why=why or f"at {format_where(find_where())}", hint=hint)

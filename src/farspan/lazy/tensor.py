@@ -37,6 +37,10 @@ class LazyTensor(torch.Tensor):
     """How it is taken from a tensor whose memory it shares (`ops.views`)."""
     _family: list[Any] | None = None
     """Weak references to the views of it."""
+    _twin_of: LazyTensor | None = None
+    """What is the same memory in the same shape, and stands for both (`memory.twins`)."""
+    _twins: list[Any] | None = None
+    """Weak references to what this one stands for."""
 
     @staticmethod
     def make(value: Value, recorder: Recorder) -> LazyTensor:
@@ -98,10 +102,14 @@ class LazyTensor(torch.Tensor):
         return shape[0]
 
     def requires_grad_(self, requires_grad: bool = True) -> LazyTensor:
-        if requires_grad != self._value.meta.requires_grad:
-            self._recorder.refuse(
-                "requires_grad of a recorded tensor cannot be changed",
-                hint="tensor.detach() gives one that needs no gradient",
+        if requires_grad and not self._value.meta.requires_grad:
+            from farspan.lazy.memory.leaves import become_leaf
+
+            become_leaf(self, requires_grad=True)
+        elif requires_grad != self._value.meta.requires_grad:
+            raise RuntimeError(
+                "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in "
+                "a subgraph that doesn't require differentiation use var_no_grad = var.detach()."
             )
         return self
 
@@ -238,9 +246,6 @@ class StubParameter(torch.Tensor):
 
     def __hash__(self) -> int:
         return id(self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.read().__reduce_ex__(protocol)
 
 
 class PassedBy(torch.Tensor):

@@ -68,17 +68,19 @@ __all__ = [
     "is_not_torchs_device",
     "make_wrapper",
     "raw_grad",
+    "raw_grad_fn",
     "recompute_through",
     "saved_by",
     "set_raw_grad",
     "set_version",
     "shape_at",
-    "store_of_default_group",
+    "storage_at",
     "put_modes",
     "put_module_apply",
     "take_modes_of",
     "tree_leaves",
     "watch_autocast_regions",
+    "without_any_mode",
     "without_modes_of",
     "unscale_",
     "update_scale_",
@@ -88,6 +90,7 @@ __all__ = [
 _raw_grad = torch.Tensor.grad
 raw_grad = _raw_grad.__get__  # type: ignore[attr-defined]
 set_raw_grad = _raw_grad.__set__  # type: ignore[attr-defined]
+raw_grad_fn = torch.Tensor.grad_fn.__get__  # type: ignore[attr-defined]
 
 
 no_dispatch = torch._C._DisableTorchDispatch
@@ -139,12 +142,15 @@ def recompute_through(wrapper: Callable[[Any], Any]) -> None:
     """From now on a non-reentrant checkpoint recomputes with `wrapper(function)`, made when it runs `function`."""
     import torch.utils.checkpoint as checkpoint
 
-    original: Any = checkpoint._checkpoint_without_reentrant_generator
+    name = "_checkpoint_without_reentrant_generator_impl"  # since torch 2.14
+    if not hasattr(checkpoint, name):
+        name = "_checkpoint_without_reentrant_generator"
+    original: Any = getattr(checkpoint, name)
 
     def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
         return original(wrapper(function), *args, **kwargs)
 
-    checkpoint._checkpoint_without_reentrant_generator = generator
+    setattr(checkpoint, name, generator)
 
 
 class _Regions(threading.local):
@@ -193,6 +199,10 @@ def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
     """Whether no other tensor, array or library uses the memory of `tensor`."""
     storage = tensor.untyped_storage()
     return storage.resizable() and torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor, and `storage`
+
+
+storage_at: Callable[[int], Any] = torch.UntypedStorage._new_with_weak_ptr
+"""The memory at the address that a weak reference to it tells."""
 
 
 def has_other_users(tensor: torch.Tensor) -> bool:
@@ -315,18 +325,19 @@ def without_modes_of(recorder: Any) -> Iterator[None]:
         put_modes(stack)
 
 
+@contextlib.contextmanager
+def without_any_mode() -> Iterator[None]:
+    """Run the body for real: no function mode and no dispatch mode, ours or the program's, sees what it does."""
+    with DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
 def is_mode_active(kind: type) -> bool:
     """Whether a mode of class `kind` is on this thread's function mode stack."""
     stack = [_pop_torch_function_stack() for _ in range(_len_torch_function_stack())]
     for mode in reversed(stack):
         _push_on_torch_function_stack(mode)
     return any(isinstance(mode, kind) for mode in stack)
-
-
-def store_of_default_group() -> Any:
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _get_default_store()
 
 
 _FAKE_LIMITS = (

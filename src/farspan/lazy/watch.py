@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import random
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
 from farspan.lazy.leaf import LeakError
-from farspan.lazy.randomness import DRAWS, GENERATORS
+from farspan.lazy.metadata.template import flatten
+from farspan.lazy.randomness import BY_SHAPE, DRAWS, Draws, Operation, active, keep_operation
+from farspan.lazy.randomness.generators import is_as_in_python, kept, put_in_python, states_in_python
+from farspan.lazy.randomness.mersenne import is_same_state
 from farspan.lazy.torch_private import TorchDispatchMode, flops_of, is_fake, tree_leaves
 
-__all__ = ["Learn", "Made", "Watch", "storage_id", "untouched_generators"]
+__all__ = ["Learn", "Made", "Watch", "noted_generators", "storage_id", "untouched_generators"]
 
 _STATISTICS = ("running_mean", "running_var")
 Made = list["weakref.ref[torch.Tensor]"]
@@ -45,6 +46,11 @@ class Watch(TorchDispatchMode):
     def __init__(self, made: Made, outside: Collection[int]) -> None:
         super().__init__()
         self.has_drawn = False
+        self.operations: list[Operation] = []
+        """What has drawn, from torch's CPU generator, as many numbers as its shapes say."""
+        self.can_foresee = True
+        """Whether that is all."""
+        self.draws_from_own = False
         self.function: Any = None
         """The torch function that is running, where this is known."""
         self.written: set[int] = set()
@@ -63,14 +69,17 @@ class Watch(TorchDispatchMode):
         if any(id(item) in self.outside for item in tensors):
             raise LeakError(f"{func} reaches a parameter outside the call")
         self.used.update(map(storage_id, tensors))
+        draws = False
         schema = func._schema.arguments
+        given = {}
         if "batch_norm" in func.__name__:
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
+        if given.get("training", given.get("use_input_stats")):
             self.updated.update(storage_id(given[name]) for name in _STATISTICS if given.get(name) is not None)
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
             if torch.Tag.nondeterministic_seeded in func.tags and not _is_switched_off(schema, given):
-                self.has_drawn = True
+                self.has_drawn = draws = True
                 if self.function is not None:
                     DRAWS.add(self.function)
             for item in schema:
@@ -79,14 +88,44 @@ class Watch(TorchDispatchMode):
                     values = value if isinstance(value, (list, tuple)) else (value,)
                     self.written.update(map(storage_id, values))
                     self.written_plain.update((id(part), part) for part in values if not is_fake(part))
-        result = func(*args, **(kwargs or {}))
+        result = _as_it_is(func, args, kwargs or {}, func(*args, **(kwargs or {})))
+        if draws:
+            self._note_draw(func, args, kwargs or {}, result)
         self.flops += flops_of(func, args, kwargs or {}, result)
         self.made += [weakref.ref(item) for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         return result
 
+    def _note_draw(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        generator = kwargs.get("generator")
+        if generator not in (None, torch.default_generator):
+            self.draws_from_own = True
+            return
+        made = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
+        if made and made[0].device.type != "cpu":
+            return  # that device has a generator of its own
+        if func.namespace != "aten" or func._overloadpacket.__name__ not in BY_SHAPE:
+            self.can_foresee = False
+            return
+        given = {name: value for name, value in kwargs.items() if name != "generator"}
+        if made and any(item.name == "dtype" for item in func._schema.arguments):
+            given["dtype"] = made[0].dtype  # None is what torch's default says now
+        template, tensors = flatten((tuple(args), given))
+        keep_operation(func.name(), func)
+        about = [flatten((tuple(item.shape), tuple(item.stride()), item.dtype))[0] for item in tensors]
+        self.operations.append((func.name(), template, tuple(about)))
+
+    def draws(self) -> Draws | None:
+        """What has been drawn from torch's CPU generator; None where that does not follow from shapes."""
+        return Draws(self.operations, has_own=self.draws_from_own) if self.can_foresee else None
+
 
 class _Generators:
     have_drawn = False
+    """Whether Python's or numpy's was used."""
+    has_torch_drawn = False
+    """Whether torch's has moved, where that is let be."""
+    were_seeded = False
+    """Whether torch's was seeded, or given another state."""
 
 
 def _is_switched_off(schema: Any, given: dict[str, Any]) -> bool:
@@ -99,16 +138,34 @@ def _is_switched_off(schema: Any, given: dict[str, Any]) -> bool:
 def untouched_generators() -> Iterator[_Generators]:
     """Leave Python's, numpy's and torch's generators as they were, and note whether the first two were used."""
     noted = _Generators()
-    with GENERATORS, torch.random.fork_rng(devices=[]):
-        python, numpy_state = random.getstate(), np.random.get_state()
+    with kept((torch.default_generator,)):
+        states, num_seedings = states_in_python(), active.num_seedings
         try:
             yield noted
         finally:
-            after = np.random.get_state()
-            noted.have_drawn = random.getstate() != python or not all(map(np.array_equal, after, numpy_state))
-            random.setstate(python)
-            np.random.set_state(numpy_state)
+            noted.have_drawn = not is_as_in_python(states)
+            noted.were_seeded = active.num_seedings != num_seedings
+            put_in_python(states)
+
+
+@contextmanager
+def noted_generators() -> Iterator[_Generators]:
+    """Note whether Python's, numpy's and torch's generators were used, and let that be."""
+    noted = _Generators()
+    states, state = states_in_python(), torch.default_generator.get_state()
+    yield noted
+    noted.have_drawn = not is_as_in_python(states)
+    noted.has_torch_drawn = not is_same_state(state, torch.default_generator.get_state())
 
 
 def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _as_it_is(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """What `func` gives for real where its rule for fakes says otherwise."""
+    if func is torch.ops.aten._native_multi_head_attention.default:  # weights that nobody needs are not computed
+        given = {item.name: value for item, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        if not given.get("need_weights", True):
+            return (result[0], None)
+    return result

@@ -116,6 +116,7 @@ class _FirstSteps:
         self.settled = settled
         self.meter = Meter(engine, mode=None, ended=lambda: None, about_to_time=lambda signature: None)
         engine.executor = self.meter
+        self.parts = _parts_of(model)
         self.num_micro_batches = 0
         self.num_tries = 0
         self.found: tuple[Plan, str] | None = None
@@ -128,6 +129,9 @@ class _FirstSteps:
         engine = self.engine
         if list(engine.recorder.roots) != [id(self.model)] or len(engine.stages) > len(self.pieces):
             self._end("the model stays where it began: the program has another, or places of its own")
+            return
+        if _parts_of(self.model) != self.parts:
+            self._end("the model stays where it began: the program has changed its modules or parameters")
             return
         if self.found is None:
             with engine.executing():
@@ -251,6 +255,12 @@ class _FirstSteps:
             num_micro_batches=self.num_micro_batches,
             notes=(),
         )
+
+
+def _parts_of(model: nn.Module) -> list[tuple[str, int]]:
+    """What the plan knows of a model: its modules and parameters, and where they are in it."""
+    modules = [(name, id(part)) for name, part in model.named_modules(remove_duplicate=False)]
+    return modules + [(name, id(item)) for name, item in model.named_parameters(remove_duplicate=False)]
 
 
 def _largest(tables: Sequence[Mapping[str, int]]) -> dict[str, int]:

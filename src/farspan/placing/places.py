@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from farspan.lazy import Sites, place, repeated_blocks
+from farspan.placing.weights import give_weights
 from farspan.plan import Plan, parse_place, resolve, resolve_remat
 from farspan.profile import keepers, tied
 from farspan.runtime.engine import Engine
@@ -21,14 +22,12 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
 
     Raises:
         PlanError: The plan does not fit the model, or the number of ranks.
-        DivergenceError: The ranks have different plans, or models.
+        DivergenceError: The ranks have different plans.
     """
     sites = _sites(engine, model, plan)
     again = _computed_again(model, plan)
     engine.agreement.agree_on("plan", plan.to_json())
-    engine.agreement.agree_on(
-        "model", "\n".join(f"{name} {tuple(item.shape)}" for name, item in model.named_parameters())
-    )
+    give_weights(engine, model, sites)
     number = len(engine.recorder.roots)
     placed = place(model, engine.recorder, sites, prefix=f"model{number}." if number else "")
     engine.add_parameters(placed)

@@ -28,16 +28,20 @@ class Place:
         return format_place(self)
 
 
-def parse_place(text: str) -> Place:
-    """Read a device string.
+def parse_place(text: str | int) -> Place:
+    """Read a device string, or the number of a rank (as in the `device_map` of transformers).
 
     Raises:
-        PlanError: It is not of the form "rank:R" or "rank:R/device".
+        PlanError: It is neither of the form "rank:R" or "rank:R/device" nor a number from 0.
 
     >>> parse_place("rank:1/cuda:0")
     Place(rank=1, device='cuda:0')
+    >>> parse_place(1)
+    Place(rank=1, device=None)
     """
-    match = _PLACE.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+        return Place(rank=text)
+    match = _PLACE.fullmatch(text) if isinstance(text, str) else None
     if match is None or (match[2] or "").partition(":")[0] == "gpu":
         raise PlanError(
             f"{text!r} is not a place for a stage.",

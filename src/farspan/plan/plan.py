@@ -122,8 +122,8 @@ class Plan:
         return parse_place(self.stages[stage]).rank
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, str]) -> Plan:
-        """Make a plan from names (of modules or parameters, or globs) to device strings.
+    def from_mapping(cls, mapping: Mapping[str, str | int]) -> Plan:
+        """Make a plan from names (of modules or parameters, or globs) to device strings or numbers of ranks.
 
         Each distinct device string is a stage; stages are in order of rank, then of first appearance.
 

@@ -43,16 +43,19 @@ class Console:
         """Print the plan as a table, once for each model."""
         self.plan = plan
         _log.info("plan:\n%s", plan)
-        if self.side.rank == 0 and self.is_launched:
-            sys.stdout.write(f"{plan}\n")
-            sys.stdout.flush()
+        self._write_line(str(plan))
 
     def say(self, text: str) -> None:
         """Something about the plan that the user should know."""
         _log.info("%s", text)
-        if self.side.rank == 0 and self.is_launched:
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
+        self._write_line(text)
+
+    def warn(self, text: str) -> None:
+        """Something about the program that the user should know, whoever has launched it: one line of rank 0's."""
+        _log.info("%s", text)
+        if self.side.rank == 0:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
     def step_ended(self, record: StepRecord) -> None:
         """Count a training step; after some of them all ranks give their timelines and rank 0 writes the report."""
@@ -88,9 +91,13 @@ class Console:
         if factors and max(factors.values()) > _UNEVEN * min(factors.values()):
             text += "; farspan plan --recalibrate step.json may find a better plan (farspan run --report step.json)"
         _log.info("%s", text)
-        if self.is_launched:
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
+        self._write_line(text)
+
+    def _write_line(self, text: str) -> None:
+        """To standard error: standard output is the script's own, and may be piped."""
+        if self.side.rank == 0 and self.is_launched:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
     def _write(self, timeline: Timeline, record: StepRecord) -> None:
         path = Path(self.report_path)

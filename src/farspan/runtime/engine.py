@@ -8,16 +8,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from farspan.errors import FarspanError, RecordError, RemoteError
+from farspan.errors import FarspanError, RemoteError
 from farspan.graph import Call, Graph, Meta, Value, let_go
 from farspan.lazy import (
     Frame,
     Placed,
     Recorder,
+    Unknown,
     check_hooks,
     find_where,
     format_where,
@@ -39,6 +40,7 @@ from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.inputs import Inputs
 from farspan.runtime.step.observe import StepRecord
+from farspan.runtime.step.rng import load_generators, save_generators
 from farspan.runtime.step.sites import StageSite, hosts_of, stage_number, stages_at
 from farspan.runtime.values import SharedValues
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
@@ -54,7 +56,7 @@ class Engine:
     """One rank's runtime."""
 
     def __init__(
-        self, recorder: Recorder, side: SideChannel, medium: Medium | None, *, seed: int, deadline_s: float
+        self, recorder: Recorder, side: SideChannel, medium: Medium | None, *, seed: int | None, deadline_s: float
     ) -> None:
         self.recorder = recorder
         self.side = side
@@ -83,7 +85,8 @@ class Engine:
         self._masks: list[Exchange] = []
         self._steps = itertools.count()
         """What all ranks do together: flushes and meetings."""
-        self._history = History()
+        self._history = History(lambda: recorder.position)
+        self.events = self._history.events
         self.agreement = Agreement(side, deadline_s)
         self.values = SharedValues(side, self.parameters, deadline_s)
         self.inputs = Inputs(recorder, self.agreement, self.values, self.stages)
@@ -109,9 +112,22 @@ class Engine:
         """The stages at a place that the program names ("rank:1", "rank:1/cuda:0"), the best first; at least one."""
         return stages_at(self.stages, place, self.num_ranks)
 
-    def sow(self, seed: int) -> None:
-        """Let all that the model draws follow from `seed`."""
-        self.recorder.root = self.recorder.frame = Frame(key_of(f"seed {seed}"))
+    def sow(self, seed: int | None) -> None:
+        """Let all that the model draws follow from `seed`, or be what the plain program draws."""
+        self.recorder.draws.seed = seed
+        self.recorder.root = self.recorder.frame = Frame(key_of(f"seed {seed or 0}"))
+
+    def compare_generators(self) -> None:
+        """Let the states of the generators belong to each agreement: this rank has a process of its own."""
+        self._history.compares_generators = True
+
+    def finish(self) -> None:
+        """The program is over: wait until that of every rank is, and answer what they ask until then.
+
+        Raises:
+            DivergenceError: Another rank goes on, or has done something else since the last step.
+        """
+        self.side.finish(self.deadline_s, self._history.begin_end())
 
     @property
     def is_healthy(self) -> bool:
@@ -124,7 +140,8 @@ class Engine:
 
         Args:
             reason: Why now, for people.
-            learning: A call whose result nobody could foresee, and what is to happen when it is known.
+            learning: A call of which nobody could foresee what it gives, or how far it moves the random generators; and
+                what is to happen when it is known.
         """
         self.check()
         graphs = self.recorder.take_pending()
@@ -133,23 +150,28 @@ class Engine:
         step = next(self._steps)
         self.num_flushes += 1
         began_ns = time.perf_counter_ns()
-        digest = self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}")
-        self.side.start(step, digest)
+        digest, data = self._history.begin_flush(
+            graphs, f"{reason}, at {format_where(find_where())}", self.recorder.take_draws()
+        )
+        self.side.start(step, digest, data)
         if learning is not None or self.recorder.runs_each_backward or changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
-        with self.executing():
+        with self._dropping(graphs), self.executing():
             self.inputs.check(graphs)
             program = self.programs.program_of(graphs, self._settings())
             check_hooks(program.passed_on, self.parameters)
             built_ns = time.perf_counter_ns()
             scalars = scalars_of(graphs)
             exchange = self._new_exchange(step, graphs, scalars)
+            is_foreseen = learning is None or type(learning[0].entry) is not Unknown
             self.executor.run(program)
             for graph in graphs:
                 for backward in graph.backwards:
                     go_on(backward, self.executor.arrived.pop(backward, ()))
             if learning is not None:
-                self._tell_what_it_gives(learning[0])
+                self._tell_what_it_gives(learning[0], is_foreseen=is_foreseen)
+            self.recorder.draws.end_flush()
+            if learning is not None:
                 learning[1]()
         self._share(exchange, graphs, scalars)
         self.side.wait_agreed(step, self.deadline_s)
@@ -171,6 +193,16 @@ class Engine:
         self.values.advance()
         self.console.step_ended(self.last_step)
 
+    @contextlib.contextmanager
+    def _dropping(self, graphs: Sequence[Graph]) -> Iterator[None]:
+        """With one rank a program that catches what its model raises can go on, without what was recorded."""
+        try:
+            yield
+        except Exception as error:
+            if self.num_ranks == 1 and not isinstance(error, FarspanError):
+                self._settle(graphs, ())
+            raise
+
     def _settings(self) -> Settings:
         hosts = hosts_of(self.stages, self.num_ranks) if self.recorder.outside.is_used else []  # may add stages
         return Settings(
@@ -183,12 +215,22 @@ class Engine:
             least_weight_work_s=self.least_weight_work_s,
         )
 
-    def _tell_what_it_gives(self, call: Call) -> None:
-        """The rank that has run `call` lets the others know its result, but for the data."""
+    def _tell_what_it_gives(self, call: Call, *, is_foreseen: bool) -> None:
+        """The rank that has run `call` lets the others know its result, but for the data, and where it has left the
+        random generators.
+        """
         owner = self.stages[call.stage].rank
-        text = self.agreement.tell("what a call gives", text_for_others(call) if owner == self.rank else b"", owner)
-        if owner != self.rank:
-            learned_from_text(call, text)
+        place, blob = call.draws, b""
+        if owner == self.rank:
+            text = b"" if is_foreseen else text_for_others(call)
+            states = save_generators(place.state) if place is not None and place.has_moved else b""
+            blob = len(text).to_bytes(8, "little") + text + states
+        blob = self.agreement.tell("what a call gives", blob, owner)
+        end = 8 + int.from_bytes(blob[:8], "little")
+        if owner != self.rank and not is_foreseen:
+            learned_from_text(call, blob[8:end])
+        if len(blob) > end:
+            load_generators(blob[end:], self.recorder.draws.told)
 
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
@@ -200,9 +242,11 @@ class Engine:
         except FarspanError as error:
             self._fail(error)
         except Exception as error:
-            if self.num_ranks > 1 and isinstance(error, RuntimeError) and self._failed.is_set():
+            if self.num_ranks == 1:
+                raise  # nobody waits for this rank; the program may catch it and go on
+            if isinstance(error, RuntimeError) and self._failed.is_set():
                 self.check()
-            if self.num_ranks > 1 and is_transport_error(error):
+            if is_transport_error(error):
                 self._failed.wait(_CAUSE_S)
                 self.check()
             self._fail(error)
@@ -309,19 +353,18 @@ class Engine:
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
         self.resolve_masks()
+        self.events.set_gradient(placed.name, gradient)
         self._has_gradient[placed.name] = gradient is not None
         if not placed.is_owned:
             return
         if isinstance(gradient, Value):
-            if not self._is_mine(gradient):
-                raise RecordError(
-                    f"the gradient of {placed.name} was set to a value that another stage computed.",
-                    why=f"at {format_where(find_where())}",
-                    hint="change the gradient in place: param.grad.copy_(value)",
-                )
             gradient = gradient.data
         self.values.keep_gradient(placed)
         set_raw_grad(placed.tensor, gradient)
+
+    def loaded(self, name: str, source: Any) -> None:
+        """The program loads `source` into a parameter or buffer."""
+        self.events.load(name, source)
 
     def new_sources(self, items: Sequence[tuple[Meta, int, torch.Tensor | None]]) -> list[Value]:
         """Values that no call has made, from their metadata, their stages, and at their owners the data."""
@@ -341,13 +384,18 @@ class Engine:
             return value.data.detach()
         if value.name:
             return self.read_parameter(self.parameters[value.name])
+        if value.state_of is not None:
+            number, name, place = value.state_of
+            return self.values.pull_kept(self.stages[value.stage].rank, number, name, [place])[0]
         kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
         return self.values.pull(self.stages[value.stage].rank, kind, what)
 
     def read_parameter(self, placed: Placed) -> torch.Tensor:
         if placed.is_owned:
             return placed.tensor.detach()
-        return self.values.pull(self.stages[placed.stage].rank, "parameter", placed.name)
+        owner = self.stages[placed.stage].rank
+        owned = (item for item in self.parameters.values() if self.stages[item.stage].rank == owner)
+        return self.values.ahead.read(placed, owner, owned)
 
     def parameters_changed(self) -> None:
         """An optimizer step or a load is over: parameters have their new values."""
@@ -362,9 +410,10 @@ class Engine:
         """
         self.check()
         step = next(self._steps)
-        self._history.begin_meeting(f"{what}, at {format_where(find_where())}", key_of(what))
-        self.side.start(step, key_of(what))
+        words = f"{what}, at {format_where(find_where())}"
+        self.side.start(step, self._history.begin_barrier(words, key_of(what), self.recorder.take_draws()))
         self.side.wait_agreed(step, self.deadline_s)
+        self._history.end()
 
     def _is_mine(self, value: Value) -> bool:
         return self.stages[value.stage].rank == self.rank

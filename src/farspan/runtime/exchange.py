@@ -79,7 +79,7 @@ class Exchange:
         return _HEADER.unpack_from(part)[1]
 
     def __del__(self) -> None:
-        self.side.forget(self.key)
+        self.side.forget_later(self.key)
 
 
 def scalars_of(graphs: Sequence[Graph]) -> list[Value]:

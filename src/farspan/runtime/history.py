@@ -1,95 +1,225 @@
-"""What a rank tells of a flush where another rank's was not the same: its calls, and the data given to them, in order.
+"""What a rank shows of a flush where another rank's was not the same: draws, events, calls, and the data given to them.
 
-Ranks must record the same calls. They must also be given the same plain tensors (batches, masks), or parts of different
-batches would be mixed without a word: that is compared in the first steps, and now and then.
+Ranks must do the same: record the same calls, with arguments that come from the same places, change state alike between
+two flushes (`events.py`), draw the same random numbers (`generators.py`), and be given the same plain tensors (batches,
+masks; `checksum.py`), or parts of different batches would be mixed without a word. All of it is one number in each
+agreement. Only where that differs does a rank write down, in order, what it is made of.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
+import functools
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
-from farspan.graph import Call, Graph
-from farspan.lazy import format_where, plain_of
+from farspan.graph import EVERYWHERE, OUTPUT_BITS, Backward, Call, Graph, Value
+from farspan.lazy import Leaf, digest_of, format_where, name_of, plain_of
+from farspan.lazy.torch_private import DisableTorchFunction
+from farspan.runtime.checksum import Checksum, checksum_of, checksum_of_all, is_comparable
+from farspan.runtime.events import Entry, Events, Position
+from farspan.runtime.generators import SAME_DRAWS, GeneratorStates, generator_entries, generator_states
+from farspan.runtime.side.divergence import HINT
 
 __all__ = ["History"]
 
-_BACKWARD, _END = 1, 2
-_FIRST_FLUSHES, _EVERY = 4, 100
-"""Flushes whose data are compared: the first ones, and each one after so many."""
-_MOST_ELEMENTS = 1 << 16
-"""Of a larger tensor as many are compared, evenly spread."""
-_DIGITS = 3
-"""To which the mean size of floating-point numbers is compared, and their mean beside it: processors differ in the last
-bits."""
-
-Entry = tuple[int, str]
-"""A number that is equal on all ranks that did the same, and words for it."""
+_Draw = tuple[Any, Any, Position]
+"""What the program itself has drawn with: the function, the line, and (graph, call) that came next."""
+_EVERY_ON_DEVICES = 100
+"""Of what lies on other devices than the CPU, which would have to wait for it, the data are compared in the first four
+flushes, and in each one after so many."""
+_SAME_DATA = (
+    "seed `random`, numpy and torch before data are split or shuffled, and read the same batches on\n"
+    "every rank; or let one rank read: batch = farspan.from_rank(0, batch)"
+)
 
 
 class History:
-    """What this rank does in the present flush or meeting."""
+    """What this rank does in the present flush or barrier."""
 
-    def __init__(self) -> None:
+    def __init__(self, position: Callable[[], Position]) -> None:
+        self.events = Events(position)
+        self.compares_generators = False
+        """Whether the states of the generators belong to the agreement: not where ranks are threads of one process."""
         self._graphs: Sequence[Graph] = ()
-        self._data: dict[Call, list[Entry]] = {}
-        self._end: Entry = (_END, "")
+        self._checksums: dict[int, tuple[Any, Checksum]] = {}
+        self._end: Entry = (0, "")
         self._num_flushes = 0
+        self._draws: Sequence[_Draw] = ()
+        self._states: GeneratorStates | tuple[()] = ()
+        self._reason = self._before = ""
+        """Of this flush and of the one before, in which all ranks agreed."""
+        self._happened: list[tuple[Position, Callable[[], list[Entry]]]] = []
 
-    def begin_flush(self, graphs: Sequence[Graph], reason: str) -> int:
-        """`graphs` are about to run; the number that must be equal on all ranks."""
-        self._graphs, self._end = graphs, (_END, f"end of the step: {reason}")
-        self._data = {}
-        if self._num_flushes < _FIRST_FLUSHES or self._num_flushes % _EVERY == 0:
-            self._data = {call: found for graph in graphs for call in graph.calls if (found := _data_of(call))}
+    def begin_flush(self, graphs: Sequence[Graph], reason: str, draws: Sequence[_Draw] = ()) -> tuple[int, Checksum]:
+        """`graphs` are about to run.
+
+        Args:
+            graphs: What was recorded.
+            reason: Why now, for people.
+            draws: What the program itself has drawn since the last flush.
+
+        Returns:
+            The number that must be equal on all ranks, and one for each grid, of which one must be.
+        """
+        self._graphs, self._end = graphs, (0, f"end of the step: {reason}", HINT)
+        data = self._look_at_data(graphs)
+        digest = self._begin([graph.digest for graph in graphs], draws)
         self._num_flushes += 1
-        data = [digest for entries in self._data.values() for digest, _ in entries]
-        return hash((*[graph.digest for graph in graphs], *data))
+        self._before, self._reason = self._reason, reason
+        return digest, data
 
-    def begin_meeting(self, what: str, digest: int) -> None:
-        """All ranks wait for each other here."""
-        self._graphs, self._data, self._end = (), {}, (digest, what)
+    def begin_barrier(self, what: str, digest: int, draws: Sequence[_Draw] = ()) -> int:
+        """All ranks wait for each other here; the number that must be equal on all of them."""
+        self._graphs, self._checksums, self._end = (), {}, (digest, what)
+        return self._begin([digest], draws)
+
+    def begin_end(self) -> int:
+        """The program is over; of what has happened since the last flush, what must be equal on all ranks."""
+        self._graphs, self._checksums, self._end = (), {}, (0, "the end of the program")
+        self._draws, self._states = (), ()
+        digest = self.events.digest()
+        self._happened = self.events.take()
+        return digest
+
+    def _begin(self, digests: Sequence[int], draws: Sequence[_Draw]) -> int:
+        self._draws = draws
+        self._states = generator_states() if self.compares_generators else ()
+        digest = digest_of((digests, self.events.digest(), self._states))
+        self._happened = self.events.take()
+        return digest
 
     def end(self) -> None:
         """The flush is over."""
-        self._graphs, self._data = (), {}
+        self._graphs, self._checksums, self._draws, self._happened = (), {}, (), []
 
     def entries(self, step: int) -> list[Entry]:
         """All of it, for people, and for the comparison with other ranks."""
         entries: list[Entry] = []
+        happened = [*self._happened, *[(draw[2], functools.partial(_entries_of_draw, draw)) for draw in self._draws]]
+        left = deque(sorted(happened, key=lambda item: item[0]))
         for graph in self._graphs:
             for call in graph.calls:
-                entries += self._data.get(call, ())
-                entries.append((hash((call.entry.digest, call.stage, call.path or ())), call.describe()))
-            entries += [(_BACKWARD, f"backward() at {format_where(item.where)}") for item in graph.backwards]
-        return [*entries, self._end]
+                while left and left[0][0] <= (graph.index, call.index):
+                    entries += left.popleft()[1]()
+                entries += self._entries_of(call)
+            for backward in graph.backwards:
+                entries += self._entries_of_backward(backward)
+        for _, make in left:
+            entries += make()
+        # The end comes before the generators: where a rank is at its end, that is what it shows beside others' calls.
+        before = self._before if self._graphs else self._reason
+        states = generator_entries(self._states, before) if self._states else []
+        return [*entries, self._end, *states, self._end]
 
+    def _entries_of(self, call: Call) -> Iterator[Entry]:
+        name = call.describe()
+        yield digest_of((call.entry.name, call.stage)), name
+        for number, argument in enumerate(call.arguments or ()):
+            yield self._entry_of(argument, f"argument {number + 1}", name, call.graph)
+        yield digest_of((call.entry.digest, call.path)), f"{name}{_circumstances(call)}"
 
-def _data_of(call: Call) -> list[Entry]:
-    """The plain tensors among a call's arguments."""
-    found: list[Entry] = []
-    if call.target is torch.clone:  # how a plain tensor becomes a recorded one, to be written into: it may be empty yet
-        return found
-    for argument in call.arguments or ():
+    def _entries_of_backward(self, backward: Backward) -> Iterator[Entry]:
+        name = f"backward() at {format_where(backward.where)}"
+        yield digest_of(("backward", backward.retain_graph, backward.modes, backward.wanted is None)), name
+        for root in backward.roots:
+            yield self._entry_of(root, "the root", name, backward.graph)
+        for gradient in backward.gradients:
+            if gradient is not None:
+                yield self._entry_of(gradient, "the gradient", name, backward.graph)
+        if backward.wanted is not None:
+            names = sorted(backward.wanted.names)
+            yield digest_of((names, len(backward.wanted.outside))), f"{name}, of {', '.join(names) or 'tensors'}"
+
+    def _entry_of(self, argument: Any, role: str, name: str, graph: Graph) -> Entry:
+        """Where the argument `role` of `name` comes from, or what is in it."""
         item = plain_of(argument)
-        if isinstance(item, torch.Tensor) and item.layout is torch.strided and item.device.type != "meta":
-            digest = _digest(item)
-            shape = f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
-            found.append((digest, f"{shape} with the checksum {digest:08x}, given to {call.describe()}"))
-    return found
+        known = self._checksums.get(id(item))
+        if known is not None:
+            text = f"{_meta_text(item)} with the checksum {known[1][0]:08x}, given to {name} as {role}"
+            return digest_of((_meta_text(item), known[1])), text, _SAME_DATA
+        if not isinstance(argument, Value):
+            return digest_of(_meta_text(argument)), f"{role} of {name} is {_meta_text(argument)}"
+        position = graph.positions([argument])[0]
+        identity = argument.identity if position < 0 else (position >> OUTPUT_BITS, argument.index)
+        return digest_of((position < 0, identity, argument.meta)), f"{role} of {name} is {argument.describe()}"
+
+    # Data.
+
+    def _look_at_data(self, graphs: Sequence[Graph]) -> Checksum:
+        """Find the checksum of each plain tensor; a number for each grid."""
+        self._checksums = {}
+        sees_devices = self._num_flushes < 4 or self._num_flushes % _EVERY_ON_DEVICES == 0
+        found: list[Checksum] = []
+        with DisableTorchFunction():
+            for item in _plain_arguments(graphs):
+                if is_comparable(item) and (sees_devices or item.device.type == "cpu"):
+                    checksum = checksum_of(item)
+                    self._checksums[id(item)] = (item, checksum)
+                    found.append(checksum)
+        return checksum_of_all(found)
 
 
-def _digest(tensor: torch.Tensor) -> int:
-    """Equal where the data are: of whole numbers all bits, of others their size and their lean to one side."""
-    with torch.no_grad():
-        data = tensor.detach().reshape(-1)
-        data = data[:: max(1, len(data) // _MOST_ELEMENTS)].cpu()
-        if not data.is_floating_point() and not data.is_complex():
-            return zlib.crc32(data.numpy().tobytes())
-        data = torch.view_as_real(data.resolve_conj()) if data.is_complex() else data
-        data = data.double().nan_to_num()
-        size = data.abs().mean().item() if data.numel() else 0.0
-        lean = data.mean().item() / size if size else 0.0
-        return zlib.crc32(f"{size:.{_DIGITS}e} {lean:.{_DIGITS}f}".encode())
+def _entries_of_draw(draw: _Draw) -> list[Entry]:
+    function, where, _ = draw
+    name = name_of(function)
+    return [(digest_of(name), f"{name} draws random numbers at {format_where(where)}", SAME_DRAWS)]
+
+
+def _plain_arguments(graphs: Iterable[Graph]) -> Iterable[Any]:
+    """What calls and backwards are given that every rank has, each object once."""
+    found: dict[int, Any] = {}
+    for graph in graphs:
+        for call in graph.calls:
+            if call.target is torch.clone:  # how a plain tensor becomes a recorded one, to be written into
+                continue
+            for argument in call.arguments or ():
+                if type(argument) is not Value:
+                    found[id(argument)] = argument
+                elif argument.stage == EVERYWHERE:
+                    found[id(argument.data)] = argument.data
+        for gradient in itertools.chain.from_iterable([backward.gradients for backward in graph.backwards]):
+            item = plain_of(gradient)
+            found[id(item)] = item
+    return found.values()
+
+
+def _meta_text(tensor: Any) -> str:
+    if not isinstance(tensor, torch.Tensor):
+        return type(tensor).__name__
+    text = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    is_plain = tensor.layout is not torch.strided or tensor.is_contiguous()
+    return text if is_plain else f"{text} of strides {list(tensor.stride())}"
+
+
+def _circumstances(call: Call) -> str:
+    """What a call depends on besides its tensors, for people."""
+    words: list[str] = []
+    plain = list(_plain_values(call.template))
+    if plain:
+        words.append("with " + ", ".join(plain))
+    if type(call.target) is Leaf:
+        training = [module.training for module in call.target.modules]
+        words.append("in training" if all(training) else "partly in training" if any(training) else "in evaluation")
+        frozen = sum(not item.tensor.requires_grad for item in call.target.placed if item.is_parameter)
+        words += [f"{frozen} of its parameters frozen"] if frozen else []
+    if call.modes:
+        words += [] if call.modes[0] else ["without gradient"]
+        words += [f"autocast to {dtype}" for _, dtype, *_ in call.modes[2]]
+    if call.path is not None:
+        words.append(f"draw {call.path[-1]} of its kind")
+    return f" ({'; '.join(words)})" if words else ""
+
+
+def _plain_values(template: Any) -> Iterator[str]:
+    """The plain values in the template of a call's arguments."""
+    if not isinstance(template, tuple):
+        return
+    if len(template) == 3 and isinstance(template[1], type) and not isinstance(template[2], tuple):
+        yield repr(template[2])[:40]
+        return
+    for part in template:
+        yield from _plain_values(part)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["pack_tensor", "raw_bytes", "unpack_tensor"]
+__all__ = ["pack_tensor", "pack_tensors", "raw_bytes", "unpack_tensor", "unpack_tensors"]
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -24,6 +26,23 @@ def pack_tensor(tensor: torch.Tensor) -> tuple[dict[str, Any], memoryview]:
         plain = plain.clone()  # the sender may write to it before it is sent
     header = {"dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape)}
     return header, raw_bytes(plain).numpy().data if plain.numel() else memoryview(b"")
+
+
+def pack_tensors(tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Any], bytearray]:
+    """(header, bytes) of several tensors."""
+    packed = [pack_tensor(tensor) for tensor in tensors]
+    return {"tensors": [header for header, _ in packed]}, bytearray(b"".join([data for _, data in packed]))
+
+
+def unpack_tensors(header: dict[str, Any], payload: bytes | bytearray) -> list[torch.Tensor]:
+    """The tensors of `pack_tensors`, each with memory of its own."""
+    found: list[torch.Tensor] = []
+    begin, view = 0, memoryview(payload)
+    for each in header["tensors"]:
+        end = begin + math.prod(each["shape"]) * _DTYPES[each["dtype"]].itemsize
+        found.append(unpack_tensor(each, bytearray(view[begin:end])))
+        begin = end
+    return found
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:

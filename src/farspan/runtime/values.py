@@ -8,7 +8,7 @@ began is kept until the next one ends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ from farspan.graph import Value
 from farspan.lazy import Placed
 from farspan.lazy.torch_private import raw_grad
 from farspan.runtime.optimizers.states import OptimizerStates
+from farspan.runtime.reading.ahead import ParametersAhead
 from farspan.runtime.side import SideChannel
-from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
+from farspan.runtime.tensor_bytes import pack_tensor, pack_tensors, unpack_tensor, unpack_tensors
 
 __all__ = ["SharedValues"]
 
@@ -32,16 +33,21 @@ class SharedValues:
         self.parameters = parameters
         self.deadline_s = deadline_s
         self.optimizers = OptimizerStates(parameters)
+        self.initial: Mapping[str, torch.Tensor] = {}
+        """By name, what a model is to begin with, while it is distributed."""
         self._kept: dict[tuple[int, int, int], Value] = {}
         self._old_gradients: dict[str, torch.Tensor] = {}
+        self.ahead = ParametersAhead(self._pull_parameters)
         self._progress = 0
         self._progressed = threading.Condition()
         side.serve(self._answer)
 
     def advance(self) -> None:
         """This rank's program has got one point further: a step, an optimizer step, a load."""
+        self.ahead.forget()
         with self._progressed:
             self._progress += 1
+            self.optimizers.advance()
             self._progressed.notify_all()
 
     def keep(self, values: Iterable[Value]) -> None:
@@ -71,8 +77,15 @@ class SharedValues:
             self._old_gradients.setdefault(placed.name, gradient)
 
     def pull(self, rank: int, kind: str, what: Any) -> torch.Tensor:
-        """Ask `rank` for a "parameter" or "gradient" by name, or for a "value" by key."""
+        """Ask `rank` for a "gradient" or "initial" weight by name, or for a "value" by key."""
         return unpack_tensor(*self._ask(rank, kind, what))
+
+    def _pull_parameters(self, rank: int, names: Sequence[str]) -> list[torch.Tensor]:
+        return unpack_tensors(*self._ask(rank, "parameters", list(names)))
+
+    def pull_kept(self, rank: int, number: int, name: str, places: Sequence[int]) -> list[torch.Tensor]:
+        """Ask `rank` for tensors that optimizer `number` keeps under `name`."""
+        return unpack_tensors(*self._ask(rank, "kept", [number, name, list(places)]))
 
     def pull_state(self, rank: int, number: int | None, name: str, device: torch.device | None = None) -> Any:
         """Ask `rank` what optimizer `number`, or the one that steps in a hook, keeps for one of its parameters; for
@@ -95,10 +108,18 @@ class SharedValues:
                     why="the ranks' programs did not meet between the reading and a change of parameters.",
                     hint="read it on every rank, or right after optimizer.step()",
                 )
-        if "parameter" in request:
-            return pack_tensor(self.parameters[request["parameter"]].tensor)
+        if "parameters" in request:
+            return pack_tensors([self.parameters[name].tensor for name in request["parameters"]])
+        if "initial" in request:
+            return pack_tensor(self.initial[request["initial"]])
         if "state" in request:
             return self.optimizers.answer(*request["state"])
+        if "kept" in request:
+            kept = self.optimizers.kept(*request["kept"])
+            found = [tensor for tensor in kept if tensor is not None]
+            if len(found) < len(kept):
+                raise self._gone("what an optimizer kept")
+            return pack_tensors(found)
         if "gradient" in request:
             name = request["gradient"]
             gradient = self._old_gradients.get(name)

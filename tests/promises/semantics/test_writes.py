@@ -239,8 +239,11 @@ def into_memory_of_an_array(x: Tensor) -> Tensor:
     return x + torch.from_numpy(array)
 
 
-@pytest.mark.parametrize("write", [into_a_view_of_a_plain_tensor, into_memory_of_an_array])
-def test_a_write_into_memory_that_others_use_is_a_named_error(write: Callable[[Tensor], Tensor]) -> None:
-    models = [copy.deepcopy(Writes(write)) for _ in range(2)]
+def test_a_write_into_memory_that_others_use_reaches_it() -> None:
+    assert_same_as_plainly(lambda: Writes(into_memory_of_an_array), train, 2)
+
+
+def test_a_write_into_memory_that_others_use_through_which_gradient_flows_is_a_named_error() -> None:
+    models = [copy.deepcopy(Writes(into_a_view_of_a_plain_tensor)) for _ in range(2)]
     with pytest.raises(RecordError, match="whose memory others use too"):
         run_threads(2, lambda rank: farspan.distribute(models[rank])(X))

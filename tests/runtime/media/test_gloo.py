@@ -34,8 +34,9 @@ SENDS = """
 import torch, torch.distributed as dist
 from farspan.runtime.media import GlooMedium
 dist.init_process_group("gloo")
+store = dist.distributed_c10d._get_default_store()
 rank, large = dist.get_rank(), 1 << 24
-medium = GlooMedium(rank, 2, 60.0)
+medium = GlooMedium(dist.PrefixStore("test", store), rank, 2, "127.0.0.1", 60.0)
 if rank == 0:
     sending = medium.send(torch.ones(large, dtype=torch.uint8), 1, 0)
     try:

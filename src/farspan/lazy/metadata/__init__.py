@@ -7,6 +7,7 @@ from farspan.lazy.metadata.attributes import put_attributes as put_attributes
 from farspan.lazy.metadata.attributes import put_own_attributes as put_own_attributes
 from farspan.lazy.metadata.attributes import real_attributes as real_attributes
 from farspan.lazy.metadata.attributes import watched_attributes as watched_attributes
+from farspan.lazy.metadata.canonical import digest_of as digest_of
 from farspan.lazy.metadata.changes import ATTRIBUTES as ATTRIBUTES
 from farspan.lazy.metadata.changes import MutableArguments as MutableArguments
 from farspan.lazy.metadata.changes import apply_result as apply_result
@@ -15,7 +16,6 @@ from farspan.lazy.metadata.changes import objects_given as objects_given
 from farspan.lazy.metadata.changes import rebuild_arguments as rebuild_arguments
 from farspan.lazy.metadata.entry import Entry as Entry
 from farspan.lazy.metadata.entry import Unknown as Unknown
-from farspan.lazy.metadata.entry import digest_of as digest_of
 from farspan.lazy.metadata.entry import intern as intern
 from farspan.lazy.metadata.entry import meta_of as meta_of
 from farspan.lazy.metadata.ladder import MetadataCache as MetadataCache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -10,10 +9,12 @@ from typing import Any
 import torch
 
 from farspan.graph import Meta
+from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.changes import Changes
+from farspan.lazy.randomness.movement import Draws
 from farspan.lazy.torch_private import DisableTorchFunction
 
-__all__ = ["Entry", "Unknown", "digest_of", "intern", "meta_of"]
+__all__ = ["Entry", "Unknown", "intern", "meta_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +62,8 @@ class Entry:
     """Floating-point operations of its products, in the forward."""
     digest: int
     """Equal on all ranks for equal calls."""
+    draws: Draws | None = None
+    """What it draws from torch's CPU generator; None where only a run tells how far it moves that."""
     differentiable: tuple[int, ...] = field(init=False)
     """Arguments to which gradient flows from any output."""
     requires_grad: bool = field(init=False)
@@ -86,11 +89,6 @@ def intern(meta: Meta) -> Meta:
     return _interned.setdefault(meta, meta)
 
 
-def digest_of(parts: Any) -> int:
-    """A number that is equal on all ranks for what reads equal."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")
-
-
 class Unknown:
     """What is known of a call before it has run, where a run on fakes does not tell: nothing, or what it gave last."""
 
@@ -98,6 +96,7 @@ class Unknown:
 
     is_random = True
     is_random_in_python = True
+    draws: Draws | None = None
     unused: frozenset[int] = frozenset()
     unused_parameters: frozenset[int] = frozenset()
     mutated: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Grad mode and autocast: part of every call, kept when it is recorded and set again when it runs.
+"""Grad mode, autocast and torch's flags: part of every call, kept when it is recorded and set again when it runs.
 
 In an autocast region torch casts each parameter once and uses the result wherever the region needs it, so that its
 gradients are added up in the lower precision. Calls that were recorded in one region and run in one segment share
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from farspan.lazy.context.settings import applied_settings, current_settings
 from farspan.lazy.torch_private import autocast_region, in_autocast_region, is_any_autocast_enabled
 
 __all__ = ["Modes", "Regions", "apply_modes", "current_modes", "in_region"]
@@ -23,9 +24,9 @@ _DEVICE_TYPES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 def current_modes() -> Modes:
-    """(grad enabled, inference mode, autocast: (device type, dtype, cache enabled) for each that is on)."""
+    """(grad enabled, inference mode, autocast: (device type, dtype, cache enabled) for each that is on, flags)."""
     autocast = _current_autocast() if is_any_autocast_enabled() else ()
-    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, current_settings())
 
 
 def _current_autocast() -> tuple[Any, ...]:
@@ -63,12 +64,14 @@ def in_region(region: int) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _applied(modes: Modes) -> Iterator[None]:
-    grad, _, autocast = modes  # inference mode runs as no_grad: its tensors could not be saved or sent later
+    grad, _, autocast, settings = modes  # inference mode runs as no_grad: its tensors could not be saved or sent later
     wanted = {kind: (dtype, cache) for kind, dtype, cache in autocast}
     with contextlib.ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(grad))
+        if settings is not current_settings():
+            stack.enter_context(applied_settings(settings))
         for kind in _DEVICE_TYPES:
             if kind in wanted:
                 dtype, cache = wanted[kind]

@@ -12,11 +12,12 @@ from torch import nn
 
 from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
-from farspan.lazy.leaf import Leaf, LeakError, Placed, swapped
+from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.metadata.around import nothing_changed_around
 from farspan.lazy.metadata.attributes import attributes_reaching, watched_attributes
+from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.changes import ATTRIBUTES, Described, MutableArguments, describe_result, rebuild_arguments
-from farspan.lazy.metadata.entry import Entry, digest_of, meta_of
+from farspan.lazy.metadata.entry import Entry, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import numbers_of, rebuild
 from farspan.lazy.ops.autograd_function import FunctionCall
@@ -29,9 +30,10 @@ from farspan.lazy.torch_private import (
     compiling_nothing,
     fake_mode,
     forget_casts,
+    is_compiled,
 )
 from farspan.lazy.versions import note_saved
-from farspan.lazy.watch import Learn, Made, Watch, storage_id, untouched_generators
+from farspan.lazy.watch import Learn, Made, Watch, noted_generators, storage_id, untouched_generators
 
 __all__ = ["DynamicShapeError", "observe", "predict"]
 
@@ -128,6 +130,7 @@ def observe(
     made: Made | None = None,
     outside: Collection[int] = (),
     meta_of: Callable[[torch.Tensor], Meta] = meta_of,
+    is_real: bool = False,
 ) -> Entry:
     """Watch one run of a call.
 
@@ -145,8 +148,10 @@ def observe(
         made: Takes a weak reference to every tensor that the run makes.
         outside: Ids of tensors that the run must not reach.
         meta_of: Describes an output.
+        is_real: Whether it is the call itself that runs, with all that it does.
     """
-    with untouched_generators() as generators, Watch([] if made is None else made, outside) as watch:
+    around = noted_generators if is_real else untouched_generators
+    with around() as generators, Watch([] if made is None else made, outside) as watch:
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
         with torch.enable_grad():
             tensors = [
@@ -164,7 +169,9 @@ def observe(
         mutated = tuple(
             i
             for i, tensor in enumerate(tensors)
-            if (tensor._version, storage_id(tensor)) != before[i] or storage_id(tensor) in watch.written
+            if (tensor._version, storage_id(tensor)) != before[i]
+            or storage_id(tensor) in watch.written
+            or (type(target) is Leaf and storage_id(tensor) in watch.updated)
         )
         outputs = [*results, *(tensors[i] for i in mutated)]
         if meta_of is not _meta_in_symbols and _holds_symbols(described, outputs):
@@ -192,7 +199,8 @@ def observe(
         unused_parameters = [places[id(item)] for item, tensor in held if storage_id(tensor) not in watch.used]
     keep(outputs)
     name = name_of(target)
-    parts = (name, template, list(map(repr, metas)), modes, described.template, list(map(repr, output_metas)))
+    state = target.state_key() if is_leaf else None
+    result_parts = (described.template, output_metas, described.changes)
     return Entry(
         name=name,
         template=described.template,
@@ -215,12 +223,18 @@ def observe(
             and same_as[0] < 0
             and shares[0] < 0
         ),
-        is_random=watch.has_drawn or generators.have_drawn,
+        is_random=watch.has_drawn or generators.have_drawn or generators.has_torch_drawn,
         is_random_in_python=generators.have_drawn,
         is_ordered=is_ordered,
         flops=watch.flops,
-        digest=digest_of((*parts, described.changes)),
+        digest=digest_of((name, template, metas, modes, state, result_parts)),
+        draws=watch.draws() if not (is_real or generators.were_seeded or _holds_compiled(target)) else None,
     )
+
+
+def _holds_compiled(target: Any) -> bool:
+    """Whether a real run draws in code that torch.compile has made, which goes its own way."""
+    return type(target) is Leaf and any(map(is_compiled, target.modules))
 
 
 def _holding(leaf: Leaf, known: Collection[str], written: Mapping[int, torch.Tensor]) -> list[str]:
@@ -286,21 +300,22 @@ def _run(
     if type(target) is not Leaf:
         args, kwargs = rebuild(template, tensors)
         return target(*args, **kwargs), MutableArguments({})
-    num_arguments = len(tensors) - len(target.foreign)
+    num_arguments = len(tensors) - target.num_extra
+    extra = tensors[num_arguments:]
     args, kwargs, attributes, arguments = rebuild_arguments(template, tensors[:num_arguments])
-    fakes = {id(item.tensor): fake for item, fake in owned}
-    for item, value in zip(target.foreign, tensors[num_arguments:], strict=True):
-        fakes[id(item.tensor)] = value
     with (
         nothing_changed_around(target.modules),
         _torch_tables_kept(target.modules),
         watched_attributes(target.modules, attributes, is_real=False),
-        swapped(target.modules, fakes),
+        target.holding(extra, {id(item.tensor): fake for item, fake in owned}),
         without_user_hooks(target.module),
     ):
         tables: list[Any] = [module._buffers for module in target.modules]
         slots = [(table, name, buffer) for table in tables for name, buffer in table.items()]
         result = call_without_compiling(target.module, *args, **kwargs)
+        now = target.tables.slot_tensors()
+        if any(tensor is not given for tensor, given in zip(now, extra[len(target.foreign) :], strict=True)):
+            raise LeakError(f"{name_of(target)} sets a parameter or buffer that it was given")
         for table, name, fake in slots:
             if isinstance(buffer := table.get(name), torch.Tensor) and buffer is not fake:
                 replaced[id(fake)] = buffer

@@ -21,11 +21,13 @@ from typing import Any
 
 from farspan.graph import Meta
 from farspan.lazy.leaf import Leaf
+from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.entry import Entry, Unknown, intern
 from farspan.lazy.metadata.leaks import remove_leaked
 from farspan.lazy.metadata.modes import Modes
 from farspan.lazy.metadata.predict import predict
 from farspan.lazy.metadata.template import fill_holes, numbers_of
+from farspan.lazy.randomness import Draws
 from farspan.lazy.torch_private import SYMBOLS, Symbols
 
 __all__ = ["Family", "Numbers", "generalise"]
@@ -85,6 +87,7 @@ class Pattern:
         results: list[Any] = []
         self.template = numbers_of(entry.template, results)
         self.changes = numbers_of(entry.changes, results)
+        self.draws = numbers_of(None if entry.draws is None else entry.draws.operations, results)
         for meta in entry.metas:
             results += [*meta.shape, *meta.stride]
         results.append(entry.flops)
@@ -100,14 +103,23 @@ class Pattern:
         numbers = iter(results)
         template = fill_holes(self.template, numbers)
         changes = fill_holes(self.changes, numbers)
+        draws = self.entry.draws
+        if draws is not None and draws.operations:
+            draws = Draws(fill_holes(self.draws, numbers), has_own=draws.has_own)
         metas: list[Meta] = []
         for meta in self.entry.metas:
             shape = tuple([next(numbers) for _ in meta.shape])
             stride = tuple([next(numbers) for _ in meta.stride])
             metas.append(intern(Meta(shape, stride, meta.dtype, meta.device, meta.requires_grad)))
-        digest = hash((self.entry.digest, tuple(values)))  # of integers: equal in every process
+        digest = digest_of((self.entry.digest, tuple(values)))
         return replace(
-            self.entry, template=template, changes=changes, metas=tuple(metas), flops=next(numbers), digest=digest
+            self.entry,
+            template=template,
+            changes=changes,
+            metas=tuple(metas),
+            flops=next(numbers),
+            digest=digest,
+            draws=draws,
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from farspan.graph import Call
 from farspan.lazy.leaf import Leaf
+from farspan.lazy.memory.twins import put_value
 from farspan.lazy.metadata import ATTRIBUTES, Entry, apply_result, objects_given, put_attributes, rebuild
 from farspan.lazy.ops.views import join_family
 from farspan.lazy.tensor import LazyTensor
@@ -29,9 +29,7 @@ def answer(recorder: Recorder, call: Call, entry: Entry, tensors: list[torch.Ten
             continue  # a parameter, which stays what it is
         old, new = tensor._value, call.outputs[entry.num_results + number]
         new.gradient_of = old.gradient_of  # still the same memory
-        old.lazy = None
-        tensor._value = new
-        new.lazy = weakref.ref(tensor)
+        put_value(tensor, new)
     results: list[torch.Tensor] = []
     for i in range(entry.num_results):
         same = entry.same_as[i]
@@ -41,7 +39,7 @@ def answer(recorder: Recorder, call: Call, entry: Entry, tensors: list[torch.Ten
         lazy = LazyTensor.make(call.outputs[i], recorder)
         shared = entry.shares[i]
         if shared >= 0 and (type(tensors[shared]) is LazyTensor or id(tensors[shared]) in recorder.placed):
-            join_family(lazy, tensors[shared], call, i)
+            join_family(lazy, tensors[shared], call, i, recorder.placed)
         results.append(lazy)
     if not entry.changes and not entry.names_arguments:
         return rebuild(entry.template, results)

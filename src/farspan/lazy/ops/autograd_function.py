@@ -2,12 +2,16 @@
 
 `apply` is no torch function: no mode sees it, and its forward would be recorded without its backward. So its code is
 exchanged in place, which also catches `fn = MyFunction.apply` taken before farspan was imported.
+
+Since torch 2.14 it is written in C: who holds a bound one is found, and given another. One that is not found (in a
+tuple, in a `functools.partial`) is an error where its result is used.
 """
 
 from __future__ import annotations
 
+import gc
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Function
@@ -15,8 +19,12 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from farspan.lazy.randomness import active, called_inside, key_of_function, replayed
 from farspan.lazy.tensor import LazyTensor
+from farspan.lazy.torch_private import DisableTorchFunction, raw_grad_fn
 
-__all__ = ["FunctionCall", "install_apply"]
+if TYPE_CHECKING:
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["FunctionCall", "check_history", "install_apply"]
 
 
 class FunctionCall:
@@ -75,11 +83,21 @@ def _run_checkpointed(function: Any, preserve_rng_state: bool, *args: Any) -> An
 
 
 def install_apply() -> None:
-    """Exchange the code of `Function.apply`, once in a process."""
+    """Let every `Function.apply` of the program go through `apply`, once in a process."""
     global _original
     if _original is not None:
         return
-    plain: Any = Function.apply.__func__  # type: ignore[attr-defined]
+    plain: Any = Function.__dict__["apply"]
+    if not _is_python:
+
+        def original(function: type[Function], *args: Any, **kwargs: Any) -> Any:
+            return plain.__get__(None, function)(*args, **kwargs)
+
+        _original = original
+        Function.apply = classmethod(_stand_in)  # type: ignore[assignment]
+        _exchange_bound_apply()
+        return
+    plain = plain.__func__
     _original = types.FunctionType(
         plain.__code__, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__
     )
@@ -102,3 +120,64 @@ def _stand_in_with_a_cell(cell: Any) -> Any:
         return apply(cls, args, kwargs) if cell is not apply else None
 
     return stand_in
+
+
+def check_history(recorder: Recorder, lazy: LazyTensor) -> None:
+    """Raise if `lazy` came out of an `apply` that nobody has seen: autograd itself has put it down in its graph.
+
+    Raises:
+        RecordError: It did.
+    """
+    if _is_python:
+        return
+    with DisableTorchFunction():
+        has_history = raw_grad_fn(lazy) is not None
+    if has_history:
+        recorder.refuse(
+            "an autograd function has run on recorded tensors without being recorded",
+            hint="call it as MyFunction.apply(x): its `apply` was taken before farspan.distribute, and is kept\n"
+            "in a tuple or a functools.partial",
+        )
+
+
+_is_python = isinstance(Function.__dict__["apply"], classmethod)
+
+
+def _exchange_bound_apply() -> None:
+    """Let every dictionary, list, cell and class that holds `MyFn.apply` hold what `MyFn.apply` is now."""
+    taken = [item for item in gc.get_objects() if _is_apply(item)]
+    if not taken:
+        return
+    for holder in gc.get_referrers(*taken):
+        if holder is not taken:
+            _exchange(holder)
+
+
+def _is_apply(item: Any) -> bool:
+    return (
+        type(item) is types.BuiltinMethodType
+        and item.__name__ == "apply"
+        and isinstance(item.__self__, type)
+        and issubclass(item.__self__, Function)
+    )
+
+
+def _exchange(holder: Any) -> None:
+    if type(holder) is dict:
+        classes = [item for item in gc.get_referrers(holder) if isinstance(item, type)]
+        for name, item in list(holder.items()):
+            if not _is_apply(item):
+                continue
+            owners = [each for each in classes if vars(each).get(name) is item]
+            for owner in owners:
+                setattr(owner, name, item.__self__.apply)
+            if not owners:
+                holder[name] = item.__self__.apply
+    elif type(holder) is list:
+        holder[:] = [item.__self__.apply if _is_apply(item) else item for item in holder]
+    elif type(holder) is types.CellType:
+        holder.cell_contents = holder.cell_contents.__self__.apply
+    elif not isinstance(holder, type):  # an object that keeps its attributes without a dictionary
+        for name, item in list(getattr(holder, "__dict__", {}).items()):
+            if _is_apply(item):
+                object.__setattr__(holder, name, item.__self__.apply)

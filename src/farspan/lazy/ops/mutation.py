@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,22 +9,22 @@ import torch
 
 from farspan.graph import Call, Value
 from farspan.lazy.leaf import Leaf
+from farspan.lazy.memory.exchange import can_be_recorded, exchange
 from farspan.lazy.metadata import Entry, flatten_arguments, rebuild
+from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.ops.special import read_data
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.ops.views import Through, is_shared, root_of, write_through
 from farspan.lazy.parameters.outside import plain_of
 from farspan.lazy.tensor import LazyTensor
-from farspan.lazy.torch_private import DisableTorchFunction, has_memory_of_its_own
+from farspan.lazy.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
 __all__ = [
-    "become_plain",
-    "can_be_recorded",
     "is_plain_write",
     "let_record_written",
     "plain_versions",
@@ -78,8 +76,8 @@ def write_apart(
 ) -> tuple[bool, Any]:
     """Record a call that writes into a view, or into what has views.
 
-    A plain tensor that it writes into, which every rank has, becomes a recorded one first; if it is a gradient, it
-    stays plain, and the call runs at once, on every rank.
+    A plain tensor that it writes into, which every rank has, becomes a recorded one first. If it cannot, for it is a
+    parameter, or others use its memory, or it is a gradient, it stays plain, and the call runs at once, on every rank.
 
     Returns:
         Whether this was all there is to do, and the call's result.
@@ -88,8 +86,14 @@ def write_apart(
     if type(target) is not Leaf and any(recorder.outside.is_gradient(tensors[i]) for i in entry.mutated):
         args, kwargs = rebuild(template, list(map(read_data, tensors)))
         return True, target(*args, **kwargs)
-    for tensor in [tensors[i] for i in entry.mutated]:
-        if type(tensor) is not LazyTensor and id(tensor) not in recorder.placed:
+    written = [tensors[i] for i in entry.mutated]
+    plain = [item for item in written if type(item) is not LazyTensor and id(item) not in recorder.placed]
+    if not all(can_be_recorded(recorder, tensor) for tensor in plain):
+        _check_every_rank_can_write(recorder, target, entry, tensors, len(plain), where)
+        args, kwargs = rebuild(template, list(map(read_data, tensors)))
+        return True, target(*args, **kwargs)  # type: ignore[operator]
+    for tensor in plain:
+        if type(tensor) is not LazyTensor:
             known = [item for item in tensors if type(item) is LazyTensor or id(item) in recorder.placed]
             values = [value for item in known if isinstance(value := recorder.argument(item), Value)]
             home = target.stage if type(target) is Leaf else stage_for(recorder, entry, tensors, values, is_new=True)
@@ -103,8 +107,8 @@ def write_apart(
             why=f"at {where}: the view would have to change with it.",
             hint="use the out-of-place operation, or write before taking the view",
         )
-    number, written = shared[0]
-    if root_of(written) is None:
+    number, view = shared[0]
+    if root_of(view) is None:
         recorder.refuse(
             f"{entry.name} writes into a view that a module has returned",
             why=f"at {where}: what it is a view of would have to change with it.",
@@ -126,7 +130,7 @@ def _become_recorded(recorder: Recorder, plain: torch.Tensor, stage: int, name: 
     given = ((memory,), {})
     template, tensors = flatten_arguments(*given)
     lazy = recorder.record(torch.clone, template, tensors, stage, given=given)
-    _exchange(recorder, plain, lazy, lazy._value)
+    exchange(recorder, plain, lazy, lazy._value)
 
 
 def let_record_written(recorder: Recorder, call: Call, tensors: list[torch.Tensor], recordable: Sequence[bool]) -> None:
@@ -149,49 +153,29 @@ def let_record_written(recorder: Recorder, call: Call, tensors: list[torch.Tenso
             _refuse_shared(recorder, call.entry.name, format_where(call.where))
         value = call.outputs[call.entry.num_results + number]
         lazy = LazyTensor.make(value, recorder)
-        _exchange(recorder, tensor, lazy, value)
+        exchange(recorder, tensor, lazy, value)
         value.data = lazy if value.data is tensor else value.data
 
 
-def can_be_recorded(recorder: Recorder, plain: torch.Tensor) -> bool:
-    """Whether the program may hold a recorded tensor in the place of this plain one."""
-    return (
-        type(plain) is torch.Tensor
-        and id(plain) not in recorder.placed
-        and not plain.requires_grad
-        and plain._base is None
-        and plain.layout is torch.strided
-        and has_memory_of_its_own(plain)
+def _check_every_rank_can_write(
+    recorder: Recorder, target: Any, entry: Entry, tensors: list[torch.Tensor], num_plain: int, where: str
+) -> None:
+    """Raise if a call that writes into plain memory cannot do so on every rank, on fetched values.
+
+    Raises:
+        RecordError: It is a module's call, writes into recorded tensors too, or gradient would flow through it.
+    """
+    is_module = type(target) is Leaf or type(target) is FunctionCall
+    has_gradient = torch.is_grad_enabled() and any(
+        (type(item) is LazyTensor or id(item) in recorder.placed) and item.requires_grad for item in tensors
     )
+    if has_gradient or is_module or num_plain < len(entry.mutated):
+        _refuse_shared(recorder, entry.name, where)
 
 
 def _refuse_shared(recorder: Recorder, name: str, where: str) -> NoReturn:
     recorder.refuse(
         f"{name} writes recorded values into a plain tensor whose memory others use too",
         why=f"at {where}: the plain tensor exists on every rank, the values on one.",
-        hint="write into the tensor itself (out[i, j] = x, not out[i][j] = x), or use torch.cat, torch.where",
+        hint="write what needs no gradient: x.detach(), or under torch.no_grad(); or use torch.cat, torch.where",
     )
-
-
-def become_plain(recorder: Recorder, lazy: LazyTensor, plain: torch.Tensor) -> None:
-    """Let the program hold `plain` where it held `lazy`."""
-    _exchange(recorder, lazy, plain, lazy._value)
-
-
-def _exchange(recorder: Recorder, one: torch.Tensor, other: torch.Tensor, value: Value) -> None:
-    """Let who holds `one` hold `other`, and the reverse; one of them is the recorded tensor of `value`."""
-    value.lazy = None
-    try:
-        try:
-            torch.utils.swap_tensors(one, other)
-        except RuntimeError:
-            gc.collect()  # a run on fakes has left a weak reference
-            torch.utils.swap_tensors(one, other)
-    except RuntimeError as error:
-        recorder.refuse(
-            "recorded values are written into a plain tensor that the program holds a weak reference to",
-            why=f"at {format_where(find_where())}: {str(error).splitlines()[0]}",
-            hint="write into a tensor made for it",
-        )
-    lazy = one if type(one) is LazyTensor else other
-    value.lazy = weakref.ref(lazy)

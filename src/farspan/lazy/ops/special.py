@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farspan.lazy.memory.addresses import ADDRESSES
+from farspan.lazy.memory.rebinding import data_of, set_data
 from farspan.lazy.metadata import Entry, map_tensors
 from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import READERS, REFUSED, RUNNING_STATISTICS, name_of
@@ -23,12 +25,13 @@ from farspan.lazy.torch_private import has_compatible_type
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["HANDLERS", "data_to_draw", "is_own_draw", "read_data", "read_numbers", "read_recorded"]
+__all__ = ["HANDLERS", "NUMBERS", "data_to_draw", "is_own_draw", "read_data", "read_numbers", "read_recorded"]
 
 Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 _T: Any = torch.Tensor
 _LIKE = frozenset([torch.rand_like, torch.randn_like, torch.randint_like])
-_NUMBERS = ("alpha", "beta", "value")
+NUMBERS = ("alpha", "beta", "value")
+"""Arguments for which torch takes numbers only."""
 _SAME: dict[str, str] = {"gradient": "gradients", "grad_tensors": "gradients", "grad_variables": "gradients"}
 
 
@@ -44,9 +47,9 @@ def read_recorded(state: Any) -> Any:
 
 def read_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
     """`kwargs` with numbers in the place of recorded tensors where torch takes numbers only, and reads what it gets."""
-    if not any(type(kwargs.get(name)) is LazyTensor for name in _NUMBERS):
+    if not any(type(kwargs.get(name)) is LazyTensor for name in NUMBERS):
         return kwargs
-    return {name: item.item() if name in _NUMBERS and torch.is_tensor(item) else item for name, item in kwargs.items()}
+    return {name: item.item() if name in NUMBERS and torch.is_tensor(item) else item for name, item in kwargs.items()}
 
 
 def is_own_draw(function: Any, entry: Entry) -> bool:
@@ -90,38 +93,6 @@ def _normalise(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any
     return NotImplemented
 
 
-def _data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
-    """`param.data`, `param.detach()`: the same memory without gradient, for reading and writing."""
-    tensor = args[0]
-    if getattr(tensor, "_is_gradient", False):
-        return tensor
-    placed = recorder.placed.get(id(tensor))
-    if placed is None:
-        return NotImplemented
-    lazy = LazyTensor.make(recorder.value_of(placed, is_alias=True), recorder)
-    lazy._alias_of = placed
-    return lazy
-
-
-def _set_data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
-    """`param.data = value`, `param.grad.data = value`: the owner copies the value in."""
-    tensor, value = args
-    if value is tensor:
-        return
-    placed = recorder.placed.get(id(tensor))
-    if placed is None and not getattr(tensor, "_is_gradient", False):
-        recorder.refuse("the data of a recorded tensor cannot be set", hint="use the tensor it is set to instead")
-    if value.dtype != tensor.dtype or value.shape != tensor.shape:
-        recorder.refuse(
-            f"{placed.name if placed else 'a gradient'} is {tensor.dtype} of shape {tuple(tensor.shape)} and cannot "
-            f"become {value.dtype} of shape {tuple(value.shape)}",
-            hint="convert the model before farspan.distribute(model)",
-        )
-    if placed is None or getattr(value, "_alias_of", None) is not placed:
-        with torch.no_grad():
-            tensor.copy_(value)
-
-
 def _is_of_compatible_type(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> bool:
     """`Module.to` asks whether it may set `param.data`."""
     return args[0].device.type == args[1].device.type
@@ -135,10 +106,11 @@ HANDLERS: dict[Any, Handler] = {
     **SCALING,
     **dict.fromkeys(READERS, _read),
     **dict.fromkeys(REFUSED, _refuse),
+    **ADDRESSES,
     **dict.fromkeys(HOOKS, register),
     **dict.fromkeys(RUNNING_STATISTICS, _normalise),
     _T.to: to,
-    _T.detach: _data,
-    _T.data.__get__: _data,
-    _T.data.__set__: _set_data,
+    _T.detach: data_of,
+    _T.data.__get__: data_of,
+    _T.data.__set__: set_data,
 }

@@ -15,7 +15,7 @@ from farspan.lazy.tensor import LazyTensor
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["stage_for", "stage_of"]
+__all__ = ["latest_stage", "stage_for", "stage_of"]
 
 
 def stage_of(recorder: Recorder, item: Any) -> int | None:
@@ -47,12 +47,12 @@ def stage_for(
         return _stage_written(recorder, entry, tensors)
     here = recorder.here
     if not here:
-        return _stage_of(values)
-    natural = _stage_of(values) if values else -1
+        return latest_stage(values)
+    natural = latest_stage(values) if values else -1
     return natural if natural in here else here[0]
 
 
-def _stage_of(values: Sequence[Value]) -> int:
+def latest_stage(values: Sequence[Value]) -> int:
     """An op runs where its data have come farthest: so that they go on from there, and not back and forth.
 
         skip on stage 0, x on stage 2     cat((skip, x)) on stage 2, however large the skip is
@@ -76,15 +76,30 @@ def _size(value: Value) -> int:
 
 
 def _is_weight(value: Value) -> bool:
-    """Whether it is a parameter, or made of parameters alone by operations between modules."""
-    while value.call is not None:
-        if type(value.call.target) is Leaf:
-            return False
-        inputs = [item for item in value.call.arguments or () if isinstance(item, Value)]
-        if not inputs or not all(map(_is_weight, inputs[1:])):
-            return False
-        value = inputs[0]
-    return bool(value.name)
+    """Whether it is a parameter, or made of parameters alone by operations between modules.
+
+    Values remember it: a weight that is made in many operations (a power iteration, say) has ever so many ways back to
+    its parameters.
+    """
+    todo = [value]
+    while todo:
+        item = todo[-1]
+        if item.is_weight is None:
+            inputs = _made_of(item)
+            unknown = [each for each in inputs if each.is_weight is None]
+            if unknown:
+                todo += unknown
+                continue
+            item.is_weight = bool(item.name) if item.call is None else bool(inputs) and all(x.is_weight for x in inputs)
+        todo.pop()
+    return bool(value.is_weight)
+
+
+def _made_of(value: Value) -> list[Value]:
+    """What an operation between modules has made it of."""
+    if value.call is None or type(value.call.target) is Leaf:
+        return []
+    return [item for item in value.call.arguments or () if isinstance(item, Value)]
 
 
 def _stage_written(recorder: Recorder, entry: Entry | Unknown, tensors: list[torch.Tensor]) -> int:

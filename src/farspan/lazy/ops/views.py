@@ -16,14 +16,16 @@ import torch
 
 from farspan.graph import Call
 from farspan.lazy.leaf import Leaf
+from farspan.lazy.memory.twins import main_of, put_value
 from farspan.lazy.metadata import flatten, flatten_arguments, rebuild
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
+    from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["Through", "is_shared", "join_family", "root_of", "write_through"]
+__all__ = ["Through", "is_shared", "join_family", "root_of", "take_anew", "write_through"]
 
 _Link = tuple[Any, Any, int]
 """How a view is taken: (function, template of its arguments, which of its results)."""
@@ -36,18 +38,20 @@ class _View(NamedTuple):
     """From the root, one after the other; None where a module has taken it."""
 
 
-def join_family(lazy: LazyTensor, base: Any, call: Call, result: int) -> None:
-    """`lazy` is the `result`-th result of `call`, and a view of `base`: a recorded tensor, or a parameter."""
+def join_family(lazy: LazyTensor, base: Any, call: Call, result: int, placed: dict[int, Placed]) -> None:
+    """`lazy` is the `result`-th result of `call`, and a view of `base`: a recorded tensor, or one of the parameters."""
+    base = main_of(base) if type(base) is LazyTensor else base
     before = getattr(base, "_view", None) or _View(base, ())
     links = None
     if before.links is not None and type(call.target) is not Leaf and len(call.arguments or ()) == 1:
         links = (*before.links, (call.target, call.template, result))
     lazy._view = _View(before.root, links)
     if type(before.root) is not LazyTensor:
-        return  # a parameter: lives long, and would gather them
-    family = before.root._family
-    if family is None:
-        family = before.root._family = []
+        family = placed[id(before.root)].aliases
+    else:
+        family = before.root._family
+        if family is None:
+            family = before.root._family = []
     if len(family) > _MANY:
         family[:] = [member for member in family if member() is not None]
     family.append(weakref.ref(lazy))
@@ -55,11 +59,13 @@ def join_family(lazy: LazyTensor, base: Any, call: Call, result: int) -> None:
 
 def is_shared(lazy: LazyTensor) -> bool:
     """Whether a write into `lazy` shows in other tensors."""
+    lazy = main_of(lazy)
     return lazy._view is not None or any(member() is not None for member in lazy._family or ())
 
 
 def root_of(lazy: LazyTensor) -> Any:
     """What `lazy` is a view of, or itself; None if it is not known how it was taken."""
+    lazy = main_of(lazy)
     if lazy._view is None:
         return lazy
     return None if lazy._view.links is None else lazy._view.root
@@ -69,7 +75,7 @@ def write_through(
     recorder: Recorder, function: Any, template: Any, tensors: list[torch.Tensor], number: int, stage: int | None
 ) -> None:
     """Record `function`, which writes into its `number`-th tensor, and let all that share its memory be new."""
-    written: Any = tensors[number]
+    written: Any = main_of(tensors[number])  # type: ignore[arg-type]
     root = root_of(written)
     links = () if written._view is None else written._view.links
     others = [tensor for i, tensor in enumerate(tensors) if i != number]
@@ -79,14 +85,15 @@ def write_through(
     whole, all_tensors = flatten_arguments(*given)
     result = recorder.record(target, whole, all_tensors, stage, given=given)
     if not is_in_place:
-        _become(root, result)
+        put_value(root, result._value)
     family = [reference() for reference in getattr(root, "_family", None) or [weakref.ref(written)]]
     for member in family:
         if member is not None and member is not root:
-            _take_anew(recorder, member)
+            take_anew(recorder, member)
 
 
-def _take_anew(recorder: Recorder, member: LazyTensor) -> None:
+def take_anew(recorder: Recorder, member: LazyTensor) -> None:
+    """What `member` is a view of has been written: let it be a view of what that is now."""
     view: Any = member._view
     if view.links is None:
         recorder.refuse(
@@ -97,15 +104,8 @@ def _take_anew(recorder: Recorder, member: LazyTensor) -> None:
     for function, template, result in view.links:
         taken = recorder.record(function, template, [tensor], None)
         tensor = flatten(taken)[1][result]
-    _become(member, tensor)
+    put_value(member, tensor._value)
     member._view = view
-
-
-def _become(lazy: LazyTensor, new: LazyTensor) -> None:
-    """The program's `lazy` is what `new` is; `new` was only a name for it."""
-    lazy._value.lazy = None
-    lazy._value = new._value
-    lazy._value.lazy = weakref.ref(lazy)
 
 
 class Through:

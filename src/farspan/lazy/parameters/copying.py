@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["copy_module", "copy_parameter", "copy_plainly"]
+__all__ = ["copy_module", "copy_parameter", "copy_plainly", "plan_by_model"]
+
+plan_by_model: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+"""What each distributed model is distributed by. Not an attribute of the model, which is pickled as it was."""
 
 
 def copy_plainly(module: nn.Module, memo: dict[int, Any]) -> Any:
@@ -81,6 +85,8 @@ def copy_module(
             leaves.append(new_leaf)
         if id(old) in recorder.roots:
             recorder.roots[id(new)] = prefix
+        if old in plan_by_model:
+            plan_by_model[new] = plan_by_model[old]
     recorder.keep_alive.append((result, leaves, placed))
     recorder.engine.add_parameters(placed)
     recorder.engine.meet("copy.deepcopy of a model")  # from here on others may ask for what this rank has copied

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Meta, Value
-from farspan.lazy.metadata import intern
+from farspan.lazy.metadata import flatten_arguments, intern
 from farspan.lazy.shared.reads import Reads
 from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import raw_grad
@@ -49,6 +49,9 @@ class Gradients:
     def set(self, placed: Placed, gradient: Any) -> None:
         """`param.grad = gradient`."""
         recorder = self.recorder
+        if type(gradient) is LazyTensor and gradient._value.stage != placed.stage:
+            template, tensors = flatten_arguments((gradient,), {})  # sent to where the parameter is
+            gradient = recorder.record(torch.clone, template, tensors, placed.stage, given=((gradient,), {}))
         if recorder.num_pending_backwards or (gradient is not None and recorder.has_pending()):
             recorder.engine.flush(f"{placed.name}.grad = ...")
         view = self._views.pop(placed.name, None)
@@ -56,6 +59,11 @@ class Gradients:
             self._views[placed.name] = view
             return
         recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
+
+    def put(self, placed: Placed, gradient: torch.Tensor | None) -> None:
+        """`param.grad = gradient` in an optimizer's step, where nothing waits to be run."""
+        self._views.pop(placed.name, None)
+        self.recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
 
     def read(self, value: Value) -> torch.Tensor:
         """The data of a recorded value. One that is made of a parameter's gradient alone is likely to be read of other

@@ -17,6 +17,7 @@ import torch
 
 from farspan.graph import EVERYWHERE, Meta, Value
 from farspan.lazy.metadata import apply_modes, intern
+from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import DisableTorchFunctionSubclass
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def access_gradient(recorder: Recorder | None, function: Any, args: tuple[Any, .
     outside = recorder.outside if recorder is not None and recorder.is_recording else None
     if recorder is not None and outside is not None and outside.is_used and recorder.num_pending_backwards:
         recorder.engine.flush("the gradient of a tensor outside the model")
+    if len(args) == 2 and type(args[1]) is LazyTensor and type(args[0]) is not LazyTensor:
+        args = (args[0], args[1].read())  # a gradient of what every rank has
     with DisableTorchFunctionSubclass():
         result = function(*args)
     if outside is not None:

@@ -159,6 +159,7 @@ def place_anew(
     for module in model.modules():
         recorder.leaves.pop(id(module), None)
         recorder.leaf_parts.discard(id(module))
+        recorder.variants = {key: leaf for key, leaf in recorder.variants.items() if key[0] != id(module)}
     recorder.keep_alive = [entry for entry in recorder.keep_alive if entry[0] is not model]
     recorder.cache.forget_leaves()
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -196,7 +197,7 @@ def _make_leaves(model: nn.Module, recorder: Recorder, sites: Sites, prefix: str
             recorder.leaves[id(module)] = leaf
             recorder.leaf_parts.update(map(id, leaf.modules))
             leaves.append(leaf)
-    open_leaves(recorder.leaves)
+    open_leaves(recorder.leaves.values())
     recorder.keep_alive.append((model, leaves))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from farspan.lazy.memory.exchange import become_plain
 from farspan.lazy.metadata import map_tensors
-from farspan.lazy.ops.mutation import become_plain
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.tensor import LazyTensor
 
@@ -31,6 +31,7 @@ class Transfer:
         """Write into a parameter at its owner only; read one by fetching it from there."""
         placed = self.recorder.placed.get(id(args[0])) if args else None
         if function in _WRITES and placed is not None:
+            self.recorder.engine.loaded(placed.name, (*args, None)[1])
             if placed.is_owned:
                 function(*args, **kwargs)
             return args[0]
@@ -40,7 +41,10 @@ class Transfer:
             become_plain(self.recorder, args[0], plain)
             return args[0]
         args, kwargs = map_tensors((args, kwargs), self._fetch)
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        if placed is not None and not self.is_loading and _is_memory_of(result, args[0]):
+            self.recorder.copies.add(result, placed)
+        return result
 
     def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) is LazyTensor:
@@ -85,3 +89,10 @@ def transferring(recorder: Recorder, *, is_loading: bool) -> Iterator[None]:
         recorder.transfer = outer
     if is_loading:
         recorder.engine.parameters_changed()  # who reads a parameter from now on waits until its owner has loaded it
+
+
+def _is_memory_of(result: Any, tensor: torch.Tensor) -> bool:
+    """Whether `result` is a tensor with the memory of `tensor`."""
+    if type(result) is not torch.Tensor or result.layout is not torch.strided:
+        return False
+    return result.untyped_storage()._cdata == tensor.untyped_storage()._cdata

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import torch
 
 from farspan.graph import Meta, Value
 from farspan.lazy.metadata import intern
+from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
 
-__all__ = ["ParameterValues", "alias_of"]
+__all__ = ["ParameterValues", "alias_of", "renew_aliases"]
 
 
 def alias_of(placed: Placed) -> Value:
@@ -21,6 +25,13 @@ def alias_of(placed: Placed) -> Value:
     if placed.is_owned:
         value.data = placed.tensor.detach()
     return value
+
+
+def renew_aliases(tensors: Sequence[torch.Tensor]) -> None:
+    """Let what is a parameter's memory, into which a call has written, be the memory, not the call's result."""
+    for item in tensors:
+        if type(item) is LazyTensor and item._alias_of is not None:
+            item._value = alias_of(item._alias_of)
 
 
 class ParameterValues:

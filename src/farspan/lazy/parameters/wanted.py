@@ -1,4 +1,4 @@
-"""`torch.autograd.grad`: the gradients of parameters, and of tensors outside the model, are returned."""
+"""`torch.autograd.grad`: the gradients of parameters, recorded values and tensors outside the model are returned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.graph import Wanted
+from farspan.graph import Value, Wanted
 from farspan.lazy.backward import record_backward
 from farspan.lazy.metadata import intern
 from farspan.lazy.tensor import LazyTensor
@@ -40,24 +40,26 @@ def _grad(
     wanted_tensors: Sequence[Any] = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
     if is_grads_batched:
         recorder.refuse("is_grads_batched=True cannot be recorded", hint="call torch.autograd.grad once for each")
-    if any(type(item) is LazyTensor for item in wanted_tensors):
-        recorder.refuse(
-            "torch.autograd.grad cannot take the gradient of a recorded tensor",
-            hint="of parameters and of inputs it can; compute others inside one module",
-        )
     placed = [recorder.placed.get(id(item)) for item in wanted_tensors]
-    outside = [item for item, known in zip(wanted_tensors, placed, strict=True) if known is None]
-    for item in outside:
-        if not item.requires_grad:
-            raise RuntimeError("One of the differentiated Tensors does not require grad")
-    wanted = Wanted([item.name for item in placed if item is not None], outside)
+    recorded = [item for item in wanted_tensors if type(item) is LazyTensor]
+    outside = [
+        item
+        for item, known in zip(wanted_tensors, placed, strict=True)
+        if known is None and type(item) is not LazyTensor
+    ]
+    if not all(item.requires_grad for item in [*outside, *recorded]):
+        raise RuntimeError("One of the differentiated Tensors does not require grad")
+    wanted = Wanted([item.name for item in placed if item is not None], outside, [item._value for item in recorded])
     keeps_graph = create_graph if retain_graph is None else retain_graph
     record_backward(recorder, outputs, grad_outputs, keeps_graph, create_graph, wanted=wanted)
     recorder.next_graph()
     recorder.engine.flush("torch.autograd.grad()")
     of_outside = iter(wanted.gradients)
-    of_parameters = iter(_gradients_of(recorder, [item for item in placed if item is not None], wanted))
-    known = [next(of_outside if item is None else of_parameters) for item in placed]
+    keys = [
+        item._value if type(item) is LazyTensor else known for item, known in zip(wanted_tensors, placed, strict=True)
+    ]
+    of_recorded = iter(_gradients_of(recorder, [key for key in keys if key is not None], wanted))
+    known = [next(of_outside if key is None else of_recorded) for key in keys]
     if materialize_grads:
         known = [
             torch.zeros_like(item.detach()) if gradient is None else gradient
@@ -71,11 +73,18 @@ def _grad(
     return tuple(known)
 
 
-def _gradients_of(recorder: Recorder, placed: Sequence[Placed], wanted: Wanted) -> list[LazyTensor | None]:
-    reached = [item for item in placed if item.name in wanted.reached]
-    metas = [replace(item.meta, requires_grad=False, is_parameter=False) for item in reached]
+def _gradients_of(recorder: Recorder, keys: Sequence[Placed | Value], wanted: Wanted) -> list[LazyTensor | None]:
+    """The gradients of parameters and recorded values, where the outputs depend on them."""
+    found: list[LazyTensor | None] = [None] * len(keys)
+    names: list[str | Value] = [item if isinstance(item, Value) else item.name for item in keys]
+    reached = [number for number, name in enumerate(names) if name in wanted.reached]
+    metas = [replace(keys[number].meta, requires_grad=False, is_parameter=False) for number in reached]
     values = recorder.engine.new_sources(
-        [(intern(meta), item.stage, wanted.found.get(item.name)) for item, meta in zip(reached, metas, strict=True)]
+        [
+            (intern(meta), keys[number].stage, wanted.found.get(names[number]))
+            for number, meta in zip(reached, metas, strict=True)
+        ]
     )
-    made = iter([LazyTensor.make(value, recorder) for value in values])
-    return [next(made) if item.name in wanted.reached else None for item in placed]
+    for number, value in zip(reached, values, strict=True):
+        found[number] = LazyTensor.make(value, recorder)
+    return found

@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["DRAWS", "has_own_generator"]
+__all__ = ["DRAWS", "has_own_generator", "may_draw"]
 
 _TORCH = (
-    "alpha_dropout", "alpha_dropout_", "bernoulli", "binomial", "dropout", "dropout_", "feature_alpha_dropout",
-    "feature_alpha_dropout_", "feature_dropout", "feature_dropout_", "gru", "lstm", "multinomial", "native_dropout",
-    "normal", "pca_lowrank", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like",
-    "randperm", "rnn_relu", "rnn_tanh", "rrelu", "rrelu_",
+    "_fused_dropout", "_sample_dirichlet", "_standard_gamma", "alpha_dropout", "alpha_dropout_", "bernoulli",
+    "binomial", "dropout", "dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "feature_dropout",
+    "feature_dropout_", "gru", "lstm", "multinomial", "native_dropout", "normal", "pca_lowrank", "poisson", "rand",
+    "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "rnn_relu", "rnn_tanh", "rrelu",
+    "rrelu_",
 )  # fmt: skip
 _TENSOR = (
     "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal_",
@@ -46,4 +47,24 @@ other libraries) are added when a metadata run sees them draw.
 
 def has_own_generator(kwargs: Any) -> bool:
     """Whether a call draws from a generator that the user made: it is left alone."""
-    return bool(kwargs) and kwargs.get("generator") is not None
+    return bool(kwargs) and kwargs.get("generator") not in (None, torch.default_generator)
+
+
+_verdicts: dict[Any, bool] = {}
+
+
+def may_draw(function: Any) -> bool:
+    """Whether a call of `function` may draw: those known to, and those of which nothing is known."""
+    verdict = _verdicts.get(function)
+    if verdict is None:
+        verdict = _verdicts[function] = function in DRAWS or _is_unknown(function)
+    return verdict
+
+
+def _is_unknown(function: Any) -> bool:
+    if hasattr(function, "overloads"):  # torch.ops.aten.rand
+        return any(_is_unknown(getattr(function, name)) for name in function.overloads())
+    if hasattr(function, "tags"):  # torch.ops.aten.rand.default
+        return torch.Tag.nondeterministic_seeded in function.tags or function.namespace not in ("aten", "prims")
+    room = getattr(function, "__module__", None)
+    return room is not None and not room.startswith("torch")

@@ -1,8 +1,8 @@
 """Where in the user's program random numbers are drawn: a path of module calls, the same for every plan.
 
     frame(root)       = seed
-    frame(module)     = hash(frame of its caller, its name, how many calls of it this caller has made before)
-    seed of a draw    = hash(frame of its caller, its name, how many calls of it this caller has made before)
+    frame(module)     = blake2b(frame of its caller, its name, how many calls of it this caller has made before)
+    seed of a draw    = blake2b(frame of its caller, its name, how many calls of it this caller has made before)
 
 A module called in a loop over blocks, and a block's own two dropouts:
 
@@ -15,11 +15,22 @@ The same frames arise whether a module's Python is being recorded (a container) 
 from __future__ import annotations
 
 import hashlib
+import struct
 from typing import Any
 
 from farspan.lazy.ops.functions import name_of
 
-__all__ = ["Frame", "Path", "forget_module", "key_of", "key_of_function", "key_of_module", "name_module", "seed_of"]
+__all__ = [
+    "Frame",
+    "Path",
+    "forget_module",
+    "key_of",
+    "key_of_function",
+    "key_of_module",
+    "mixed",
+    "name_module",
+    "seed_of",
+]
 
 Path = tuple[int, int, int]
 """(key of the caller's frame, key of what it calls, how many calls of that came before)."""
@@ -58,7 +69,7 @@ class Frame:
 
     def inside(self, child: int, *, is_apart: bool = False) -> Frame:
         """The frame of a call of `child`."""
-        return Frame(hash((self.key, child, self.count(child, is_apart=is_apart))))  # of integers: equal everywhere
+        return Frame(mixed((self.key, child, self.count(child, is_apart=is_apart))))
 
     def copy(self) -> Frame:
         same = Frame(self.key)
@@ -95,5 +106,9 @@ def forget_module(module_id: int) -> None:
 
 def seed_of(path: Path) -> int:
     """The seed for what is drawn at `path`: all its bits are mixed, for torch's CPU generator uses 32 of them."""
-    mixed = hashlib.blake2b(hash(path).to_bytes(8, "big", signed=True), digest_size=8)
-    return int.from_bytes(mixed.digest(), "big") >> 1
+    return mixed(path) >> 1
+
+
+def mixed(path: Path) -> int:
+    """A number of 63 bits for `path`, equal in every process."""
+    return int.from_bytes(hashlib.blake2b(struct.pack(">3Q", *path), digest_size=8).digest(), "big") >> 1

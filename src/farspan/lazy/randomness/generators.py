@@ -16,9 +16,11 @@ __all__ = [
     "all_generators",
     "generators_of",
     "host_seed",
+    "is_as_in_python",
     "kept",
     "kept_in_python",
     "put_back_in_python",
+    "put_in_python",
     "states_in_python",
 ]
 
@@ -70,7 +72,7 @@ def kept_in_python(seed: int) -> Iterator[None]:
         try:
             yield
         finally:
-            _set_in_python(states)
+            put_in_python(states)
 
 
 @contextlib.contextmanager
@@ -78,11 +80,11 @@ def put_back_in_python(states: Any) -> Iterator[None]:
     """Python's and numpy's generators are as `states_in_python` found them for the body, and afterwards as before."""
     with GENERATORS:
         now = states_in_python()
-        _set_in_python(states)
+        put_in_python(states)
         try:
             yield
         finally:
-            _set_in_python(now)
+            put_in_python(now)
 
 
 def states_in_python() -> Any:
@@ -90,6 +92,13 @@ def states_in_python() -> Any:
     return random.getstate(), np.random.get_state()
 
 
-def _set_in_python(states: Any) -> None:
+def is_as_in_python(states: Any) -> bool:
+    """Whether Python's and numpy's generators are as `states_in_python` found them."""
+    now = np.random.get_state()
+    return random.getstate() == states[0] and all(map(np.array_equal, now, states[1]))
+
+
+def put_in_python(states: Any) -> None:
+    """Set Python's and numpy's generators to what `states_in_python` gave."""
     random.setstate(states[0])
     np.random.set_state(states[1])

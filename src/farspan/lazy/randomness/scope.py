@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from farspan.graph import Call
 from farspan.lazy.randomness.draws import DRAWS, has_own_generator
-from farspan.lazy.randomness.frame import Frame, Path, key_of_function, key_of_module, seed_of
+from farspan.lazy.randomness.frame import Frame, Path, key_of_function, key_of_module, mixed, seed_of
 from farspan.lazy.randomness.generators import (
     all_generators,
     generators_of,
@@ -32,7 +32,7 @@ from farspan.lazy.randomness.generators import (
 )
 from farspan.lazy.torch_private import is_compiled, without_modes_of
 
-__all__ = ["Scope", "active", "called_inside", "draw_at_once", "replayed", "seeded", "way_back"]
+__all__ = ["Scope", "active", "called_inside", "draw_at_once", "replayed", "seeded", "seeded_on", "way_back"]
 
 _NOTHING = contextlib.nullcontext()
 
@@ -44,7 +44,7 @@ class Scope(TorchFunctionMode):
         super().__init__()
         self.frame = frame
         self.generators = generators
-        self.seed = host_seed()
+        self.seed = generators[0].initial_seed()
         """What was sown last. Where torch has another seed by now, the user's code has sown its own."""
 
     @property
@@ -54,7 +54,7 @@ class Scope(TorchFunctionMode):
 
     @property
     def is_in_charge(self) -> bool:
-        return torch.default_generator.initial_seed() == self.seed
+        return self.generators[0].initial_seed() == self.seed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in DRAWS and has_own_generator(kwargs):
@@ -105,6 +105,12 @@ class _Active(threading.local):
     """While a forward runs that is to be computed again: follows its module calls."""
     num_own_draws = 0
     """How often a leaf has drawn from a generator of its own."""
+    draws_plainly = False
+    """While a leaf that draws is running, and draws what the plain program draws."""
+    draws_from_own = False
+    """Whether that leaf draws from a generator of its own."""
+    num_seedings = 0
+    """How often code that runs has seeded torch's generator, or set its state."""
 
 
 active = _Active()
@@ -127,17 +133,30 @@ def called_inside(child: int, function: Callable[..., Any], *args: Any, **kwargs
 
 
 def seeded(call: Call, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
-    """What `call` draws while the body runs it on `tensors` depends on its path alone."""
-    return _seeded(call, tensors) if call.entry.is_random else _NOTHING
+    """What `call` draws while the body runs it on `tensors` is what it draws in the plain program, or depends on its
+    path alone.
+    """
+    if not call.entry.is_random:
+        return _NOTHING
+    if call.draws is not None:
+        return call.draws.stretch.program.running(call, tensors)
+    generators = generators_of([*tensors, *(item.tensor for item in getattr(call.target, "placed", ()))])
+    return seeded_on(call, generators, in_python=call.entry.is_random_in_python)
 
 
 @contextlib.contextmanager
-def _seeded(call: Call, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+def seeded_on(call: Call, generators: Sequence[torch.Generator], *, in_python: bool = False) -> Iterator[None]:
+    """What `call` draws from these generators while the body runs it depends on its path alone.
+
+    Args:
+        call: Runs in the body.
+        generators: Of torch.
+        in_python: Whether Python's and numpy's generators are meant too.
+    """
     path = call.path
     assert path is not None
     seed = seed_of(path)
-    generators = generators_of([*tensors, *(item.tensor for item in getattr(call.target, "placed", ()))])
-    with kept(generators), kept_in_python(seed) if call.entry.is_random_in_python else _NOTHING:
+    with kept(generators), kept_in_python(seed) if in_python else _NOTHING:
         for generator in generators:
             generator.manual_seed(seed)
         if call.target in DRAWS:
@@ -147,7 +166,7 @@ def _seeded(call: Call, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         frame = Frame(key)
         frame.counts[child] = number  # the target's own call comes next, and finds its frame
         if getattr(call.target, "function", None) is CheckpointFunction:
-            frame = Frame(hash(path))  # has no frame of its own, so that checkpointing a module changes nothing
+            frame = Frame(mixed(path))  # has no frame of its own, so that checkpointing a module changes nothing
         with _running(Scope(frame, generators)):
             yield
 
@@ -170,20 +189,27 @@ def way_back(*, in_python: bool) -> Callable[[], contextlib.AbstractContextManag
         in_python: Whether it draws from Python's or numpy's generator too.
     """
     scope = active.scope
-    if scope is None:
+    generators = [*(() if scope is None else scope.generators)]
+    if active.draws_plainly:
+        generators.append(torch.default_generator)
+    if not generators:
         return contextlib.nullcontext
-    frame, generators, seed = scope.frame.copy(), scope.generators, scope.seed
     states = [generator.get_state() for generator in generators]
     states_of_python = states_in_python() if in_python else None
+    frame, seed = (None, 0) if scope is None else (scope.frame.copy(), scope.seed)
 
     @contextlib.contextmanager
     def back() -> Iterator[None]:
-        again = Scope(frame.copy(), generators)
-        again.seed = seed
-        with kept(generators), put_back_in_python(states_of_python) if in_python else _NOTHING, _running(again):
+        with kept(generators), put_back_in_python(states_of_python) if in_python else _NOTHING:
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
-            yield
+            if scope is None or frame is None:
+                yield
+                return
+            again = Scope(frame.copy(), scope.generators)
+            again.seed = seed
+            with _running(again):
+                yield
 
     return back
 

@@ -6,15 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farspan.errors import FarspanError
 from farspan.graph import Call, Value
-from farspan.lazy.leaf import LeakError
-from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, meta_of
+from farspan.lazy.context.outer import saved_hooks
+from farspan.lazy.leaf import Leaf, LeakError
+from farspan.lazy.memory.exchange import can_be_recorded
+from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, meta_of, rebuild
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
+from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import find_where
-from farspan.lazy.ops.mutation import can_be_recorded, let_record_written, plain_versions
+from farspan.lazy.ops.mutation import let_record_written, plain_versions
+from farspan.lazy.ops.special import read_data
 from farspan.lazy.ops.stages import stage_for
+from farspan.lazy.randomness import DRAWS
+from farspan.lazy.shared.exceptions import can_tell_exception, exception_from_json, exception_to_json
 from farspan.lazy.shared.wire import entry_from_json, entry_to_json
+from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import is_not_torchs_device
 
 if TYPE_CHECKING:
@@ -39,6 +47,9 @@ def learn(
     Raises:
         LeakError: It reaches outside itself, as its run has shown.
     """
+    if _is_of_plain_memory(recorder, target, tensors):
+        args, kwargs = rebuild(template, list(map(read_data, tensors)))
+        return target(*args, **kwargs)
     path = recorder.path_of(target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
     arguments = [recorder.argument(tensor) for tensor in tensors]
@@ -55,10 +66,14 @@ def learn(
         where=find_where(),
     )
     call.path = path
-    call.region = recorder.regions.of(modes)
+    if recorder.draws.is_plain:
+        call.draws = recorder.draws.place_of(unknown)
+    call.region, call.saved_hooks = recorder.regions.of(modes), saved_hooks()
     graph = recorder.current
     graph.add(call, values)
-    graph.note(call, values, hash((digest_of((unknown.name, template, modes)), path)))
+    state = target.state_key() if hasattr(target, "state_key") else None
+    graph.note(call, values, digest_of((unknown.name, template, modes, state)))
+    graph.note_path(path)
     answers: list[Any] = []
 
     def give_answer() -> None:
@@ -69,13 +84,29 @@ def learn(
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         let_record_written(recorder, call, tensors, recordable)
         recorder.runs_each_backward |= entry.is_ordered
-        recorder.cache.learned(target, template, metas, modes, entry)
+        if not (entry.is_random and recorder.draws.is_plain):  # else it may draw more, or fewer, the next time
+            recorder.cache.learned(target, template, metas, modes, entry)
         answers.append(answer(recorder, call, entry, tensors, given))
 
     recorder.engine.flush(f"what {unknown.name} gives depends on data", learning=(call, give_answer))
+    if call.raised is not None:
+        raise call.raised
     if not answers:
         raise LeakError(f"{unknown.name} names a place inside, or uses a parameter of another module")
     return answers[0]
+
+
+def _is_of_plain_memory(recorder: Recorder, target: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether a call is about a plain tensor that every rank has, and recorded values only say where: `cm[t, p] += 1`.
+
+    Each rank then runs it itself, on its own memory.
+    """
+    if type(target) in (Leaf, FunctionCall) or target in DRAWS or not tensors or type(tensors[0]) is LazyTensor:
+        return False
+    if id(tensors[0]) in recorder.placed:
+        return False
+    recorded = [item for item in tensors if type(item) is LazyTensor or id(item) in recorder.placed]
+    return not torch.is_grad_enabled() or not any(item.requires_grad for item in recorded)
 
 
 def _check_written(recorder: Recorder, call: Call, entry: Entry, arguments: list[Any]) -> None:
@@ -112,12 +143,17 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
         return run(tensors)
 
     try:
-        entry = observe_run(call.target, call.template, metas, call.modes, leaves, run_seen, keep=outputs.extend)
+        entry = observe_run(
+            call.target, call.template, metas, call.modes, leaves, run_seen, keep=outputs.extend, is_real=True
+        )
     except Exception as error:
         reaches_outside = isinstance(error, LeakError) or is_not_torchs_device(error)
         if reaches_outside and hasattr(call.target, "is_open") and _written(call, leaves) == before:
             return  # nothing has come of it
-        raise
+        if isinstance(error, FarspanError) or not can_tell_exception(error):
+            raise
+        call.raised = error  # for the program to catch, on every rank
+        return
     _know(call, entry)
     for value, tensor in zip(call.outputs, outputs, strict=True):
         value.data = tensor
@@ -132,12 +168,16 @@ def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:
 
 def text_for_others(call: Call) -> bytes:
     """What the owner tells of a call it has learned."""
+    if call.raised is not None:
+        return exception_to_json(call.raised)
     return b"" if type(call.entry) is Unknown else entry_to_json(call.entry, call.template)
 
 
 def learned_from_text(call: Call, text: bytes) -> None:
     """Let `call` know what its owner has told."""
-    if text:
+    if text.startswith(b"["):
+        call.raised = exception_from_json(text)
+    elif text:
         _know(call, entry_from_json(text, call.template))
 
 

@@ -25,7 +25,7 @@ from farspan.lazy.metadata.template import ById
 
 __all__ = ["entry_from_json", "entry_to_json", "structure_from_json", "structure_to_json"]
 
-_FIELDS = tuple(item.name for item in dataclasses.fields(Entry) if item.init and item.name != "metas")
+_FIELDS = tuple(item.name for item in dataclasses.fields(Entry) if item.init and item.name not in ("metas", "draws"))
 _PLAIN = (bool, int, str, type(None))
 _TORCH_NAMES = (torch.dtype, torch.layout, torch.memory_format)
 _UNNAMED = {

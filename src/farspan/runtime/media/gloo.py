@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from farspan.lazy.torch_groups import gloo_group
+
 __all__ = ["GlooMedium"]
 
 _ABORT_TAG = 99
+_CLOSING_S = 0.1
 _NO_LIMIT = timedelta(days=10_000)
 
 
@@ -63,16 +68,26 @@ class _Sending:
 
 
 class GlooMedium:
-    """Point-to-point transfers in a group of its own, so that breaking it breaks nothing else."""
+    """Point-to-point transfers in a group of its own, which the program does not see.
 
-    def __init__(self, rank: int, world_size: int, deadline_s: float) -> None:
+    Args:
+        store: Where the ranks find each other; of this medium alone.
+        rank: Of this process.
+        world_size: Number of processes.
+        address: Of this host, at which the others reach it; GLOO_SOCKET_IFNAME names an interface instead.
+        deadline_s: The longest wait for another rank.
+    """
+
+    def __init__(self, store: Any, rank: int, world_size: int, address: str, deadline_s: float) -> None:
         self.rank = rank
         self.world_size = world_size
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
-        assert isinstance(group, dist.ProcessGroup)
-        self.group = group
-        self._sends: queue.SimpleQueue[_Sending] = queue.SimpleQueue()
-        threading.Thread(target=self._see_sends_end, name="farspan-gloo-sends", daemon=True).start()
+        interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+        self.group: Any = gloo_group(
+            store, rank, world_size, address=address, interfaces=interfaces, timeout=timedelta(seconds=deadline_s)
+        )
+        self._sends: queue.SimpleQueue[_Sending | None] = queue.SimpleQueue()
+        self._watching = threading.Thread(target=self._see_sends_end, name="farspan-gloo-sends", daemon=True)
+        self._watching.start()
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> _Sending:
         sending = _Sending(self.group.send([flat], dst, channel), flat)
@@ -90,6 +105,17 @@ class GlooMedium:
         except RuntimeError:
             return  # as wanted: this wait has timed out, or the connection was broken already
 
+    def close(self) -> None:
+        """End the group and what is under way in it: a group that outlives the interpreter aborts the process."""
+        if self.group is None:
+            return
+        self._sends.put(None)
+        self._watching.join(_CLOSING_S)
+        if self._watching.is_alive():  # a send that nobody receives any more
+            self.abort()
+            self._watching.join()
+        self.group = None
+
     def _see_sends_end(self) -> None:
-        while True:
-            self._sends.get().see_it_end()
+        while (sending := self._sends.get()) is not None:
+            sending.see_it_end()

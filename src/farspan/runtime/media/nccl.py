@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from farspan.lazy.torch_groups import nccl_group
+
 __all__ = ["NcclMedium"]
+
+_SENDER, _RECEIVER = 0, 1
+"""The ranks of a group of two."""
 
 
 class _NcclWork:
@@ -32,10 +38,11 @@ class _NcclWork:
 class NcclMedium:
     """Point-to-point transfers, each channel on a communicator and stream of its own."""
 
-    def __init__(self, rank: int, deadline_s: float) -> None:
+    def __init__(self, store: Any, rank: int, deadline_s: float) -> None:
+        self.store = store
         self.rank = rank
         self.deadline_s = deadline_s
-        self.groups: dict[tuple[int, int, int], dist.ProcessGroup] = {}
+        self.groups: dict[tuple[int, int, int], Any] = {}
 
     def prepare(self, channels: Iterable[tuple[int, int, int]]) -> None:
         """Make the communicators of (source, destination, channel) that are new; all ranks go through them in order."""
@@ -43,24 +50,22 @@ class NcclMedium:
             src, dst, _ = key
             if key in self.groups or self.rank not in (src, dst):
                 continue
-            group = dist.new_group(
-                [src, dst],
-                backend="nccl",
-                timeout=timedelta(seconds=self.deadline_s),
-                use_local_synchronization=True,
-            )
-            assert isinstance(group, dist.ProcessGroup)
-            self.groups[key] = group
+            store = dist.PrefixStore("{} {} {}".format(*key), self.store)
+            end = _RECEIVER if self.rank == dst else _SENDER
+            self.groups[key] = nccl_group(store, end, 2, timeout=timedelta(seconds=self.deadline_s))
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> _NcclWork:
-        group = self.groups[self.rank, dst, channel]
-        return _NcclWork(group.send([flat], dist.get_group_rank(group, dst), 0), flat)
+        return _NcclWork(self.groups[self.rank, dst, channel].send([flat], _RECEIVER, 0), flat)
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> _NcclWork:
-        group = self.groups[src, self.rank, channel]
-        return _NcclWork(group.recv([flat], dist.get_group_rank(group, src), 0), flat)
+        return _NcclWork(self.groups[src, self.rank, channel].recv([flat], _SENDER, 0), flat)
 
     def abort(self) -> None:
         """End all transfers, from any thread."""
         for group in self.groups.values():
             group.abort()
+
+    def close(self) -> None:
+        """End the communicators; a peer may have gone already."""
+        self.abort()
+        self.groups.clear()

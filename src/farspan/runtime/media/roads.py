@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from farspan.runtime.media.gloo import GlooMedium
 from farspan.runtime.media.medium import Medium, Sending, Work
 from farspan.runtime.media.nccl import NcclMedium
 from farspan.runtime.media.same_host import SameHostMedium
@@ -16,7 +17,7 @@ __all__ = ["Roads"]
 class Roads:
     """A medium made of several: which one is decided by the two ends and their devices, so both decide alike."""
 
-    def __init__(self, host: Medium, device: NcclMedium | None, near: SameHostMedium | None = None) -> None:
+    def __init__(self, host: GlooMedium, device: NcclMedium | None, near: SameHostMedium | None = None) -> None:
         self.host = host
         self.device = device
         self.near = near
@@ -35,6 +36,12 @@ class Roads:
         for road in (self.host, self.device, self.near):
             if road is not None:
                 road.abort()
+
+    def close(self) -> None:
+        """Free what outlives no interpreter; nothing is sent afterwards."""
+        for road in (self.host, self.device):
+            if road is not None:
+                road.close()
 
     def describe(self, rank: int, num_ranks: int) -> str:
         """For each other rank, how tensors in memory go there."""

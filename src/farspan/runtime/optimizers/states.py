@@ -1,21 +1,25 @@
-"""What optimizers keep for their parameters: each rank has it for its own ones, and tells the others when they ask."""
+"""The optimizers of a program, and what they keep for their parameters, as other ranks ask for it."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer
 
 from farspan.errors import RecordError
-from farspan.lazy import Placed, flatten, meta_of, rebuild, structure_from_json, structure_to_json
+from farspan.lazy import LazyTensor, Placed, flatten, meta_of, rebuild, structure_from_json, structure_to_json
+from farspan.lazy.metadata import map_tensors
+from farspan.runtime.optimizers.kept import find_kept, raw_state
 from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
 
-__all__ = ["OptimizerStates", "copy_of", "own_part", "placed_in"]
+__all__ = ["OptimizerStates", "given_for", "placed_in", "without_others"]
 
 
 class OptimizerStates:
@@ -25,8 +29,16 @@ class OptimizerStates:
         self.parameters = parameters
         self.depth = 0
         """How many steps are running, one inside the other."""
+        self.view: Any = None
+        """What steps see, once there has been one."""
+        self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Those whose tensors are as a step sees them, since the program has not asked for them."""
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self._states: dict[int, Any] = {}
+        """By number, what each keeps: also of those that the program has let go, while another rank may ask for it."""
+        self._gone: list[int] = []
+        """Numbers of those that the program has let go since this rank last went on."""
         self._in_hooks: weakref.WeakValueDictionary[str, Optimizer] = weakref.WeakValueDictionary()
         """By parameter of this rank: the optimizers that step in a gradient hook, which no other rank sees."""
         self._next = itertools.count()
@@ -35,13 +47,19 @@ class OptimizerStates:
         """None for one that has not stepped: what it keeps is what every rank has made alike."""
         return self._numbers.get(optimizer)
 
-    def add(self, optimizer: Optimizer) -> bool:
-        """All ranks step or load it. Whether it is new."""
-        if optimizer in self._numbers:
-            return False
-        number = self._numbers[optimizer] = next(self._next)
-        self._optimizers[number] = optimizer
-        return True
+    def add(self, optimizer: Optimizer) -> None:
+        """All ranks step or load it."""
+        number = self._numbers.get(optimizer)
+        if number is None:
+            number = self._numbers[optimizer] = next(self._next)
+            self._optimizers[number] = optimizer
+            weakref.finalize(optimizer, self._gone.append, number)
+        self._states[number] = SimpleNamespace(state=raw_state(optimizer), param_groups=optimizer.param_groups)
+
+    def advance(self) -> None:
+        """This rank's program has gone on: nobody can ask for what was before."""
+        while self._gone:
+            self._states.pop(self._gone.pop(), None)
 
     def add_in_hook(self, optimizer: Optimizer, names: Iterable[str]) -> None:
         """This rank alone steps it, in a gradient hook of one of its parameters."""
@@ -53,16 +71,21 @@ class OptimizerStates:
 
     def answer(self, number: int | None, name: str) -> tuple[dict[str, Any], bytes]:
         """What optimizer `number`, or the one that steps in a hook, keeps for a parameter of this rank."""
-        optimizer = self._in_hooks.get(name) if number is None else self._optimizers.get(number)
-        if number is not None and optimizer is None:
+        if number is None:
+            in_hook = self._in_hooks.get(name)
+            states = {} if in_hook is None else raw_state(in_hook)
+        elif number in self._states:
+            states = self._states[number].state
+        else:
             raise RecordError(
                 f"the optimizer of {name} is no more on the rank that owns it.",
                 why="its program has let go of the optimizer.",
                 hint="keep the optimizer on every rank until its state has been read",
             )
         parameter = self.parameters[name].tensor
-        state = None if optimizer is None else optimizer.state.get(parameter)
+        state = states.get(parameter)
         template, tensors = flatten(state)
+        tensors = [tensor._value.data if type(tensor) is LazyTensor else tensor for tensor in tensors]
         packed = [pack_tensor(tensor) for tensor in tensors]
         header = {
             "structure": structure_to_json(template, [meta_of(tensor.detach().cpu()) for tensor in tensors]).decode(),
@@ -70,6 +93,13 @@ class OptimizerStates:
             "is_beside": [tensor.device == parameter.device for tensor in tensors],
         }
         return header, b"".join(data for _, data in packed)
+
+    def kept(self, number: int, name: str, places: Sequence[int]) -> list[torch.Tensor | None]:
+        """Tensors that optimizer `number` keeps here; None for one that it keeps no more."""
+        optimizer: Any = self._optimizers.get(number)
+        if optimizer is None:
+            optimizer = self._states.get(number, SimpleNamespace(state={}, param_groups=[]))
+        return find_kept(optimizer, {id(item.tensor): item for item in self.parameters.values()}, name, places)
 
     @staticmethod
     def unpack(header: dict[str, Any], payload: bytes | bytearray, device: torch.device | None = None) -> Any:
@@ -86,7 +116,10 @@ class OptimizerStates:
             begin += size
             is_beside = header["is_beside"][len(tensors)]
             tensors.append(tensor.to(device) if device is not None and is_beside else tensor)
-        return rebuild(template, tensors)
+        state = rebuild(template, tensors)
+        if type(state) is dict:  # names as the optimizer has them, once: a file of the state has each once
+            state = {sys.intern(name) if type(name) is str else name: item for name, item in state.items()}
+        return state
 
 
 def placed_in(optimizer: Optimizer, placed: Mapping[int, Placed]) -> list[Placed]:
@@ -95,20 +128,35 @@ def placed_in(optimizer: Optimizer, placed: Mapping[int, Placed]) -> list[Placed
     return [placed[id(tensor)] for tensor in tensors if id(tensor) in placed]
 
 
-def own_part(optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]) -> dict[str, Any]:
-    """Of a whole state dictionary, what this rank keeps."""
+def given_for(
+    optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]
+) -> Iterator[tuple[Placed, Any]]:
+    """What a whole state dictionary has for each parameter of a distributed model."""
+    names = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
+    tensors = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    for name, tensor in zip(names, tensors, strict=False):  # the optimizer itself complains of other numbers
+        if id(tensor) in placed:
+            yield placed[id(tensor)], state["state"].get(name, {})
+
+
+def without_others(optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]) -> dict[str, Any]:
+    """A whole state dictionary, with tensors that need no memory in the place of those for other ranks' parameters."""
     names = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
     tensors = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     elsewhere = {
-        name
+        name: placed[id(tensor)]
         for name, tensor in zip(names, tensors, strict=False)  # the optimizer itself complains of other numbers
         if id(tensor) in placed and not placed[id(tensor)].is_owned
     }
-    kept = {name: item for name, item in state["state"].items() if name not in elsewhere}
+
+    def hollow(tensor: torch.Tensor, most: int) -> torch.Tensor:
+        is_small = tensor.dim() == 0 or tensor.numel() > most
+        return tensor if is_small else torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+
+    kept = {
+        name: map_tensors(item, lambda tensor, most=elsewhere[name].meta.numel: hollow(tensor, most))
+        if name in elsewhere
+        else item
+        for name, item in state["state"].items()
+    }
     return {**state, "state": defaultdict(dict, kept) if isinstance(state["state"], defaultdict) else kept}
-
-
-def copy_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dictionary with tensors of its own, which can become recorded ones when they are written into."""
-    template, tensors = flatten(state["state"])
-    return {**state, "state": rebuild(template, [tensor.clone() for tensor in tensors])}

@@ -1,4 +1,4 @@
-"""Optimizers: the recorded backwards run before a step, and inside it parameters and gradients are plain tensors."""
+"""Optimizers: the recorded backwards run before a step, which then sees the whole model (`step_view`)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from torch.optim import LBFGS
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from farspan.errors import RecordError
 from farspan.lazy import read_recorded
 from farspan.runtime.engine import Engine
-from farspan.runtime.optimizers.states import copy_of, own_part, placed_in
+from farspan.runtime.optimizers.kept import kept_for, read_kept, show_to_all, show_to_step
+from farspan.runtime.optimizers.states import given_for, placed_in, without_others
+from farspan.runtime.optimizers.step_view import StepView
 from farspan.runtime.world import current_engine
 
 __all__ = ["watch_optimizers"]
@@ -31,7 +32,35 @@ def watch_optimizers() -> None:
         register_optimizer_step_post_hook(_after)
         Optimizer.state_dict = _state_dict  # type: ignore[method-assign]
         Optimizer.load_state_dict = _load_state_dict  # type: ignore[method-assign]
+        Optimizer.state = property(_get_state, _set_state)  # type: ignore[assignment]
         _watched = True
+
+
+# What is kept, outside of a step.
+
+
+def _get_state(optimizer: Optimizer) -> Any:
+    try:
+        state = optimizer.__dict__["state"]
+    except KeyError:
+        raise AttributeError(f"'{type(optimizer).__name__}' object has no attribute 'state'") from None
+    engine = current_engine()
+    if engine is not None and engine.recorder.is_recording:
+        _show(engine, optimizer)
+    return state
+
+
+def _set_state(optimizer: Optimizer, state: Any) -> None:
+    optimizer.__dict__["state"] = state
+
+
+def _show(engine: Engine, optimizer: Optimizer) -> None:
+    """The program may see what the optimizer keeps."""
+    steps = engine.values.optimizers
+    number = steps.number_of(optimizer)
+    if number is not None and optimizer in steps.stepped:
+        steps.stepped.discard(optimizer)
+        show_to_all(engine, optimizer, number)
 
 
 # Saving and loading.
@@ -43,12 +72,16 @@ def _state_dict(optimizer: Optimizer) -> Any:
     engine = _engine_of(optimizer)
     if engine is None:
         return _original_state_dict(optimizer)
+    if engine.recorder.has_pending():
+        engine.flush("optimizer.state_dict()")
     own = optimizer.state
     optimizer.state = _whole_state(engine, optimizer)
     try:
-        return _original_state_dict(optimizer)
+        found = _original_state_dict(optimizer)
     finally:
         optimizer.state = own
+    found["param_groups"] = read_recorded(found["param_groups"])
+    return found
 
 
 def _whole_state(engine: Engine, optimizer: Optimizer) -> defaultdict[Any, Any]:
@@ -57,11 +90,11 @@ def _whole_state(engine: Engine, optimizer: Optimizer) -> defaultdict[Any, Any]:
     for placed in placed_in(optimizer, engine.recorder.placed):
         state = optimizer.state.get(placed.tensor)
         steps_elsewhere = number is not None or engine.recorder.runs_each_backward
-        if not placed.is_owned and steps_elsewhere and not _is_recorded(optimizer):
+        if not placed.is_owned and steps_elsewhere and not state:  # kept there alone
             state = engine.values.pull_state(engine.stages[placed.stage].rank, number, placed.name) or state
         if state is not None:
-            whole[placed.tensor] = read_recorded(state)
-    whole.update((key, state) for key, state in optimizer.state.items() if key not in whole)
+            whole[placed.tensor] = read_kept(engine, state)
+    whole.update((key, read_kept(engine, state)) for key, state in optimizer.state.items() if key not in whole)
     return whole
 
 
@@ -73,16 +106,18 @@ def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Non
         _original_load(optimizer, state_dict)
         return
     engine.meet("optimizer.load_state_dict()")  # nobody reads the old state any more
-    if _is_recorded(optimizer):
-        state_dict = copy_of(state_dict)
-    else:
-        state_dict = own_part(optimizer, state_dict, engine.recorder.placed)
+    given = {item.name: state for item, state in given_for(optimizer, state_dict, engine.recorder.placed)}
     engine.recorder.is_recording = False
     try:
-        _original_load(optimizer, state_dict)
+        _original_load(optimizer, without_others(optimizer, state_dict, engine.recorder.placed))
+        for item in placed_in(optimizer, engine.recorder.placed):
+            if engine.num_ranks > 1 and item.tensor in optimizer.state:
+                loaded = optimizer.state[item.tensor]
+                optimizer.state[item.tensor] = kept_for(engine, item, loaded, given[item.name])
     finally:
         engine.recorder.is_recording = True
     engine.values.optimizers.add(optimizer)
+    engine.values.optimizers.stepped.add(optimizer)
     engine.parameters_changed()
 
 
@@ -96,22 +131,37 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     if not engine.recorder.is_recording and not engine.recorder.is_in_optimizer:
         _check_step_in_hook(engine, optimizer)
         return None
-    if _is_recorded(optimizer):
-        return None
+    if not engine.recorder.is_in_optimizer:
+        engine.events.step(optimizer, "step()", engine.recorder.placed)
     steps = engine.values.optimizers
     if engine.recorder.is_in_optimizer:  # a step that calls the one of its base class, or of an optimizer it wraps
         steps.depth += 1
-        if steps.add(optimizer):
-            _make_state_plain(engine, optimizer)
+        _begin(engine, optimizer)
         return None
     if not _begins_with_closure(optimizer, args, kwargs):
         _run_recorded(engine, "optimizer.step()")
     args, kwargs = _with_recording_closure(engine, args, kwargs)
-    if steps.add(optimizer):
-        _make_state_plain(engine, optimizer)
+    _begin(engine, optimizer)
     steps.depth = 1
-    engine.recorder.enter_optimizer()
+    _enter(engine)
     return args, kwargs
+
+
+def _begin(engine: Engine, optimizer: Optimizer) -> None:
+    """What the optimizer keeps becomes what its step sees, unless it still is."""
+    steps = engine.values.optimizers
+    steps.add(optimizer)
+    if optimizer not in steps.stepped:
+        steps.stepped.add(optimizer)
+        show_to_step(engine, optimizer)
+
+
+def _enter(engine: Engine) -> None:
+    engine.recorder.enter_optimizer()
+    if engine.num_ranks > 1:
+        steps = engine.values.optimizers
+        steps.view = engine.recorder.step_view = steps.view or StepView(engine)
+        steps.view.begin()
 
 
 def _check_step_in_hook(engine: Engine, optimizer: Optimizer) -> None:
@@ -149,20 +199,6 @@ def _begins_with_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> bool:
     return has_closure and type(optimizer).step.__module__.startswith("torch.optim.")
 
 
-def _is_recorded(optimizer: Optimizer) -> bool:
-    """Whether its step works on all parameters together, and so runs on every rank, recorded like a user's own code."""
-    return isinstance(optimizer, LBFGS)
-
-
-def _make_state_plain(engine: Engine, optimizer: Optimizer) -> None:
-    """State that the optimizer's constructor has made in the shape of parameters was recorded."""
-    for placed in placed_in(optimizer, engine.recorder.placed):
-        if placed.tensor in optimizer.state:
-            state = optimizer.state.pop(placed.tensor)
-            if placed.is_owned:
-                optimizer.state[placed.tensor] = read_recorded(state)
-
-
 def _with_recording_closure(engine: Engine, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The optimizer (first argument) may get a closure: what it does is recorded as ever, and run before it returns."""
 
@@ -170,12 +206,13 @@ def _with_recording_closure(engine: Engine, args: Any, kwargs: Any) -> tuple[Any
         def recorded() -> Any:
             depth = engine.values.optimizers.depth
             engine.recorder.leave_optimizer()
+            engine.parameters_changed()
             try:
                 result = closure()
                 _run_recorded(engine, "the closure of optimizer.step()")
             finally:
                 engine.values.optimizers.depth = depth
-                engine.recorder.enter_optimizer()
+                _enter(engine)
             return result
 
         return recorded if callable(closure) else closure

@@ -41,7 +41,8 @@ class Pattern:
 
 
 def pattern_of(graphs: Sequence[Graph], settings: Settings) -> tuple[Pattern, list[Value]] | None:
-    """The pattern of a step and the values it takes from outside; None if gradient may flow into an earlier step.
+    """The pattern of a step and the values it takes from outside; None if gradient may flow into an earlier step, or
+    that of a recorded value is asked for.
 
     Args:
         graphs: All that was recorded and has not run, in order.
@@ -52,6 +53,8 @@ def pattern_of(graphs: Sequence[Graph], settings: Settings) -> tuple[Pattern, li
     targets: dict[Any, None] = {}
     notes: list[_GraphNote] = []
     for graph in graphs:
+        if any(backward.wanted is not None and backward.wanted.values for backward in graph.backwards):
+            return None
         backwards = [
             (
                 graph.positions(backward.roots),

@@ -17,6 +17,7 @@ from torch import nn
 from farspan.lazy import Move, Sites, can_go, is_free_of_recorded, moves, place_anew
 from farspan.lazy.torch_private import set_raw_grad
 from farspan.runtime.engine import Engine
+from farspan.runtime.optimizers.kept import lose_parameter, raw_state
 from farspan.runtime.optimizers.states import placed_in
 
 __all__ = ["place_elsewhere"]
@@ -51,11 +52,14 @@ def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | Non
             engine.values.keep_gradient(item)
         data = {each.name: each.value for each in coming}
         place_anew(model, engine.recorder, sites, found, data)
-        for _, optimizer in engine.values.optimizers.numbered():
-            for item in leaving:
-                optimizer.state.pop(item.tensor, None)
         engine.parameters.clear()
         engine.parameters.update({item.name: item for item in engine.recorder.placed.values()})
+        pulled = {each.name: each.states for each in coming}
+        for number, optimizer in engine.values.optimizers.numbered():
+            state = raw_state(optimizer)
+            for item in [move.item for move in found if move.item.tensor in state]:
+                data = pulled.get(item.name, {}).get(number)
+                state[item.tensor] = lose_parameter(engine, item, state[item.tensor], data)
         for each in coming:
             each.settle(engine)
     engine.recorder.gradients.forget()
@@ -79,9 +83,6 @@ class _Coming:
         tensor = engine.parameters[self.name].tensor
         if self.gradient is not None:
             set_raw_grad(tensor, self.gradient.to(tensor.device))
-        for number, optimizer in engine.values.optimizers.numbered():
-            if self.states.get(number) is not None:
-                optimizer.state[tensor] = self.states[number]
 
 
 def _fetched(engine: Engine, sites: Sites, move: Move) -> _Coming:

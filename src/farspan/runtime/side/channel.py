@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from farspan.errors import DeadlineError, DivergenceError, FarspanError
@@ -19,9 +20,10 @@ from farspan.runtime.side.text import as_error, clip_head, describe_death, descr
 from farspan.runtime.side.wire import MAX_PAYLOAD_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from farspan.runtime.side.calls import Handler
+    from farspan.runtime.side.divergence import Entry
     from farspan.runtime.side.wire import Frame, Header
 
 __all__ = ["SideChannel"]
@@ -33,7 +35,7 @@ _STATUS_S = 5.0
 _FAIL_S = 5.0
 """How long `fail` may take to see its news on their way."""
 _MAX_HISTORY = 200_000
-_MAX_DESCRIPTION = 200
+_MAX_DESCRIPTION = 300
 _MAX_KEY = 1_000
 
 
@@ -53,8 +55,8 @@ class SideChannel:
 
     Attributes:
         rank, world_size: Which rank of how many this is.
-        history: Set by the caller: for a step, the (digest, description) of what was recorded, in order. Called in the
-            listener thread when the programs differ; must not block.
+        history: Set by the caller: for a step, the (digest, description) of what was recorded, in order, each with what
+            to try if it differs or without. Called in the listener thread when the programs differ; must not block.
         failure: The first failure of another rank, else None.
         on_failure: Called once, in the listener thread, with the first failure. One that came before it was set is
             not repeated: look at `failure` after setting it.
@@ -72,7 +74,7 @@ class SideChannel:
     def __init__(self, rank: int, world_size: int, link: Link, server: HubServer | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.history: Callable[[int], list[tuple[int, str]]] | None = None
+        self.history: Callable[[int], Sequence[Entry]] | None = None
         self.failure: FarspanError | None = None
         self.on_failure: Callable[[FarspanError], None] | None = None
         self._link = link
@@ -82,6 +84,8 @@ class SideChannel:
         self._started: int | None = None
         self._agreed: int | None = None
         self._gathers: dict[str, _Gather] = {}
+        self._to_forget: deque[str] = deque()
+        """Gathers that nobody will ask for, as finalizers have noted."""
         self._ids = itertools.count()
         self._statuses: dict[int, Header | None] = {}
         self._all_finished = False
@@ -126,13 +130,19 @@ class SideChannel:
 
     # -- agreement ----------------------------------------------------------------------------------------------------
 
-    def start(self, step: int, digest: int) -> None:
-        """Says that this rank begins flush number `step`, having recorded a program of this digest. Does not wait."""
+    def start(self, step: int, digest: int, data: tuple[int, ...] = ()) -> None:
+        """Says that this rank begins flush number `step`, having recorded a program of this digest. Does not wait.
+
+        Args:
+            step: Larger than those before.
+            digest: Must be equal on all ranks.
+            data: Digests of data that the program is given, of which one must be equal on all ranks.
+        """
         with self._condition:
             if self._started is not None and step <= self._started:
                 raise ValueError(f"step {step} begun after step {self._started}")
             self._started = step
-        self._link.send({"t": "start", "step": step, "digest": digest})
+        self._link.send({"t": "start", "step": step, "digest": digest, "data": data})
 
     def wait_agreed(self, step: int, deadline_s: float) -> None:
         """Waits until every rank has begun `step` with the same digest.
@@ -162,6 +172,8 @@ class SideChannel:
         if len(payload) > MAX_PAYLOAD_BYTES // self.world_size or len(key) > _MAX_KEY:
             raise ValueError(f"{len(payload)} bytes for a gather over {self.world_size} ranks, named {key[:80]!r}")
         with self._condition:
+            while self._to_forget:
+                self._forget(self._to_forget.popleft())
             if key in self._gathers:
                 raise ValueError(f"{key!r} was contributed before")
             self._gathers[key] = _Gather()
@@ -191,13 +203,24 @@ class SideChannel:
     def forget(self, key: str) -> None:
         """Drops the result of `key`, also one that is still to come."""
         with self._condition:
-            gather = self._gathers.get(key)
-            if gather is None:
-                return
-            if gather.blobs is None and not gather.void:
-                gather.forgotten = True
-            else:
-                del self._gathers[key]
+            self._forget(key)
+
+    def forget_later(self, key: str) -> None:
+        """Drops the result of `key` when this rank contributes to another one. Takes no lock, for finalizers.
+
+        Python's garbage collector runs finalizers in whichever thread happens to allocate something: where ranks are
+        threads, in one that holds another rank's lock, while that rank's thread runs a finalizer that wants ours.
+        """
+        self._to_forget.append(key)
+
+    def _forget(self, key: str) -> None:
+        gather = self._gathers.get(key)
+        if gather is None:
+            return
+        if gather.blobs is None and not gather.void:
+            gather.forgotten = True
+        else:
+            del self._gathers[key]
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -241,16 +264,21 @@ class SideChannel:
             with self._condition:
                 self._condition.wait_for(lambda: self._fail_noted or self._closed, _FAIL_S)
 
-    def finish(self, deadline_s: float) -> None:
+    def finish(self, deadline_s: float, digest: int = 0) -> None:
         """Says that this rank's program is over, and goes on answering requests until all ranks have said so.
 
         Without it, a rank that reads from another after that one has left gets an error.
 
+        Args:
+            deadline_s: How long it goes on at most.
+            digest: Of what the program has done since its last step; must be equal on all ranks.
+
         Raises:
-            DivergenceError: Another rank begins a step, for which it would wait for ever.
+            DivergenceError: Another rank begins a step, for which it would wait for ever, or has another digest.
             RemoteError, DeadlineError: As in `wait_agreed`.
         """
-        self._link.send({"t": "finish"})
+        step = 0 if self._started is None else self._started + 1
+        self._link.send({"t": "finish", "step": step, "digest": digest})
         with self._condition:
             if self._wait(lambda: self._all_finished, deadline_s):
                 return
@@ -363,8 +391,11 @@ class SideChannel:
 
     def _show_history(self, header: Header) -> None:
         try:
-            history = self.history(header["step"]) if self.history else []
-            entries = [(int(digest), clip_head(str(text), _MAX_DESCRIPTION)) for digest, text in history[:_MAX_HISTORY]]
+            history: Sequence[Entry] = self.history(header["step"]) if self.history else []
+            entries = [
+                (int(entry[0]), clip_head(str(entry[1]), _MAX_DESCRIPTION), *entry[2:])
+                for entry in history[:_MAX_HISTORY]
+            ]
         except Exception as error:
             _log.exception("the history of step %s cannot be shown", header["step"])
             entries = [(-1, f"(its history cannot be shown: {error!r})")]

@@ -1,7 +1,7 @@
 """Finds the first recorded call at which the ranks' programs differ, and says it.
 
 rank 0   embed   blocks.0   blocks.1   blocks.2
-rank 1   embed   blocks.0   flush                   -> call 2: rank 0 blocks.1 / ranks 1, 2 flush
+rank 1   embed   blocks.0   flush                   -> rank 0 blocks.1 / ranks 1, 2 flush
 rank 2   embed   blocks.0   flush
 """
 
@@ -14,10 +14,11 @@ from farspan.runtime.side.text import clip_head, name_ranks
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["HINT", "History", "describe_difference", "describe_ended", "first_difference"]
+__all__ = ["HINT", "Entry", "History", "describe_difference", "describe_ended", "first_difference"]
 
-History = list[tuple[int, str]]
-"""What a rank recorded in one step, in order: (digest, description)."""
+Entry = tuple[int, str] | tuple[int, str, str]
+History = list[Entry]
+"""What a rank did in one step, in order: (digest, description), and perhaps what to try where it differs."""
 
 HINT = (
     "make every rank run the same Python: same branches, same batches, same order;\n"
@@ -25,7 +26,7 @@ HINT = (
 )
 _ENDS = "ends here (step begins)"
 _MAX_VARIANTS = 4
-_MAX_DESCRIPTION = 160
+_MAX_DESCRIPTION = 240
 
 
 def first_difference(histories: Sequence[History]) -> int | None:
@@ -37,8 +38,10 @@ def first_difference(histories: Sequence[History]) -> int | None:
     return None
 
 
-def describe_difference(starts: Mapping[int, tuple[int, int]], histories: Mapping[int, History]) -> tuple[str, str]:
-    """What differs and where, as (what, why).
+def describe_difference(
+    starts: Mapping[int, tuple[int, int]], histories: Mapping[int, History]
+) -> tuple[str, str, str]:
+    """What differs and where, as (what, why, hint).
 
     Args:
         starts: For each rank involved: (step, digest) that it announced.
@@ -49,14 +52,16 @@ def describe_difference(starts: Mapping[int, tuple[int, int]], histories: Mappin
     index = first_difference(list(full.values()))
     variants: dict[tuple[object, ...], list[int]] = {}
     texts: dict[tuple[object, ...], str] = {}
+    hints: list[str] = []
     for rank in sorted(starts):
         step, digest = starts[rank]
-        entry: tuple[int, str] | None = None
+        entry: Entry | None = None
         if index is None:
             text = f"digest {digest:#x}, but its recorded calls read the same"
         elif index < len(full[rank]):
             entry = full[rank][index]
             text = clip_head(entry[1], _MAX_DESCRIPTION)
+            hints += entry[2:3] if len(entry) > 2 and entry[2] else ()
         else:
             text = _ENDS
         key: tuple[object, ...] = (entry[0] if entry else text,)
@@ -67,11 +72,11 @@ def describe_difference(starts: Mapping[int, tuple[int, int]], histories: Mappin
     if len(steps) > 1:
         what = "the ranks' programs differ: they begin steps " + ", ".join(map(str, sorted(steps))) + " together"
     else:
-        what = f"the ranks' programs differ at step {min(steps)}" + ("" if index is None else f", call {index}")
+        what = f"the ranks' programs differ at step {min(steps)}"
     lines = [f"{name_ranks(ranks)}: {texts[key]}" for key, ranks in variants.items()]
     if len(lines) > _MAX_VARIANTS:
         lines[_MAX_VARIANTS - 1 :] = [f"and {len(lines) - _MAX_VARIANTS + 1} other variants"]
-    return what, "\n".join(lines)
+    return what, "\n".join(lines), HINT if HINT in hints or not hints else hints[0]
 
 
 def describe_ended(

@@ -1,14 +1,14 @@
 """What rank 0's hub decides, as a pure state machine: a message in, messages out; no sockets, no clocks, no threads.
 
     to the hub                                       from the hub
-    start       step, digest                         agreed      step              (all began it with one digest)
+    start       step, digest, data                   agreed      step              (all began it with one digest)
     history     query + entries                      history     query, step       (programs differ: show yours)
     contribute  key + blob                           gathered    key, sizes + blobs
                                                      void        key, what         (can never be complete)
     (any with "to": a message for that rank)         (the same, "to" replaced by "from")
     fail        what, why, hint, traceback           failure     the error, to all but its origin; noted, to the origin
     status      id, step | key | rank | nothing      status      id, missing, notes
-    finish      (program over, still answers)        finished                      (all ranks have finished)
+    finish      step, digest (still answers)         finished                      (all ranks have, with one digest)
     bye                                              ended       rank
 
 The first failure wins: after it the hub answers only `status` and counts goodbyes. Unknown messages are ignored, so
@@ -20,13 +20,13 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from farspan.runtime.side.divergence import HINT, History, describe_difference, describe_ended
 from farspan.runtime.side.text import clip_head, describe_death, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from farspan.runtime.side.wire import Buffer, Header
 
@@ -54,6 +54,28 @@ class _Dispute:
     histories: dict[int, History]
 
 
+class _Begun(NamedTuple):
+    """A step that a rank has begun."""
+
+    step: int
+    digest: int
+    data: tuple[int, ...]
+    """Digests of the data given, of which one must be equal on all ranks; empty where there are none."""
+
+
+class _End(NamedTuple):
+    """The end of a rank's program: the step that it would begin, and the digest of what it did since the last one."""
+
+    step: int
+    digest: int
+
+
+def _agree(begun: Collection[_Begun]) -> bool:
+    steps = {(each.step, each.digest, len(each.data)) for each in begun}
+    columns = list(zip(*[each.data for each in begun], strict=False))
+    return len(steps) == 1 and (not columns or any(len(set(column)) == 1 for column in columns))
+
+
 class Hub:
     """Agreement, gathers, relayed messages, failures and goodbyes of `world_size` ranks."""
 
@@ -67,8 +89,10 @@ class Hub:
         self.died: set[int] = set()
         """Ranks whose connection closed without a goodbye."""
         self.failed = False
-        # For each rank the (step, digest) pairs that it began and not all ranks have agreed on; and how many before.
-        self._begun: list[deque[tuple[int, int]]] = [deque() for _ in range(world_size)]
+        # For each rank what it began and not all ranks have agreed on.
+        self._begun: list[deque[_Begun]] = [deque() for _ in range(world_size)]
+        self._ends: dict[int, _End] = {}
+        """Of ranks whose program is over."""
         self._gathers: dict[str, dict[int, Buffer]] = {}
         self._dispute: _Dispute | None = None
         self._num_queries = 0
@@ -85,7 +109,7 @@ class Hub:
         kind = header.get("t")
         if kind == "bye":
             self.ended.add(rank)
-            return self._on_finish(rank, [Message(self._others(), {"t": "ended", "rank": rank})])
+            return self._on_finish(rank, header, [Message(self._others(), {"t": "ended", "rank": rank})])
         if kind == "status":
             return [self._status(rank, header)]
         if self.failed:
@@ -94,7 +118,7 @@ class Hub:
         if "to" in header:
             return self._relay(rank, header, payload)
         if kind == "start":
-            return self._on_start(rank, header["step"], header["digest"])
+            return self._on_start(rank, _Begun(header["step"], header["digest"], tuple(header.get("data", ()))))
         if kind == "contribute":
             return self._on_contribute(rank, header["key"], payload)
         if kind == "history":
@@ -102,7 +126,7 @@ class Hub:
         if kind == "fail":
             return self._on_fail(rank, header)
         if kind == "finish":
-            return self._on_finish(rank, [])
+            return self._on_finish(rank, header, [])
         return []
 
     def on_gone(self, rank: int) -> list[Message]:
@@ -149,15 +173,16 @@ class Hub:
 
     # -- agreement ----------------------------------------------------------------------------------------------------
 
-    def _on_start(self, rank: int, step: int, digest: int) -> list[Message]:
+    def _on_start(self, rank: int, begun: _Begun) -> list[Message]:
+        step = begun.step
         self._last_step[rank] = step
         self._last_event[rank] = f"began step {step}"
         position = len(self._begun[rank])
-        self._begun[rank].append((step, digest))
+        self._begun[rank].append(begun)
         if self._dispute is not None:
             return []
-        at_position = {r: begun[position] for r, begun in enumerate(self._begun) if len(begun) > position}
-        if len(set(at_position.values())) > 1:
+        at_position = self._begun_at(position)
+        if not _agree(at_position.values()):
             return self._open_dispute(at_position, [])
         ended = [r for r in sorted(self.finished) if len(self._begun[r]) <= position]
         if ended:
@@ -165,11 +190,15 @@ class Hub:
         if len(at_position) < self.world_size:
             return []
         # Each rank's entries agree up to here position by position, so this is the oldest one of all.
-        for begun in self._begun:
-            begun.popleft()
+        for queue in self._begun:
+            queue.popleft()
         return [Message(self._others(), {"t": "agreed", "step": step})]
 
-    def _open_dispute(self, starts: dict[int, tuple[int, int]], ended: list[int]) -> list[Message]:
+    def _begun_at(self, position: int) -> dict[int, _Begun]:
+        return {rank: begun[position] for rank, begun in enumerate(self._begun) if len(begun) > position}
+
+    def _open_dispute(self, begun: Mapping[int, _Begun | _End], ended: list[int]) -> list[Message]:
+        starts = {rank: (each.step, each.digest) for rank, each in begun.items()}
         awaited = set(starts) - self.ended - self.died
         self._num_queries += 1
         self._dispute = _Dispute(starts=starts, ended=ended, awaited=awaited, histories={})
@@ -184,18 +213,22 @@ class Hub:
         dispute = self._dispute
         if dispute is None or query != self._num_queries or rank not in dispute.awaited:
             return []
-        dispute.histories[rank] = [(int(digest), str(text)) for digest, text in json.loads(bytes(payload))]
+        dispute.histories[rank] = [
+            (int(entry[0]), str(entry[1]), str(entry[2]) if len(entry) > 2 else "")
+            for entry in json.loads(bytes(payload))
+        ]
         dispute.awaited.discard(rank)
         return self._close_dispute() if not dispute.awaited else []
 
     def _close_dispute(self) -> list[Message]:
         dispute = self._dispute
         assert dispute is not None
+        hint = HINT
         if dispute.ended:
             what, why = describe_ended(dispute.ended, dispute.starts, dispute.histories)
         else:
-            what, why = describe_difference(dispute.starts, dispute.histories)
-        return self._publish(kind="DivergenceError", rank=-1, what=what, why=why, hint=HINT)
+            what, why, hint = describe_difference(dispute.starts, dispute.histories)
+        return self._publish(kind="DivergenceError", rank=-1, what=what, why=why, hint=hint)
 
     # -- gathers and relays -------------------------------------------------------------------------------------------
 
@@ -239,10 +272,12 @@ class Hub:
         )
         return [*published, Message((rank,), {"t": "noted"})]
 
-    def _on_finish(self, rank: int, messages: list[Message]) -> list[Message]:
+    def _on_finish(self, rank: int, header: Header, messages: list[Message]) -> list[Message]:
         """The rank begins no step and gives no part of a gather any more."""
         first_time = rank not in self.finished
         self.finished.add(rank)
+        if "digest" in header:
+            self._ends[rank] = _End(header["step"], header["digest"])
         self._last_event[rank] = "ended its program"
         if self.failed:
             return []
@@ -250,15 +285,16 @@ class Hub:
             for key, parts in self._gathers.items():
                 if rank not in parts:
                     messages.append(self._void(key, {rank}, tuple(r for r in sorted(parts) if r not in self.ended)))
-            if len(self.finished) == self.world_size:
+            if len(self.finished) == self.world_size and not any(self._begun) and self._dispute is None:
+                if len(set(self._ends.values())) > 1:
+                    return [*messages, *self._open_dispute(self._ends, [])]
                 messages.append(Message(self._others(), {"t": "finished"}))
         dispute = self._dispute
         if dispute is not None:
             # Who has said bye cannot show its history any more.
             dispute.awaited -= self.ended
             return messages if dispute.awaited else [*messages, *self._close_dispute()]
-        position = len(self._begun[rank])
-        waiting = {r: begun[position] for r, begun in enumerate(self._begun) if len(begun) > position}
+        waiting = self._begun_at(len(self._begun[rank]))
         return [*messages, *self._open_dispute(waiting, [rank])] if waiting else messages
 
     def _status(self, rank: int, header: Header) -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import struct
 import threading
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 
     from farspan.runtime.side.wire import Buffer, Header
 
-__all__ = ["Link", "LoopLink", "SocketLink", "connect"]
+__all__ = ["Link", "LoopLink", "SocketLink", "connect", "limit_sends"]
 
 _log = logging.getLogger(__name__)
 
 _SPARE_BYTES = 256
+_LONGEST_S = 1e6
 
 
 class Link(Protocol):
@@ -113,6 +115,11 @@ class SocketLink:
         try:
             with self._send_lock:
                 send_all(self._sock, buffers)
+        except BlockingIOError:
+            # The hub has not read for a whole deadline, and half a frame is on its way: the connection is of no use.
+            _log.warning("side channel: rank 0 has accepted nothing in time: it is stopped or unreachable")
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             _log.debug("side channel: sending %r: %s", header.get("t"), error)
 
@@ -185,7 +192,15 @@ def connect(rank: int, world_size: int, address: tuple[str, int], token: str, de
             hint="is a process of an earlier run still alive, or are two runs using the same port?",
         )
     sock.settimeout(None)
+    limit_sends(sock, deadline_s)
     return SocketLink(sock, reader, frames, f"farspan-side-{rank}")
+
+
+def limit_sends(sock: socket.socket, deadline_s: float) -> None:
+    """Let a send on a blocking socket fail when its peer has accepted nothing for so long."""
+    whole_s = int(min(deadline_s, _LONGEST_S))
+    rest_us = int((min(deadline_s, _LONGEST_S) - whole_s) * 1e6)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole_s, max(rest_us, 1)))
 
 
 def _late(rank: int, place: str, deadline_s: float, hint: str) -> DeadlineError:

@@ -15,7 +15,7 @@ from farspan.runtime.backward import Deferred
 from farspan.runtime.program import Bundle, Program, Step
 from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.remat import Remat
-from farspan.runtime.step.segment import run_backward, run_forward
+from farspan.runtime.step.segment import drop_if_over, run_backward, run_forward
 from farspan.schedule import Kind
 
 __all__ = ["Executor", "Trace"]
@@ -68,6 +68,10 @@ class Executor:
         self.arrived = {}
         if program.gpu_channels:
             self.channels.prepare(program.gpu_channels)
+        for step in program.steps:
+            if isinstance(step.work, Segment):
+                for value in step.work.inputs:
+                    value.num_readers += 1
         for bundle in program.prologue_receives:
             self._post(bundle)
         for bundle in program.prologue_sends:
@@ -146,6 +150,8 @@ class Executor:
         """The autograd graph holds what it needs; what no later segment of this rank wants can go."""
         assert isinstance(work, Segment)
         for value in work.inputs:
+            value.num_readers -= 1
+            drop_if_over(value)
             users = value.num_users
             if users > 0:
                 value.num_users = users - 1

@@ -28,6 +28,7 @@ from farspan.lazy import (
     Unknown,
     active,
     apply_modes,
+    around_backward,
     describe_result,
     flatten,
     format_where,
@@ -39,14 +40,14 @@ from farspan.lazy import (
     rebuild,
     rebuild_arguments,
     seeded,
-    swapped,
+    under_saved_hooks,
     watched_attributes,
     without_user_hooks,
 )
 from farspan.lazy.torch_private import raw_grad, set_raw_grad
 from farspan.runtime.backward import Deferred, split_backward
 
-__all__ = ["run_backward", "run_call", "run_forward"]
+__all__ = ["drop_if_over", "run_backward", "run_call", "run_forward"]
 
 
 def run_forward(
@@ -113,7 +114,7 @@ def run_call(call: Call, segment: Segment) -> None:
         item = call.arguments[number]
         if type(item) is Value:
             tensors[number] = PassedBy.make(item.meta)
-    with apply_modes(call.modes), seeded(call, tensors):
+    with apply_modes(call.modes), seeded(call, tensors), under_saved_hooks(call.saved_hooks):
         for number in entry.mutated:
             tensors[number] = _writable(call.arguments[number], tensors[number], segment)
         try:
@@ -157,7 +158,7 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
     if type(target) is not Leaf:
         args, kwargs = rebuild(call.template, tensors)
         return target(*args, **kwargs), _NO_OBJECTS
-    num_arguments = len(tensors) - len(target.foreign)
+    num_arguments = len(tensors) - target.num_extra
     args, kwargs, attributes, arguments = rebuild_arguments(call.template, tensors[:num_arguments])
     with contextlib.ExitStack() as stack:
         if type(call.entry) is Unknown:
@@ -166,14 +167,10 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
             stack.enter_context(real_attributes(target.modules, call.entry.attributes, attributes))
         elif len(arguments.objects) == 1:  # the attributes, of which there are none
             arguments = _NO_OBJECTS
+        stack.enter_context(target.holding(tensors[num_arguments:]))
         copies = stack.enter_context(own_versions(target, is_known=type(call.entry) is not Unknown))
         if copies and active.units is not None:
             active.units.written.update(map(id, copies))
-        if target.foreign:
-            values = {
-                id(item.tensor): value for item, value in zip(target.foreign, tensors[num_arguments:], strict=True)
-            }
-            stack.enter_context(swapped(target.modules, values))
         stack.enter_context(without_user_hooks(target.module))
         return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
 
@@ -260,13 +257,14 @@ def run_backward(
     # A parameter whose sum goes on to another segment must not be added to what earlier micro-batches left in .grad.
     wanted = {name: parameters[name].tensor for name in part.touches} if part.backward.wanted else {}
     natives = {id(item): item for item in [*(source for source, is_native in sources if is_native), *wanted.values()]}
+    values = {value: value.data for value in part.wanted}
     aside = [(source, raw_grad(source)) for source in natives.values()]
     for source, _ in aside:
         set_raw_grad(source, None)
     deferred = None
     with _caught(leaves) as caught:
         try:
-            with apply_modes(part.backward.modes):
+            with apply_modes(part.backward.modes), around_backward(part.describe):
                 if split is not None:
                     deferred = split.run_first_half(roots, seeds)
                 else:
@@ -274,7 +272,7 @@ def run_backward(
                         roots,
                         seeds,
                         retain_graph=part.backward.retain_graph,
-                        inputs=[*leaves, *natives.values()] if part.backward.wanted else None,
+                        inputs=[*leaves, *natives.values(), *values.values()] if part.backward.wanted else None,
                     )
         except Exception as error:
             error.add_note(f"farspan: raised in the {part.describe()}")
@@ -293,6 +291,9 @@ def run_backward(
     if part.backward.wanted is not None:
         found = {name: raw_grad(source) for name, source in wanted.items() if name not in passed_on}
         part.backward.wanted.found.update(found)
+        for value, tensor in values.items():
+            part.backward.wanted.found[value] = raw_grad(tensor)
+            set_raw_grad(tensor, None)
     for source, gradient in aside:
         set_raw_grad(source, gradient)
     if not part.backward.retain_graph:
@@ -350,16 +351,15 @@ def _release(part: Part) -> None:
     segment = part.segment
     if segment is None:
         return
-    for edge in part.incoming:
-        if not isinstance(edge.key, str) and edge.key.segment is segment:
-            _drop(edge.key)
-    for root in part.backward.roots:
-        if root.segment is segment:
-            _drop(root)
-    for edge in part.outgoing:
-        if not isinstance(edge.key, str) and edge.key.stage != EVERYWHERE:
-            segment.leaves.pop(edge.key, None)
-            segment.entries.pop(edge.key, None)
+    over = set(part.calls)
+    for value in [*(edge.key for edge in part.incoming if not isinstance(edge.key, str)), *part.backward.roots]:
+        if value.segment is segment and value.call in over:
+            _drop(value)
+    if all(call in over or not call.entry.requires_grad for call in segment.calls):  # no other backward comes here
+        for edge in part.outgoing:
+            if not isinstance(edge.key, str) and edge.key.stage != EVERYWHERE:
+                segment.leaves.pop(edge.key, None)
+                segment.entries.pop(edge.key, None)
     for call in part.calls:
         for value in call.outputs:
             if value.data is not None and value.data.requires_grad:
@@ -367,4 +367,14 @@ def _release(part: Part) -> None:
 
 
 def _drop(value: Value) -> None:
-    value.data = value.data.detach() if value.is_held and value.data is not None else None
+    """A backward has gone through what made `value`: its data may still be needed, its history is not."""
+    is_needed = value.is_held or value.num_readers > 0
+    value.data = value.data.detach() if is_needed and value.data is not None else None
+
+
+def drop_if_over(value: Value) -> None:
+    """Let go of data without history that nobody is to take any more."""
+    if value.num_readers > 0 or value.is_held or value.call is None or value.data is None:
+        return
+    if value.meta.requires_grad and not value.data.requires_grad:  # see `_drop`
+        value.data = None

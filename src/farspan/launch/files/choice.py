@@ -1,0 +1,95 @@
+"""Which rank keeps its files apart, and where: set up once in a process, by its start or by `distribute`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from farspan.errors import LaunchError
+
+__all__ = ["catch_up", "install", "install_late", "keeps_apart"]
+
+_CHOICES = ("first", "all")
+_installed: list[Callable[[int], None]] = []
+_num_meetings = 0
+
+
+def keeps_apart(choice: str | None = None) -> bool:
+    """Whether only rank 0's files are to be the script's: unless `choice`, or else FARSPAN_FILES, is "all".
+
+    Raises:
+        LaunchError: It says something else.
+    """
+    choice = choice or os.environ.get("FARSPAN_FILES") or "first"
+    if choice not in _CHOICES:
+        raise LaunchError(
+            f"FARSPAN_FILES={choice!r} is no choice.",
+            why="'first': the files of rank 0 are the script's, those of the others are their own; 'all': all ranks'.",
+            hint="farspan run -n 2 --files all train.py",
+        )
+    return choice == "first" and os.name == "posix"
+
+
+def install(folder: str, rank: int, *, sees_first: bool = True) -> None:
+    """Let rank 0 keep what it changes in `folder`, or another rank write into a folder of its own there.
+
+    Args:
+        folder: Of the run; on one host all ranks have the same.
+        rank: Of this process.
+        sees_first: Whether rank 0's is the same folder.
+    """
+    if _installed:
+        return
+    if rank == 0:
+        from farspan.launch.files.patches import install_journal
+
+        _installed.append(install_journal(os.path.realpath(folder)))
+    else:
+        from farspan.launch.files.seen import install_view
+
+        _installed.append(install_view(os.path.realpath(folder), rank, sees_first=sees_first))
+
+
+def catch_up() -> None:
+    """All ranks have met, and each calls this: what rank 0 has written is there for all from now on."""
+    global _num_meetings
+    _num_meetings += 1
+    for each in _installed:
+        each(_num_meetings)
+
+
+def install_late(rank: int, gather: Callable[[bytes], Sequence[bytes]]) -> Callable[[], None]:
+    """Keep the files of ranks apart from here on, if that is wanted and not done yet; every rank calls it.
+
+    For launchers that are not ours, under which a Python starts without us.
+
+    Args:
+        rank: Of this process.
+        gather: Gives what all ranks pass, by rank.
+
+    Returns:
+        What to call when all ranks have ended: it removes the folder.
+    """
+    if not keeps_apart() or _installed:
+        return lambda: None
+    folder = os.environ.get("FARSPAN_RUN_FOLDER", "")
+    if os.path.isdir(folder):  # farspan run has made it, and removes it
+        install(folder, rank)
+        return lambda: None
+    import secrets
+    import tempfile
+
+    from farspan.launch.files.layers import exists, remove_all
+
+    token = secrets.token_hex(8)
+    if rank == 0:
+        folder = tempfile.mkdtemp(prefix="farspan-run-")
+        with open(f"{folder}/{token}", "w"):
+            pass
+    said = gather(f"{folder}/{token}".encode() if rank == 0 else b"")[0].decode()
+    sees_first = exists(said)
+    if rank:
+        folder = os.path.dirname(said) if sees_first else tempfile.mkdtemp(prefix="farspan-run-")
+    install(folder, rank, sees_first=sees_first)
+    is_mine = rank == 0 or not sees_first
+    return lambda: remove_all(folder if is_mine else f"{folder}/rank{rank}")

@@ -1,0 +1,100 @@
+"""What torch keeps of what is around a call: the names for it are private, or may move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+__all__ = [
+    "FLAGS",
+    "DeviceContext",
+    "default_device",
+    "dispatch_modes",
+    "function_modes",
+    "hooks_on_what_is_saved",
+    "is_of_a_checkpoint",
+    "transformation",
+]
+
+
+def _flag(name: str, setter: str = "") -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """How a flag of torch's core is asked for and set; nothing where this release has none of the name."""
+    get, put = getattr(torch._C, f"_get_{name}", None), getattr(torch._C, f"_set_{setter or name}", None)
+    return [] if get is None or put is None else [(get, put)]
+
+
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
+
+
+FLAGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    *_flag("flash_sdp_enabled", "sdp_use_flash"),
+    *_flag("mem_efficient_sdp_enabled", "sdp_use_mem_efficient"),
+    *_flag("math_sdp_enabled", "sdp_use_math"),
+    *_flag("cudnn_sdp_enabled", "sdp_use_cudnn"),
+    *_flag("overrideable_sdp_enabled", "sdp_use_overrideable"),
+    *_flag("sdp_priority_order"),
+    *_flag("math_sdp_allow_fp16_bf16_reduction"),
+    *_flag("cudnn_enabled"),
+    *_flag("cudnn_benchmark"),
+    *_flag("cudnn_deterministic"),
+    *_flag("mkldnn_enabled"),
+    *_flag("mkldnn_deterministic"),
+    *_flag("nnpack_enabled"),
+    *_flag("float32_matmul_precision"),
+    *_flag("deterministic_fill_uninitialized_memory"),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+    (_deterministic, lambda wanted: torch._C._set_deterministic_algorithms(wanted[0], warn_only=wanted[1])),
+    (_anomaly, lambda wanted: torch.set_anomaly_enabled(*wanted)),
+]
+"""What changes how operations compute: how to ask for it, and how to set it."""
+
+
+def function_modes() -> list[Any]:
+    """The function modes of this thread, the innermost last."""
+    return [] if not _len_torch_function_stack() else _get_current_function_mode_stack()
+
+
+def dispatch_modes() -> list[Any]:
+    """The dispatch modes of this thread that look at what is computed, but for those of a checkpoint."""
+    if not _len_torch_dispatch_stack():
+        return []
+    return [mode for mode in _get_current_dispatch_mode_stack() if type(mode).__module__ != _CHECKPOINT]
+
+
+def hooks_on_what_is_saved() -> tuple[Any, Any] | None:
+    """(pack, unpack) of the innermost `saved_tensors_hooks`."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def is_of_a_checkpoint(hooks: tuple[Any, Any]) -> bool:
+    """Whether it is torch's checkpoint that has set these hooks on saved tensors."""
+    return getattr(hooks[0], "__module__", "") == _CHECKPOINT
+
+
+_CHECKPOINT = "torch.utils.checkpoint"
+
+
+def transformation() -> str | None:
+    """The innermost transformation of `torch.func` that is running: "grad", "vmap", "jvp", "functionalize"."""
+    interpreter: Any = torch._C._functorch.peek_interpreter_stack()
+    return None if interpreter is None else str(interpreter.key()).rpartition(".")[2].lower()
+
+
+def default_device() -> torch.device | None:
+    """The device that `with torch.device(...)` or `torch.set_default_device` names; None where neither is used."""
+    if _len_torch_function_stack() < 1:
+        return None
+    modes = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
+    return modes[-1].device if modes else None

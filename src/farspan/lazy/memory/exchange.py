@@ -1,0 +1,57 @@
+"""Letting the program hold a recorded tensor where it held a plain one, and the reverse."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from farspan.lazy.ops.functions import find_where, format_where
+from farspan.lazy.tensor import LazyTensor
+from farspan.lazy.torch_private import has_memory_of_its_own, has_other_users
+
+if TYPE_CHECKING:
+    from farspan.graph import Value
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["become_plain", "can_be_recorded", "exchange"]
+
+
+def can_be_recorded(recorder: Recorder, plain: torch.Tensor) -> bool:
+    """Whether the program may hold a recorded tensor in the place of this plain one."""
+    return (
+        type(plain) is torch.Tensor
+        and id(plain) not in recorder.placed
+        and not plain.requires_grad
+        and plain._base is None
+        and plain.layout is torch.strided
+        and not has_other_users(plain)
+        and not recorder.copies.holds(plain)
+        and has_memory_of_its_own(plain)
+    )
+
+
+def become_plain(recorder: Recorder, lazy: LazyTensor, plain: torch.Tensor) -> None:
+    """Let the program hold `plain` where it held `lazy`."""
+    exchange(recorder, lazy, plain, lazy._value)
+
+
+def exchange(recorder: Recorder, one: torch.Tensor, other: torch.Tensor, value: Value) -> None:
+    """Let who holds `one` hold `other`, and the reverse; one of them is the recorded tensor of `value`."""
+    value.lazy = None
+    try:
+        try:
+            torch.utils.swap_tensors(one, other)
+        except RuntimeError:
+            gc.collect()  # a run on fakes has left a weak reference
+            torch.utils.swap_tensors(one, other)
+    except RuntimeError as error:
+        recorder.refuse(
+            "recorded values are written into a plain tensor that the program holds a weak reference to",
+            why=f"at {format_where(find_where())}: {str(error).splitlines()[0]}",
+            hint="write into a tensor made for it",
+        )
+    lazy = one if type(one) is LazyTensor else other
+    value.lazy = weakref.ref(lazy)

@@ -1,0 +1,48 @@
+"""Pickling a distributed model, or its parameters: what is written is what one process writes, with no farspan in it.
+
+Parameters of other ranks are fetched; shared ones are written once, for they are one object here too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from farspan.lazy.tensor import StubParameter
+from farspan.lazy.torch_private import tensor_of_class
+
+if TYPE_CHECKING:
+    from farspan.lazy.leaf import Placed
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["reduce_module", "reduce_placed"]
+
+
+def reduce_module(recorder: Recorder, module: nn.Module, protocol: Any) -> Any:
+    """What `pickle` writes of a module: as it is when all that was recorded has run."""
+    recorder.flush_before_change("a model is pickled")
+    return object.__reduce_ex__(module, protocol)
+
+
+def reduce_placed(recorder: Recorder, placed: Placed, protocol: Any) -> Any:
+    """What `pickle` writes of a parameter, or of a buffer that another rank owns."""
+    recorder.is_recording = False
+    try:
+        if placed.is_owned:
+            return type(placed.tensor).__reduce_ex__(placed.tensor, protocol)
+        return _real(recorder, placed).__reduce_ex__(protocol)
+    finally:
+        recorder.is_recording = True
+
+
+def _real(recorder: Recorder, placed: Placed) -> torch.Tensor:
+    """What the owner has, with what the program has written on the tensor here."""
+    meta, stub = placed.meta, placed.tensor
+    data = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype).copy_(recorder.engine.read_parameter(placed))
+    tensor = tensor_of_class(placed.kind, data, requires_grad=stub.requires_grad)
+    vars(tensor).update(
+        {name: value for name, value in vars(stub).items() if name not in StubParameter.__annotations__}
+    )
+    return tensor

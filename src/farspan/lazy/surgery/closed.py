@@ -1,0 +1,48 @@
+"""Containers that do what only a whole can do: second derivatives, `torch.func`. They are called as one unit.
+
+Their parts may lie on several stages, the parameters of which come to the one where it runs as values, and gradients go
+back: right for every plan, and slower than a plan that has the parts together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from farspan.lazy.context.outer import is_clear_around
+from farspan.lazy.hooks import has_user_hooks
+from farspan.lazy.leaf import Leaf
+
+if TYPE_CHECKING:
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["close"]
+
+
+def close(recorder: Recorder, module: nn.Module, num_begun: int) -> Leaf | None:
+    """Let `module`, which is a container, be called as one unit from now on.
+
+    Args:
+        recorder: Whose module it is.
+        module: Its forward has been tried and has ended in a `WholeError`.
+        num_begun: How many calls the present graph had before that.
+
+    Returns:
+        The leaf; None where that would not help, or the attempt has changed something already.
+    """
+    below = [*module.parameters(), *module.buffers()]
+    placed = [recorder.placed[id(item)] for item in below if id(item) in recorder.placed]
+    if not placed or id(module) in recorder.leaves or has_user_hooks(module) or not is_clear_around():
+        return None
+    if any(map(has_user_hooks, module.modules())) or any(not item.is_parameter for item in placed):
+        return None
+    if any(call.entry.mutated for call in recorder.current.calls[num_begun:]):
+        return None
+    name = next((name for name, part in recorder.outermost.named_modules() if part is module), None)
+    if name is None:
+        return None
+    leaf = Leaf(recorder.roots.get(id(recorder.outermost), "") + name, module, placed[0].stage, placed)
+    recorder.leaves[id(module)] = leaf
+    recorder.leaf_parts.update(map(id, leaf.modules))
+    return leaf

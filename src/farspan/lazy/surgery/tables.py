@@ -1,0 +1,137 @@
+"""What the tables of a leaf's modules hold: parameters, buffers and parts; and calls that find something else there.
+
+`torch.func.functional_call`, `module._parameters[name] = ...`, `module.fc = nn.Linear(...)`, pruning and the like put
+other things into the tables. A call of a leaf sees what is there when it is recorded:
+
+    what the plan has placed      runs with the leaf, as ever
+    any other tensor              becomes one more argument of the call: gradients flow to it
+
+It may run much later, when the tables hold something else again: `holding` puts back what the call saw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+__all__ = ["Slot", "Tables"]
+
+_NAMES = ("_parameters", "_buffers", "_modules")
+_of = attrgetter(*_NAMES)
+
+
+class Slot(NamedTuple):
+    """A place in a table whose tensor is not the leaf's own."""
+
+    table: int
+    """Which of the tables, counted over all modules."""
+    name: str
+    number: int
+    """Of the tensor, among those that the slots hold: tied places share one."""
+
+
+class Tables:
+    """The tables of some modules as they are now.
+
+    Args:
+        modules: Of a leaf, itself included.
+        placed: Ids of the tensors that the plan has placed.
+    """
+
+    __slots__ = ("_contents", "_items", "_names", "modules", "num_slot_tensors", "signature", "slots")
+
+    def __init__(self, modules: Sequence[nn.Module], placed: Collection[int]) -> None:
+        self.modules = tuple(modules)
+        tables = self._now()
+        self._names = [*chain.from_iterable(tables)]
+        self._items = [*chain.from_iterable(map(dict.values, tables))]
+        self.slots, self.signature, tensors = _slots_in(tables, placed)
+        self.num_slot_tensors = len(tensors)
+        foreign = set(map(id, tensors))
+        self._contents = [
+            {name: None if id(item) in foreign else item for name, item in table.items()} for table in tables
+        ]
+        if foreign:
+            self._items = []  # nothing in the slots is kept alive
+
+    def _now(self) -> list[dict[str, Any]]:
+        return [*chain.from_iterable(map(_of, self.modules))]
+
+    def are_unchanged(self) -> bool:
+        """Whether the tables hold what they did; False where other tensors than the leaf's own are in them."""
+        if self.slots:
+            return False
+        tables = self._now()
+        return [*chain.from_iterable(tables)] == self._names and all(
+            map(is_, chain.from_iterable(map(dict.values, tables)), self._items)
+        )
+
+    def slot_tensors(self) -> list[torch.Tensor]:
+        """What the slots hold now."""
+        tables = self._now()
+        found = {slot.number: tables[slot.table][slot.name] for slot in self.slots}
+        return [found[number] for number in range(self.num_slot_tensors)]
+
+    @contextlib.contextmanager
+    def holding(self, replacement: Mapping[int, torch.Tensor], in_slots: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Let the tables hold what they did when this was made, whatever is in them now.
+
+        Args:
+            replacement: By id, what stands for some of the leaf's own parameters and buffers.
+            in_slots: The tensors for the slots.
+        """
+        if not replacement and not in_slots and self.are_unchanged():
+            yield
+            return
+        wanted = [
+            {name: replacement.get(id(item), item) for name, item in content.items()} for content in self._contents
+        ]
+        for slot in self.slots:
+            wanted[slot.table][slot.name] = in_slots[slot.number]
+        places = [(module.__dict__, name) for module in self.modules for name in _NAMES]
+        undo = [(owner, name, owner[name]) for owner, name in places]
+        put = [(dict(content), dict(content)) for content in wanted]
+        weights = [(part, part._flat_weights) for part in self.modules if isinstance(part, nn.RNNBase)]
+        try:
+            for (owner, name), (table, _) in zip(places, put, strict=True):
+                owner[name] = table
+            for part, _ in weights:  # keeps a second list of its weights
+                part.__dict__["_flat_weights"] = [getattr(part, name, None) for name in part._flat_weights_names]
+            yield
+        finally:
+            for (owner, name, table), (_, before) in zip(undo, put, strict=True):
+                after = owner[name]
+                table.update((key, item) for key, item in after.items() if key not in before or before[key] is not item)
+                owner[name] = table
+            for part, list_of_weights in weights:
+                part.__dict__["_flat_weights"] = list_of_weights
+
+
+def signature_of(modules: Sequence[nn.Module], placed: Collection[int]) -> Any:
+    """Equal where the tables hold the same, but for what is in the slots."""
+    return _slots_in([*chain.from_iterable(map(_of, modules))], placed)[1]
+
+
+def _slots_in(tables: Sequence[dict[str, Any]], placed: Collection[int]) -> tuple[tuple[Slot, ...], Any, list[Any]]:
+    slots: list[Slot] = []
+    numbers: dict[int, int] = {}
+    tensors: list[Any] = []
+    signature: list[Any] = []
+    for number, table in enumerate(tables):
+        for name, item in table.items():
+            if item is not None and id(item) not in placed and isinstance(item, torch.Tensor):
+                at = numbers.setdefault(id(item), len(numbers))
+                if at == len(tensors):
+                    tensors.append(item)
+                slots.append(Slot(number, name, at))
+                signature.append((name, at))
+            else:
+                signature.append((name, None if item is None else id(item)))
+        signature.append(None)
+    return tuple(slots), tuple(signature), tensors

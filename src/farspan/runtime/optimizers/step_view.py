@@ -1,0 +1,381 @@
+"""What an optimizer's step sees: all parameters, gradients and state, of which this rank has a part.
+
+Every rank runs the step's Python with every parameter. A tensor in a step is one of three kinds:
+
+    replicated    every rank has it and computes with it            step counts, learning rates, what was told
+    own           this rank alone has it: made of its parameters    computed at once, by torch itself
+    elsewhere     another rank has it: a recorded tensor            its metadata is foreseen, nothing is computed
+
+    p.grad.norm()  rank 0: own        rank 1: elsewhere
+    torch.stack(all norms)            of several ranks: they are told to all first, the result is replicated
+    if norm > 1:                      what is read is told to all first
+
+So what a step reads is what it reads in one process, and an optimizer that looks at one parameter at a time runs
+without a word between the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from farspan.graph import Meta, Value
+from farspan.lazy import LazyTensor, Placed, StubParameter, intern, meta_of
+from farspan.lazy.memory.exchange import become_plain
+from farspan.lazy.metadata import Unknown, current_modes, flatten, flatten_arguments, map_tensors, rebuild
+from farspan.lazy.ops.functions import PASS_THROUGH, READERS, name_of
+from farspan.lazy.ops.special import NUMBERS
+from farspan.lazy.torch_private import (
+    DisableTorchFunctionSubclass,
+    raw_grad,
+)
+from farspan.runtime.optimizers.functions import has_dynamic_shape, shape_of, stand_in, writes_by_name, written_lists
+from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
+
+if TYPE_CHECKING:
+    from farspan.runtime.engine import Engine
+
+__all__ = ["StepView", "is_own", "make_own"]
+
+_T: Any = torch.Tensor
+_SHOWS = frozenset([_T.__repr__, _T.__format__, _T.__reduce_ex__])
+_READS = (READERS | _SHOWS | {torch.tensor}) - {_T.__deepcopy__}
+"""Functions for which a tensor's data must be known to all ranks."""
+_ASKS = PASS_THROUGH - _SHOWS
+"""Functions that need no data at all."""
+_FEW, _LARGE = 3, 4096
+"""A function of so few tensors runs where the largest is, if that has more elements than this; else everywhere."""
+_MOST_KNOWN = 4096
+
+_T._farspan_is_own = False
+
+
+def make_own(result: Any) -> Any:
+    """Let the tensors of `result` be known as those that only this rank has."""
+    if isinstance(result, torch.Tensor):
+        if type(result) is not nn.Parameter:  # of which it is known where they are
+            result._farspan_is_own = True  # type: ignore[attr-defined]
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            make_own(item)
+    return result
+
+
+def is_own(tensor: torch.Tensor) -> bool:
+    """Whether only this rank has it, of all tensors in a step."""
+    return tensor._farspan_is_own  # type: ignore[attr-defined]
+
+
+class StepView(TorchFunctionMode):
+    """Answers the torch functions of a step. It may call any function itself: it does not see those."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.engine = engine
+        self.recorder = engine.recorder
+        self._placed = engine.recorder.placed
+        self._me = 1 << engine.rank
+        self._bits: list[int] = []
+        """By stage, the bit of its rank."""
+        self._writes: set[Any] = set()
+        """Functions that have been seen to write into their first argument, and to return it as it is."""
+        self._known: dict[Any, Any] = {}
+        self._is_dynamic: dict[Any, bool] = {}
+
+    def begin(self) -> None:
+        """A step begins, until `leave_optimizer` of the recorder."""
+        self._bits = [1 << stage.rank for stage in self.engine.stages]  # stages may have been added
+        self.__enter__()
+
+    # What a step calls.
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _ASKS:
+            with DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        ranks = self._ranks_of(args)
+        if kwargs:
+            for name in NUMBERS:
+                if name in kwargs and self._ranks_of([kwargs[name]]):
+                    kwargs = {**kwargs, name: self._tell([kwargs[name]])[0]}
+            ranks |= self._ranks_of(kwargs.values())
+        if not ranks:
+            return func(*args, **kwargs)
+        if func in _READS or self._needs_data(func, args):
+            args, kwargs = self._with_told(args, kwargs)
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name.startswith(("_foreach_", "_fused_")):
+            return self._over_lists(func, name, args, kwargs, ranks)
+        if ranks & (ranks - 1):
+            args, kwargs, ranks = self._brought_together(func, name, args, kwargs)
+            if not ranks:
+                return func(*args, **kwargs)
+        if ranks != self._me:
+            return self._elsewhere(func, args, kwargs)
+        if types:  # what was recorded outside the step
+            args, kwargs = map_tensors((args, kwargs), self._data)
+        result = func(*args, **kwargs)
+        if writes_by_name(name):
+            make_own(args[0])
+        elif any(item is result for item in args):
+            return result  # as `x.to(its own dtype)`: what it was
+        return make_own(result)
+
+    def _ranks_of(self, items: Iterable[Any]) -> int:
+        """The bits of the ranks of which one alone has some tensor among `items`; 0 if all are replicated."""
+        found = 0
+        for item in items:
+            kind = type(item)
+            if kind is torch.Tensor or kind is nn.Parameter:
+                if item._farspan_is_own or id(item) in self._placed:
+                    found |= self._me
+            elif kind is LazyTensor:
+                found |= self._bits[item._value.stage]
+            elif kind is StubParameter:
+                found |= self._bits[self._placed[id(item)].stage]
+            elif kind is list or kind is tuple:
+                found |= self._ranks_of(item)
+            elif isinstance(item, torch.Tensor):
+                if item._farspan_is_own or id(item) in self._placed:  # type: ignore[attr-defined]
+                    found |= self._me
+            elif isinstance(item, (list, tuple)):
+                found |= self._ranks_of(item)
+            elif isinstance(item, dict):
+                found |= self._ranks_of(item.values())
+        return found
+
+    def _needs_data(self, func: Any, args: Any) -> bool:
+        """Whether the shape of its result depends on data: alike on every rank."""
+        known = self._is_dynamic.get(func)
+        if known is None:
+            known = self._is_dynamic[func] = has_dynamic_shape(func)
+        if func is _T.__getitem__ and isinstance(args[1], (torch.Tensor, list, tuple)):
+            _, tensors = flatten(args[1])
+            return any(item.dtype in (torch.bool, torch.uint8) for item in tensors)
+        return known
+
+    # Tensors that all must know.
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The data of a recorded tensor or a stub, which the step asks for on every rank."""
+        if self._is_known_to_all(tensor):
+            return self.engine.read(tensor._value)  # type: ignore[attr-defined]
+        return self._tell([tensor])[0]
+
+    @staticmethod
+    def _is_known_to_all(tensor: Any) -> bool:
+        """Whether it was recorded by the program: each rank can ask for it alone."""
+        return type(tensor) is LazyTensor and (tensor._value.call is not None or tensor._value.index > 0)
+
+    def _with_told(self, args: Any, kwargs: Any, *, but: int = 0) -> tuple[Any, Any]:
+        """The arguments with replicated tensors in the place of all others, but of those of the ranks in `but`."""
+        template, tensors = flatten_arguments(args, kwargs)
+        single = [item for item in tensors if self._ranks_of([item]) & ~but]
+        told = iter(self._tell(single))
+        changed = {id(item): next(told) for item in single}
+        args, kwargs = rebuild(template, [changed.get(id(item), item) for item in tensors])
+        return args, kwargs
+
+    def _tell(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Replicated copies of tensors of single ranks; every rank calls it."""
+        unknown = [item for item in tensors if not self._is_known_to_all(item)]
+        metas = [self._meta(item) for item in unknown]
+        owners = [self._ranks_of([item]).bit_length() - 1 for item in unknown]
+        mine = [self._data(item) for item, rank in zip(unknown, owners, strict=True) if rank == self.engine.rank]
+        parts: list[bytes] = []
+        if unknown:
+            blob = b"".join([bytes(pack_tensor(item)[1]) for item in mine])
+            parts = self.engine.agreement.gather("what a step reads", blob)
+        begins = [0] * self.engine.num_ranks
+        own = iter(mine)
+        told: dict[int, torch.Tensor] = {}
+        for item, meta, rank in zip(unknown, metas, owners, strict=True):
+            if rank == self.engine.rank:
+                told[id(item)] = next(own).detach()
+                continue
+            begin = begins[rank]
+            begins[rank] = end = begin + meta.numel * meta.dtype.itemsize
+            header = {"dtype": str(meta.dtype).removeprefix("torch."), "shape": list(meta.shape)}
+            copy = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+            told[id(item)] = copy.copy_(unpack_tensor(header, parts[rank][begin:end]))
+        return [told[id(item)] if id(item) in told else self.engine.read(item._value) for item in tensors]  # type: ignore[attr-defined]
+
+    def _brought_together(self, func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, int]:
+        """Arguments of several ranks become those of one rank and replicated ones.
+
+        Returns:
+            The arguments, and the bit of the rank; 0 if all are replicated.
+        """
+        _, tensors = flatten_arguments(args, kwargs)
+        single = [item for item in tensors if self._ranks_of([item])]
+        home = 0
+        if "out" in kwargs:
+            home = self._ranks_of([kwargs["out"]])
+        elif writes_by_name(name) and isinstance(args[0], torch.Tensor):
+            home = self._ranks_of(args[:1]) or self._ranks_of(single[:1])
+        elif len(single) <= _FEW:
+            largest = max(single, key=lambda item: self._meta(item).numel)
+            home = self._ranks_of([largest]) if self._meta(largest).numel > _LARGE else 0
+        args, kwargs = self._with_told(args, kwargs, but=home)
+        return args, kwargs, home
+
+    # Tensors of other ranks.
+
+    def gradient(self, placed: Placed) -> torch.Tensor | None:
+        """`parameter.grad` in a step."""
+        if not placed.is_owned:
+            return self.recorder.gradients.get(placed)
+        gradient = raw_grad(placed.tensor)
+        if gradient is not None:
+            gradient._farspan_is_own = True
+        return gradient
+
+    def set_gradient(self, placed: Placed, gradient: torch.Tensor | None) -> None:
+        """`parameter.grad = gradient` in a step."""
+        ranks = 0 if gradient is None else self._ranks_of([gradient])
+        if gradient is not None and ranks and ranks != self._bits[placed.stage]:
+            gradient = self._tell([gradient])[0]
+        if type(gradient) is LazyTensor:
+            gradient = self._data(gradient) if placed.is_owned else gradient
+        self.recorder.gradients.put(placed, gradient)
+
+    def known_only(self, meta: Meta, stage: int) -> LazyTensor:
+        """A tensor that a rank of `stage` has, in the place of which this rank knows its metadata."""
+        meta = Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)
+        return LazyTensor.make(Value(intern(meta), stage), self.recorder)
+
+    def _elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function of tensors of one other rank: what it gives there, without data."""
+        if func in self._writes and type(args[0]) in (LazyTensor, StubParameter):
+            return args[0]
+        template, tensors = flatten_arguments(args, self._numbers(kwargs))
+        stage = next(self._stage(item) for item in tensors if self._ranks_of([item]))
+        key = (func, shape_of(template), tuple([id(self._meta(item)) for item in tensors]), current_modes())
+        entry = self._known.get(key)
+        if entry is None:
+            entry = self._foresee(func, template, tensors)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = entry
+        if entry.is_random:  # the rank that has them draws as many numbers, from the same generator
+            args, kwargs = rebuild(template, [stand_in(self._meta(item)) for item in tensors])
+            func(*args, **kwargs)
+        for number in entry.mutated:
+            self._becomes_known_only(tensors[number], stage)
+        results = [
+            tensors[same] if same >= 0 else self.known_only(meta, stage)
+            for same, meta in zip(entry.same_as, entry.metas[: entry.num_results], strict=True)
+        ]
+        return rebuild(entry.template, results)
+
+    def _numbers(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments for which torch takes numbers only, and reads what it gets."""
+        is_tensor = [name for name in kwargs if name in NUMBERS and isinstance(kwargs[name], torch.Tensor)]
+        return {**kwargs, **{name: kwargs[name].item() for name in is_tensor}} if is_tensor else kwargs
+
+    def _foresee(self, func: Any, template: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        metas = [self._meta(item) for item in tensors]
+        entry = self.recorder.cache.lookup(func, template, metas, current_modes())
+        if isinstance(entry, Unknown):
+            self.recorder.refuse(
+                f"an optimizer's step calls {name_of(func)}, and what it gives depends on data of another rank",
+                hint="give it replicated tensors: read what it takes first, tensor.tolist()",
+            )
+        for number, meta in zip(entry.mutated, entry.metas[entry.num_results :], strict=True):
+            if meta.shape != metas[number].shape:
+                self.recorder.refuse(
+                    f"an optimizer's step changes the shape of a tensor in place ({name_of(func)})",
+                    hint="use the function that returns a new tensor",
+                )
+        is_first = entry.mutated == (0,) and entry.same_as == (0,) and not entry.is_random
+        if is_first and writes_by_name(getattr(func, "__name__", "")):
+            self._writes.add(func)
+        return entry
+
+    def _becomes_known_only(self, tensor: torch.Tensor, stage: int) -> None:
+        """A replicated tensor has been written into with data of another rank."""
+        if self._ranks_of([tensor]):
+            return
+        if type(tensor) is nn.Parameter:
+            self.recorder.refuse(
+                "an optimizer's step writes what it computes of one rank's parameters into one outside the model",
+                hint="make it a parameter of the model that is distributed",
+            )
+        become_plain(self.recorder, self.known_only(meta_of(tensor), stage), tensor)
+
+    def _meta(self, tensor: torch.Tensor) -> Meta:
+        """Its metadata, as of a tensor that needs no gradient."""
+        meta = tensor._value.meta if type(tensor) is LazyTensor else meta_of(tensor)
+        if meta.requires_grad or meta.is_parameter:
+            meta = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
+        return meta
+
+    def _stage(self, tensor: torch.Tensor) -> int:
+        if type(tensor) is LazyTensor:
+            return tensor._value.stage
+        return self._placed[id(tensor)].stage
+
+    def _data(self, tensor: Any) -> Any:
+        """What this rank computes with in the place of a recorded tensor of its own."""
+        if type(tensor) is LazyTensor and self._bits[tensor._value.stage] == self._me:
+            return make_own(self.engine.read(tensor._value))
+        return tensor
+
+    # Functions over lists of tensors.
+
+    def _over_lists(self, func: Any, name: str, args: Any, kwargs: Any, ranks: int) -> Any:
+        """A `_foreach_` or `_fused_` function: each place of the lists by itself."""
+        number = len(args[0])
+        lists = [place for place, item in enumerate(args) if isinstance(item, (list, tuple)) and len(item) == number]
+        written = written_lists(name) if name.endswith("_") else ()
+        args, kwargs = self._with_single_told(args, kwargs, lists)
+        homes = [self._ranks_of([args[place][index] for place in lists]) for index in range(number)]
+        for index in [index for index, home in enumerate(homes) if home & (home - 1)]:
+            row = [args[place][index] for place in lists]
+            kept = self._ranks_of(row[:1])
+            (row,), _ = self._with_told((row,), {}, but=kept)
+            args = [
+                [*item[:index], row[lists.index(place)], *item[index + 1 :]] if place in lists else item
+                for place, item in enumerate(args)
+            ]
+            homes[index] = self._ranks_of(row)
+        here = [index for index, home in enumerate(homes) if home in (0, self._me)]
+        results: list[Any] = [None] * number
+        part = None
+        if here:
+            own_args = [[item[i] for i in here] if place in lists else item for place, item in enumerate(args)]
+            own_args, kwargs = map_tensors((own_args, kwargs), self._data) if ranks & self._me else (own_args, kwargs)
+            part = func(*own_args, **kwargs)
+        for position, index in enumerate(here):
+            if homes[index]:
+                for place in written:
+                    if place in lists:
+                        make_own(args[place][index])
+                if isinstance(part, (list, tuple)):
+                    make_own(part[position])
+            results[index] = part[position] if isinstance(part, (list, tuple)) else None
+        for index in [index for index, home in enumerate(homes) if home not in (0, self._me)]:
+            row = [[item[index]] if place in lists else item for place, item in enumerate(args)]
+            if written:
+                stage = next(self._stage(args[p][index]) for p in lists if self._ranks_of([args[p][index]]))
+                for place in written:
+                    if place in lists:
+                        self._becomes_known_only(args[place][index], stage)
+            else:
+                results[index] = self._elsewhere(func, row, kwargs)[0]
+        if written:
+            return args[0] if name.startswith("_foreach_") else None
+        return results
+
+    def _with_single_told(self, args: Any, kwargs: Any, lists: Sequence[int]) -> tuple[list[Any], Any]:
+        """Let tensors that are no part of a list be replicated."""
+        others = [None if place in lists else item for place, item in enumerate(args)]
+        if self._ranks_of(others) | self._ranks_of(kwargs.values()):
+            others, kwargs = self._with_told(others, kwargs)
+        return [args[place] if place in lists else item for place, item in enumerate(others)], kwargs

@@ -1,0 +1,3 @@
+"""What this rank reads of other ranks' parameters."""
+
+__all__: list[str] = []

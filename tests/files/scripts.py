@@ -1,0 +1,86 @@
+"""Scripts that read and write files, as people write them for one process, and what each rank made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.ranks import SOURCES
+
+__all__ = ["Outcome", "run_script"]
+
+_WAIT = """
+import os as _os, posix as _posix, atexit as _atexit
+if _os.environ.get("FARSPAN_RANK", "0") == "{late}":
+    _posix.read(_posix.open("{fifo}", _posix.O_RDONLY), 1)
+else:
+    # Not `open`, which may be replaced; the last of all that is done at exit.
+    _atexit.register(lambda: _posix.write(_posix.open("{fifo}", _posix.O_WRONLY), b"x"))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run has left.
+
+    Attributes:
+        printed: By each rank.
+        files: A digest of each file, the target of each link, "" for each folder; by relative path.
+        error: What the launcher said.
+    """
+
+    printed: list[str]
+    files: dict[str, str]
+    error: str
+
+
+def run_script(folder: Path, text: str, num_ranks: int, *, late: int | None = None, files: str = "first") -> Outcome:
+    """Run a script in a fresh copy of the folder `start` below `folder`.
+
+    Args:
+        folder: For all that the test needs.
+        text: Of the script.
+        num_ranks: How many processes.
+        late: A rank that begins when the other one (of two) has ended.
+        files: As `farspan run --files`.
+    """
+    work, logs = folder / "work", folder / "logs"
+    subprocess.run(["rm", "-rf", work, logs], check=True)
+    (folder / "start").mkdir(exist_ok=True)
+    subprocess.run(["cp", "-a", folder / "start", work], check=True)
+    if late is not None:
+        fifo = folder / f"fifo{late}"
+        if not fifo.exists():
+            os.mkfifo(fifo)
+        text = _WAIT.format(late=late, fifo=fifo) + text
+    script = folder / "script.py"
+    script.write_text(text)
+    command = [sys.executable, "-m", "farspan", "run", "-n", str(num_ranks), "--log-dir", str(logs), "--files", files]
+    environment = {name: value for name, value in os.environ.items() if name != "FARSPAN_FILES"}
+    done = subprocess.run(
+        [*command, str(script)],
+        cwd=work,
+        env={**environment, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = [done.stdout, *[(logs / f"rank{rank}.log").read_text() for rank in range(1, num_ranks)]]
+    return Outcome(printed=printed, files=_files_in(work), error=done.stderr)
+
+
+def _files_in(folder: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        else:
+            found[name] = "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+    return found

@@ -1,0 +1,119 @@
+"""What a script finds when it asks whether it is one of several processes: that it is one, before and after."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.ranks import ROOT, SOURCES, free_port, run_processes
+
+HELPERS = """
+import os
+import torch, torch.distributed as dist
+from torch import nn
+import farspan
+
+def get_world_size():
+    if not dist.is_available() or not dist.is_initialized():
+        return 1
+    return dist.get_world_size()
+
+def train(steps=2):
+    torch.manual_seed(0)
+    model = farspan.distribute(nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)], nn.Linear(4, 1)), measure=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * get_world_size())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+"""
+ASKS = (
+    HELPERS
+    + """
+print(int(os.environ.get("RANK", -1)) != -1, get_world_size(), os.environ.get("WORLD_SIZE"))
+loss = train()
+print(dist.is_initialized(), get_world_size(), f"{loss:.6f}")
+"""
+)
+FAILS = HELPERS + "train()\nraise ValueError('the script fails')\n"
+INITIALISES_LATER = (
+    HELPERS
+    + """
+train()
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+print(ones.item(), train.__name__)
+dist.destroy_process_group()
+"""
+)
+
+
+def start(folder: Path, text: str, *command: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"
+    script.write_text(text)
+    outer = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"} if "farspan" in command else {}
+    path = os.pathsep.join([SOURCES, ROOT])
+    return subprocess.run(
+        [sys.executable, *command, str(script)],
+        env={**os.environ, **outer, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_script_under_farspan_run_finds_one_process_and_has_standard_output_for_itself(tmp_path: Path) -> None:
+    alone = start(tmp_path, ASKS)
+    together = start(tmp_path, ASKS, "-m", "farspan", "run", "-n", "3")
+    assert (alone.returncode, together.returncode) == (0, 0), together.stderr
+    assert alone.stdout.splitlines()[0] == "False 1 None"
+    assert together.stdout == alone.stdout
+    assert "rank:2" in together.stderr  # the plan
+
+
+def test_no_group_outlives_the_interpreter_when_the_script_fails(tmp_path: Path) -> None:
+    done = start(tmp_path, FAILS, "-m", "farspan", "run", "-n", "2")
+    assert done.returncode == 1
+    assert "ValueError: the script fails" in done.stderr
+    assert "terminate called" not in done.stderr
+
+
+def test_a_group_that_the_script_sets_up_after_distribute_is_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(INITIALISES_LATER)
+    finished = run_processes(2, script)
+    assert [process.stderr for process in finished if process.code] == []
+    assert [process.stdout.strip() for process in finished] == ["2.0 train"] * 2
+
+
+def test_torchruns_store_is_shared_with_its_agent_and_its_variables_are_spoken_of_once(tmp_path: Path) -> None:
+    port = f"--master-port={free_port()}"
+    done = start(tmp_path, INITIALISES_LATER, "-m", "torch.distributed.run", "--nproc-per-node=2", port)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["2.0", "2.0", "train", "train"]
+    assert done.stderr.count("farspan run -n 2") == 1
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_ranks_meet_at_an_address_of_the_network_too(tmp_path: Path, num_ranks: int) -> None:
+    """An address that is not the loopback's: every rank binds to the one that leads there."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation; nothing is sent
+        except OSError:
+            pytest.skip("this machine has no network")
+        address = probe.getsockname()[0]
+    script = tmp_path / "program.py"
+    script.write_text(ASKS)
+    finished = run_processes(num_ranks, script, environment={"MASTER_ADDR": address, "FARSPAN_SAME_HOST": "0"})
+    assert [process.stderr for process in finished if process.code] == []
+    assert len({process.stdout for process in finished}) == 1

@@ -1,0 +1,42 @@
+"""Where torch's rules for fake tensors say something else than what a real run gives."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from tests.support.ranks import run_threads
+from torch import Tensor, nn
+
+import farspan
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return x + self.out(self.attention(h, h, h, need_weights=False)[0])
+
+
+def evaluated(model: Any) -> list[Any]:
+    model.eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        return [model(torch.randn(3, 5, 8)).tolist() for _ in range(2)]
+
+
+def test_attention_without_weights_on_the_fast_path() -> None:
+    """The fast path gives no second tensor then; on fakes it gives one."""
+    model = nn.Sequential(Block(), Block(), Block())
+    wanted = evaluated(copy.deepcopy(model))
+    names = ["attention", "norm", "out"]
+    in_parts = {f"{block}.{name}": f"rank:{number % 2}" for block in range(3) for number, name in enumerate(names)}
+    for plan in ({"0": "rank:0", "1": "rank:1", "2": "rank:0"}, in_parts):
+        models = [copy.deepcopy(model) for _ in range(2)]
+        found = run_threads(2, lambda rank: evaluated(farspan.distribute(models[rank], plan=plan)))  # noqa: B023
+        assert found == [wanted, wanted]

@@ -1,0 +1,154 @@
+"""What optimizers keep, and gradients, between two steps: the same on every rank."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tests.support.loop import X, Y, same_everywhere, weights
+from torch import nn
+
+_Distribute = Callable[[nn.Module], nn.Module]
+
+
+def _backward(model: nn.Module, shift: int) -> None:
+    model.zero_grad()
+    F.cross_entropy(model(X + shift), Y).backward()
+
+
+def test_state_may_be_counted_read_changed_pickled_and_reset() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        seen: list[Any] = []
+        for shift in range(5):
+            _backward(model, shift)
+            optimizer.step()
+            states = optimizer.state.values()
+            norms: Any = sum(state["exp_avg"].norm() for state in states)
+            seen.append((len(optimizer.state), norms.item()))
+            if shift == 1:
+                for p in model.parameters():
+                    optimizer.state[p]["exp_avg"].zero_()
+            if shift == 2:
+                for state in optimizer.state.values():
+                    state["exp_avg_sq"].mul_(0.5)
+                    state["step"] -= 1
+            if shift == 3:
+                optimizer.state = defaultdict(dict)
+        kept = pickle.loads(pickle.dumps([dict(optimizer.state[p]) for p in model.parameters()]))
+        return seen, weights(model), [{name: value.tolist() for name, value in state.items()} for state in kept]
+
+    same_everywhere(program)
+
+
+def test_state_that_was_loaded_goes_to_its_owner() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        _backward(model, 0)
+        optimizer.step()
+        saved = copy.deepcopy(optimizer.state_dict())
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        optimizer.load_state_dict(saved)
+        seen = [state["exp_avg"].sum().item() for state in optimizer.state.values()]
+        _backward(model, 1)
+        optimizer.step()
+        return seen, weights(model)
+
+    same_everywhere(program)
+
+
+def test_the_last_line_may_read_the_state_while_other_ranks_have_gone() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        _backward(model, 0)
+        optimizer.step()
+        return weights(model), [state["exp_avg"].tolist() for state in optimizer.state_dict()["state"].values()]
+
+    for _ in range(3):
+        same_everywhere(program)
+
+
+def test_averages_may_be_written_into_the_weights_between_steps() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for shift in range(3):
+            _backward(model, shift)
+            optimizer.step()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.lerp_(end=optimizer.state[p]["momentum_buffer"], weight=0.1)  # type: ignore[arg-type]
+        return weights(model)
+
+    same_everywhere(program, 2)
+
+
+def test_gradients_may_be_set_to_parts_of_a_flat_one() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parameters: Any = list(model.parameters())
+        for shift in range(2):
+            flats: list[torch.Tensor] = []
+            for task in range(2):
+                optimizer.zero_grad()
+                F.cross_entropy(model(X + shift), (Y + task) % 5).backward()
+                flats.append(torch.cat([p.grad.detach().clone().flatten() for p in parameters]))
+            one, other = flats
+            if torch.dot(one, other) < 0:
+                one = one - torch.dot(one, other) * other / other.norm() ** 2
+            flat, begin = one + other, 0
+            for p in parameters:
+                p.grad = flat[begin : begin + p.numel()].view_as(p)
+                begin += p.numel()
+            optimizer.step()
+        return weights(model)
+
+    same_everywhere(program)
+
+
+def test_a_learning_rate_may_be_made_of_the_loss() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen: list[float] = []
+        for shift in range(3):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(X + shift), Y)
+            loss.backward()
+            squares: Any = sum(p.grad.pow(2).sum() for p in model.parameters())  # type: ignore[union-attr]
+            for group in optimizer.param_groups:
+                group["lr"] = (loss.detach() / squares).clamp(max=0.1)
+            optimizer.step()
+            seen.append(float(optimizer.param_groups[0]["lr"]))
+        return seen, weights(model)
+
+    same_everywhere(program)
+
+
+def test_gradients_may_be_read_between_two_backwards() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parameters: Any = list(model.parameters())
+        out = model(X)
+        first, second = F.cross_entropy(out, Y), out.pow(2).mean()
+        first.backward(retain_graph=True)
+        kept = [p.grad.clone() for p in parameters]
+        seen = [kept[0].norm().item()]
+        second.backward()
+        squares: Any = sum(((p.grad - part) ** 2).sum() for p, part in zip(parameters, kept, strict=True))
+        seen.append(squares.item())
+        optimizer.step()
+        return seen, weights(model)
+
+    for num_ranks in (1, 2):
+        same_everywhere(program, num_ranks)

@@ -1,0 +1,125 @@
+"""What an optimizer's step reads is what it reads in one process, whichever rank has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.optimizers.written import WRITTEN, SharpnessAware
+from tests.support.loop import X, Y, on_ranks, same_everywhere, weights
+from torch import nn
+
+import farspan
+
+_Distribute = Callable[[nn.Module], nn.Module]
+_Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, *, with_closure: bool = False) -> Any:
+    seen: list[Any] = []
+    for shift in range(4):
+
+        def closure(shift: int = shift) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(X + shift), Y)
+            loss.backward()
+            return loss
+
+        loss = closure()
+        optimizer.step(closure) if with_closure else optimizer.step()  # type: ignore[call-overload]
+        seen.append(loss.item())
+        norm = getattr(optimizer, "norm", None)
+        seen += [] if norm is None else [norm.item()]
+    state = optimizer.state_dict()["state"]
+    kept = [
+        {name: torch.as_tensor(value).tolist() for name, value in state[key].items() if value is not None}
+        for key in sorted(state)
+    ]
+    return seen, weights(model), kept
+
+
+def _same(make: _Make, num_ranks: int, **options: Any) -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        return _train(model, make(model), **options)
+
+    same_everywhere(program, num_ranks)
+
+
+@pytest.mark.parametrize("name", list(WRITTEN))
+def test_a_step_may_look_past_one_parameter(name: str) -> None:
+    _same(lambda model: WRITTEN[name](model.parameters()), 3)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_step_may_look_past_one_parameter_on_any_number_of_ranks(num_ranks: int) -> None:
+    _same(lambda model: WRITTEN["GlobalNorm"](model.parameters()), num_ranks)
+
+
+def test_sharpness_may_be_looked_at_in_a_closure() -> None:
+    _same(lambda model: SharpnessAware(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9), 3, with_closure=True)
+
+
+def test_hooks_of_a_step_see_the_whole_model() -> None:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        def clip(*_: Any) -> None:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+        def clamp(*_: Any) -> None:
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.clamp_(-0.1, 0.1)
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.register_step_pre_hook(clip)
+        optimizer.register_step_post_hook(clamp)
+        return optimizer
+
+    _same(make, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_what_looks_at_one_parameter_at_a_time_asks_no_other_rank(options: dict[str, Any]) -> None:
+    def program(model: nn.Module) -> list[str]:
+        farspan.distribute(model)
+        engine = farspan.runtime.world.current_engine()  # type: ignore[attr-defined]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **options)
+        asked: list[str] = []
+        gather = engine.agreement.gather
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(X), Y).backward()
+            farspan.flush()
+            engine.agreement.gather = lambda what, blob: asked.append(what) or gather(what, blob)
+            optimizer.step()
+            engine.agreement.gather = gather
+        return asked
+
+    assert on_ranks(2, program) == [[], []]
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_stock_optimizers_are_exact_in_each_implementation(kind: Any, options: dict[str, Any]) -> None:
+    _same(lambda model: kind(model.parameters(), lr=0.01, **options), 2)
+
+
+def test_a_step_size_may_be_made_of_the_loss() -> None:
+    class Polyak(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {})
+
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            with torch.enable_grad():
+                loss = closure()
+            with torch.no_grad():
+                params = self.param_groups[0]["params"]
+                size = loss / (sum((p.grad**2).sum() for p in params) + 1e-3)
+                for p in params:
+                    p.add_(p.grad * -size.clamp(max=0.1))
+            return loss
+
+    _same(lambda model: Polyak(model.parameters()), 3, with_closure=True)

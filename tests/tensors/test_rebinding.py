@@ -1,0 +1,129 @@
+"""`x.data = value` gives x the memory of value; who shared its memory before keeps the old one."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.loop import X, Y, mlp, on_ranks, weights
+from torch import Tensor, nn
+
+import farspan
+from farspan.errors import RecordError
+
+
+class Average:
+    """The class that is found in a thousand repositories."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model, decay
+        self.shadow = {name: param.data.clone() for name, param in model.named_parameters()}
+        self.backup: dict[str, Tensor] = {}
+
+    def update(self) -> None:
+        for name, param in self.model.named_parameters():
+            new_average = (1.0 - self.decay) * param.data + self.decay * self.shadow[name]
+            self.shadow[name] = new_average.clone()
+
+    def apply_shadow(self) -> None:
+        for name, param in self.model.named_parameters():
+            self.backup[name] = param.data
+            param.data = self.shadow[name]
+
+    def restore(self) -> None:
+        for name, param in self.model.named_parameters():
+            param.data = self.backup[name]
+        self.backup = {}
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(X), Y)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def average_that_is_applied_and_restored(model: nn.Module) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    average, seen = Average(model, 0.9), []
+    for _ in range(2):
+        seen.append(step(model, optimizer))
+        average.update()
+        average.apply_shadow()
+        seen.append(weights(model))
+        average.restore()
+        seen.append(weights(model))
+    average.apply_shadow()
+    step(model, optimizer)  # changes the shadow too, whose memory it is
+    return seen, [item.tolist() for item in (*average.shadow.values(), *average.backup.values())]
+
+
+def moving_average_of_gradients(model: nn.Module) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    last = {name: deque(maxlen=2) for name, _ in model.named_parameters()}
+    for _ in range(4):
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        for name, param in model.named_parameters():
+            last[name].append(param.grad.data.detach())
+            if len(last[name]) == 2:
+                param.grad.data = param.grad.data + sum(last[name]) / 2 * 5.0
+        optimizer.step()
+    return weights(model), [[item.tolist() for item in items] for items in last.values()]
+
+
+def aliases(model: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    p, q = model.head.weight, model.layers[0].weight
+    old = [p.data, p.detach(), p.data.view(-1), p.view(-1).detach()]
+    state = model.state_dict()["head.weight"]
+    p.data = p.data * 2
+    seen = [item.tolist() for item in (*old, state, p)]
+    p.data.add_(1.0)
+    old[0].mul_(3)
+    seen += [item.tolist() for item in (*old, p)]
+    plain, elsewhere = torch.ones(12, 12), model.layers[5].weight.data * 2
+    q.data = plain
+    model.layers[1].weight.data = elsewhere
+    step(model, optimizer)
+    plain.add_(1)
+    return seen, plain.tolist(), elsewhere.tolist(), weights(model)
+
+
+def recorded_and_plain(model: nn.Module) -> Any:
+    y, z, w, v = model(X).detach(), model(X + 1).detach(), torch.zeros(6, 5), torch.zeros(6, 5)
+    old, row = y.view(-1), y[0]
+    y.data = z
+    y.mul_(2)
+    w.data = z
+    w.add_(1)
+    u = model(X).detach()
+    u.data = v
+    u.add_(1)
+    gradient = model.head.weight.grad  # type: ignore[union-attr]
+    assert gradient is None
+    return [item.tolist() for item in (y, z, w, v, u, old, row)]
+
+
+STORIES = [average_that_is_applied_and_restored, moving_average_of_gradients, aliases, recorded_and_plain]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("story", STORIES)
+def test_data_is_rebound_as_in_one_process(story: Any, num_ranks: int) -> None:
+    wanted = story(mlp())
+    for rank, got in enumerate(on_ranks(num_ranks, lambda model: story(farspan.distribute(model)))):
+        assert got == wanted, f"rank {rank}"
+
+
+def test_two_parameters_cannot_come_to_share_memory() -> None:
+    def share(model: Any) -> None:
+        model = farspan.distribute(model)
+        model.layers[0].weight.data = model.layers[5].weight.data
+
+    with pytest.raises(RecordError, match=r"share its memory with layers\.5\.weight"):
+        on_ranks(2, share)

@@ -1,0 +1,38 @@
+"""What an editor and a type checker see of the library: its names, and that a model keeps its class."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+from tests.support.ranks import run_threads
+from torch import nn
+
+import farspan
+
+
+def test_dir_shows_the_public_names_before_and_after_their_first_use() -> None:
+    program = "import farspan; print(set(farspan.__all__) - set(dir(farspan)), 'torch' in __import__('sys').modules)"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "set() False"
+
+
+class WithAMethod(nn.Linear):
+    def sizes(self) -> tuple[int, int]:
+        return self.in_features, self.out_features
+
+
+def test_distribute_gives_back_the_callers_class() -> None:
+    def sizes(rank: int) -> tuple[int, int]:
+        return farspan.distribute(WithAMethod(3, 2)).sizes()  # pyright checks this file, and knows the method
+
+    assert run_threads(1, sizes) == [(3, 2)]
+
+
+def test_a_plan_of_numbers_as_in_a_device_map() -> None:
+    def program(rank: int) -> tuple[tuple[str, ...], bool, int]:
+        model = farspan.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), plan={"0": 0, "1": 1})
+        return farspan.plan_of(model).stages, bool(torch.isfinite(model(torch.zeros(1, 2))).all()), farspan.rank()
+
+    assert run_threads(2, program) == [(("rank:0", "rank:1"), True, rank) for rank in range(2)]
