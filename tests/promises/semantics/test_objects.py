@@ -7,13 +7,17 @@ import logging
 import types
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.support.plainly import assert_same_as_plainly, train
+from tests.support.ranks import run_threads
 from torch import Tensor, nn
+
+import farspan
 
 
 class Counts(nn.Module):
@@ -195,3 +199,72 @@ def test_an_object_that_several_share(
     model: Callable[..., nn.Module], part: Callable[[], Counts], num_ranks: int
 ) -> None:
     assert_same_as_plainly(lambda: model(part), trained, num_ranks, plan=plan_of(num_ranks))
+
+
+TABLE = {"n": 0}
+NUMBER = 0
+
+
+def count_globally() -> None:
+    TABLE["n"] += 1
+
+
+class InTable(Counts):
+    def count(self, x: Tensor) -> None:
+        count_globally()
+
+    def counted(self) -> Any:
+        return TABLE["n"]
+
+
+class InGlobal(Counts):
+    def count(self, x: Tensor) -> None:
+        global NUMBER
+        NUMBER += 1
+
+    def counted(self) -> Any:
+        return NUMBER
+
+
+class InClass(Counts):
+    total = 0
+
+    def count(self, x: Tensor) -> None:
+        type(self).total += 1
+
+    def counted(self) -> Any:
+        return self.total
+
+
+def in_closure() -> Counts:
+    n = 0
+
+    class InClosure(Counts):
+        def count(self, x: Tensor) -> None:
+            nonlocal n
+            n += 1
+
+        def counted(self) -> Any:
+            return n
+
+    return InClosure()
+
+
+@pytest.mark.parametrize("part", [InTable, InGlobal, InClass, in_closure])
+def test_what_a_module_changes_around_its_code_is_changed_once(
+    part: Callable[[], Counts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank: ranks that are threads would share it."""
+    results: list[Any] = []
+    for is_plain in (True, False):
+        monkeypatch.setitem(globals(), "NUMBER", 0)
+        monkeypatch.setitem(TABLE, "n", 0)
+        monkeypatch.setattr(InClass, "total", 0)
+        torch.manual_seed(0)
+        model = Two(part)
+        results.append(trained(model) if is_plain else run_threads(1, partial(distributed, model))[0])
+    assert results[0] == results[1]
+
+
+def distributed(model: nn.Module, rank: int) -> Any:
+    return trained(farspan.distribute(model, plan=plan_of(1)))

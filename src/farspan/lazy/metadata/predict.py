@@ -13,6 +13,7 @@ from torch import nn
 from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
+from farspan.lazy.metadata.around import nothing_changed_around
 from farspan.lazy.metadata.attributes import attributes_reaching, watched_attributes
 from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.changes import ATTRIBUTES, Described, MutableArguments, describe_result, rebuild_arguments
@@ -303,6 +304,7 @@ def _run(
     extra = tensors[num_arguments:]
     args, kwargs, attributes, arguments = rebuild_arguments(template, tensors[:num_arguments])
     with (
+        nothing_changed_around(target.modules),
         _torch_tables_kept(target.modules),
         watched_attributes(target.modules, attributes, is_real=False),
         target.holding(extra, {id(item.tensor): fake for item, fake in owned}),
