@@ -24,7 +24,7 @@ class HNN(nn.Module):
     def __init__(self, differentiable_model):
         super().__init__()
         self.differentiable_model = differentiable_model
-        self.register_buffer("M", torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+        self.M = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
 
     def forward(self, x):
         return self.differentiable_model(x)

@@ -15,13 +15,14 @@ class Policy(nn.Module):
         super().__init__()
         self.affine1 = nn.Linear(4, 24)
         self.dropout = nn.Dropout(p=0.6)
-        self.affine2 = nn.Linear(24, 2)
+        self.affine2 = nn.Linear(24, 24)
+        self.affine3 = nn.Linear(24, 2)
         self.saved_log_probs = []
         self.rewards = []
 
     def forward(self, x):
         x = self.dropout(self.affine1(x))
-        return F.softmax(self.affine2(F.relu(x)), dim=1)
+        return F.softmax(self.affine3(F.relu(self.affine2(F.relu(x)))), dim=1)
 
 
 class Pole:
