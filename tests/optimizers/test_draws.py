@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.ranks import differences
 
-_PROGRAM = Path(__file__).parents[1] / "programs" / "optimizers.py"
+_PROGRAM = Path(__file__).with_name("drawing_program.py")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

@@ -83,6 +83,7 @@ def test_the_same_random_numbers_are_drawn_again(name: str, remat: Any) -> None:
 
         def program(remat: Any, num_ranks: int = num_ranks) -> Any:
             models = [build_seeded(make) for _ in range(num_ranks)]
+            torch.manual_seed(1)
             return run_threads(num_ranks, lambda rank: train(farspan.distribute(models[rank], remat=remat), case))
 
         for history, wanted in zip(program(remat), program(False), strict=True):

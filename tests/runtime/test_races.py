@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.runtime.races import LateMedium, reading_late
 from tests.support.loop import X, Y, mlp
-from tests.support.races import LateMedium, reading_late
 from tests.support.ranks import run_threads
 from torch import nn
 

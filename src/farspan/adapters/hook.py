@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from farspan.launch.imports import when_imported
+from farspan.launch.rank.imports import when_imported
 
 __all__ = ["when_imported"]

@@ -83,7 +83,7 @@ class Value:
         self.gradient_of = ""
         """The parameter's name, for a source that is its gradient, and for what has been written into one since."""
         self.state_of: tuple[int, str, int] | None = None
-        """For a source that an optimizer keeps: the optimizer, what for, and its place among the tensors kept for it."""
+        """For a source that an optimizer keeps: the optimizer, what for, its place among the tensors kept for it."""
         self.data: Any = None
         """The real tensor, on the rank that has it."""
         self.lazy: weakref.ref[Any] | None = None

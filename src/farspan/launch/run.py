@@ -23,13 +23,13 @@ from pathlib import Path
 
 from farspan.errors import LaunchError
 from farspan.launch.console import say
-from farspan.launch.entropy import entropy_variables
 from farspan.launch.environment import PREFIX
 from farspan.launch.files import keeps_apart
 from farspan.launch.job import Job, signals_to
 from farspan.launch.logs import find_cause, only_heard_of_it
 from farspan.launch.process import Rank
-from farspan.launch.trained import trains_copies
+from farspan.launch.rank.entropy import entropy_variables
+from farspan.launch.rank.trained import trains_copies
 
 __all__ = ["run"]
 

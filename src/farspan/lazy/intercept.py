@@ -106,12 +106,12 @@ def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     if recorder.draws.is_plain:
         if may_draw(func) and not has_own_generator(kwargs):
             if recorder.frame is recorder.root:
-                recorder.note_draw(func)
+                recorder.noted_draws.note(func)
             return recorder.draws.now(func, args, kwargs)
     elif func in DRAWS and not has_own_generator(kwargs):
         if recorder.frame is not recorder.root:
             return draw_at_once(recorder.frame, recorder.draws.first_seed, func, args, kwargs)
-        recorder.note_draw(func)
+        recorder.noted_draws.note(func)
     return func(*args, **kwargs)
 
 

@@ -7,9 +7,8 @@ value; then the runtime behind `engine` executes it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -18,15 +17,14 @@ from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
 from farspan.lazy.context.outer import check_around, saved_hooks
+from farspan.lazy.held_objects import HeldObjects
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.memory.copies import Copies
 from farspan.lazy.metadata import (
     Entry,
     MetadataCache,
-    OwnObjects,
     Regions,
-    State,
     Unknown,
     attributes_of,
     current_modes,
@@ -45,41 +43,27 @@ from farspan.lazy.ops.mutation import (
     plain_versions,
     prepare_mutation,
     write_apart,
+    write_parameters,
     written_parameters,
 )
 from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_data, read_numbers
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
 from farspan.lazy.parameters.outside import Outside
-from farspan.lazy.parameters.values import ParameterValues, alias_of, renew_aliases
+from farspan.lazy.parameters.values import ParameterValues, alias_of
 from farspan.lazy.randomness import DRAWS, Frame, ProgramDraws, has_own_generator, host_seed, key_of_function
-from farspan.lazy.shared.drawing import answer_drawing, draws_in_python
+from farspan.lazy.shared.drawing import NotedDraws, answer_drawing, draws_in_python
 from farspan.lazy.shared.learning import learn
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import DisableTorchFunction, put_modes, take_modes_of, without_modes_of
 
-__all__ = ["Engine", "Recorder"]
+if TYPE_CHECKING:
+    from farspan.lazy.shared.engine import Engine
+
+__all__ = ["Recorder"]
 
 _MAX_FORWARD_ONLY = 64
 """Forward-only micro-batches that are recorded before they are run unasked, so that memory stays bounded."""
-_MAX_DRAWS = 1000
-"""Of the program's own draws that are remembered between two flushes."""
-
-
-class Engine(Protocol):
-    """What runs recorded graphs; the runtime's half of the recorder."""
-
-    def flush(self, reason: str, *, learning: tuple[Call, Callable[[], None]] | None = None) -> None: ...
-    def read(self, value: Value) -> torch.Tensor: ...
-    def has_gradient(self, placed: Placed) -> bool: ...
-    def read_parameter(self, placed: Placed) -> torch.Tensor: ...
-    def parameters_changed(self) -> None: ...
-    def meet(self, what: str) -> None: ...
-    def add_parameters(self, placed: Sequence[Placed]) -> None: ...
-    def stages_at(self, place: str) -> tuple[int, ...]: ...
-    def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None: ...
-    def loaded(self, name: str, source: Any) -> None: ...
-    def new_sources(self, items: Sequence[tuple[Meta, int, torch.Tensor | None]]) -> list[Value]: ...
 
 
 class Recorder:
@@ -104,7 +88,7 @@ class Recorder:
         """What the tables above know by id."""
         self.cache = MetadataCache(self._aside, self.placed)
         self.pending: list[Graph] = []
-        self.num_graphs = 0
+        self.num_graphs = 1
         self.num_pending_backwards = 0
         self.runs_each_backward = False
         """A parameter has a post-accumulate hook, which may step an optimizer, or a leaf writes into its weights: what
@@ -112,17 +96,16 @@ class Recorder:
         """
         self.has_hooked_calls = False
         """Whether any has been recorded by a forward hook beside a backward hook."""
-        self._holding: dict[Leaf, None] = {}
-        """The leaves called since the last flush that hold objects others may change."""
+        self.held_objects = HeldObjects(self)
         self.num_copies = 0
         """Of distributed models and their parts."""
-        self.current = self._new_graph()
+        self.current = Graph(0)
         self.parameter_values = ParameterValues()
         self.gradients = Gradients(self)
         self.outside = Outside()
         self.copies = Copies(self)
         self._modes: list[Any] = []
-        self._is_writing = False
+        self.is_writing = False
         self.regions = Regions()
         self.outermost: Any = None
         """The module that the program has called last, from outside any other."""
@@ -131,11 +114,9 @@ class Recorder:
         self.root = self.frame = Frame(0)
         """Of the program's own code, and of the container that is running: paths of random numbers begin here."""
         self.draws = ProgramDraws()
-        self._number = 0
+        self.number = 0
         """Of the call that is being recorded, among those of the same name in its frame."""
-        self._draws: list[tuple[Any, Any, tuple[int, int]]] = []
-        """What the program itself has drawn with torch's generator: (function, line, before which call of which
-        graph)."""
+        self.noted_draws = NotedDraws(self)
         self.transfer: Any = None
         """Stands in for the recorder while a state dictionary is made or loaded."""
 
@@ -144,13 +125,13 @@ class Recorder:
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
         check_around()
-        self._number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
+        self.number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
         return self._call_leaf(leaf, args, kwargs)
 
     def _call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
-        self._see_own_objects(leaf)
+        self.held_objects.see(leaf)
         if leaf.num_extra or leaf.attributes:
             held = [attributes_of(leaf.modules, leaf.attributes)] if leaf.attributes else []
             given = (args, kwargs, *held)
@@ -158,41 +139,6 @@ class Recorder:
             tensors += leaf.extra_tensors()
             return self.record(leaf, template, tensors, leaf.stage, given=given)
         return self._record_call(leaf, args, kwargs, leaf.stage)
-
-    def _see_own_objects(self, leaf: Leaf) -> None:
-        """What others have changed in the objects a leaf holds is an argument of its calls from now on."""
-        if leaf.own_objects is not None and leaf.own_objects.has_changed():
-            self.flush_before_change(f"an object that {leaf} holds has been changed")
-            if leaf.own_objects is not None:
-                leaf.attributes.update(dict.fromkeys(leaf.own_objects.changed()))
-                leaf.own_objects = None
-        if leaf.own_objects is None:
-            if any(other.own_objects is not None and other.own_objects.has_changed() for other in self._holding):
-                self.flush_before_change("an object that modules hold has been changed")
-            leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
-            if leaf.own_objects.recorded:
-                leaf.attributes.update(dict.fromkeys(leaf.own_objects.recorded))
-                leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
-        if not leaf.own_objects.is_empty:
-            self._holding[leaf] = None
-
-    @contextlib.contextmanager
-    def as_recorded(self) -> Iterator[None]:
-        """Let the objects that leaves hold be as they were when their calls were recorded, in the body."""
-        holding, self._holding = self._holding, {}
-        changed = [leaf for leaf in holding if leaf.own_objects is not None and leaf.own_objects.has_changed()]
-        meanwhile: list[State] = []
-        for leaf in changed:
-            leaf.attributes.update(dict.fromkeys(leaf.own_objects.changed()))
-            meanwhile.append(leaf.own_objects.put_back())
-        try:
-            yield
-        finally:
-            for state in reversed(meanwhile):
-                state.put_back(state.changed())
-            for leaf in holding:
-                if leaf in changed or (leaf.own_objects is not None and leaf.own_objects.has_changed()):
-                    leaf.own_objects = None
 
     def _record_call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int | None) -> Any:
         """Record a call; if one of its kind was seen before, without taking its arguments apart again."""
@@ -225,9 +171,9 @@ class Recorder:
             self.refuse(f"{name_of(function)} cannot take a recorded tensor", hint="read it first: tensor.read()")
         check_around()
         if function in DRAWS or type(function) is FunctionCall:
-            self._number = 0 if has_own_generator(kwargs) else self.frame.count(key_of_function(function))
+            self.number = 0 if has_own_generator(kwargs) else self.frame.count(key_of_function(function))
         else:
-            self._number = -1
+            self.number = -1
         return self._record_call(function, args, read_numbers(kwargs), None)
 
     def record(
@@ -278,12 +224,12 @@ class Recorder:
                 return self.draws.now(target, args, kwargs)
             if not entry.mutated and entry.num_results and min(entry.same_as) >= 0:
                 return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # as x.to(its own dtype)
-            if entry.mutated and not self._is_writing and written_parameters(self, entry, tensors):
-                return self._write_parameters(target, template, tensors, stage)
-        if entry.mutated and not self._is_writing and not is_plain_write(target, entry, tensors):
+            if entry.mutated and not self.is_writing and written_parameters(self, entry, tensors):
+                return write_parameters(self, target, template, tensors, stage)
+        if entry.mutated and not self.is_writing and not is_plain_write(target, entry, tensors):
             is_done, result = write_apart(self, target, template, tensors, stage, entry)
             return result if is_done else self.record(target, template, tensors, stage, given=given)
-        if key is not None and not self._is_writing:
+        if key is not None and not self.is_writing:
             self.cache.known[key] = (template, entry)
         return self._append(target, template, arguments, entry, stage, modes, tensors, given)
 
@@ -333,25 +279,6 @@ class Recorder:
             return answer_drawing(self, call, entry, tensors, given)
         return answer(self, call, entry, tensors, given)
 
-    def path_of(self, target: Any) -> tuple[int, int, int]:
-        """What the draws of the call that is being recorded depend on."""
-        key = target.key if type(target) is Leaf else key_of_function(target)
-        number = self._number if self._number >= 0 else self.frame.count(key)  # only now known to draw
-        return (self.frame.key, key, number)
-
-    def _write_parameters(self, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None) -> Any:
-        """A parameter is written outside the optimizer: all before it sees the old value, all after it the new."""
-        self.engine.flush("a parameter is written")
-        self._is_writing = True
-        try:
-            result = self.record(target, template, tensors, stage)
-            self.engine.flush("a parameter is written")
-        finally:
-            self._is_writing = False
-        self.engine.parameters_changed()
-        renew_aliases(tensors)
-        return result
-
     def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
         self.is_recording = False
         try:
@@ -382,7 +309,7 @@ class Recorder:
 
         What leaves write is what they have made of it by now, and stays that.
         """
-        is_fixed = placed.is_written and not self._is_writing
+        is_fixed = placed.is_written and not self.is_writing
         if is_fixed and self.has_pending():
             self.engine.flush(f"{placed.name}, which a module writes, is used outside it")
         if is_alias:
@@ -403,11 +330,8 @@ class Recorder:
         """Begin a new micro-batch, if the current one has begun at all."""
         if self.current.calls or self.current.backwards:
             self.pending.append(self.current)
-            self.current = self._new_graph()
-
-    def _new_graph(self) -> Graph:
-        self.num_graphs += 1
-        return Graph(self.num_graphs - 1)
+            self.num_graphs += 1
+            self.current = Graph(self.num_graphs - 1)
 
     def take_pending(self) -> list[Graph]:
         """All that waits, to be run. What is recorded from now on is a new micro-batch."""
@@ -427,16 +351,6 @@ class Recorder:
     def position(self) -> tuple[int, int]:
         """Where the program stands: which call of which graph it will record next."""
         return (self.current.index, len(self.current.calls))
-
-    def note_draw(self, function: Any) -> None:
-        """The program itself draws random numbers, outside every module: all ranks draw the same."""
-        if len(self._draws) < _MAX_DRAWS:
-            self._draws.append((function, find_where(), self.position))
-
-    def take_draws(self) -> list[tuple[Any, Any, tuple[int, int]]]:
-        """What the program has drawn since this was asked for last."""
-        draws, self._draws = self._draws, []
-        return draws
 
     def forget_states(self) -> None:
         """A module has gone from train to eval, or a parameter has been frozen."""

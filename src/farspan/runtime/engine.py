@@ -29,10 +29,11 @@ from farspan.lazy import (
 )
 from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
 from farspan.runtime.agreement import Agreement
+from farspan.runtime.agreement.history import History
 from farspan.runtime.console import Console
 from farspan.runtime.exchange import Exchange, changes_state, scalars_of
 from farspan.runtime.failures import first_line, is_transport_error
-from farspan.runtime.history import History
+from farspan.runtime.gradient_masks import GradientMasks
 from farspan.runtime.media import Medium
 from farspan.runtime.program import Programs, Settings, sites_of
 from farspan.runtime.side import SideChannel
@@ -81,10 +82,7 @@ class Engine:
         self._medium = medium
         self._failure: FarspanError | None = None
         self._failed = threading.Event()
-        self._has_gradient: dict[str, bool] = {}
-        self.sparse_gradients: set[str] = set()
-        """Names of the parameters whose gradient is sparse."""
-        self._masks: list[Exchange] = []
+        self.masks = GradientMasks(self.rank, self.stages, self.parameters)
         self._steps = itertools.count()
         """What all ranks do together: flushes and meetings."""
         self._history = History(lambda: recorder.position)
@@ -153,7 +151,7 @@ class Engine:
         self.num_flushes += 1
         began_ns = time.perf_counter_ns()
         digest, data = self._history.begin_flush(
-            graphs, f"{reason}, at {format_where(find_where())}", self.recorder.take_draws()
+            graphs, f"{reason}, at {format_where(find_where())}", self.recorder.noted_draws.take()
         )
         self.side.start(step, digest, data)
         if learning is not None or self.recorder.runs_each_backward or changes_state(graphs):
@@ -239,7 +237,7 @@ class Engine:
         """User code is not recorded; what goes wrong is told to all ranks."""
         self.recorder.is_recording = False
         try:
-            with without_modes_of(self.recorder), self.recorder.as_recorded():
+            with without_modes_of(self.recorder), self.recorder.held_objects.as_recorded():
                 yield
         except FarspanError as error:
             self._fail(error)
@@ -304,13 +302,11 @@ class Engine:
         busy_s = sum(trace.end_ns - trace.start_ns for trace in self.executor.traces if trace.kind != "wait") / 1e9
         exchange.contribute(
             [value for value in scalars if self._is_mine(value)],
-            mask=self._own_mask() if has_backward else b"",
+            mask=self.masks.own() if has_backward else b"",
             busy_s=busy_s,
         )
         if has_backward:
-            self._masks = [exchange]
-            self._has_gradient = {}
-            self.sparse_gradients.clear()
+            self.masks.begin(exchange)
             self.recorder.gradients.forget()
 
     def _new_exchange(self, step: int, graphs: Sequence[Graph], scalars: Sequence[Value]) -> Exchange | None:
@@ -324,43 +320,19 @@ class Engine:
             deadline_s=self.deadline_s,
         )
 
-    def _own_mask(self) -> bytes:
-        gradients = [raw_grad(placed.tensor) for placed in self._own_parameters()]
-        return bytes([0 if item is None else 1 if item.layout is torch.strided else 2 for item in gradients])
-
-    def _own_parameters(self, rank: int | None = None) -> list[Placed]:
-        wanted = self.rank if rank is None else rank
-        return [
-            placed
-            for placed in self.parameters.values()
-            if placed.is_parameter and self.stages[placed.stage].rank == wanted
-        ]
-
     def add_parameters(self, placed: Sequence[Placed]) -> None:
         """Another model is distributed."""
-        self.resolve_masks()  # which are about the parameters known so far
+        self.masks.resolve()  # which are about the parameters known so far
         self.parameters.update({item.name: item for item in placed})
 
     def has_gradient(self, placed: Placed) -> bool:
         if self.num_ranks == 1:
             return raw_grad(placed.tensor) is not None
-        self.resolve_masks()
-        return self._has_gradient.get(placed.name, False)
-
-    def resolve_masks(self) -> None:
-        """Learn which parameters of the other ranks have a gradient since the last backward."""
-        for exchange in self._masks:
-            for rank, mask in enumerate(exchange.masks()):
-                for item, flag in zip(self._own_parameters(rank), mask, strict=True):
-                    self._has_gradient[item.name] = flag > 0
-                    if flag > 1:
-                        self.sparse_gradients.add(item.name)
-        self._masks = []
+        return self.masks.has_gradient(placed)
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
-        self.resolve_masks()
+        self.masks.set(placed, has_gradient=gradient is not None)
         self.events.set_gradient(placed.name, gradient)
-        self._has_gradient[placed.name] = gradient is not None
         if not placed.is_owned:
             return
         if isinstance(gradient, Value):
@@ -417,7 +389,7 @@ class Engine:
         self.check()
         step = next(self._steps)
         words = f"{what}, at {format_where(find_where())}"
-        self.side.start(step, self._history.begin_barrier(words, key_of(what), self.recorder.take_draws()))
+        self.side.start(step, self._history.begin_barrier(words, key_of(what), self.recorder.noted_draws.take()))
         self.side.wait_agreed(step, self.deadline_s)
         self._history.end()
 

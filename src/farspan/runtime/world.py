@@ -17,7 +17,7 @@ import torch.distributed as dist
 from farspan.errors import DivergenceError, FarspanError, LaunchError, PlanError, RemoteError
 from farspan.launch.environment import read_environment
 from farspan.launch.files import install_late
-from farspan.launch.trained import note_joining
+from farspan.launch.rank.trained import note_joining
 from farspan.lazy import Recorder, activate, install
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.engine import Engine

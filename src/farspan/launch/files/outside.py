@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from farspan.launch.imports import when_imported
+from farspan.launch.rank.imports import when_imported
 
 __all__ = ["Translate", "adapt_libraries"]
 

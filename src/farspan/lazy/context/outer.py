@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.lazy.context.torch_state import (
+from farspan.lazy.leaf import WholeError
+from farspan.lazy.ops.functions import find_where, format_where
+from farspan.lazy.torch_private.state import (
     DeviceContext,
     dispatch_modes,
     function_modes,
@@ -20,8 +22,6 @@ from farspan.lazy.context.torch_state import (
     is_of_a_checkpoint,
     transformation,
 )
-from farspan.lazy.leaf import WholeError
-from farspan.lazy.ops.functions import find_where, format_where
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder

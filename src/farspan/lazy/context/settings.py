@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from farspan.lazy.context.torch_state import FLAGS, default_device
+from farspan.lazy.torch_private.state import FLAGS, default_device
 
 __all__ = ["Settings", "applied_settings", "current_settings"]
 

@@ -1,19 +1,20 @@
 """What a call gives, without running it: found once for each kind of call with fake tensors, then cached."""
 
-from farspan.lazy.metadata.attributes import OwnObjects as OwnObjects
-from farspan.lazy.metadata.attributes import attributes_of as attributes_of
-from farspan.lazy.metadata.attributes import own_attributes as own_attributes
-from farspan.lazy.metadata.attributes import put_attributes as put_attributes
-from farspan.lazy.metadata.attributes import put_own_attributes as put_own_attributes
-from farspan.lazy.metadata.attributes import real_attributes as real_attributes
-from farspan.lazy.metadata.attributes import watched_attributes as watched_attributes
 from farspan.lazy.metadata.canonical import digest_of as digest_of
-from farspan.lazy.metadata.changes import ATTRIBUTES as ATTRIBUTES
-from farspan.lazy.metadata.changes import MutableArguments as MutableArguments
-from farspan.lazy.metadata.changes import apply_result as apply_result
-from farspan.lazy.metadata.changes import describe_result as describe_result
-from farspan.lazy.metadata.changes import objects_given as objects_given
-from farspan.lazy.metadata.changes import rebuild_arguments as rebuild_arguments
+from farspan.lazy.metadata.effects.attributes import OwnObjects as OwnObjects
+from farspan.lazy.metadata.effects.attributes import attributes_of as attributes_of
+from farspan.lazy.metadata.effects.attributes import own_attributes as own_attributes
+from farspan.lazy.metadata.effects.attributes import put_attributes as put_attributes
+from farspan.lazy.metadata.effects.attributes import put_own_attributes as put_own_attributes
+from farspan.lazy.metadata.effects.attributes import real_attributes as real_attributes
+from farspan.lazy.metadata.effects.attributes import watched_attributes as watched_attributes
+from farspan.lazy.metadata.effects.changes import ATTRIBUTES as ATTRIBUTES
+from farspan.lazy.metadata.effects.changes import MutableArguments as MutableArguments
+from farspan.lazy.metadata.effects.changes import apply_result as apply_result
+from farspan.lazy.metadata.effects.changes import describe_result as describe_result
+from farspan.lazy.metadata.effects.changes import objects_given as objects_given
+from farspan.lazy.metadata.effects.changes import rebuild_arguments as rebuild_arguments
+from farspan.lazy.metadata.effects.reachable import State as State
 from farspan.lazy.metadata.entry import Entry as Entry
 from farspan.lazy.metadata.entry import Unknown as Unknown
 from farspan.lazy.metadata.entry import intern as intern
@@ -25,7 +26,6 @@ from farspan.lazy.metadata.modes import apply_modes as apply_modes
 from farspan.lazy.metadata.modes import current_modes as current_modes
 from farspan.lazy.metadata.modes import in_region as in_region
 from farspan.lazy.metadata.predict import observe as observe
-from farspan.lazy.metadata.reachable import State as State
 from farspan.lazy.metadata.template import Flattener as Flattener
 from farspan.lazy.metadata.template import flatten as flatten
 from farspan.lazy.metadata.template import flatten_arguments as flatten_arguments

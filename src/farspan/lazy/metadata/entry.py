@@ -10,7 +10,7 @@ import torch
 
 from farspan.graph import Meta
 from farspan.lazy.metadata.canonical import digest_of
-from farspan.lazy.metadata.changes import Changes
+from farspan.lazy.metadata.effects.changes import Changes
 from farspan.lazy.randomness.movement import Draws
 from farspan.lazy.torch_private import DisableTorchFunction
 

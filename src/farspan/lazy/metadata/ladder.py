@@ -20,8 +20,8 @@ import torch
 
 from farspan.graph import Meta
 from farspan.lazy.leaf import Leaf, LeakError
+from farspan.lazy.metadata.effects.leaks import remove_leaked
 from farspan.lazy.metadata.entry import Entry, Unknown
-from farspan.lazy.metadata.leaks import remove_leaked
 from farspan.lazy.metadata.modes import Modes
 from farspan.lazy.metadata.predict import DynamicShapeError, predict
 from farspan.lazy.metadata.sizes import Family, Numbers, generalise

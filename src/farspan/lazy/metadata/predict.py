@@ -13,10 +13,16 @@ from torch import nn
 from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
-from farspan.lazy.metadata.around import nothing_changed_around
-from farspan.lazy.metadata.attributes import attributes_reaching, watched_attributes
 from farspan.lazy.metadata.canonical import digest_of
-from farspan.lazy.metadata.changes import ATTRIBUTES, Described, MutableArguments, describe_result, rebuild_arguments
+from farspan.lazy.metadata.effects.around import nothing_changed_around
+from farspan.lazy.metadata.effects.attributes import attributes_reaching, watched_attributes
+from farspan.lazy.metadata.effects.changes import (
+    ATTRIBUTES,
+    Described,
+    MutableArguments,
+    describe_result,
+    rebuild_arguments,
+)
 from farspan.lazy.metadata.entry import Entry, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import numbers_of, rebuild

@@ -22,8 +22,8 @@ from typing import Any
 from farspan.graph import Meta
 from farspan.lazy.leaf import Leaf
 from farspan.lazy.metadata.canonical import digest_of
+from farspan.lazy.metadata.effects.leaks import remove_leaked
 from farspan.lazy.metadata.entry import Entry, Unknown, intern
-from farspan.lazy.metadata.leaks import remove_leaked
 from farspan.lazy.metadata.modes import Modes
 from farspan.lazy.metadata.predict import predict
 from farspan.lazy.metadata.template import fill_holes, numbers_of

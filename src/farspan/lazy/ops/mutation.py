@@ -17,6 +17,7 @@ from farspan.lazy.ops.special import read_data
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.ops.views import Through, is_shared, root_of, write_through
 from farspan.lazy.parameters.outside import plain_of
+from farspan.lazy.parameters.values import renew_aliases
 from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import DisableTorchFunction
 
@@ -30,6 +31,7 @@ __all__ = [
     "plain_versions",
     "prepare_mutation",
     "write_apart",
+    "write_parameters",
     "written_parameters",
 ]
 
@@ -179,3 +181,21 @@ def _refuse_shared(recorder: Recorder, name: str, where: str) -> NoReturn:
         why=f"at {where}: the plain tensor exists on every rank, the values on one.",
         hint="write what needs no gradient: x.detach(), or under torch.no_grad(); or use torch.cat, torch.where",
     )
+
+
+def write_parameters(
+    recorder: Recorder, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None
+) -> Any:
+    """Record a call that writes parameters outside the optimizer: all before it sees the old values, all after it the
+    new ones.
+    """
+    recorder.engine.flush("a parameter is written")
+    recorder.is_writing = True
+    try:
+        result = recorder.record(target, template, tensors, stage)
+        recorder.engine.flush("a parameter is written")
+    finally:
+        recorder.is_writing = False
+    recorder.engine.parameters_changed()
+    renew_aliases(tensors)
+    return result

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Call
+from farspan.lazy.leaf import Leaf
 from farspan.lazy.metadata import Entry, Unknown
 from farspan.lazy.ops.answers import answer
+from farspan.lazy.ops.functions import find_where
+from farspan.lazy.randomness import key_of_function
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["answer_drawing", "draws_in_python"]
+__all__ = ["NotedDraws", "answer_drawing", "draws_in_python", "path_of"]
 
 
 def answer_drawing(
@@ -26,7 +29,7 @@ def answer_drawing(
         What the user's code gets.
     """
     graph = recorder.current
-    call.path = recorder.path_of(call.target)
+    call.path = path_of(recorder, call.target)
     if not recorder.draws.is_plain:
         graph.note_path(call.path)
         return answer(recorder, call, entry, tensors, given)
@@ -39,8 +42,37 @@ def answer_drawing(
     return result
 
 
+def path_of(recorder: Recorder, target: Any) -> tuple[int, int, int]:
+    """What the draws of the call that is being recorded depend on where a seed was given."""
+    key = target.key if type(target) is Leaf else key_of_function(target)
+    number = recorder.number if recorder.number >= 0 else recorder.frame.count(key)  # only now known to draw
+    return (recorder.frame.key, key, number)
+
+
 def draws_in_python(entry: Entry | Unknown) -> Unknown:
     """What is known of a call that draws from Python's or numpy's generator, and may decide by it what to do."""
     if isinstance(entry, Unknown):
         return entry
     return Unknown(entry.name, "it draws from Python's or numpy's generator", is_dynamic=True)
+
+
+class NotedDraws:
+    """What the program itself has drawn with torch's generator between two flushes: all ranks draw the same."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._draws: list[tuple[Any, Any, tuple[int, int]]] = []
+        """(function, line, before which call of which graph)"""
+
+    def note(self, function: Any) -> None:
+        """`function` draws, outside every module."""
+        if len(self._draws) < _MAX_DRAWS:
+            self._draws.append((function, find_where(), self.recorder.position))
+
+    def take(self) -> list[tuple[Any, Any, tuple[int, int]]]:
+        """All since this was asked for last."""
+        draws, self._draws = self._draws, []
+        return draws
+
+
+_MAX_DRAWS = 1000

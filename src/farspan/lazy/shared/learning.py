@@ -20,6 +20,7 @@ from farspan.lazy.ops.mutation import let_record_written, plain_versions
 from farspan.lazy.ops.special import read_data
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.randomness import DRAWS
+from farspan.lazy.shared.drawing import path_of
 from farspan.lazy.shared.exceptions import can_tell_exception, exception_from_json, exception_to_json
 from farspan.lazy.shared.wire import entry_from_json, entry_to_json
 from farspan.lazy.tensor import LazyTensor
@@ -50,7 +51,7 @@ def learn(
     if _is_of_plain_memory(recorder, target, tensors):
         args, kwargs = rebuild(template, list(map(read_data, tensors)))
         return target(*args, **kwargs)
-    path = recorder.path_of(target)
+    path = path_of(recorder, target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
     arguments = [recorder.argument(tensor) for tensor in tensors]
     recordable = [can_be_recorded(recorder, tensor) for tensor in tensors]

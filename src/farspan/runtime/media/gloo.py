@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from farspan.lazy.torch_groups import gloo_group
+from farspan.lazy.torch_private.groups import gloo_group
 
 __all__ = ["GlooMedium"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from farspan.lazy.torch_groups import nccl_group
+from farspan.lazy.torch_private.groups import nccl_group
 
 __all__ = ["NcclMedium"]
 

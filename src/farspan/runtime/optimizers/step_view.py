@@ -244,8 +244,8 @@ class StepView(TorchFunctionMode):
 
     def gradient(self, placed: Placed) -> torch.Tensor | None:
         """`parameter.grad` in a step."""
-        self.engine.resolve_masks()
-        if placed.name in self.engine.sparse_gradients and self.engine.has_gradient(placed):
+        self.engine.masks.resolve()
+        if placed.name in self.engine.masks.sparse and self.engine.has_gradient(placed):
             if placed.name not in self._sparse:
                 self._sparse[placed.name] = self._tell_sparse(placed)
             return self._sparse[placed.name]

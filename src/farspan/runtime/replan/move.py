@@ -36,7 +36,7 @@ def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | Non
         still uses a parameter that would.
     """
     found = moves(model, engine.recorder, sites)
-    engine.resolve_masks()
+    engine.masks.resolve()
     gc.collect()  # what was recorded refers to itself, and so to parameters
     engine.agreement.meet("the model may move")  # of ranks in one process, one collects for all
     with engine.executing():

@@ -12,11 +12,12 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from farspan.errors import DeadlineError, DivergenceError, FarspanError
+from farspan.errors import DivergenceError, FarspanError
 from farspan.runtime.side.calls import Calls
+from farspan.runtime.side.divergence import entries_to_show
 from farspan.runtime.side.link import Link, LoopLink, connect
 from farspan.runtime.side.server import HubServer
-from farspan.runtime.side.text import as_error, clip_head, describe_death, described, fresh, name_ranks
+from farspan.runtime.side.text import as_error, clip_head, deadline_error, describe_death, described, fresh
 from farspan.runtime.side.wire import MAX_PAYLOAD_BYTES
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ _STATUS_S = 5.0
 """How long a late wait may take to ask the hub whom it waits for."""
 _FAIL_S = 5.0
 """How long `fail` may take to see its news on their way."""
-_MAX_HISTORY = 200_000
-_MAX_DESCRIPTION = 300
 _MAX_KEY = 1_000
 
 
@@ -160,7 +159,7 @@ class SideChannel:
         status = self._ask_status({"step": step})
         with self._condition:
             if not self._wait(lambda: self._has_agreed(step), 0):
-                raise self._late(deadline_s, f"to begin step {step}", status)
+                raise deadline_error(self.rank, deadline_s, f"to begin step {step}", status)
 
     def _has_agreed(self, step: int) -> bool:
         return self._agreed is not None and self._agreed >= step
@@ -194,7 +193,7 @@ class SideChannel:
         status = self._ask_status({"key": key}) if gather.blobs is None and not gather.void else None
         with self._condition:
             if not self._wait(lambda: gather.blobs is not None or bool(gather.void), 0):
-                raise self._late(deadline_s, f"to give their part of {key!r}", status)
+                raise deadline_error(self.rank, deadline_s, f"to give their part of {key!r}", status)
             if gather.blobs is None:
                 hint = "make every rank run the same number of steps"
                 raise DivergenceError(gather.void, why=f"rank {self.rank} waits for all parts of {key!r}", hint=hint)
@@ -247,7 +246,7 @@ class SideChannel:
             status = self._ask_status({"rank": rank})
             with self._condition:
                 self._raise_if_stopped()
-                raise self._late(deadline_s, f"to answer {clip_head(json.dumps(request), 120)}", status)
+                raise deadline_error(self.rank, deadline_s, f"to answer {clip_head(json.dumps(request), 120)}", status)
         return answer
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -285,7 +284,7 @@ class SideChannel:
         status = self._ask_status({})
         with self._condition:
             if not self._wait(lambda: self._all_finished, 0):
-                raise self._late(deadline_s, "to end their programs", status)
+                raise deadline_error(self.rank, deadline_s, "to end their programs", status)
 
     def close(self, linger_s: float) -> None:
         """Says goodbye. Rank 0, whose process holds the hub, waits until all others have done so or died.
@@ -337,15 +336,6 @@ class SideChannel:
                 status = self._statuses.pop(number)
         return status
 
-    def _late(self, deadline_s: float, to_do: str, status: Header | None) -> DeadlineError:
-        what = f"rank {self.rank} waited {deadline_s:g} s for "
-        hint = "look where those ranks are (`py-spy dump --pid PID` on their hosts); if only slow: a longer deadline"
-        if status is None:
-            why = "rank 0, where the hub is, does not answer: it is stopped or unreachable"
-            return DeadlineError(f"{what}the others {to_do}", why=why, hint=hint)
-        who = name_ranks(status["missing"]) if status["missing"] else "the others"
-        return DeadlineError(f"{what}{who} {to_do}", why="\n".join(status["notes"]), hint=hint)
-
     # -- the listener thread ------------------------------------------------------------------------------------------
 
     def _on_frame(self, frame: Frame) -> None:
@@ -391,11 +381,7 @@ class SideChannel:
 
     def _show_history(self, header: Header) -> None:
         try:
-            history: Sequence[Entry] = self.history(header["step"]) if self.history else []
-            entries = [
-                (int(entry[0]), clip_head(str(entry[1]), _MAX_DESCRIPTION), *entry[2:])
-                for entry in history[:_MAX_HISTORY]
-            ]
+            entries = entries_to_show(self.history(header["step"]) if self.history else [])
         except Exception as error:
             _log.exception("the history of step %s cannot be shown", header["step"])
             entries = [(-1, f"(its history cannot be shown: {error!r})")]

@@ -14,7 +14,7 @@ from farspan.runtime.side.text import clip_head, name_ranks
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["HINT", "Entry", "History", "describe_difference", "describe_ended", "first_difference"]
+__all__ = ["HINT", "Entry", "History", "describe_difference", "describe_ended", "entries_to_show", "first_difference"]
 
 Entry = tuple[int, str] | tuple[int, str, str]
 History = list[Entry]
@@ -91,3 +91,11 @@ def describe_ended(
     if last:
         what += f" at {clip_head(last[0], _MAX_DESCRIPTION)}"
     return what, f"a step needs every rank, and {name_ranks(ended)} will not begin step {step}"
+
+
+def entries_to_show(history: Sequence[Entry]) -> History:
+    """A history as it goes to the hub: bounded in number and length."""
+    return [(int(entry[0]), clip_head(str(entry[1]), _MAX_SENT), *entry[2:]) for entry in history[:_MAX_ENTRIES]]
+
+
+_MAX_SENT, _MAX_ENTRIES = 300, 200_000

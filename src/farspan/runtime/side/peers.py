@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from farspan.errors import LaunchError
 from farspan.launch.environment import Environment, read_environment
-from farspan.lazy.torch_groups import PrefixStore, TCPStore, store_of_default_group
+from farspan.lazy.torch_private.groups import PrefixStore, TCPStore, store_of_default_group
 
 __all__ = ["Peers", "find_peers"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING
 
-from farspan.errors import DivergenceError, FarspanError, RemoteError
+from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from farspan.runtime.side.wire import Header
 
-__all__ = ["as_error", "clip_head", "clip_tail", "describe_death", "described", "fresh", "name_ranks"]
+__all__ = ["as_error", "clip_head", "clip_tail", "deadline_error", "describe_death", "described", "fresh", "name_ranks"]
 
 MAX_TEXT = 4_000
 MAX_TRACEBACK = 40_000
@@ -93,3 +93,21 @@ def fresh(error: FarspanError) -> FarspanError:
     if isinstance(copy, RemoteError) and isinstance(error, RemoteError):
         copy.rank, copy.remote_traceback = error.rank, error.remote_traceback
     return copy
+
+
+def deadline_error(rank: int, deadline_s: float, to_do: str, status: Header | None) -> DeadlineError:
+    """The error of a rank that has waited too long for the others.
+
+    Args:
+        rank: That waits.
+        deadline_s: How long it has.
+        to_do: What the others have not done: "to begin step 3".
+        status: What the hub says of them; None where it does not answer.
+    """
+    what = f"rank {rank} waited {deadline_s:g} s for "
+    hint = "look where those ranks are (`py-spy dump --pid PID` on their hosts); if only slow: a longer deadline"
+    if status is None:
+        why = "rank 0, where the hub is, does not answer: it is stopped or unreachable"
+        return DeadlineError(f"{what}the others {to_do}", why=why, hint=hint)
+    who = name_ranks(status["missing"]) if status["missing"] else "the others"
+    return DeadlineError(f"{what}{who} {to_do}", why="\n".join(status["notes"]), hint=hint)

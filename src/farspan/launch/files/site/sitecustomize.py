@@ -19,7 +19,7 @@ def _share_entropy() -> None:
     if not number:
         return
     try:
-        from farspan.launch.entropy import share
+        from farspan.launch.rank.entropy import share
     except ModuleNotFoundError:  # a Python without farspan: a tool, which is no rank
         return
     share(int(number, 16))
@@ -31,7 +31,7 @@ def _install() -> None:
         return
     try:
         from farspan.launch.files import install, keeps_apart
-        from farspan.launch.trained import note_training
+        from farspan.launch.rank.trained import note_training
     except ModuleNotFoundError:  # a Python without farspan: a tool, whose files are not the script's
         return
     if keeps_apart():

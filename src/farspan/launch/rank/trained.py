@@ -9,7 +9,7 @@ import functools
 import os
 from typing import Any
 
-from farspan.launch.imports import when_imported
+from farspan.launch.rank.imports import when_imported
 
 __all__ = ["note_joining", "note_training", "trains_copies"]
 

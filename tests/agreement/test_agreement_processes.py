@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.ranks import run_processes
 
-PROGRAM = Path(__file__).parents[1] / "programs" / "agreeing.py"
+PROGRAM = Path(__file__).with_name("agreeing.py")
 DRAWS = {
     "torch": ["randn draws random numbers at", "agreeing.py:", "torch.Generator()"],
     "random": ["Python's `random` is in the state", "drawn from since: ", "agreeing.py:", "random.Random()"],

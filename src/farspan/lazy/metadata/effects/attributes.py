@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from farspan.lazy.leaf import LeakError
-from farspan.lazy.metadata.reachable import Glance, Kept, State, is_same
+from farspan.lazy.metadata.effects.reachable import Glance, Kept, State, is_same
 from farspan.lazy.metadata.template import can_describe, map_tensors
 
 __all__ = [

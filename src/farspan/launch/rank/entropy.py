@@ -5,7 +5,8 @@ with random bytes of the operating system: another train and validation split, a
 Under `farspan run` of several processes they begin with one number of the job instead, which is another one in each
 job. Python's hash seed, which the order of a set of strings follows, is one for the job too.
 
-Runs before the script does, and imports nothing that a script may not want. A seed that the script gives counts as ever.
+Runs before the script does, and imports nothing that a script may not want. A seed that the script gives counts as
+ever.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from farspan.launch.imports import when_imported
+from farspan.launch.rank.imports import when_imported
 
 __all__ = ["entropy_variables", "share"]
 

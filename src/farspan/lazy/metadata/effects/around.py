@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from farspan.lazy.leaf import LeakError
-from farspan.lazy.metadata.reachable import State, is_same
+from farspan.lazy.metadata.effects.reachable import State, is_same
 
 __all__ = ["nothing_changed_around"]
 

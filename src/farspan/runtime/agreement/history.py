@@ -19,9 +19,9 @@ import torch
 from farspan.graph import EVERYWHERE, OUTPUT_BITS, Backward, Call, Graph, Value
 from farspan.lazy import Leaf, digest_of, format_where, name_of, plain_of
 from farspan.lazy.torch_private import DisableTorchFunction
-from farspan.runtime.checksum import Checksum, checksum_of, checksum_of_all, is_comparable
-from farspan.runtime.events import Entry, Events, Position
-from farspan.runtime.generators import SAME_DRAWS, GeneratorStates, generator_entries, generator_states
+from farspan.runtime.agreement.checksum import Checksum, checksum_of, checksum_of_all, is_comparable
+from farspan.runtime.agreement.events import Entry, Events, Position
+from farspan.runtime.agreement.generators import SAME_DRAWS, GeneratorStates, generator_entries, generator_states
 from farspan.runtime.side.divergence import HINT
 
 __all__ = ["History"]

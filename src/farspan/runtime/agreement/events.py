@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from farspan.graph import Value
 from farspan.lazy import Placed, digest_of, find_where, format_where
-from farspan.runtime.checksum import checksum_of, is_comparable
+from farspan.runtime.agreement.checksum import checksum_of, is_comparable
 
 __all__ = ["Entry", "Events", "Position"]
 

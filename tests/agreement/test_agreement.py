@@ -113,7 +113,12 @@ STORIES: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], str, str]]
     "another learning rate": (mlp, change_rate, "gradients", r"param_groups\[0\]\['lr'\] is 0\.7 in step\(\) of SGD"),
     "a learning rate in a tensor": (mlp, with_tensor_rate, "gradients", r"\['lr'\] is tensor\(0\.3.*in step\(\)"),
     "another parameter": (scaled, use_other_parameter, "zero_grad", "argument 2 of .*mul at .* is parameter q"),
-    "another batch in the fifth step": (mlp, lambda *_: X.roll(1, 0), "batch", r"checksum .*, given to .* as argument 1"),
+    "another batch in the fifth step": (
+        mlp,
+        lambda *_: X.roll(1, 0),
+        "batch",
+        r"checksum .*, given to .* as argument 1",
+    ),
     "another layout": (mlp, lambda *_: X.t().contiguous().t(), "batch", r"float32\[6, 12\] of strides \[1, 6\]"),
     "evaluation": (normalised, evaluate, "zero_grad", "evaluation"),
     "no dropout": (with_dropout, evaluate, "zero_grad", "evaluation"),

@@ -1,0 +1,64 @@
+"""Objects that leaves hold (counters, dictionaries, histories), which the program and other leaves may change as well.
+
+A leaf's call sees what its objects were when it was recorded, though it runs later:
+
+    s.log.append(1)    model(x) is recorded    s.log.append(2)    opt.step(): model runs, and sees [1]
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from farspan.lazy.metadata import OwnObjects, State
+
+if TYPE_CHECKING:
+    from farspan.lazy.leaf import Leaf
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["HeldObjects"]
+
+
+class HeldObjects:
+    """The leaves that hold some and have been recorded since the last flush."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._leaves: dict[Leaf, None] = {}
+
+    def see(self, leaf: Leaf) -> None:
+        """What others have changed in the objects `leaf` holds is an argument of its calls from now on."""
+        recorder = self.recorder
+        if leaf.own_objects is not None and leaf.own_objects.has_changed():
+            recorder.flush_before_change(f"an object that {leaf} holds has been changed")
+            if leaf.own_objects is not None:
+                leaf.attributes.update(dict.fromkeys(leaf.own_objects.changed()))
+                leaf.own_objects = None
+        if leaf.own_objects is None:
+            if any(other.own_objects is not None and other.own_objects.has_changed() for other in self._leaves):
+                recorder.flush_before_change("an object that modules hold has been changed")
+            leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
+            if leaf.own_objects.recorded:
+                leaf.attributes.update(dict.fromkeys(leaf.own_objects.recorded))
+                leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
+        if not leaf.own_objects.is_empty:
+            self._leaves[leaf] = None
+
+    @contextlib.contextmanager
+    def as_recorded(self) -> Iterator[None]:
+        """Let the objects be as they were when the leaves' calls were recorded, in the body."""
+        leaves, self._leaves = self._leaves, {}
+        changed = [leaf for leaf in leaves if leaf.own_objects is not None and leaf.own_objects.has_changed()]
+        meanwhile: list[State] = []
+        for leaf in changed:
+            leaf.attributes.update(dict.fromkeys(leaf.own_objects.changed()))
+            meanwhile.append(leaf.own_objects.put_back())
+        try:
+            yield
+        finally:
+            for state in reversed(meanwhile):
+                state.put_back(state.changed())
+            for leaf in leaves:
+                if leaf in changed or (leaf.own_objects is not None and leaf.own_objects.has_changed()):
+                    leaf.own_objects = None

@@ -1,0 +1,3 @@
+"""What a call does besides returning: to its arguments, to its modules, to objects and variables beside them."""
+
+__all__: list[str] = []

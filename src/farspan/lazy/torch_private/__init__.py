@@ -1,0 +1,104 @@
+"""The only folder that uses torch names which are private or may move: a new torch release is an edit here."""
+
+from torch._C import DisableTorchFunction as DisableTorchFunction
+from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
+
+from farspan.lazy.torch_private.autocast import autocast_region as autocast_region
+from farspan.lazy.torch_private.autocast import forget_casts as forget_casts
+from farspan.lazy.torch_private.autocast import in_autocast_region as in_autocast_region
+from farspan.lazy.torch_private.autocast import is_any_autocast_enabled as is_any_autocast_enabled
+from farspan.lazy.torch_private.autocast import watch_autocast_regions as watch_autocast_regions
+from farspan.lazy.torch_private.autograd import hooks_on_saved as hooks_on_saved
+from farspan.lazy.torch_private.autograd import saved_by as saved_by
+from farspan.lazy.torch_private.autograd import shape_at as shape_at
+from farspan.lazy.torch_private.calls import call_container as call_container
+from farspan.lazy.torch_private.calls import call_without_compiling as call_without_compiling
+from farspan.lazy.torch_private.calls import compile_what_it_calls as compile_what_it_calls
+from farspan.lazy.torch_private.calls import compiling_nothing as compiling_nothing
+from farspan.lazy.torch_private.calls import is_caching_parametrizations as is_caching_parametrizations
+from farspan.lazy.torch_private.calls import is_compiled as is_compiled
+from farspan.lazy.torch_private.calls import is_compiled_wrapper as is_compiled_wrapper
+from farspan.lazy.torch_private.calls import put_module_apply as put_module_apply
+from farspan.lazy.torch_private.calls import recompute_through as recompute_through
+from farspan.lazy.torch_private.fakes import fake_mode as fake_mode
+from farspan.lazy.torch_private.fakes import flops_of as flops_of
+from farspan.lazy.torch_private.fakes import is_fake as is_fake
+from farspan.lazy.torch_private.fakes import is_fake_limit as is_fake_limit
+from farspan.lazy.torch_private.fakes import is_not_torchs_device as is_not_torchs_device
+from farspan.lazy.torch_private.modes import disabled_torch_function as disabled_torch_function
+from farspan.lazy.torch_private.modes import is_mode_active as is_mode_active
+from farspan.lazy.torch_private.modes import no_dispatch as no_dispatch
+from farspan.lazy.torch_private.modes import put_modes as put_modes
+from farspan.lazy.torch_private.modes import take_modes_of as take_modes_of
+from farspan.lazy.torch_private.modes import without_any_mode as without_any_mode
+from farspan.lazy.torch_private.modes import without_modes_of as without_modes_of
+from farspan.lazy.torch_private.symbols import SYMBOLS as SYMBOLS
+from farspan.lazy.torch_private.symbols import Symbols as Symbols
+from farspan.lazy.torch_private.tensors import has_compatible_type as has_compatible_type
+from farspan.lazy.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
+from farspan.lazy.torch_private.tensors import has_other_users as has_other_users
+from farspan.lazy.torch_private.tensors import make_wrapper as make_wrapper
+from farspan.lazy.torch_private.tensors import raw_grad as raw_grad
+from farspan.lazy.torch_private.tensors import raw_grad_fn as raw_grad_fn
+from farspan.lazy.torch_private.tensors import set_raw_grad as set_raw_grad
+from farspan.lazy.torch_private.tensors import set_version as set_version
+from farspan.lazy.torch_private.tensors import storage_at as storage_at
+from farspan.lazy.torch_private.tensors import tensor_of_class as tensor_of_class
+from farspan.lazy.torch_private.tensors import unscale_ as unscale_
+from farspan.lazy.torch_private.tensors import update_scale_ as update_scale_
+
+__all__ = [
+    "DisableTorchFunction",
+    "DisableTorchFunctionSubclass",
+    "DynamicOutputShapeException",
+    "FakeTensorMode",
+    "SYMBOLS",
+    "Symbols",
+    "TorchDispatchMode",
+    "autocast_region",
+    "call_container",
+    "call_without_compiling",
+    "compile_what_it_calls",
+    "compiling_nothing",
+    "disabled_torch_function",
+    "fake_mode",
+    "flops_of",
+    "forget_casts",
+    "has_compatible_type",
+    "has_memory_of_its_own",
+    "has_other_users",
+    "hooks_on_saved",
+    "in_autocast_region",
+    "is_any_autocast_enabled",
+    "is_caching_parametrizations",
+    "is_compiled",
+    "is_compiled_wrapper",
+    "is_fake",
+    "is_fake_limit",
+    "is_mode_active",
+    "is_not_torchs_device",
+    "make_wrapper",
+    "no_dispatch",
+    "put_modes",
+    "put_module_apply",
+    "raw_grad",
+    "raw_grad_fn",
+    "recompute_through",
+    "saved_by",
+    "set_raw_grad",
+    "set_version",
+    "shape_at",
+    "storage_at",
+    "take_modes_of",
+    "tensor_of_class",
+    "tree_leaves",
+    "unscale_",
+    "update_scale_",
+    "watch_autocast_regions",
+    "without_any_mode",
+    "without_modes_of",
+]

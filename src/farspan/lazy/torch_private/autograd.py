@@ -1,0 +1,62 @@
+"""What nodes of autograd's graph keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["hooks_on_saved", "saved_by", "shape_at"]
+
+
+def hooks_on_saved(node: Any, names: Sequence[str]) -> list[Any] | None:
+    """The hooks through which a node of autograd gets what it keeps from its forward; None if that cannot be told."""
+    hooks: list[Any] = []
+    for name in names:
+        saved: Any = getattr(node, f"_raw_saved_{name}", None)
+        if not hasattr(saved, "unpack_hook"):
+            return None
+        hooks += [] if saved.unpack_hook is None else [saved.unpack_hook]
+    return hooks
+
+
+def shape_at(node: Any, number: int) -> Sequence[int]:
+    """The shape of the gradient that a node of autograd takes as its input `number`."""
+    return node._input_metadata[number].shape
+
+
+_saved_names: dict[type, list[str]] = {}
+
+
+def saved_by(outputs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
+    """The tensors that the autograd graphs of `outputs` hold, and whether something is saved in a way that cannot be
+    looked at: packed by hooks, or by a function that may run code of the forward again, as checkpoints do.
+
+    What a normalisation in training mode saves of its running statistics counts as nothing: its backward never looks.
+    """
+    stack: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(stack)
+    found: list[Any] = []
+    is_packed = False
+    while stack:
+        node = stack.pop()
+        names = _saved_names.get(type(node))
+        if names is None:
+            names = _saved_names[type(node)] = [name for name in dir(type(node)) if name.startswith("_raw_saved_")]
+        is_in_training = getattr(node, "_saved_training", False) is True or getattr(node, "_saved_train", False) is True
+        for name in names:
+            if is_in_training and "running_" in name:
+                continue
+            for saved in tree_leaves(getattr(node, name)):
+                is_packed |= saved.unpack_hook is not None
+                found.append(saved.data)
+        own = list(getattr(node, "__dict__", {}).values())
+        is_packed |= any(map(callable, own))
+        found += tree_leaves(own)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return [item for item in found if isinstance(item, torch.Tensor)], is_packed

@@ -1,0 +1,92 @@
+"""Calling modules below what torch puts around them: compiled ones, checkpoints, `Module.to`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch.nn.utils import parametrize
+
+__all__ = [
+    "call_container",
+    "call_without_compiling",
+    "compile_what_it_calls",
+    "compiling_nothing",
+    "is_caching_parametrizations",
+    "is_compiled",
+    "is_compiled_wrapper",
+    "put_module_apply",
+    "recompute_through",
+]
+
+
+def call_without_compiling(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module, hooks and all, but for what `module.compile()` put in front."""
+    return module._call_impl(*args, **kwargs)
+
+
+def call_container(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module whose code is to be recorded, which torch.compile cannot trace: what it was compiled from runs."""
+    if is_compiled_wrapper(module):
+        return module._modules["_orig_mod"](*args, **kwargs)  # type: ignore[misc]
+    return module._call_impl(*args, **kwargs)
+
+
+def is_caching_parametrizations() -> bool:
+    """Whether the program is in `torch.nn.utils.parametrize.cached()`."""
+    return bool(parametrize._cache_enabled)
+
+
+def is_compiled_wrapper(module: torch.nn.Module) -> bool:
+    """Whether `module` is what `torch.compile(module)` has returned."""
+    return type(module).__module__.startswith("torch._dynamo")
+
+
+def compile_what_it_calls(function: Any) -> None:
+    """Let Dynamo compile what `function` calls, and never the frame of `function` itself."""
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+
+
+def compiling_nothing() -> contextlib.AbstractContextManager[Any]:
+    """Let what is compiled run as it is written in the body, and Dynamo learn nothing from the run."""
+    if "torch._dynamo" not in sys.modules:  # then nothing is compiled; to load it takes seconds
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether calling `module` runs what torch.compile has made of it."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+
+
+def recompute_through(wrapper: Callable[[Any], Any], is_recorded: Callable[[Any], bool]) -> None:
+    """From now on a non-reentrant checkpoint recomputes with `wrapper(function)`, made when it runs `function`.
+
+    Args:
+        wrapper: Takes what the checkpoint runs.
+        is_recorded: Whether what runs on an argument is recorded: it is not computed again, and need not know the
+            generators' states.
+    """
+    import torch.utils.checkpoint as checkpoint
+
+    name = "_checkpoint_without_reentrant_generator_impl"  # since torch 2.14
+    if not hasattr(checkpoint, name):
+        name = "_checkpoint_without_reentrant_generator"
+    original: Any = getattr(checkpoint, name)
+
+    def generator(function: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
+        keeps_states = preserve_rng_state and not any(map(is_recorded, args))
+        return original(wrapper(function), keeps_states, *args, **kwargs)
+
+    setattr(checkpoint, name, generator)
+
+
+def put_module_apply(function: Any) -> Any:
+    """Let `module.to`, `half` and the like go through `function`; returns what they went through before."""
+    before: Any = torch.nn.Module._apply
+    torch.nn.Module._apply = function
+    return before

@@ -1,0 +1,83 @@
+"""Fake tensors: making them, and telling their limits from errors of the program."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.utils.flop_counter import flop_registry
+
+from farspan.lazy.torch_private.symbols import Symbols
+
+__all__ = ["fake_mode", "flops_of", "is_fake", "is_fake_limit", "is_not_torchs_device"]
+
+
+def fake_mode(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> FakeTensorMode:
+    """A mode in which tensors have no data; sizes that depend on data raise, or are symbols."""
+    if not is_symbolic and symbols is None:
+        return FakeTensorMode(allow_non_fake_inputs=True)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=(symbols or Symbols()).environment)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether it has no data."""
+    return isinstance(tensor, FakeTensor)
+
+
+_FAKE_LIMITS = (
+    DynamicOutputShapeException,
+    DataDependentOutputException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+_FAKE_WORDS = (
+    "not supported for tensor subclasses",
+    "data is not allocated yet",
+    "FakeTensor",
+    "fake tensor",
+    "Meta tensor",
+    "meta tensor",
+    "_apply(): Couldn't swap",  # module.to() of fakes, to which others refer
+)
+"""torch's words where a function without a rule for fakes asks for the data."""
+
+
+def is_not_torchs_device(error: BaseException) -> bool:
+    """Whether torch was given one of our places ("rank:1", "rank:1/cuda:0") for a device."""
+    return isinstance(error, RuntimeError) and re.search(r"device string: '?rank", str(error)) is not None
+
+
+def is_fake_limit(error: BaseException) -> bool:
+    """Whether a run on fake tensors failed because there were no data, or by torch's rules for fakes, which may be
+    stricter than the real thing: only a real run can tell whether the user's call is wrong.
+    """
+    return (
+        isinstance(error, _FAKE_LIMITS)
+        or (isinstance(error, _FAKE_ERRORS) and any(words in str(error) for words in _FAKE_WORDS))
+        or any(frame.f_code.co_filename == _FAKE_FILE for frame, _ in traceback.walk_tb(error.__traceback__))
+    )
+
+
+_FAKE_ERRORS = (RuntimeError, NotImplementedError, TypeError)
+_FAKE_FILE = sys.modules[FakeTensorMode.__module__].__file__
+
+
+def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
+    """The floating-point operations of an aten operation with products in it; 0 for all others, and where a size is
+    not a number.
+    """
+    count = flop_registry.get(operation._overloadpacket)
+    found = 0 if count is None else count(*args, **kwargs, out_val=result)
+    return found if isinstance(found, int) else 0

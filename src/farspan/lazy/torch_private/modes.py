@@ -1,0 +1,72 @@
+"""This thread's stack of torch function modes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._C import (
+    DisableTorchFunction,
+    _len_torch_function_stack,
+    _pop_torch_function_stack,
+    _push_on_torch_function_stack,
+)
+
+__all__ = [
+    "disabled_torch_function",
+    "is_mode_active",
+    "no_dispatch",
+    "put_modes",
+    "take_modes_of",
+    "without_any_mode",
+    "without_modes_of",
+]
+
+no_dispatch = torch._C._DisableTorchDispatch
+"""Operations in its body are seen by no dispatch mode."""
+disabled_torch_function = torch._C._disabled_torch_function_impl
+"""As a class's __torch_function__: its tensors are seen by function modes only."""
+
+
+def take_modes_of(recorder: Any) -> list[Any]:
+    """Take the modes that record for `recorder` off this thread's function mode stack; `put_modes` puts all back."""
+    stack = [_pop_torch_function_stack() for _ in range(_len_torch_function_stack())]
+    for mode in reversed(stack):
+        if getattr(mode, "recorder", None) is not recorder:
+            _push_on_torch_function_stack(mode)
+    return stack
+
+
+def put_modes(stack: list[Any]) -> None:
+    """Make the function mode stack what it was before `take_modes_of` returned `stack`."""
+    for _ in range(_len_torch_function_stack()):
+        _pop_torch_function_stack()
+    for mode in reversed(stack):
+        _push_on_torch_function_stack(mode)
+
+
+@contextlib.contextmanager
+def without_modes_of(recorder: Any) -> Iterator[None]:
+    """Run the body without the modes that record for `recorder`."""
+    stack = take_modes_of(recorder)
+    try:
+        yield
+    finally:
+        put_modes(stack)
+
+
+@contextlib.contextmanager
+def without_any_mode() -> Iterator[None]:
+    """Run the body for real: no function mode and no dispatch mode, ours or the program's, sees what it does."""
+    with DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
+def is_mode_active(kind: type) -> bool:
+    """Whether a mode of class `kind` is on this thread's function mode stack."""
+    stack = [_pop_torch_function_stack() for _ in range(_len_torch_function_stack())]
+    for mode in reversed(stack):
+        _push_on_torch_function_stack(mode)
+    return any(isinstance(mode, kind) for mode in stack)

@@ -1,0 +1,66 @@
+"""What torch's own code does with tensors below Python."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = [
+    "has_compatible_type",
+    "has_memory_of_its_own",
+    "has_other_users",
+    "make_wrapper",
+    "raw_grad",
+    "raw_grad_fn",
+    "set_raw_grad",
+    "set_version",
+    "storage_at",
+    "tensor_of_class",
+    "unscale_",
+    "update_scale_",
+]
+
+_raw_grad = torch.Tensor.grad
+raw_grad = _raw_grad.__get__  # type: ignore[attr-defined]
+set_raw_grad = _raw_grad.__set__  # type: ignore[attr-defined]
+raw_grad_fn = torch.Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+
+
+def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor, array or library uses the memory of `tensor`."""
+    storage = tensor.untyped_storage()
+    return storage.resizable() and torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor, and `storage`
+
+
+storage_at: Callable[[int], Any] = torch.UntypedStorage._new_with_weak_ptr
+"""The memory at the address that a weak reference to it tells."""
+
+
+def has_other_users(tensor: torch.Tensor) -> bool:
+    """Whether something besides Python's own references uses `tensor` itself, such as an autograd graph."""
+    return bool(weakref.getweakrefs(tensor)) or tensor._use_count() > 1  # type: ignore[attr-defined]
+
+
+def tensor_of_class(cls: Any, data: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:
+    """A tensor of class `cls` with the memory of `data`."""
+    return data if cls is torch.Tensor else torch.Tensor._make_subclass(cls, data, requires_grad)
+
+
+def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:
+    """A tensor of class `cls` with the shape, strides, dtype and device of `meta` and no storage."""
+    return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        cls, meta.shape, strides=meta.stride, dtype=meta.dtype, device=meta.device, requires_grad=meta.requires_grad
+    )
+
+
+has_compatible_type: Any = torch._has_compatible_shallow_copy_type
+unscale_: Any = torch._amp_foreach_non_finite_check_and_unscale_
+update_scale_: Any = torch._amp_update_scale_
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Let a tensor have been written to as often as `version` says: it is again what it was then."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

@@ -1,0 +1,71 @@
+"""Which parameters have a gradient: each rank knows it of its own ones, and tells it with the step's results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from farspan.lazy import Placed
+from farspan.lazy.torch_private import raw_grad
+
+if TYPE_CHECKING:
+    from farspan.runtime.exchange import Exchange
+    from farspan.runtime.step.sites import StageSite
+
+__all__ = ["GradientMasks"]
+
+_NONE, _DENSE, _SPARSE = range(3)
+
+
+class GradientMasks:
+    """What one rank knows of all parameters' gradients."""
+
+    def __init__(self, rank: int, stages: Sequence[StageSite], parameters: Mapping[str, Placed]) -> None:
+        self.rank = rank
+        self.stages = stages
+        self.parameters = parameters
+        self.sparse: set[str] = set()
+        """The names of parameters whose gradient is sparse."""
+        self._has_gradient: dict[str, bool] = {}
+        self._coming: Exchange | None = None
+
+    def own(self) -> bytes:
+        """One byte for each parameter of this rank."""
+        gradients = [raw_grad(placed.tensor) for placed in self._parameters_of(self.rank)]
+        kinds = [_NONE if item is None else _DENSE if item.layout is torch.strided else _SPARSE for item in gradients]
+        return bytes(kinds)
+
+    def begin(self, exchange: Exchange) -> None:
+        """A backward has run; `exchange` brings what the other ranks know."""
+        self._coming = exchange
+        self._has_gradient = {}
+        self.sparse.clear()
+
+    def resolve(self) -> None:
+        """Learn which parameters of the other ranks have a gradient since the last backward."""
+        if self._coming is None:
+            return
+        for rank, mask in enumerate(self._coming.masks()):
+            for item, kind in zip(self._parameters_of(rank), mask, strict=True):
+                self._has_gradient[item.name] = kind != _NONE
+                if kind == _SPARSE:
+                    self.sparse.add(item.name)
+        self._coming = None
+
+    def has_gradient(self, placed: Placed) -> bool:
+        self.resolve()
+        return self._has_gradient.get(placed.name, False)
+
+    def set(self, placed: Placed, *, has_gradient: bool) -> None:
+        """The program has set or deleted a gradient."""
+        self.resolve()
+        self._has_gradient[placed.name] = has_gradient
+
+    def _parameters_of(self, rank: int) -> list[Placed]:
+        return [
+            placed
+            for placed in self.parameters.values()
+            if placed.is_parameter and self.stages[placed.stage].rank == rank
+        ]
