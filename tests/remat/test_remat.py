@@ -44,6 +44,7 @@ def assert_same(build: Callable[[], nn.Module], program: Callable[[Any], Any], n
 
     def run(**options: Any) -> list[Any]:
         models = [copy.deepcopy(model) for _ in range(num_ranks)]
+        torch.manual_seed(1)
         return run_threads(num_ranks, lambda rank: program(farspan.distribute(models[rank], **options)))
 
     remat = options.pop("remat")

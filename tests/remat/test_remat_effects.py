@@ -155,7 +155,6 @@ class WritesItsParameter(nn.Module):
 
 SEVERAL = [WithEffects, WithInPlace, InCheckpoint, Autocast, OwnGenerator, InnerGradient, WritesItsParameter]
 NOT_SPLIT = {
-    InnerGradient: "create_graph=True cannot be recorded",
     WritesItsParameter: "modified by an inplace operation",
 }
 """What is said of those whose parts cannot lie on several stages, with remat or without it."""

@@ -7,6 +7,7 @@ value; then the runtime behind `engine` executes it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -55,7 +56,7 @@ from farspan.lazy.randomness import DRAWS, Frame, ProgramDraws, has_own_generato
 from farspan.lazy.shared.drawing import NotedDraws, answer_drawing, draws_in_python
 from farspan.lazy.shared.learning import learn
 from farspan.lazy.tensor import LazyTensor, StubParameter
-from farspan.lazy.torch_private import DisableTorchFunction, put_modes, take_modes_of, without_modes_of
+from farspan.lazy.torch_private import DisableTorchFunction, put_modes, run_without_modes_of, take_modes_of
 
 if TYPE_CHECKING:
     from farspan.lazy.shared.engine import Engine
@@ -86,7 +87,7 @@ class Recorder:
         """By id of a distributed model, what stands before the names of its parts."""
         self.keep_alive: list[Any] = []
         """What the tables above know by id."""
-        self.cache = MetadataCache(self._aside, self.placed)
+        self.cache = MetadataCache(functools.partial(run_without_modes_of, self), self.placed)
         self.pending: list[Graph] = []
         self.num_graphs = 1
         self.num_pending_backwards = 0
@@ -286,10 +287,6 @@ class Recorder:
             return draws_in_python(entry) if entry.is_random_in_python and self.draws.is_plain else entry
         finally:
             self.is_recording = True
-
-    def _aside(self, function: Callable[..., Any], *args: Any) -> Any:
-        with without_modes_of(self):
-            return function(*args)
 
     # Arguments.
 

@@ -15,7 +15,7 @@ from farspan.lazy.metadata.template import flatten
 from farspan.lazy.randomness import BY_SHAPE, DRAWS, Draws, Operation, active, keep_operation
 from farspan.lazy.randomness.generators import is_as_in_python, kept, put_in_python, states_in_python
 from farspan.lazy.randomness.mersenne import is_same_state
-from farspan.lazy.torch_private import TorchDispatchMode, flops_of, is_fake, tree_leaves
+from farspan.lazy.torch_private import TorchDispatchMode, as_it_is, flops_of, is_fake, tree_leaves
 
 __all__ = ["Learn", "Made", "Watch", "noted_generators", "storage_id", "untouched_generators"]
 
@@ -88,7 +88,7 @@ class Watch(TorchDispatchMode):
                     values = value if isinstance(value, (list, tuple)) else (value,)
                     self.written.update(map(storage_id, values))
                     self.written_plain.update((id(part), part) for part in values if not is_fake(part))
-        result = _as_it_is(func, args, kwargs or {}, func(*args, **(kwargs or {})))
+        result = as_it_is(func, args, kwargs or {}, func(*args, **(kwargs or {})))
         if draws:
             self._note_draw(func, args, kwargs or {}, result)
         self.flops += flops_of(func, args, kwargs or {}, result)
@@ -160,12 +160,3 @@ def noted_generators() -> Iterator[_Generators]:
 
 def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-def _as_it_is(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    """What `func` gives for real where its rule for fakes says otherwise."""
-    if func is torch.ops.aten._native_multi_head_attention.default:  # weights that nobody needs are not computed
-        given = {item.name: value for item, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-        if not given.get("need_weights", True):
-            return (result[0], None)
-    return result

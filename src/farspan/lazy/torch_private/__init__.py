@@ -24,6 +24,7 @@ from farspan.lazy.torch_private.calls import is_compiled as is_compiled
 from farspan.lazy.torch_private.calls import is_compiled_wrapper as is_compiled_wrapper
 from farspan.lazy.torch_private.calls import put_module_apply as put_module_apply
 from farspan.lazy.torch_private.calls import recompute_through as recompute_through
+from farspan.lazy.torch_private.fakes import as_it_is as as_it_is
 from farspan.lazy.torch_private.fakes import fake_mode as fake_mode
 from farspan.lazy.torch_private.fakes import flops_of as flops_of
 from farspan.lazy.torch_private.fakes import is_fake as is_fake
@@ -33,6 +34,7 @@ from farspan.lazy.torch_private.modes import disabled_torch_function as disabled
 from farspan.lazy.torch_private.modes import is_mode_active as is_mode_active
 from farspan.lazy.torch_private.modes import no_dispatch as no_dispatch
 from farspan.lazy.torch_private.modes import put_modes as put_modes
+from farspan.lazy.torch_private.modes import run_without_modes_of as run_without_modes_of
 from farspan.lazy.torch_private.modes import take_modes_of as take_modes_of
 from farspan.lazy.torch_private.modes import without_any_mode as without_any_mode
 from farspan.lazy.torch_private.modes import without_modes_of as without_modes_of
@@ -52,6 +54,7 @@ from farspan.lazy.torch_private.tensors import unscale_ as unscale_
 from farspan.lazy.torch_private.tensors import update_scale_ as update_scale_
 
 __all__ = [
+    "as_it_is",
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
     "DynamicOutputShapeException",
@@ -89,6 +92,7 @@ __all__ = [
     "raw_grad_fn",
     "recompute_through",
     "saved_by",
+    "run_without_modes_of",
     "set_raw_grad",
     "set_version",
     "shape_at",

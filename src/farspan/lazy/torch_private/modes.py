@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ __all__ = [
     "is_mode_active",
     "no_dispatch",
     "put_modes",
+    "run_without_modes_of",
     "take_modes_of",
     "without_any_mode",
     "without_modes_of",
@@ -70,3 +71,9 @@ def is_mode_active(kind: type) -> bool:
     for mode in reversed(stack):
         _push_on_torch_function_stack(mode)
     return any(isinstance(mode, kind) for mode in stack)
+
+
+def run_without_modes_of(recorder: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """Call `function` without the modes that record for `recorder`."""
+    with without_modes_of(recorder):
+        return function(*args)

@@ -9,7 +9,8 @@ from torch import nn
 
 __all__ = ["is_own", "make_own"]
 
-torch.Tensor._farspan_is_own = False  # type: ignore[attr-defined]
+_tensor: Any = torch.Tensor
+_tensor._farspan_is_own = False
 
 
 def make_own(result: Any) -> Any:

@@ -18,7 +18,7 @@ from farspan.runtime.side.divergence import entries_to_show
 from farspan.runtime.side.link import Link, LoopLink, connect
 from farspan.runtime.side.server import HubServer
 from farspan.runtime.side.text import as_error, clip_head, deadline_error, describe_death, described, fresh
-from farspan.runtime.side.wire import MAX_PAYLOAD_BYTES
+from farspan.runtime.side.wire import MAX_PAYLOAD_BYTES, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["SideChannel"]
 
 _log = logging.getLogger(__name__)
-
 _STATUS_S = 5.0
 """How long a late wait may take to ask the hub whom it waits for."""
 _FAIL_S = 5.0
@@ -305,8 +304,6 @@ class SideChannel:
                 _log.warning("rank 0 ends after lingering for %g s; other ranks still run", linger_s)
             self._server.stop()
 
-    # -- waiting ------------------------------------------------------------------------------------------------------
-
     def _wait(self, ready: Callable[[], bool], deadline_s: float) -> bool:
         """Whether it came true in time; holds the condition. Raises the failure at once, whatever is ready."""
         self._condition.wait_for(
@@ -335,8 +332,6 @@ class SideChannel:
             finally:
                 status = self._statuses.pop(number)
         return status
-
-    # -- the listener thread ------------------------------------------------------------------------------------------
 
     def _on_frame(self, frame: Frame) -> None:
         header = frame.header
@@ -374,10 +369,7 @@ class SideChannel:
         elif frame.header["t"] == "void":
             gather.void = frame.header["what"]
         else:
-            view = memoryview(frame.payload)
-            sizes: list[int] = frame.header["sizes"]
-            ends = list(itertools.accumulate(sizes))
-            gather.blobs = [bytes(view[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+            gather.blobs = parts_of(frame)
 
     def _show_history(self, header: Header) -> None:
         try:

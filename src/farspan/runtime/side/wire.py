@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -32,6 +33,7 @@ __all__ = [
     "as_bytes_view",
     "encode",
     "send_all",
+    "parts_of",
 ]
 
 Header = dict[str, Any]
@@ -220,3 +222,11 @@ def _close_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_in_child)
+
+
+def parts_of(frame: Frame) -> list[bytes]:
+    """The payload of a frame, cut where its header says."""
+    view = memoryview(frame.payload)
+    sizes: list[int] = frame.header["sizes"]
+    ends = list(itertools.accumulate(sizes))
+    return [bytes(view[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.runtime.races import LateMedium, reading_late
+from tests.agreement.races import LateMedium, reading_late
 from tests.support.loop import X, Y, mlp
 from tests.support.ranks import run_threads
 from torch import nn
