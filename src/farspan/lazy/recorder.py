@@ -50,6 +50,7 @@ from farspan.lazy.ops.mutation import (
 from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_data, read_numbers
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
+from farspan.lazy.parameters.hooked import Hooks
 from farspan.lazy.parameters.outside import Outside
 from farspan.lazy.parameters.values import ParameterValues, alias_of, renew_aliases
 from farspan.lazy.randomness import DRAWS, Frame, ProgramDraws, has_own_generator, host_seed, key_of_function
@@ -69,6 +70,8 @@ _MAX_DRAWS = 1000
 class Engine(Protocol):
     """What runs recorded graphs; the runtime's half of the recorder."""
 
+    num_ranks: int
+
     def flush(self, reason: str, *, learning: tuple[Call, Callable[[], None]] | None = None) -> None: ...
     def read(self, value: Value) -> torch.Tensor: ...
     def has_gradient(self, placed: Placed) -> bool: ...
@@ -79,6 +82,8 @@ class Engine(Protocol):
     def stages_at(self, place: str) -> tuple[int, ...]: ...
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None: ...
     def loaded(self, name: str, source: Any) -> None: ...
+    def gather(self, what: str, blob: bytes) -> list[bytes]: ...
+    def accumulate(self, placed: Placed, gradient: Any) -> None: ...
     def new_sources(self, items: Sequence[tuple[Meta, int, torch.Tensor | None]]) -> list[Value]: ...
 
 
@@ -119,6 +124,7 @@ class Recorder:
         self.current = self._new_graph()
         self.parameter_values = ParameterValues()
         self.gradients = Gradients(self)
+        self.hooks = Hooks(self)
         self.outside = Outside()
         self.copies = Copies(self)
         self._modes: list[Any] = []
@@ -393,10 +399,12 @@ class Recorder:
 
     def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None:
         """Queue a backward; the current micro-batch ends here."""
-        record_backward(self, tensors, gradients, *args, **kwargs)
+        backward = record_backward(self, tensors, gradients, *args, **kwargs)
         self.num_pending_backwards += 1
         self.next_graph()
-        if self.runs_each_backward:
+        if self.hooks.are_there:
+            self.hooks.run_backward(backward, "a backward, after which hooks run")
+        elif self.runs_each_backward:
             self.engine.flush("a backward, after which weights may change")
 
     def next_graph(self) -> None:
