@@ -33,6 +33,21 @@ class Branches(nn.Module):
         return self.head(x + self.last(torch.relu(left + right)))
 
 
+class Tied(nn.Module):
+    """One weight, used by the first and by the last of its modules, and a parameter used in between and at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(8, 8) for _ in range(4))
+        self.head = nn.Linear(8, 5)
+        self.d.weight = self.a.weight
+        self.shift = nn.Parameter(torch.linspace(-1, 1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.b(self.a(x) + self.shift))
+        return self.head(self.d(torch.tanh(self.c(x) * self.shift)) + self.shift)
+
+
 def norms_in_their_order(model: Any) -> Any:
     seen: list[Any] = []
     for name, parameter in model.named_parameters():
@@ -145,6 +160,14 @@ def one_step_in_the_last_hook(model: Any) -> Any:
 )
 def test_hooks_on_parameters_are_those_of_one_process(program: Callable[[Any], Any], num_ranks: int) -> None:
     assert_same_as_plainly(Branches, program, num_ranks)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("program", [norms_in_their_order, gradients_kept, removed_by_itself, gradients_of_others])
+def test_a_hook_sees_the_whole_gradient_of_what_several_ranks_use(
+    program: Callable[[Any], Any], num_ranks: int
+) -> None:
+    assert_same_as_plainly(Tied, program, num_ranks)
 
 
 def reads_one_without_a_hook(model: Any) -> None:

@@ -212,7 +212,7 @@ class Hooks:
 
         def catch(name: str) -> Any:
             def hook(gradients: Any) -> tuple[None] | None:
-                if gradients[0] is None:
+                if gradients[0] is None or self._hooked[name].placed.is_passed_on:
                     return None
                 if name in caught:
                     raise RecordError(
