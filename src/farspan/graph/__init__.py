@@ -2,6 +2,7 @@
 
 from farspan.graph.gradient import Edge as Edge
 from farspan.graph.gradient import Part as Part
+from farspan.graph.gradient import earliest_uses as earliest_uses
 from farspan.graph.gradient import route as route
 from farspan.graph.graph import OUTPUT_BITS as OUTPUT_BITS
 from farspan.graph.graph import Backward as Backward
@@ -27,5 +28,6 @@ __all__ = [
     "Value",
     "Wanted",
     "let_go",
+    "earliest_uses",
     "route",
 ]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farspan.graph.graph import Backward, Call, Segment, Wanted
     from farspan.graph.value import Value
 
-__all__ = ["Edge", "Part", "route"]
+__all__ = ["Edge", "Part", "earliest_uses", "route"]
 
 
 class Edge:
@@ -147,6 +147,34 @@ def route(backward: Backward, hosts: Sequence[int], released: Collection[Call] =
     _link_outside(backward, users, parts, hosts)
     _link_parameters(backward, users, native, leaf_calls, parts)
     return sorted(parts.values(), key=lambda part: part.order, reverse=True)
+
+
+def earliest_uses(backward: Backward) -> dict[str, tuple[int, int]]:
+    """By name of a parameter the first call that uses it, of those that `backward` goes through: autograd has the whole
+    gradient once it has been through that.
+    """
+    uses: dict[str, tuple[int, int]] = {}
+    active: set[Value] = set(backward.roots)
+    queue = [(-root.call.graph.index, -root.call.index, root.call) for root in backward.roots if root.call is not None]
+    queue = list({entry[2]: entry for entry in queue}.values())
+    heapq.heapify(queue)
+    queued = {entry[2] for entry in queue}
+    while queue:
+        call = heapq.heappop(queue)[2]
+        if call.arguments is None:
+            continue  # `route` says what is wrong
+        place = (call.graph.index, call.index)
+        for number, placed in enumerate(getattr(call.target, "placed", ())):
+            if placed.is_parameter and number not in call.entry.unused_parameters:
+                uses[placed.name] = place
+        for value in _differentiated(call, active):
+            active.add(value)
+            if value.name:
+                uses[value.name] = place
+            if value.call is not None and value.call not in queued:
+                queued.add(value.call)
+                heapq.heappush(queue, (-value.call.graph.index, -value.call.index, value.call))
+    return uses
 
 
 def _differentiated(call: Call, active: Collection[Any]) -> list[Value]:

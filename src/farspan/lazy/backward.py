@@ -29,11 +29,14 @@ def record_backward(
     *,
     inputs: Any = None,
     wanted: Wanted | None = None,
-) -> None:
+) -> Backward:
     """Add a backward to the current graph; the arguments are those of `torch.autograd.backward`.
 
     Args:
         wanted: What `torch.autograd.grad` asks for, if it is that.
+
+    Returns:
+        What was added.
 
     Raises:
         RuntimeError: As torch: a root that needs no gradient, or that is no scalar and has no gradient given.
@@ -76,6 +79,7 @@ def record_backward(
     if wanted is not None:
         positions = graph.positions(list(wanted.values))
         graph.note_path((digest_of(sorted(wanted.names)), len(wanted.outside), len(positions), *positions))
+    return backward
 
 
 @functools.lru_cache(maxsize=64)

@@ -59,6 +59,8 @@ class Placed:
     """Of a buffer: whether autograd has been seen to save it, so that a later backward needs what it was."""
     hooked_at: Any = None
     """The user's line that registered a gradient hook on it."""
+    is_passed_on: bool = False
+    """While a part of a backward runs: whether its gradient goes on to another segment, which adds to it."""
     aliases: list[Any] = field(default_factory=list)
     """Weak references to the recorded tensors that share its memory: `param.data`, and views of it."""
 

@@ -50,6 +50,7 @@ from farspan.lazy.ops.mutation import (
 from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_data, read_numbers
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
+from farspan.lazy.parameters.hooked import Hooks
 from farspan.lazy.parameters.outside import Outside
 from farspan.lazy.parameters.values import ParameterValues, alias_of
 from farspan.lazy.randomness import DRAWS, Frame, ProgramDraws, has_own_generator, host_seed, key_of_function
@@ -103,6 +104,7 @@ class Recorder:
         self.current = Graph(0)
         self.parameter_values = ParameterValues()
         self.gradients = Gradients(self)
+        self.hooks = Hooks(self)
         self.outside = Outside()
         self.copies = Copies(self)
         self._modes: list[Any] = []
@@ -317,10 +319,12 @@ class Recorder:
 
     def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None:
         """Queue a backward; the current micro-batch ends here."""
-        record_backward(self, tensors, gradients, *args, **kwargs)
+        backward = record_backward(self, tensors, gradients, *args, **kwargs)
         self.num_pending_backwards += 1
         self.next_graph()
-        if self.runs_each_backward:
+        if self.hooks.are_there:
+            self.hooks.run_backward(backward, "a backward, after which hooks run")
+        elif self.runs_each_backward:
             self.engine.flush("a backward, after which weights may change")
 
     def next_graph(self) -> None:

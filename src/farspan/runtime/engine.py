@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -159,7 +160,8 @@ class Engine:
         with self._dropping(graphs), self.executing():
             self.inputs.check(graphs)
             program = self.programs.program_of(graphs, self._settings())
-            check_hooks(program.passed_on, self.parameters)
+            if self.num_ranks == 1:
+                check_hooks(program.passed_on, self.parameters)
             built_ns = time.perf_counter_ns()
             scalars = scalars_of(graphs)
             exchange = self._new_exchange(step, graphs, scalars)
@@ -212,7 +214,7 @@ class Engine:
             lookahead=self.lookahead,
             hosts=tuple(hosts),
             schedule=self.schedule,
-            least_weight_work_s=self.least_weight_work_s,
+            least_weight_work_s=math.inf if self.recorder.hooks.are_there else self.least_weight_work_s,
         )
 
     def _tell_what_it_gives(self, call: Call, *, is_foreseen: bool) -> None:
@@ -339,6 +341,22 @@ class Engine:
             gradient = gradient.data
         self.values.keep_gradient(placed)
         set_raw_grad(placed.tensor, gradient)
+
+    def accumulate(self, placed: Placed, gradient: torch.Tensor | None) -> None:
+        """Add what a backward has given to the gradient of a parameter; only its owner has `gradient`."""
+        self.masks.set(placed, has_gradient=True)
+        if placed.is_owned:
+            assert gradient is not None
+            self.recorder.is_recording = False
+            try:
+                with without_modes_of(self.recorder):
+                    torch.autograd.backward([placed.tensor], [gradient])
+            finally:
+                self.recorder.is_recording = True
+
+    def gather(self, what: str, blob: bytes) -> list[bytes]:
+        """What all ranks give as `blob` at this point of the program, by rank."""
+        return self.agreement.gather(what, blob)
 
     def loaded(self, name: str, source: Any) -> None:
         """The program loads `source` into a parameter or buffer."""

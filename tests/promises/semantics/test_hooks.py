@@ -85,12 +85,6 @@ class Tied(nn.Module):
         return self.c(self.b(self.a(x)))
 
 
-def hook_on_a_tied_parameter(model: Any) -> None:
-    model.a.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
-    model(X).sum().backward()
-    farspan.flush()
-
-
 def step_in_a_hook(model: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for parameter in model.parameters():
@@ -125,7 +119,6 @@ class Parametrized(nn.Module):
 @pytest.mark.parametrize(
     ("build", "program", "words"),
     [
-        (Tied, hook_on_a_tied_parameter, "used in several places"),
         (Blocks, hook_on_a_container, "a backward hook on Blocks"),
         (Parametrized, cached_parametrizations, r"parametrize\.cached"),
         (Blocks, assigned_with_another_dtype, "cannot change blocks.0.0.weight"),

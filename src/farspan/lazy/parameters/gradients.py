@@ -33,6 +33,8 @@ class Gradients:
         engine = self.recorder.engine
         if self.recorder.num_pending_backwards:
             engine.flush(f"{placed.name}.grad")
+        self.recorder.hooks.commit()
+        self.recorder.hooks.check_read(placed)
         view = self._views.get(placed.name)
         if view is None:
             if not engine.has_gradient(placed):
@@ -49,6 +51,7 @@ class Gradients:
     def set(self, placed: Placed, gradient: Any) -> None:
         """`param.grad = gradient`."""
         recorder = self.recorder
+        recorder.hooks.commit()
         if type(gradient) is LazyTensor and gradient._value.stage != placed.stage:
             template, tensors = flatten_arguments((gradient,), {})  # sent to where the parameter is
             gradient = recorder.record(torch.clone, template, tensors, placed.stage, given=((gradient,), {}))
@@ -59,6 +62,11 @@ class Gradients:
             self._views[placed.name] = view
             return
         recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
+
+    def accumulate(self, placed: Placed, gradient: Any) -> None:
+        """Add `gradient` to `param.grad` as autograd does."""
+        self._views.pop(placed.name, None)
+        self.recorder.engine.accumulate(placed, gradient._value.data if type(gradient) is LazyTensor else gradient)
 
     def put(self, placed: Placed, gradient: torch.Tensor | None) -> None:
         """`param.grad = gradient` in an optimizer's step, where nothing waits to be run."""

@@ -1,4 +1,4 @@
-"""Gradient hooks on parameters: they run where the gradient is, at the owner.
+"""Gradient hooks on parameters: every rank runs them, on recorded gradients, right after the backward.
 
 A parameter that several segments use has its gradient summed from one to the next; a hook would see each part of the
 sum instead of the whole, so that is refused on every rank before anything runs.
@@ -6,12 +6,10 @@ sum instead of the whole, so that is refused on every rank before anything runs.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from farspan.errors import RecordError
 from farspan.lazy.ops.functions import find_where, format_where
@@ -27,7 +25,7 @@ HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_
 
 
 def register(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`param.register_hook(hook)`: it is called at the owner; the others get a handle that does nothing."""
+    """`param.register_hook(hook)`: with one rank it is autograd's; with several every rank calls it."""
     placed = recorder.placed.get(id(args[0]))
     if placed is None:
         recorder.refuse(
@@ -36,9 +34,10 @@ def register(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: d
         )
     recorder.flush_before_change("a gradient hook is registered")
     placed.hooked_at = find_where()
-    recorder.runs_each_backward |= function is torch.Tensor.register_post_accumulate_grad_hook
-    if not placed.is_owned:
-        return RemovableHandle(OrderedDict())
+    is_post = function is torch.Tensor.register_post_accumulate_grad_hook
+    if recorder.engine.num_ranks > 1:
+        return recorder.hooks.add(placed, *args[1:], is_post=is_post, **kwargs)
+    recorder.runs_each_backward |= is_post
     with DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
 

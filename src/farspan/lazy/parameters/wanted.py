@@ -51,9 +51,12 @@ def _grad(
         raise RuntimeError("One of the differentiated Tensors does not require grad")
     wanted = Wanted([item.name for item in placed if item is not None], outside, [item._value for item in recorded])
     keeps_graph = create_graph if retain_graph is None else retain_graph
-    record_backward(recorder, outputs, grad_outputs, keeps_graph, create_graph, wanted=wanted)
+    backward = record_backward(recorder, outputs, grad_outputs, keeps_graph, create_graph, wanted=wanted)
     recorder.next_graph()
-    recorder.engine.flush("torch.autograd.grad()")
+    if recorder.hooks.are_there:
+        recorder.hooks.run_backward(backward, "torch.autograd.grad()")
+    else:
+        recorder.engine.flush("torch.autograd.grad()")
     of_outside = iter(wanted.gradients)
     keys = [
         item._value if type(item) is LazyTensor else known for item, known in zip(wanted_tensors, placed, strict=True)

@@ -131,6 +131,7 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     if not engine.recorder.is_recording and not engine.recorder.is_in_optimizer:
         _check_step_in_hook(engine, optimizer)
         return None
+    engine.recorder.hooks.check_step(placed_in(optimizer, engine.recorder.placed))
     if not engine.recorder.is_in_optimizer:
         engine.events.step(optimizer, "step()", engine.recorder.placed)
     steps = engine.values.optimizers
@@ -229,8 +230,9 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if engine.values.optimizers.depth == 0:
             engine.recorder.leave_optimizer()
             engine.parameters_changed()
-            for act in tuple(engine.after_step):
-                act()
+            if not engine.recorder.hooks.are_running:
+                for act in tuple(engine.after_step):
+                    act()
 
 
 def _engine_of(optimizer: Optimizer) -> Engine | None:

@@ -262,7 +262,7 @@ def run_backward(
     for source, _ in aside:
         set_raw_grad(source, None)
     deferred = None
-    with _caught(leaves) as caught:
+    with _caught(leaves) as caught, _passed_on(part, parameters):
         try:
             with apply_modes(part.backward.modes), around_backward(part.describe):
                 if split is not None:
@@ -321,6 +321,19 @@ def _caught(leaves: Sequence[torch.Tensor]) -> Iterator[dict[int, torch.Tensor]]
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextlib.contextmanager
+def _passed_on(part: Part, parameters: Mapping[str, Placed]) -> Iterator[None]:
+    """Mark the parameters of which `part` has a share of the gradient only."""
+    passed_on = [parameters[edge.key] for edge in part.outgoing if isinstance(edge.key, str)]
+    for placed in passed_on:
+        placed.is_passed_on = True
+    try:
+        yield
+    finally:
+        for placed in passed_on:
+            placed.is_passed_on = False
 
 
 def _leaf(part: Part, value: Value) -> torch.Tensor:
