@@ -347,6 +347,13 @@ class Engine:
         self.resolve_masks()
         return self._has_gradient.get(placed.name, False)
 
+    def has_sparse_gradient(self, placed: Placed) -> bool:
+        """Whether a gradient that is there is a sparse one."""
+        if placed.is_owned:
+            gradient = raw_grad(placed.tensor)
+            return gradient is not None and gradient.layout is not torch.strided
+        return placed.name in self.sparse_gradients
+
     def resolve_masks(self) -> None:
         """Learn which parameters of the other ranks have a gradient since the last backward."""
         for exchange in self._masks:
@@ -361,6 +368,9 @@ class Engine:
         self.resolve_masks()
         self.events.set_gradient(placed.name, gradient)
         self._has_gradient[placed.name] = gradient is not None
+        self.sparse_gradients.discard(placed.name)
+        if isinstance(gradient, torch.Tensor) and gradient.layout is not torch.strided:
+            self.sparse_gradients.add(placed.name)
         if not placed.is_owned:
             return
         if isinstance(gradient, Value):
