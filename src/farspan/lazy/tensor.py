@@ -169,7 +169,7 @@ class LazyTensor(torch.Tensor):
         return id(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.read().__reduce_ex__(protocol)
+        return self.read().detach().requires_grad_(self.requires_grad).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if self.requires_grad:

@@ -332,8 +332,12 @@ class Engine:
             return raw_grad(placed.tensor) is not None
         return self.masks.has_gradient(placed)
 
+    def has_sparse_gradient(self, placed: Placed) -> bool:
+        return self.masks.is_sparse(placed)
+
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
-        self.masks.set(placed, has_gradient=gradient is not None)
+        is_sparse = isinstance(gradient, torch.Tensor) and gradient.layout is not torch.strided
+        self.masks.set(placed, has_gradient=gradient is not None, is_sparse=is_sparse)
         self.events.set_gradient(placed.name, gradient)
         if not placed.is_owned:
             return

@@ -58,10 +58,20 @@ class GradientMasks:
         self.resolve()
         return self._has_gradient.get(placed.name, False)
 
-    def set(self, placed: Placed, *, has_gradient: bool) -> None:
+    def is_sparse(self, placed: Placed) -> bool:
+        """Whether a gradient that is there is a sparse one."""
+        if placed.is_owned:
+            gradient = raw_grad(placed.tensor)
+            return gradient is not None and gradient.layout is not torch.strided
+        return placed.name in self.sparse
+
+    def set(self, placed: Placed, *, has_gradient: bool, is_sparse: bool = False) -> None:
         """The program has set or deleted a gradient."""
         self.resolve()
         self._has_gradient[placed.name] = has_gradient
+        self.sparse.discard(placed.name)
+        if is_sparse:
+            self.sparse.add(placed.name)
 
     def _parameters_of(self, rank: int) -> list[Placed]:
         return [

@@ -76,6 +76,21 @@ class SharedValues:
         if gradient is not None:
             self._old_gradients.setdefault(placed.name, gradient)
 
+    def sparse_gradient(self, placed: Placed, rank: int) -> torch.Tensor:
+        """For the program, which may write into it: the own gradient itself, or a copy of that of `rank`."""
+        if placed.is_owned:
+            gradient = raw_grad(placed.tensor)
+            assert gradient is not None
+            if placed.name not in self._old_gradients:
+                self._old_gradients[placed.name] = gradient.detach().clone()  # for slower ranks, as it is now
+            return gradient
+        indices, values, is_coalesced = unpack_tensors(*self._ask(rank, "sparse", placed.name))
+        meta = placed.meta
+        copy = torch.sparse_coo_tensor(
+            indices, values, torch.Size(meta.shape), is_coalesced=bool(is_coalesced), check_invariants=False
+        )
+        return copy.to(meta.device)
+
     def pull(self, rank: int, kind: str, what: Any) -> torch.Tensor:
         """Ask `rank` for a "gradient" or "initial" weight by name, or for a "value" by key."""
         return unpack_tensor(*self._ask(rank, kind, what))
@@ -120,12 +135,14 @@ class SharedValues:
             if len(found) < len(kept):
                 raise self._gone("what an optimizer kept")
             return pack_tensors(found)
-        if "gradient" in request:
-            name = request["gradient"]
+        name = request.get("sparse", request.get("gradient"))
+        if name is not None:
             gradient = self._old_gradients.get(name)
             gradient = raw_grad(self.parameters[name].tensor) if gradient is None else gradient
             if gradient is None:
                 raise self._gone(f"the gradient of {name}")
+            if "sparse" in request:
+                return pack_tensors([gradient._indices(), gradient._values(), torch.tensor(gradient.is_coalesced())])
             return pack_tensor(gradient)
         value = self._kept.get(tuple(request["value"]))
         if value is None or value.data is None:

@@ -1,4 +1,7 @@
-"""`param.grad` outside the optimizer: the same answer on every rank, with recorded values."""
+"""`param.grad` outside the optimizer: the same answer on every rank, with recorded values.
+
+A sparse gradient is not recorded: every rank has a plain tensor, its owner the gradient itself and the others a copy.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,11 @@ class Gradients:
         self.recorder = recorder
         self._views: dict[str, LazyTensor] = {}
         """One tensor for each gradient, so that a write through it shows when it is read again."""
+        self._sparse: dict[str, torch.Tensor] = {}
+        """Copies of sparse gradients of other ranks."""
         self._reads = Reads(self)
 
-    def get(self, placed: Placed) -> LazyTensor | None:
+    def get(self, placed: Placed) -> torch.Tensor | None:
         """Run the backwards that wait, and return the gradient; None where there is none."""
         engine = self.recorder.engine
         if self.recorder.num_pending_backwards:
@@ -39,6 +44,8 @@ class Gradients:
         if view is None:
             if not engine.has_gradient(placed):
                 return None
+            if engine.has_sparse_gradient(placed):
+                return self._get_sparse(placed)
             meta = placed.meta
             value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage)
             value.gradient_of = placed.name
@@ -47,6 +54,15 @@ class Gradients:
             view = self._views[placed.name] = LazyTensor.make(value, self.recorder)
             view._is_gradient = True
         return view
+
+    def _get_sparse(self, placed: Placed) -> torch.Tensor:
+        copy = self._sparse.get(placed.name)
+        if copy is None:
+            engine = self.recorder.engine
+            copy = engine.values.sparse_gradient(placed, engine.stages[placed.stage].rank)
+            if not placed.is_owned:
+                self._sparse[placed.name] = copy
+        return copy
 
     def set(self, placed: Placed, gradient: Any) -> None:
         """`param.grad = gradient`."""
@@ -61,6 +77,7 @@ class Gradients:
         if view is not None and gradient is view:
             self._views[placed.name] = view
             return
+        self._note_sparse(placed, gradient)
         recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
 
     def accumulate(self, placed: Placed, gradient: Any) -> None:
@@ -71,7 +88,14 @@ class Gradients:
     def put(self, placed: Placed, gradient: torch.Tensor | None) -> None:
         """`param.grad = gradient` in an optimizer's step, where nothing waits to be run."""
         self._views.pop(placed.name, None)
+        self._note_sparse(placed, gradient)
         self.recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
+
+    def _note_sparse(self, placed: Placed, gradient: torch.Tensor | None) -> None:
+        """The program sets a gradient: a sparse one is the same tensor on every rank, as it is."""
+        self._sparse.pop(placed.name, None)
+        if type(gradient) is torch.Tensor and gradient.layout is not torch.strided and not placed.is_owned:
+            self._sparse[placed.name] = gradient
 
     def read(self, value: Value) -> torch.Tensor:
         """The data of a recorded value. One that is made of a parameter's gradient alone is likely to be read of other
@@ -83,4 +107,5 @@ class Gradients:
     def forget(self) -> None:
         """The gradients are other tensors now: a backward or an optimizer step has run."""
         self._views.clear()
+        self._sparse.clear()
         self._reads.forget()

@@ -16,6 +16,7 @@ from farspan.lazy.intercept import watch_module, watch_parameter
 from farspan.lazy.leaf import Leaf, Placed
 from farspan.lazy.metadata import meta_of
 from farspan.lazy.recorder import Recorder
+from farspan.lazy.surgery.derived import cut_from_parameters
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import has_memory_of_its_own, has_other_users, tensor_of_class, tree_leaves
 
@@ -69,6 +70,8 @@ def place(model: nn.Module, recorder: Recorder, sites: Sites, *, prefix: str) ->
         Everything placed: parameters, and the buffers of leaves.
     """
     placed: dict[int, Placed] = {}
+    if not all(sites.is_mine):
+        cut_from_parameters(model)
     with _without_weak_references(model):
         for name, parameter in model.named_parameters():
             placed[id(parameter)] = _placed(prefix + name, parameter, sites, sites.owner[name], is_parameter=True)

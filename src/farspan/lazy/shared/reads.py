@@ -52,7 +52,7 @@ class Reads:
             return known._value
         for placed in self._following(source, max(num_reads * 2, self._num_before[way] - 1) if num_reads else 0):
             gradient = self._gradients.get(placed)
-            if gradient is not None and gradient._value.is_gradient:
+            if type(gradient) is LazyTensor and gradient._value.is_gradient:
                 self._foreseen[gradient._value, way] = _repeat(calls, source, gradient)
         return None
 
