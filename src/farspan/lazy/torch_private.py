@@ -402,12 +402,11 @@ def shape_at(node: Any, number: int) -> Sequence[int]:
 
 
 def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
-    """The floating-point operations of an aten operation with products in it; 0 for all others, and where a size is
-    not a number.
+    """The floating-point operations of an aten operation with products in it, in symbols where its sizes are; 0 for
+    all others.
     """
     count = flop_registry.get(operation._overloadpacket)
-    found = 0 if count is None else count(*args, **kwargs, out_val=result)
-    return found if isinstance(found, int) else 0
+    return 0 if count is None else count(*args, **kwargs, out_val=result)
 
 
 has_compatible_type: Any = torch._has_compatible_shallow_copy_type
