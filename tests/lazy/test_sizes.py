@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from farspan.lazy.metadata import MetadataCache, Unknown, current_modes, flatten_arguments, meta_of
+import farspan
+from farspan.lazy.leaf import Leaf
+from farspan.lazy.metadata import MetadataCache, Unknown, current_modes, flatten_arguments, ladder, meta_of
 
 
 def windowed(x: torch.Tensor, count: int) -> Any:
@@ -28,6 +32,11 @@ def particular(x: torch.Tensor, count: int) -> Any:
     return x.sum(0) if isinstance(count, int) else x
 
 
+def multiplied(x: torch.Tensor, count: int) -> Any:
+    """Counts operations, which follow from its sizes."""
+    return x @ x.t() + count
+
+
 def enumerated(x: torch.Tensor, count: int) -> Any:
     """A loop over its number: each is a way of its own."""
     for _ in range(count):
@@ -35,7 +44,7 @@ def enumerated(x: torch.Tensor, count: int) -> Any:
     return x
 
 
-@pytest.mark.parametrize("function", [windowed, counted, particular, enumerated])
+@pytest.mark.parametrize("function", [windowed, counted, multiplied, particular, enumerated])
 @pytest.mark.parametrize(
     "makes", [torch.empty, lambda *size: torch.empty(*size[::-1]).t(), lambda a, b: torch.empty(a, 9)[:, :b]]
 )
@@ -49,6 +58,52 @@ def test_foreseen_is_what_a_run_gives(function: Callable[..., Any], makes: Calla
         found = cache.lookup(*given)
         assert not isinstance(found, Unknown) and not isinstance(alone, Unknown)
         assert found.template == alone.template and found.metas == alone.metas
+        assert found.flops == alone.flops
         assert (found.same_as, found.shares, found.unused) == (alone.same_as, alone.shares, alone.unused)
-    if function in (windowed, counted):
+    if function in (windowed, counted, multiplied):
         assert cache.num_runs < 18, "each size was run"
+
+
+class Attention(nn.Module):
+    """What a block of a transformer does with sizes: products, views, a mask, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.dropout = nn.Linear(8, 24), nn.Linear(8, 8), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size, length, width = x.shape
+        q, k, v = (part.view(size, length, 2, width // 2).transpose(1, 2) for part in self.qkv(x).split(width, 2))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.dropout(self.out(y.transpose(1, 2).reshape(size, length, width)))
+
+
+def test_the_third_size_of_a_module_is_known_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    lookup = ladder._find_out
+
+    def counted(target: Any, *args: Any) -> Any:
+        if type(target) is Leaf:
+            runs.append(target.name)
+        return lookup(target, *args)
+
+    monkeypatch.setattr(ladder, "_find_out", counted)
+    sizes = [(2, 5), (3, 7), (4, 9), (6, 6), (5, 12), (2, 17)]
+
+    def trained(model: nn.Module) -> list[float]:
+        torch.manual_seed(3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        losses: list[float] = []
+        for size, length in sizes:
+            optimizer.zero_grad()
+            loss = model(torch.randn(size, length, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    torch.manual_seed(0)
+    wanted = trained(nn.Sequential(Attention(), Attention()))
+    torch.manual_seed(0)
+    assert trained(farspan.distribute(nn.Sequential(Attention(), Attention()))) == wanted
+    assert runs and max(Counter(runs).values()) <= 2, runs

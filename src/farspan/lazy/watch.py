@@ -43,7 +43,7 @@ class Watch(TorchDispatchMode):
     the versions of `_foreach_*` arguments).
     """
 
-    def __init__(self, made: Made, outside: Collection[int]) -> None:
+    def __init__(self, made: Made, outside: Collection[int], *, in_symbols: bool = False) -> None:
         super().__init__()
         self.has_drawn = False
         self.operations: list[Operation] = []
@@ -62,6 +62,8 @@ class Watch(TorchDispatchMode):
         """The memory that any operation reads or writes."""
         self.made = made
         self.flops = 0
+        self.in_symbols = in_symbols
+        """Whether operations are counted in symbols too; else those whose sizes depend on data are left out."""
         self.outside = outside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -91,7 +93,8 @@ class Watch(TorchDispatchMode):
         result = as_it_is(func, args, kwargs or {}, func(*args, **(kwargs or {})))
         if draws:
             self._note_draw(func, args, kwargs or {}, result)
-        self.flops += flops_of(func, args, kwargs or {}, result)
+        flops = flops_of(func, args, kwargs or {}, result)
+        self.flops += flops if isinstance(flops, int) or self.in_symbols else 0
         self.made += [weakref.ref(item) for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         return result
 

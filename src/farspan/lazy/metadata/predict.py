@@ -157,7 +157,8 @@ def observe(
         is_real: Whether it is the call itself that runs, with all that it does.
     """
     around = noted_generators if is_real else untouched_generators
-    with around() as generators, Watch([] if made is None else made, outside) as watch:
+    in_symbols = meta_of is _meta_in_symbols
+    with around() as generators, Watch([] if made is None else made, outside, in_symbols=in_symbols) as watch:
         # Not leaves of autograd, so that a call may write into them, as it may into any activation.
         with torch.enable_grad():
             tensors = [
@@ -180,7 +181,7 @@ def observe(
             or (type(target) is Leaf and storage_id(tensor) in watch.updated)
         )
         outputs = [*results, *(tensors[i] for i in mutated)]
-        if meta_of is not _meta_in_symbols and _holds_symbols(described, outputs):
+        if not in_symbols and _holds_symbols(described, outputs):
             raise DynamicShapeError
         positions = {id(tensor): i for i, tensor in enumerate(tensors)}
         storages = {storage_id(tensor): i for i, tensor in enumerate(tensors)}

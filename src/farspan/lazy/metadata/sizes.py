@@ -34,6 +34,8 @@ __all__ = ["Family", "Numbers", "generalise"]
 
 _FIRST = 3
 """How many calls of a family a pattern is compared with."""
+_PATIENCE_WITH_LEAVES = 2
+"""After how many runs on fakes symbols are tried for a module: the next new size is to be cheap."""
 _PATIENCE = 8
 """After how many runs on fakes symbols are tried for a function, which runs in a tenth of what symbols cost."""
 _MOST = 6
@@ -126,15 +128,17 @@ class Pattern:
 class Family:
     """Calls of one target that differ in numbers only."""
 
-    __slots__ = ("known", "num_attempts", "num_runs", "patience", "patterns")
+    __slots__ = ("known", "num_attempts", "num_runs", "patience", "patterns", "varying")
 
     def __init__(self, target: Any) -> None:
-        self.patience = _FIRST if type(target) is Leaf else _PATIENCE
+        self.patience = _PATIENCE_WITH_LEAVES if type(target) is Leaf else _PATIENCE
         self.num_runs = 0
         self.patterns: list[Pattern] = []
         self.known: list[tuple[tuple[int, ...], Entry]] = []
         """The first calls and the last one, by their numbers."""
         self.num_attempts = 0
+        self.varying: set[int] = set()
+        """The places of the numbers that have been seen to vary."""
 
     def entry_for(self, numbers: Numbers) -> Entry | None:
         """What is known without a run of a call of this family."""
@@ -150,6 +154,8 @@ class Family:
             return False
         del self.known[_FIRST - 1 :]
         self.known.append((numbers.values, entry))
+        first = self.known[0][0]
+        self.varying.update(place for place, value in enumerate(numbers.values) if value != first[place])
         self.num_runs += 1
         return self.num_runs >= self.patience and self.num_attempts < _MOST
 
@@ -158,7 +164,7 @@ def generalise(family: Family, target: Any, metas: Sequence[Meta], modes: Modes,
     """Run the last call of `family` once more, with symbols for its numbers that vary; keep what is right."""
     family.num_attempts += 1
     values = numbers.values
-    varying = [place for place in range(len(values)) if any(known[place] != values[place] for known, _ in family.known)]
+    varying = sorted(family.varying)
     made: Any = []
     # Whatever goes wrong with symbols says nothing about the call, which has been run with its numbers.
     with SYMBOLS, suppress(Exception):

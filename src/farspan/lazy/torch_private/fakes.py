@@ -75,12 +75,11 @@ _FAKE_FILE = sys.modules[FakeTensorMode.__module__].__file__
 
 
 def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
-    """The floating-point operations of an aten operation with products in it; 0 for all others, and where a size is
-    not a number.
+    """The floating-point operations of an aten operation with products in it, in symbols where its sizes are; 0 for
+    all others.
     """
     count = flop_registry.get(operation._overloadpacket)
-    found = 0 if count is None else count(*args, **kwargs, out_val=result)
-    return found if isinstance(found, int) else 0
+    return 0 if count is None else count(*args, **kwargs, out_val=result)
 
 
 def as_it_is(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
