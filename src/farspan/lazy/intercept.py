@@ -22,12 +22,12 @@ from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_h
 from farspan.lazy.leaf import Leaf, WholeError
 from farspan.lazy.memory.leaves import new_parameter
 from farspan.lazy.memory.pickling import reduce_module, reduce_placed
+from farspan.lazy.memory.transfer import check_assigned, transferring
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
 from farspan.lazy.parameters.copying import copy_module, copy_parameter, copy_plainly
 from farspan.lazy.parameters.outside import GRADIENT_ACCESS, access_gradient
-from farspan.lazy.parameters.transfer import check_assigned, transferring
 from farspan.lazy.randomness import (
     DRAWS,
     SeenGenerator,

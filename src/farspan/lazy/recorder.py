@@ -371,8 +371,6 @@ class Recorder:
             if len(self.pending) >= _MAX_FORWARD_ONLY and self.num_pending_backwards == 0:
                 self.engine.flush(f"{_MAX_FORWARD_ONLY} forward-only micro-batches")
 
-    # The optimizer.
-
     def enter_optimizer(self) -> None:
         """Until `leave_optimizer`, nothing is recorded."""
         self.is_in_optimizer = True
@@ -385,8 +383,6 @@ class Recorder:
         self.step_view = None
         put_modes(self._modes)
         self.gradients.forget()
-
-    # Values.
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
         return self.gradients.read(lazy._value) if self.step_view is None else self.step_view.read(lazy)

@@ -25,8 +25,6 @@ from farspan.lazy import (
     format_where,
     go_on,
     key_of,
-    learned_from_text,
-    text_for_others,
 )
 from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
 from farspan.runtime.agreement import Agreement
@@ -34,15 +32,15 @@ from farspan.runtime.agreement.history import History
 from farspan.runtime.console import Console
 from farspan.runtime.exchange import Exchange, changes_state, scalars_of
 from farspan.runtime.failures import first_line, is_transport_error
-from farspan.runtime.gradient_masks import GradientMasks
+from farspan.runtime.gradient_masks import GradientMasks, accumulate
 from farspan.runtime.media import Medium
 from farspan.runtime.program import Programs, Settings, sites_of
+from farspan.runtime.resolved import broadcast_result
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.inputs import Inputs
 from farspan.runtime.step.observe import StepRecord
-from farspan.runtime.step.rng import load_generators, save_generators
 from farspan.runtime.step.sites import StageSite, hosts_of, stage_number, stages_at
 from farspan.runtime.values import SharedValues
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
@@ -171,7 +169,7 @@ class Engine:
                 for backward in graph.backwards:
                     go_on(backward, self.executor.arrived.pop(backward, ()))
             if learning is not None:
-                self._tell_what_it_gives(learning[0], is_foreseen=is_foreseen)
+                broadcast_result(self, learning[0], is_foreseen=is_foreseen)
             self.recorder.draws.end_flush()
             if learning is not None:
                 learning[1]()
@@ -216,23 +214,6 @@ class Engine:
             schedule=self.schedule,
             least_weight_work_s=math.inf if self.recorder.hooks.are_there else self.least_weight_work_s,
         )
-
-    def _tell_what_it_gives(self, call: Call, *, is_foreseen: bool) -> None:
-        """The rank that has run `call` lets the others know its result, but for the data, and where it has left the
-        random generators.
-        """
-        owner = self.stages[call.stage].rank
-        place, blob = call.draws, b""
-        if owner == self.rank:
-            text = b"" if is_foreseen else text_for_others(call)
-            states = save_generators(place.state) if place is not None and place.has_moved else b""
-            blob = len(text).to_bytes(8, "little") + text + states
-        blob = self.agreement.tell("what a call gives", blob, owner)
-        end = 8 + int.from_bytes(blob[:8], "little")
-        if owner != self.rank and not is_foreseen:
-            learned_from_text(call, blob[8:end])
-        if len(blob) > end:
-            load_generators(blob[end:], self.recorder.draws.told)
 
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
@@ -347,16 +328,7 @@ class Engine:
         set_raw_grad(placed.tensor, gradient)
 
     def accumulate(self, placed: Placed, gradient: torch.Tensor | None) -> None:
-        """Add what a backward has given to the gradient of a parameter; only its owner has `gradient`."""
-        self.masks.set(placed, has_gradient=True)
-        if placed.is_owned:
-            assert gradient is not None
-            self.recorder.is_recording = False
-            try:
-                with without_modes_of(self.recorder):
-                    torch.autograd.backward([placed.tensor], [gradient])
-            finally:
-                self.recorder.is_recording = True
+        accumulate(self, placed, gradient)
 
     def gather(self, what: str, blob: bytes) -> list[bytes]:
         """What all ranks give as `blob` at this point of the program, by rank."""

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from farspan.lazy import Placed
-from farspan.lazy.torch_private import raw_grad
+from farspan.lazy.torch_private import raw_grad, without_modes_of
 
 if TYPE_CHECKING:
+    from farspan.runtime.engine import Engine
     from farspan.runtime.exchange import Exchange
     from farspan.runtime.step.sites import StageSite
 
-__all__ = ["GradientMasks"]
+__all__ = ["GradientMasks", "accumulate"]
 
 _NONE, _DENSE, _SPARSE = range(3)
 
@@ -79,3 +80,17 @@ class GradientMasks:
             for placed in self.parameters.values()
             if placed.is_parameter and self.stages[placed.stage].rank == rank
         ]
+
+
+def accumulate(engine: Engine, placed: Placed, gradient: torch.Tensor | None) -> None:
+    """Add what a backward has given to the gradient of a parameter; only its owner has `gradient`."""
+    engine.masks.set(placed, has_gradient=True)
+    if not placed.is_owned:
+        return
+    assert gradient is not None
+    engine.recorder.is_recording = False
+    try:
+        with without_modes_of(engine.recorder):
+            torch.autograd.backward([placed.tensor], [gradient])
+    finally:
+        engine.recorder.is_recording = True
