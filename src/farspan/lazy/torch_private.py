@@ -80,6 +80,7 @@ __all__ = [
     "take_modes_of",
     "tree_leaves",
     "watch_autocast_regions",
+    "watch_backward_hooks",
     "without_any_mode",
     "without_modes_of",
     "unscale_",
@@ -91,6 +92,20 @@ _raw_grad = torch.Tensor.grad
 raw_grad = _raw_grad.__get__  # type: ignore[attr-defined]
 set_raw_grad = _raw_grad.__set__  # type: ignore[attr-defined]
 raw_grad_fn = torch.Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+
+
+def watch_backward_hooks(watched: Callable[[torch.nn.Module, Any], Any]) -> None:
+    """Let modules call `watched(module, hook)` for each of their backward hooks, those of all modules included."""
+    get_hooks, get_pre_hooks = torch.nn.Module._get_backward_hooks, torch.nn.Module._get_backward_pre_hooks
+
+    def of_module(module: torch.nn.Module) -> Any:
+        return tuple([watched(module, hook) for hook in hooks] for hooks in get_hooks(module))
+
+    def before_module(module: torch.nn.Module) -> Any:
+        return [watched(module, hook) for hook in get_pre_hooks(module)]
+
+    torch.nn.Module._get_backward_hooks = of_module  # type: ignore[method-assign]
+    torch.nn.Module._get_backward_pre_hooks = before_module  # type: ignore[method-assign]
 
 
 no_dispatch = torch._C._DisableTorchDispatch
