@@ -1,7 +1,7 @@
 """Backward hooks on modules: what they return takes effect where the module is; nothing else of them may be seen.
 
-They run inside autograd, at the owner alone. A hook that fills a list there would leave the other ranks' lists empty, so
-the objects that it can reach are compared before and after each call.
+They run inside autograd, at the owner alone. A hook that fills a list there would leave the other ranks' lists empty,
+so the objects that it can reach are compared before and after each call.
 """
 
 from __future__ import annotations
@@ -80,9 +80,8 @@ def _places_of(hook: Any) -> list[tuple[str, Callable[[], Any]]]:
             ]
         else:
             places.append(("", functools.partial(_itself, item)))
-            call = getattr(type(item), "__call__", None)
-            if isinstance(call, types.FunctionType):
-                stack.append(call)
+            if isinstance(type(item).__call__, types.FunctionType):
+                stack.append(type(item).__call__)
     return places
 
 
