@@ -225,14 +225,21 @@ def on_the_module(module: nn.Module, gradients: Any) -> None:
     module.seen = gradients[0]  # type: ignore[assignment]
 
 
+def adds_up(model: Any) -> None:
+    total = torch.zeros(())
+
+    def add(module: nn.Module, gradients: Any, outputs: Any) -> None:
+        total.add_(outputs[0].sum())
+
+    model.head.register_full_backward_hook(add)
+
+
 TRACES: dict[str, Callable[[Any], Any]] = {
     "list": lambda model: model.left[2].register_full_backward_hook(lambda m, given, got: _LOG.append(1.0)),
     "object": lambda model: model.right[2].register_full_backward_hook(Keeper().keep),
     "variable": counts,
     "module": lambda model: model.last.register_full_backward_pre_hook(on_the_module),
-    "tensor": lambda model: model.head.register_full_backward_hook(
-        lambda m, given, got, total=torch.zeros(()): total.add_(got[0].sum()) and None
-    ),
+    "tensor": adds_up,
 }
 
 
