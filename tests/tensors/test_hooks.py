@@ -13,7 +13,7 @@ from tests.support.ranks import run_threads
 from torch import Tensor, nn
 
 import farspan
-from farspan.errors import FarspanError
+from farspan.errors import FarspanError, RecordError
 
 
 class Branches(nn.Module):
@@ -198,3 +198,59 @@ def test_what_cannot_be_right_in_a_hook_is_an_error(program: Callable[[Any], Non
     models = [Branches() for _ in range(2)]
     with pytest.raises((FarspanError, RuntimeError), match=words):
         run_threads(2, lambda rank: program(farspan.distribute(models[rank])))
+
+
+_LOG: list[float] = []
+
+
+class Keeper:
+    def __init__(self) -> None:
+        self.norms: dict[str, float] = {}
+
+    def keep(self, module: nn.Module, gradients: Any, outputs: Any) -> None:
+        self.norms["right"] = outputs[0].norm().item()
+
+
+def counts(model: Any) -> None:
+    calls = 0
+
+    def count(module: nn.Module, gradients: Any, outputs: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    model.right[2].register_full_backward_hook(count)
+
+
+def on_the_module(module: nn.Module, gradients: Any) -> None:
+    module.seen = gradients[0]  # type: ignore[assignment]
+
+
+def adds_up(model: Any) -> None:
+    total = torch.zeros(())
+
+    def add(module: nn.Module, gradients: Any, outputs: Any) -> None:
+        total.add_(outputs[0].sum())
+
+    model.head.register_full_backward_hook(add)
+
+
+TRACES: dict[str, Callable[[Any], Any]] = {
+    "list": lambda model: model.left[2].register_full_backward_hook(lambda m, given, got: _LOG.append(1.0)),
+    "object": lambda model: model.right[2].register_full_backward_hook(Keeper().keep),
+    "variable": counts,
+    "module": lambda model: model.last.register_full_backward_pre_hook(on_the_module),
+    "tensor": adds_up,
+}
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_a_backward_hook_of_a_module_that_keeps_something_is_an_error(trace: str) -> None:
+    def program(model: Any) -> None:
+        TRACES[trace](model)
+        model(X).sum().backward()
+        farspan.flush()
+
+    models = [Branches() for _ in range(2)]
+    with pytest.raises(RecordError, match="keeps something") as caught:
+        run_threads(2, lambda rank: program(farspan.distribute(models[rank])))
+    assert "  try  collect in hooks on parameters" in str(caught.value)

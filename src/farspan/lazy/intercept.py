@@ -41,6 +41,7 @@ from farspan.lazy.randomness import (
     replayed,
 )
 from farspan.lazy.recorder import Recorder
+from farspan.lazy.shared.traces import without_trace
 from farspan.lazy.surgery.adopted import adopt
 from farspan.lazy.surgery.closed import close
 from farspan.lazy.surgery.variants import note_attribute, present_leaf
@@ -56,6 +57,7 @@ from farspan.lazy.torch_private import (
     recompute_through,
     set_raw_grad,
     watch_autocast_regions,
+    watch_backward_hooks,
 )
 
 __all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
@@ -329,6 +331,13 @@ def _opening_leaves(register: Any) -> Any:
     return register_and_open
 
 
+def _watched_hook(module: nn.Module, hook: Any) -> Any:
+    """A backward hook as the owner of `module` calls it; other ranks must not miss what it does."""
+    recorder = _recorder_of_module.get(id(module))
+    is_apart = recorder is not None and not recorder.is_recording and recorder.engine.num_ranks > 1
+    return without_trace(hook) if is_apart else hook
+
+
 def install() -> None:
     """Put the hooks in place, once in a process."""
     if nn.Module.__call__ is _call_module:
@@ -337,6 +346,7 @@ def install() -> None:
     install_apply()
     torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
     watch_autocast_regions()
+    watch_backward_hooks(_watched_hook)
     recompute_through(functools.partial(replayed, is_first=False), lambda item: type(item) is LazyTensor)
     compile_what_it_calls(_call_module)  # as it does with the one of torch
     nn.Module.__call__ = _call_module  # type: ignore[method-assign]

@@ -50,7 +50,7 @@ from farspan.lazy.ops.mutation import (
 from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_data, read_numbers
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
-from farspan.lazy.parameters.hooked import Hooks
+from farspan.lazy.parameters.hooks import Hooks
 from farspan.lazy.parameters.outside import Outside
 from farspan.lazy.parameters.values import ParameterValues, alias_of
 from farspan.lazy.randomness import DRAWS, Frame, ProgramDraws, has_own_generator, host_seed, key_of_function

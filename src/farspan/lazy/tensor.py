@@ -187,7 +187,8 @@ class LazyTensor(torch.Tensor):
     def register_hook(self, hook: Any) -> Any:
         self._recorder.refuse(
             "a gradient hook cannot be registered on a recorded tensor",
-            hint="register it on a parameter, or inside the forward of a module that is placed as a whole",
+            hint="register it on a parameter, or inside the forward of a module that is placed as a whole;\n"
+            "the gradient itself is torch.autograd.grad(loss, tensor, retain_graph=True)",
         )
 
     def retain_grad(self) -> None:

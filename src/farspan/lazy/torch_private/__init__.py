@@ -24,6 +24,7 @@ from farspan.lazy.torch_private.calls import is_compiled as is_compiled
 from farspan.lazy.torch_private.calls import is_compiled_wrapper as is_compiled_wrapper
 from farspan.lazy.torch_private.calls import put_module_apply as put_module_apply
 from farspan.lazy.torch_private.calls import recompute_through as recompute_through
+from farspan.lazy.torch_private.calls import watch_backward_hooks as watch_backward_hooks
 from farspan.lazy.torch_private.fakes import as_it_is as as_it_is
 from farspan.lazy.torch_private.fakes import fake_mode as fake_mode
 from farspan.lazy.torch_private.fakes import flops_of as flops_of
@@ -103,6 +104,7 @@ __all__ = [
     "unscale_",
     "update_scale_",
     "watch_autocast_regions",
+    "watch_backward_hooks",
     "without_any_mode",
     "without_modes_of",
 ]

@@ -21,6 +21,7 @@ __all__ = [
     "is_compiled_wrapper",
     "put_module_apply",
     "recompute_through",
+    "watch_backward_hooks",
 ]
 
 
@@ -90,3 +91,17 @@ def put_module_apply(function: Any) -> Any:
     before: Any = torch.nn.Module._apply
     torch.nn.Module._apply = function
     return before
+
+
+def watch_backward_hooks(watched: Callable[[torch.nn.Module, Any], Any]) -> None:
+    """Let modules call `watched(module, hook)` for each of their backward hooks, those of all modules included."""
+    get_hooks, get_pre_hooks = torch.nn.Module._get_backward_hooks, torch.nn.Module._get_backward_pre_hooks
+
+    def of_module(module: torch.nn.Module) -> Any:
+        return tuple([watched(module, hook) for hook in hooks] for hooks in get_hooks(module))
+
+    def before_module(module: torch.nn.Module) -> Any:
+        return [watched(module, hook) for hook in get_pre_hooks(module)]
+
+    torch.nn.Module._get_backward_hooks = of_module  # type: ignore[method-assign]
+    torch.nn.Module._get_backward_pre_hooks = before_module  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from torch import nn
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.metadata.effects.reachable import State, is_same
 
-__all__ = ["nothing_changed_around"]
+__all__ = ["content_of", "globals_of", "nothing_changed_around"]
 
 _ABSENT = object()
 _ENDS = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, property, staticmethod, classmethod)
@@ -33,8 +33,8 @@ def nothing_changed_around(modules: Sequence[nn.Module]) -> Iterator[None]:
     before: list[tuple[Any, str, Any]] = [
         (cls, name, item) for cls in classes for name, item in vars(cls).items() if _can_change(name, item)
     ]
-    before += [(function.__globals__, name, item) for function in functions for name, item in _globals_of(function)]
-    before += [(cell, "", _content(cell)) for function in functions for cell in function.__closure__ or ()]
+    before += [(function.__globals__, name, item) for function in functions for name, item in globals_of(function)]
+    before += [(cell, "", content_of(cell)) for function in functions for cell in function.__closure__ or ()]
     state = State(item for _, _, item in before)
     names: list[str] = []
     try:
@@ -64,8 +64,8 @@ def _code_of(modules: Sequence[nn.Module]) -> tuple[list[type], list[types.Funct
     stack = list(functions)
     while stack:
         function = stack.pop()
-        near = [item for _, item in _globals_of(function)]
-        near += [_content(cell) for cell in function.__closure__ or ()]
+        near = [item for _, item in globals_of(function)]
+        near += [content_of(cell) for cell in function.__closure__ or ()]
         for item in near:
             if _is_function(item) and item.__module__ == function.__module__ and item not in functions:
                 functions[item] = None
@@ -85,7 +85,7 @@ def _can_change(name: str, item: Any) -> bool:
     return not (name.startswith("__") and name.endswith("__")) and not isinstance(item, _ENDS)
 
 
-def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
+def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
     """The global variables that a function's code names, with those of the functions inside it."""
     names: dict[str, None] = {}
     stack = [function.__code__]
@@ -97,7 +97,7 @@ def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
     return [(name, table[name]) for name in names if name in table and not isinstance(table[name], types.ModuleType)]
 
 
-def _content(cell: Any) -> Any:
+def content_of(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # nothing yet
@@ -106,7 +106,7 @@ def _content(cell: Any) -> Any:
 
 def _now(place: Any, name: str) -> Any:
     if isinstance(place, types.CellType):
-        return _content(place)
+        return content_of(place)
     return (place if isinstance(place, dict) else vars(place)).get(name, _ABSENT)
 
 
