@@ -354,6 +354,10 @@ class Engine:
             return gradient is not None and gradient.layout is not torch.strided
         return placed.name in self.sparse_gradients
 
+    def sparse_gradient(self, placed: Placed) -> torch.Tensor:
+        """A sparse gradient that is there: the own one itself, or a copy of another rank's."""
+        return self.values.sparse_gradient(placed, self.stages[placed.stage].rank)
+
     def resolve_masks(self) -> None:
         """Learn which parameters of the other ranks have a gradient since the last backward."""
         for exchange in self._masks:
