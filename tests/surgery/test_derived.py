@@ -33,6 +33,10 @@ class Generator(nn.Module):
         return self.last(self.rnn(x)[0]).mean(1)
 
 
+def _compute(module: Any, _: Any) -> None:
+    module.weights = [module.g * module.v]
+
+
 class Scaled(nn.Module):
     """A hand-written norm: its hook computes the weight, in a list, before each forward."""
 
@@ -40,7 +44,7 @@ class Scaled(nn.Module):
         super().__init__()
         self.g, self.v = nn.Parameter(torch.ones(5)), nn.Parameter(torch.randn(8, 5))
         self.weights = [self.g * self.v]
-        self.register_forward_pre_hook(lambda module, _: setattr(module, "weights", [module.g * module.v]))
+        self.register_forward_pre_hook(_compute)
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weights[0]

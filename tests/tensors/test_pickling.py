@@ -114,3 +114,19 @@ def test_what_is_saved_and_kept_is_that_of_one_process(story: Any, build: Any, n
     wanted = story(build())
     for rank, got in enumerate(on_ranks(num_ranks, lambda model: story(farspan.distribute(model)), build)):
         assert got == wanted, f"rank {rank}"
+
+
+def test_values_with_a_gradient_are_saved_as_such() -> None:
+    """The state of a recurrent network saved in a checkpoint without `detach()` came back as a constant."""
+
+    def program(model: nn.Module) -> Any:
+        out = farspan.distribute(model)(X)
+        file = io.BytesIO()
+        torch.save({"out": out, "mean": out.mean(), "detached": out.detach()}, file)
+        file.seek(0)
+        return {name: (item.requires_grad, item.is_leaf, item.tolist()) for name, item in torch.load(file).items()}
+
+    out = mlp()(X)
+    wanted = {"out": (True, True, out.tolist()), "mean": (True, True, out.mean().item())}
+    for got in on_ranks(2, program):
+        assert got == {**wanted, "detached": (False, True, out.tolist())}

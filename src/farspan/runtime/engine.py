@@ -316,6 +316,10 @@ class Engine:
     def has_sparse_gradient(self, placed: Placed) -> bool:
         return self.masks.is_sparse(placed)
 
+    def sparse_gradient(self, placed: Placed) -> torch.Tensor:
+        """A sparse gradient that is there: the own one itself, or a copy of another rank's."""
+        return self.values.sparse_gradient(placed, self.stages[placed.stage].rank)
+
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
         is_sparse = isinstance(gradient, torch.Tensor) and gradient.layout is not torch.strided
         self.masks.set(placed, has_gradient=gradient is not None, is_sparse=is_sparse)

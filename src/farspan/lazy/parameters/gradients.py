@@ -58,8 +58,7 @@ class Gradients:
     def _get_sparse(self, placed: Placed) -> torch.Tensor:
         copy = self._sparse.get(placed.name)
         if copy is None:
-            engine = self.recorder.engine
-            copy = engine.values.sparse_gradient(placed, engine.stages[placed.stage].rank)
+            copy = self.recorder.engine.sparse_gradient(placed)
             if not placed.is_owned:
                 self._sparse[placed.name] = copy
         return copy
