@@ -13,6 +13,7 @@ from torch import nn
 import farspan
 from farspan.lazy.leaf import Leaf
 from farspan.lazy.metadata import MetadataCache, Unknown, current_modes, flatten_arguments, ladder, meta_of
+from farspan.runtime.world import current_engine
 
 
 def windowed(x: torch.Tensor, count: int) -> Any:
@@ -107,3 +108,18 @@ def test_the_third_size_of_a_module_is_known_without_a_run(monkeypatch: pytest.M
     torch.manual_seed(0)
     assert trained(farspan.distribute(nn.Sequential(Attention(), Attention()))) == wanted
     assert runs and max(Counter(runs).values()) <= 2, runs
+
+
+def test_calls_of_ever_new_sizes_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = farspan.distribute(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+    engine = current_engine()
+    assert engine is not None
+    cache = engine.recorder.cache
+    for table in (cache.known, cache.entries):
+        table.clear()
+        monkeypatch.setattr(table, "most", 16)
+    for size in range(2, 42):
+        loss = (model(torch.randn(size, 3)) + torch.ones(size, 1)).square().mean()
+        loss.backward()
+        loss.item()
+    assert 0 < len(cache.known) <= 16 and len(cache.entries) <= 16

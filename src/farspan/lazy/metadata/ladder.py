@@ -30,6 +30,9 @@ from farspan.lazy.torch_private import DynamicOutputShapeException, is_fake_limi
 
 __all__ = ["MetadataCache"]
 
+_MOST_KEPT = 4096
+"""Calls that a table keeps; with ever new sizes it would grow as long as the program runs."""
+
 
 def _find_out(
     target: Any, template: Any, metas: Sequence[Meta], modes: Modes, placed: Collection[int]
@@ -83,6 +86,20 @@ def _forget_frames(error: Exception) -> None:
     error.__traceback__ = None
 
 
+class _Latest(dict[Any, Any]):
+    """A dictionary of at most `most` entries: a new one takes the place of the one that was made first."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if key not in self:
+            while len(self) >= self.most:
+                del self[next(iter(self))]
+        super().__setitem__(key, value)
+
+
 class MetadataCache:
     """Entries by call, argument template, argument metadata and modes."""
 
@@ -91,10 +108,10 @@ class MetadataCache:
         """Runs a function while nothing is recorded: (function, *its arguments)."""
         self.placed = placed
         """Ids of the parameters and buffers that have an owner."""
-        self.entries: dict[Any, Entry | Unknown] = {}
+        self.entries: dict[Any, Entry | Unknown] = _Latest(_MOST_KEPT)
         self.families: dict[Any, Family] = {}
         """Of calls that differ in numbers only."""
-        self.known: dict[Any, tuple[Any, Entry]] = {}
+        self.known: dict[Any, tuple[Any, Entry]] = _Latest(_MOST_KEPT)
         """Template and entry of ordinary calls whose arguments are tensors and plain values, by their own keys."""
         self.num_runs = 0
         """Of calls, on fakes."""
@@ -129,7 +146,7 @@ class MetadataCache:
     def learned(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes, entry: Entry) -> None:
         """The call has run and given `entry`."""
         key = _key(target, template, tuple(map(id, metas)), modes)
-        known = self.entries[key]
+        known = self.entries.get(key)
         if type(known) is Unknown and known.confirms(entry):
             self.entries[key] = entry
 
