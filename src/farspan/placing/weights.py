@@ -19,7 +19,7 @@ from torch import nn
 from farspan.lazy import Sites
 from farspan.lazy.torch_private import DisableTorchFunction
 from farspan.runtime.engine import Engine
-from farspan.runtime.tensor_bytes import raw_bytes
+from farspan.runtime.tensor_bytes import buffer_of
 
 __all__ = ["agree_on_model", "give_weights"]
 
@@ -77,7 +77,7 @@ def _checksum(item: torch.Tensor) -> int:
     if item.layout is not torch.strided or item.device.type == "meta" or item.is_quantized:
         return 0
     plain = item.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return zlib.crc32(raw_bytes(plain).numpy().data) if plain.numel() else 0
+    return zlib.crc32(buffer_of(plain))
 
 
 def _assign(item: torch.Tensor, data: torch.Tensor) -> None:

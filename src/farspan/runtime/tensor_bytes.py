@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-__all__ = ["pack_tensor", "pack_tensors", "raw_bytes", "unpack_tensor", "unpack_tensors"]
+__all__ = ["array_of", "buffer_of", "pack_tensor", "pack_tensors", "raw_bytes", "unpack_tensor", "unpack_tensors"]
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -25,7 +28,7 @@ def pack_tensor(tensor: torch.Tensor) -> tuple[dict[str, Any], memoryview]:
     if plain.data_ptr() == tensor.data_ptr():
         plain = plain.clone()  # the sender may write to it before it is sent
     header = {"dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape)}
-    return header, raw_bytes(plain).numpy().data if plain.numel() else memoryview(b"")
+    return header, buffer_of(plain)
 
 
 def pack_tensors(tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Any], bytearray]:
@@ -48,6 +51,46 @@ def unpack_tensors(header: dict[str, Any], payload: bytes | bytearray) -> list[t
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor, [bytes]. Where a size is 1, its stride may be anything, 0 too."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def buffer_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU, for as long as the tensor lives.
+
+    An array made of it would say the same, but torch marks memory that arrays share: it could never be told from the
+    program's own sharing.
+    """
+    size = tensor.numel() * tensor.element_size()
+    if not size:
+        return memoryview(b"")
+    memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
+    memory._tensor = tensor  # type: ignore[attr-defined]
+    return memoryview(memory).cast("B")
+
+
+class _Memory:
+    """What numpy makes an array of."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "strides": tuple([step * tensor.element_size() for step in tensor.stride()]),
+            "typestr": _type_of(tensor.dtype).str,
+        }
+
+
+@functools.cache
+def _type_of(dtype: torch.dtype) -> np.dtype[Any]:
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A read-only array of a plain tensor on the CPU, over the same memory, which is not marked as shared by it."""
+    if not tensor.numel():
+        return np.empty(tuple(tensor.shape), _type_of(tensor.dtype))
+    return np.asarray(_Memory(tensor))
 
 
 def unpack_tensor(header: dict[str, Any], payload: bytes | bytearray) -> torch.Tensor:

@@ -15,8 +15,8 @@ from torch import nn
 
 from farspan.errors import RecordError
 from farspan.lazy.metadata import State
-from farspan.lazy.metadata.around import content_of, globals_of
-from farspan.lazy.metadata.reachable import is_same
+from farspan.lazy.metadata.effects.around import content_of, globals_of
+from farspan.lazy.metadata.effects.reachable import is_same
 
 __all__ = ["without_trace"]
 

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from farspan.lazy.torch_private import DisableTorchFunction
+from farspan.runtime.tensor_bytes import array_of
 
 __all__ = ["Checksum", "checksum_of", "checksum_of_all", "is_comparable"]
 
@@ -72,7 +73,7 @@ def _sample_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
         tensor = torch.view_as_real(tensor.resolve_conj())
     elif tensor.dtype.is_floating_point and tensor.dtype not in (torch.float32, torch.float64):
         tensor = tensor.reshape(-1)[:: _step_for(tensor.numel())].float()
-    data = (tensor.resolve_neg() if tensor.is_neg() else tensor).numpy()
+    data = array_of(tensor.resolve_neg())
     if data.size <= _MOST:
         return np.ascontiguousarray(data).reshape(-1)
     step = _step_for(data.size)
