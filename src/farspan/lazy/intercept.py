@@ -8,7 +8,6 @@ property on `torch.nn.Parameter`. All three do nothing for what was not distribu
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from typing import Any
 
@@ -49,6 +48,7 @@ from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
     call_container,
+    check_release,
     compile_what_it_calls,
     is_caching_parametrizations,
     is_compiled_wrapper,
@@ -78,7 +78,7 @@ class Intercept(TorchFunctionMode):
         recorder = self.recorder
         if not recorder.is_recording:
             return func(*args, **kwargs)
-        if recorder.copies and recorder.copies.before(func, args, kwargs):
+        if recorder.copies and not torch.compiler.is_compiling() and recorder.copies.before(func, args, kwargs):
             try:
                 return self._run_or_record(func, types, args, kwargs)
             finally:
@@ -342,7 +342,7 @@ def install() -> None:
     """Put the hooks in place, once in a process."""
     if nn.Module.__call__ is _call_module:
         return
-    _check_release()
+    check_release()
     install_apply()
     torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
     watch_autocast_regions()
@@ -365,19 +365,6 @@ def install() -> None:
     grad = property(_get_grad, _set_grad, _delete_grad)
     nn.Parameter.grad = grad  # type: ignore[assignment]
     StubParameter.grad = grad  # type: ignore[assignment]
-
-
-_OLDEST, _NEWEST = (2, 11), (2, 15)
-"""The releases of torch that farspan's tests have run on."""
-
-
-def _check_release() -> None:
-    release = tuple(map(int, torch.__version__.split(".")[:2]))
-    if not _OLDEST <= release <= _NEWEST:
-        oldest, newest = (".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
-        warnings.warn(
-            f"farspan has been tried with torch {oldest} to {newest}; this is torch {torch.__version__}.", stacklevel=2
-        )
 
 
 def watch_module(module: nn.Module, recorder: Recorder, name: str) -> None:

@@ -39,6 +39,7 @@ from farspan.lazy.torch_private.modes import run_without_modes_of as run_without
 from farspan.lazy.torch_private.modes import take_modes_of as take_modes_of
 from farspan.lazy.torch_private.modes import without_any_mode as without_any_mode
 from farspan.lazy.torch_private.modes import without_modes_of as without_modes_of
+from farspan.lazy.torch_private.release import check_release as check_release
 from farspan.lazy.torch_private.symbols import SYMBOLS as SYMBOLS
 from farspan.lazy.torch_private.symbols import Symbols as Symbols
 from farspan.lazy.torch_private.tensors import has_compatible_type as has_compatible_type
@@ -66,6 +67,7 @@ __all__ = [
     "autocast_region",
     "call_container",
     "call_without_compiling",
+    "check_release",
     "compile_what_it_calls",
     "compiling_nothing",
     "disabled_torch_function",
