@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -120,9 +121,23 @@ class Fickle(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("how", ["not on fakes", "counts first"])
-def test_a_place_that_comes_too_late_is_a_named_error(how: str) -> None:
-    models = [nn.Sequential(nn.Linear(8, 8), Fickle(how)) for _ in range(2)]
+def test_a_place_that_is_named_after_the_data_have_been_read_opens_the_module() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Fickle("counts first"))
+
+    def program(model: nn.Module) -> tuple[float, int]:
+        loss = model(X).square().mean()
+        loss.backward()
+        return loss.item(), int(model[1].norm.num_batches_tracked)  # type: ignore[index]
+
+    models = [copy.deepcopy(model) for _ in range(2)]
+    farspan.distribute(model)
+    wanted = program(model)
+    plan = {"0": "rank:0", "1": "rank:1"}
+    assert run_threads(2, lambda rank: program(farspan.distribute(models[rank], plan=plan))) == [wanted, wanted]
+
+
+def test_a_place_that_comes_too_late_is_a_named_error() -> None:
+    models = [nn.Sequential(nn.Linear(8, 8), Fickle("not on fakes")) for _ in range(2)]
 
     def program(rank: int) -> None:
         farspan.distribute(models[rank], plan={"0": "rank:0", "1": "rank:1"})(X)

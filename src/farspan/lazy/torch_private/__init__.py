@@ -17,6 +17,7 @@ from farspan.lazy.torch_private.autograd import saved_by as saved_by
 from farspan.lazy.torch_private.autograd import shape_at as shape_at
 from farspan.lazy.torch_private.calls import call_container as call_container
 from farspan.lazy.torch_private.calls import call_without_compiling as call_without_compiling
+from farspan.lazy.torch_private.calls import check_release as check_release
 from farspan.lazy.torch_private.calls import compile_what_it_calls as compile_what_it_calls
 from farspan.lazy.torch_private.calls import compiling_nothing as compiling_nothing
 from farspan.lazy.torch_private.calls import is_caching_parametrizations as is_caching_parametrizations
@@ -39,7 +40,6 @@ from farspan.lazy.torch_private.modes import run_without_modes_of as run_without
 from farspan.lazy.torch_private.modes import take_modes_of as take_modes_of
 from farspan.lazy.torch_private.modes import without_any_mode as without_any_mode
 from farspan.lazy.torch_private.modes import without_modes_of as without_modes_of
-from farspan.lazy.torch_private.release import check_release as check_release
 from farspan.lazy.torch_private.symbols import SYMBOLS as SYMBOLS
 from farspan.lazy.torch_private.symbols import Symbols as Symbols
 from farspan.lazy.torch_private.tensors import has_compatible_type as has_compatible_type

@@ -1,9 +1,10 @@
-"""Calling modules below what torch puts around them: compiled ones, checkpoints, `Module.to`."""
+"""Calling modules below what torch puts around them (compiled ones, checkpoints), and which torch it is."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn.utils import parametrize
 __all__ = [
     "call_container",
     "call_without_compiling",
+    "check_release",
     "compile_what_it_calls",
     "compiling_nothing",
     "is_caching_parametrizations",
@@ -105,3 +107,17 @@ def watch_backward_hooks(watched: Callable[[torch.nn.Module, Any], Any]) -> None
 
     torch.nn.Module._get_backward_hooks = of_module  # type: ignore[method-assign]
     torch.nn.Module._get_backward_pre_hooks = before_module  # type: ignore[method-assign]
+
+
+_OLDEST, _NEWEST = (2, 11), (2, 15)
+"""The releases of torch that farspan's tests have run on."""
+
+
+def check_release() -> None:
+    """Warn where torch is of another release."""
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    if not _OLDEST <= release <= _NEWEST:
+        oldest, newest = (".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
+        warnings.warn(
+            f"farspan has been tried with torch {oldest} to {newest}; this is torch {torch.__version__}.", stacklevel=2
+        )
