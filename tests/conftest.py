@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -10,6 +13,19 @@ from hypothesis import settings
 def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test finds on disk does not depend on the others."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(autouse=True)
+def no_engine_is_left() -> Iterator[None]:
+    """A test that distributes a model in this thread leaves it as it was."""
+    yield
+    world = sys.modules.get("farspan.runtime.world")
+    engine = world.current_engine() if world is not None else None
+    if world is not None and engine is not None:
+        lazy, modes = sys.modules["farspan.lazy"], sys.modules["farspan.lazy.torch_private"]
+        modes.take_modes_of(engine.recorder)
+        lazy.active.recorder = None
+        world.forget_engine()
 
 
 collect_ignore_glob = ["programs/*"]  # run as programs of their own, with a rank

@@ -97,7 +97,7 @@ def test_torchruns_store_is_shared_with_its_agent_and_its_variables_are_spoken_o
     port = f"--master-port={free_port()}"
     done = start(tmp_path, INITIALISES_LATER, "-m", "torch.distributed.run", "--nproc-per-node=2", port)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == ["2.0", "2.0", "train", "train"]
+    assert (done.stdout.count("2.0"), done.stdout.count("train")) == (2, 2)  # the ranks' lines may mix
     assert done.stderr.count("farspan run -n 2") == 1
 
 

@@ -189,7 +189,7 @@ def test_first_difference_counts_an_end_as_different():
 def test_many_variants_stay_within_a_few_lines():
     starts = {rank: (0, rank) for rank in range(10)}
     histories = {rank: [(rank, f"call {rank}")] for rank in range(10)}
-    _, why, _ = describe_difference(starts, histories)
+    _, why, _ = describe_difference(starts, histories)  # type: ignore[arg-type]
     assert why.splitlines()[-1] == "and 7 other variants"
     assert len(why.splitlines()) == 4
 

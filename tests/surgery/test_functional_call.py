@@ -1,5 +1,9 @@
 """Calls of a model with other tensors in the place of its parameters: `functional_call`, MAML, hand-made swaps."""
 
+# attributes of modules are a Tensor or a Module to type checkers
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -23,6 +23,7 @@ def trained_in_copies(model: nn.Module, *, are_parameters: bool) -> Any:
         model.zero_grad()
         F.cross_entropy(model(X), Y).backward()
         for mine, p in zip(copies, model.parameters(), strict=True):
+            assert p.grad is not None
             mine.grad = p.grad.detach().clone().float()
         optimizer.step()
         for mine, p in zip(copies, model.parameters(), strict=True):

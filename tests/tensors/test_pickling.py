@@ -97,7 +97,7 @@ def kept_state(model: nn.Module) -> Any:
         for item in own.values():
             item.mul_(0.5)  # writes into the parameters
         seen += [before.item(), model(X).sum().item()]
-    seen += [weights(model), [item.tolist() for item in views], {name: item.tolist() for name, item in average.items()}]
+    seen += [weights(model), [item.tolist() for item in views], {name: item.tolist() for name, item in average.items()}]  # type: ignore[union-attr]
     file = io.BytesIO()
     torch.save(kept, file)
     file.seek(0)

@@ -69,6 +69,7 @@ def moving_average_of_gradients(model: nn.Module) -> Any:
         optimizer.zero_grad()
         F.cross_entropy(model(X), Y).backward()
         for name, param in model.named_parameters():
+            assert param.grad is not None
             last[name].append(param.grad.data.detach())
             if len(last[name]) == 2:
                 param.grad.data = param.grad.data + sum(last[name]) / 2 * 5.0

@@ -25,6 +25,7 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x, state = self.cell(self.embed(x), state)
+        assert state is not None
         return self.out(torch.tanh(self.middle(x))), state
 
 
@@ -41,6 +42,7 @@ def carried_on(model: nn.Module) -> Any:
         if number % 4 == 3:
             optimizer.step()
             optimizer.zero_grad()
+    assert state is not None
     return [loss.item() for loss in losses], state.tolist(), [each.tolist() for each in model.parameters()]
 
 

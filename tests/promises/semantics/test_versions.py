@@ -4,6 +4,10 @@ In the plain program the backward of a micro-batch comes before the forward of t
 and still needs what its own forward has seen.
 """
 
+# attributes of modules are a Tensor or a Module to type checkers
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -92,4 +92,4 @@ def install_late(rank: int, gather: Callable[[bytes], Sequence[bytes]]) -> Calla
         folder = os.path.dirname(said) if sees_first else tempfile.mkdtemp(prefix="farspan-run-")
     install(folder, rank, sees_first=sees_first)
     is_mine = rank == 0 or not sees_first
-    return lambda: remove_all(folder if is_mine else f"{folder}/rank{rank}")
+    return lambda: remove_all(folder) if is_mine else None

@@ -146,14 +146,16 @@ def mkdirs(path: str) -> None:
 
 
 def remove_all(path: str) -> None:
-    """Remove `path` and all below it, if it is there."""
-    if not is_directory(path):
-        if exists(path):
+    """Remove `path` and all below it, if it is there; others may do so, too."""
+    try:
+        if not is_directory(path):
             posix.unlink(path)
-        return
-    for name in posix.listdir(path):
-        remove_all(f"{path}/{name}")
-    posix.rmdir(path)
+            return
+        for name in posix.listdir(path):
+            remove_all(f"{path}/{name}")
+        posix.rmdir(path)
+    except FileNotFoundError:
+        pass  # somebody else has removed it
 
 
 def copy(source: str, target: str, *, content: bool = True) -> None:

@@ -63,4 +63,4 @@ update_scale_: Any = torch._amp_update_scale_
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Let a tensor have been written to as often as `version` says: it is again what it was then."""
-    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # type: ignore[attr-defined]

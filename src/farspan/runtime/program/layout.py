@@ -84,7 +84,7 @@ class Layout:
     """See `Program.reaches`; by the numbers of graphs in the step."""
     released: tuple[int, ...]
     passed_on: tuple[str, ...]
-    reached: tuple[tuple[int, frozenset[str]], ...]
+    reached: tuple[tuple[int, frozenset[str | Value]], ...]
     """By number of a backward of which gradients are wanted: see `Wanted.reached`."""
     gpu_channels: frozenset[tuple[int, int, int]]
     num_micro_batches: int

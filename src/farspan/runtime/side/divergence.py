@@ -95,7 +95,11 @@ def describe_ended(
 
 def entries_to_show(history: Sequence[Entry]) -> History:
     """A history as it goes to the hub: bounded in number and length."""
-    return [(int(entry[0]), clip_head(str(entry[1]), _MAX_SENT), *entry[2:]) for entry in history[:_MAX_ENTRIES]]
+    found: History = []
+    for entry in history[:_MAX_ENTRIES]:
+        digest, words = int(entry[0]), clip_head(str(entry[1]), _MAX_SENT)
+        found.append((digest, words, entry[2]) if len(entry) == 3 else (digest, words))
+    return found
 
 
 _MAX_SENT, _MAX_ENTRIES = 300, 200_000
