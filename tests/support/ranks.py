@@ -272,8 +272,16 @@ def _ended(script: str) -> int:
 
 
 @functools.cache
-def differences(script: str, group: str, num_processes: int) -> list[dict[str, str]]:
-    """What each rank finds different from the plain program, by name: the last line that `script group` prints."""
-    finished = run_processes(num_processes, script, [group], timeout_s=240.0)
+def differences(script: str, group: str, num_processes: int, *, is_measured: bool = True) -> list[dict[str, str]]:
+    """What each rank finds different from the plain program, by name: the last line that `script group` prints.
+
+    Args:
+        script: Of tests/programs.
+        group: Of the programs in it.
+        num_processes: How many ranks.
+        is_measured: Whether automatic plans are found anew from a measured step.
+    """
+    environment = {} if is_measured else {"FARSPAN_MEASURE": "0"}
+    finished = run_processes(num_processes, script, [group], timeout_s=240.0, environment=environment)
     assert [process.stderr for process in finished if process.code] == []
     return [json.loads(process.stdout.splitlines()[-1]) for process in finished]
