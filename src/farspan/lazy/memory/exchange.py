@@ -20,17 +20,27 @@ __all__ = ["become_plain", "can_be_recorded", "exchange"]
 
 
 def can_be_recorded(recorder: Recorder, plain: torch.Tensor) -> bool:
-    """Whether the program may hold a recorded tensor in the place of this plain one."""
-    return (
+    """Whether the program may hold a recorded tensor in the place of this plain one: alike on every rank."""
+    if not (
         type(plain) is torch.Tensor
         and id(plain) not in recorder.placed
         and not plain.requires_grad
         and plain._base is None
         and plain.layout is torch.strided
-        and not has_other_users(plain)
         and not recorder.copies.holds(plain)
-        and has_memory_of_its_own(plain)
-    )
+    ):
+        return False
+    if _is_alone(plain):
+        return True
+    if recorder.cache.num_collected == len(recorder.cache.entries):
+        return False
+    gc.collect()  # what a run on fakes has left in a circle goes at another time on each rank
+    recorder.cache.num_collected = len(recorder.cache.entries)
+    return _is_alone(plain)
+
+
+def _is_alone(plain: torch.Tensor) -> bool:
+    return not has_other_users(plain) and has_memory_of_its_own(plain)
 
 
 def become_plain(recorder: Recorder, lazy: LazyTensor, plain: torch.Tensor) -> None:

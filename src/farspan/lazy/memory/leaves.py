@@ -14,7 +14,7 @@ from farspan.graph import Value
 from farspan.lazy.memory.exchange import become_plain
 from farspan.lazy.memory.twins import leave_memory
 from farspan.lazy.tensor import LazyTensor
-from farspan.lazy.torch_private import DisableTorchFunction
+from farspan.lazy.torch_private import DisableTorchFunction, without_modes_of
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
@@ -40,8 +40,11 @@ def become_leaf(lazy: LazyTensor, *, requires_grad: bool) -> None:
 
 def new_parameter(recorder: Recorder, cls: Any, data: torch.Tensor, requires_grad: bool) -> Any:
     """`nn.Parameter(data)` of what is recorded, or of a parameter that is placed."""
-    if id(data) in recorder.placed:
-        data = recorder.dispatch(torch.Tensor.detach, (data,), {})
+    placed = recorder.placed.get(id(data))
+    if placed is not None:  # a parameter of its own from now on
+        recorder.flush_before_change("a parameter is made of another")
+        with without_modes_of(recorder):
+            data = recorder.engine.read_parameter(placed).detach().clone()
     if type(data) is LazyTensor:
         become_leaf(data, requires_grad=False)
     with DisableTorchFunction():

@@ -105,6 +105,8 @@ class MetadataCache:
 
     def __init__(self, aside: Callable[..., Any], placed: Collection[int]) -> None:
         self.aside = aside
+        self.num_collected = 0
+        """How many kinds of calls were known when garbage was collected last."""
         """Runs a function while nothing is recorded: (function, *its arguments)."""
         self.placed = placed
         """Ids of the parameters and buffers that have an owner."""
