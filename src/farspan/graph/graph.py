@@ -157,7 +157,7 @@ class Wanted:
         self.outside = tuple(outside)
         """Tensors outside the model."""
         self.values = dict.fromkeys(values)
-        """What has been recorded."""
+        """Recorded tensors of which gradients are requested."""
         self.reached: set[str | Value] = set()
         """Those parameters (by name) and recorded values that the outputs depend on."""
         self.found: dict[str | Value, Any] = {}

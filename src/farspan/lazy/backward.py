@@ -84,5 +84,5 @@ def record_backward(
 
 @functools.lru_cache(maxsize=64)
 def _digest_of(retain_graph: bool, modes: Any) -> int:
-    """Of what most backwards have in common."""
+    """Digest of what most backwards have in common; it is computed once for each kind."""
     return digest_of((retain_graph, modes))

@@ -81,7 +81,7 @@ class _FileIOThroughOs(_FileIO, metaclass=_KindOfFileIO):
 
 
 def opening() -> Replacements:
-    """Of all that opens files in Python."""
+    """Return what stands in for all functions of Python that open files."""
     return {
         (builtins, "open"): _open_through_os,
         (io, "open"): _open_through_os,

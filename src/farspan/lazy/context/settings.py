@@ -39,7 +39,7 @@ _latest = Settings((), None)
 
 
 def current_settings() -> Settings:
-    """What is set in this thread now."""
+    """Return the settings of torch that hold in this thread now."""
     global _latest
     values = tuple([get() for get in _GETTERS])
     device = default_device()

@@ -58,7 +58,7 @@ class Copies:
         self._by_storage[storage._cdata] = _Copy(placed, StorageWeakRef(storage), self.epoch)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the memory of `tensor` is a parameter's."""
+        """Whether `tensor` lies in the memory of a placed parameter, or in a copy of it."""
         return self._of(tensor) is not None
 
     def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

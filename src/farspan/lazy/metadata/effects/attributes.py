@@ -151,7 +151,7 @@ class OwnObjects:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are none."""
+        """Whether the modules hold no objects that others may change."""
         return self._glance.is_empty
 
     def has_changed(self) -> bool:
