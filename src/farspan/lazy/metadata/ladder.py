@@ -90,7 +90,7 @@ def _predict_on_fakes(
     outside: Collection[int],
 ) -> Entry:
     """Run `target` on fakes; once more where something around it has changed, for a thread of the program may have done
-    that: what the call itself changes it changes again. Else one rank would call the parts of what the others call whole.
+    that: what the call itself changes it changes again. Else one rank would call the parts of what others call whole.
     """
     try:
         return predict(target, template, metas, modes, made=made, outside=outside)
@@ -124,9 +124,9 @@ class MetadataCache:
 
     def __init__(self, aside: Callable[..., Any], placed: Collection[int]) -> None:
         self.aside = aside
+        """Runs a function while nothing is recorded: (function, *its arguments)."""
         self.num_collected = 0
         """How many kinds of calls were known when garbage was collected last."""
-        """Runs a function while nothing is recorded: (function, *its arguments)."""
         self.placed = placed
         """Ids of the parameters and buffers that have an owner."""
         self.entries: dict[Any, Entry | Unknown] = _Latest(_MOST_KEPT)
