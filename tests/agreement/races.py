@@ -71,6 +71,7 @@ class LateMedium:
 
     def __init__(self, rank: int, network: LocalNetwork) -> None:
         self.rank, self.network = rank, network
+        self.is_aborted = False
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> _Sent:
         sent = _Sent(flat)
@@ -79,9 +80,13 @@ class LateMedium:
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> _Receiving:
         found = self.network.channel(src, self.rank, channel)
-        return _Receiving(found.messages, found.posted, flat)  # type: ignore[arg-type]
+        receiving = _Receiving(found.messages, found.posted, flat)  # type: ignore[arg-type]
+        if self.is_aborted:
+            found.messages.put(None)
+        return receiving
 
     def abort(self) -> None:
+        self.is_aborted = True
         with self.network.lock:
             mine = [channel for (_, dst, _), channel in self.network.channels.items() if dst == self.rank]
         for channel in mine:

@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+KINDS = [
+    "afmoe",  # experts
+    "bert",
+    "bloom",
+    "cohere_asr",
+    "cpmant",
+    "deepseek_vl",
+    "luke",
+    "mistral",
+    "parakeet_ctc",
+    "pocket_tts",
+    "rf_detr_dinov2",
+    "torch.in_place",
+    "torch.wandering",
+    "vit",
+]
+"""One or two families of each kind of the tenth: text, images, speech, several of these, programs of torch alone."""
 
 
 @pytest.mark.timeout(900)
-def test_a_tenth_of_the_model_families_trains_as_in_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("families", [KINDS, pytest.param([], marks=pytest.mark.slow)], ids=["each kind", "all"])
+def test_a_tenth_of_the_model_families_trains_as_in_one_process(families: Sequence[str], tmp_path: Path) -> None:
+    """The whole tenth is in the slow tier."""
     pytest.importorskip("transformers")
     words = ["--tenth", "--stages", "2", "--no-torch", "--check", "--out", str(tmp_path)]
+    words += [word for name in families for word in ("--only", name)]
     done = subprocess.run(
         [sys.executable, "benchmarks/coverage/run.py", *words], cwd=ROOT, capture_output=True, text=True, timeout=880
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert len(list(tmp_path.glob("*2*.json"))) >= len(families)

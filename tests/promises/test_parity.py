@@ -14,12 +14,15 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "parity.py"
 
 
 _SEVERAL = ("mlp", "gpt_tied", "unet", "siamese")
+_SMALL = ("mlp", "siamese")
+_OFTEN = {1: _SEVERAL, 2: tuple(CASES), 3: _SEVERAL, 4: _SMALL}
+"""What runs as threads for every submission; over four processes all cases do."""
 
 
 @pytest.mark.parametrize(
     ("name", "num_ranks"),
     [
-        pytest.param(name, number, marks=() if number == 2 or name in _SEVERAL else pytest.mark.slow)
+        pytest.param(name, number, marks=() if name in _OFTEN[number] else pytest.mark.slow)
         for name in CASES
         for number in (1, 2, 3, 4)
     ],

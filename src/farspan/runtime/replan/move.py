@@ -8,6 +8,7 @@ every rank                                            --- all have come ---   st
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from farspan.runtime.optimizers.kept import lose_parameter, raw_state
 from farspan.runtime.optimizers.states import placed_in
 
 __all__ = ["place_elsewhere"]
+
+_FREE, _USED, _NEVER = b"free", b"used", b"never"
 
 
 def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | None:
@@ -37,12 +40,13 @@ def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | Non
     """
     found = moves(model, engine.recorder, sites)
     engine.masks.resolve()
-    gc.collect()  # what was recorded refers to itself, and so to parameters
-    engine.agreement.meet("the model may move")  # of ranks in one process, one collects for all
     with engine.executing():
-        has_hook = any(item.hooked_at is not None for item in engine.parameters.values())
-        may = not has_hook and is_free_of_recorded(model) and can_go(model, [move.item for move in found])
-        if not all(answer == b"1" for answer in engine.agreement.gather("may parameters move", b"1" if may else b"0")):
+        may = _may_move(engine, model, found)
+        if may is None:
+            gc.collect()  # what was recorded refers to itself, and so to parameters
+            engine.agreement.meet("the model may move")  # of ranks in one process, one collects for all
+            may = _may_move(engine, model, found)
+        if not may:
             return None
         moved_bytes = sum(_size(move) for move in found if _rank_after(engine, sites, move) != _rank_of(engine, move))
         coming = [_fetched(engine, sites, move) for move in found if move.is_needed]
@@ -65,6 +69,19 @@ def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | Non
     engine.recorder.gradients.forget()
     engine.parameters_changed()
     return moved_bytes
+
+
+def _may_move(engine: Engine, model: nn.Module, found: Sequence[Move]) -> bool | None:
+    """Whether nothing uses, on any rank, what is to move; None where only garbage may."""
+    if any(item.hooked_at is not None for item in engine.parameters.values()):
+        answer = _NEVER
+    else:
+        is_free = is_free_of_recorded(model) and can_go(model, [move.item for move in found])
+        answer = _FREE if is_free else _USED
+    answers = engine.agreement.gather("may parameters move", answer)
+    if _NEVER in answers:
+        return False
+    return True if all(each == _FREE for each in answers) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
