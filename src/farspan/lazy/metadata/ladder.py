@@ -11,6 +11,7 @@ nonzero, a mask as index                learned each time
 
 from __future__ import annotations
 
+import sys
 import traceback
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -50,11 +51,12 @@ def _find_out(
         Whatever the call itself raises on such arguments (a shape error, say).
     """
     made: list[weakref.ref[torch.Tensor]] = []
+    handled = sys.exc_info()[1]
     outside = placed if type(target) is Leaf else ()
     try:
         entry = _predict_on_fakes(target, template, metas, modes, made, outside)
     except LeakError as error:
-        _forget_frames(error)
+        _forget_frames(error, handled)
         remove_leaked(made)
         raise
     except Exception as error:
@@ -67,7 +69,7 @@ def _find_out(
         if remove_leaked(made) and type(target) is Leaf:
             raise LeakError(f"{name_of(target)} keeps a tensor outside itself")
         return entry
-    _forget_frames(limit)
+    _forget_frames(limit, handled)
     remove_leaked(made)
     if isinstance(limit, DynamicOutputShapeException):
         try:
@@ -92,17 +94,27 @@ def _predict_on_fakes(
     """Run `target` on fakes; once more where something around it has changed, for a thread of the program may have done
     that: what the call itself changes it changes again. Else one rank would call the parts of what others call whole.
     """
+    handled = sys.exc_info()[1]
     try:
         return predict(target, template, metas, modes, made=made, outside=outside)
     except AroundError as error:
-        _forget_frames(error)
+        _forget_frames(error, handled)
     return predict(target, template, metas, modes, made=made, outside=outside)
 
 
-def _forget_frames(error: Exception) -> None:
-    """An error holds the frames of the run, and they what it has made."""
-    traceback.clear_frames(error.__traceback__)
-    error.__traceback__ = None
+def _forget_frames(error: BaseException, handled: BaseException | None) -> None:
+    """An error holds the frames of the run, and they what it has made; so do the errors that it came of, but for one
+    that the program `handled` when the run began.
+    """
+    errors: list[BaseException | None] = [error]
+    seen = {id(handled)}
+    while errors:
+        each = errors.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            each.__traceback__ = None
+            errors += [each.__cause__, each.__context__]
 
 
 class _Latest(dict[Any, Any]):
