@@ -145,8 +145,8 @@ def copying_fails(ranks: Ranks) -> None:
 def tell_first_ack(ranks: Ranks, acks: Lane) -> None:
     send = acks.send
 
-    def sends_and_tells(*arguments: Any) -> bool:
-        is_open = send(*arguments)
+    def sends_and_tells(packet: bytes | memoryview, transfer: Any = None) -> bool:
+        is_open = send(packet, transfer)
         ranks.store.set("acked", "")
         return is_open
 
