@@ -368,6 +368,10 @@ class Engine:
         kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
         return self.values.pull(self.stages[value.stage].rank, kind, what, part)
 
+    def fetch(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]:
+        """The data of values that have been computed and that other ranks have: one request to each."""
+        return self.values.fetch([(value, self.stages[value.stage].rank) for value in values])
+
     def read_parameter(self, placed: Placed) -> torch.Tensor:
         if placed.is_owned:
             return placed.tensor.detach()

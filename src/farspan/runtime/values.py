@@ -103,6 +103,17 @@ class SharedValues:
             kind, what = "part", [what, *map(list, part[:2]), part[2]]
         return unpack_tensor(*self._ask(rank, kind, what))
 
+    def fetch(self, values: Iterable[tuple[Value, int]]) -> dict[Value, torch.Tensor]:
+        """The data of values, each with its owner: one request to each of these."""
+        by_rank: dict[int, list[Value]] = {}
+        for value, rank in values:
+            by_rank.setdefault(rank, []).append(value)
+        found: dict[Value, torch.Tensor] = {}
+        for rank, theirs in by_rank.items():
+            data = unpack_tensors(*self._ask(rank, "values", [list(value.key) for value in theirs]))
+            found.update(zip(theirs, data, strict=True))
+        return found
+
     def _pull_parameters(self, rank: int, names: Sequence[str]) -> list[torch.Tensor]:
         return unpack_tensors(*self._ask(rank, "parameters", list(names)))
 
@@ -152,17 +163,22 @@ class SharedValues:
             if "sparse" in request:
                 return pack_tensors([gradient._indices(), gradient._values(), torch.tensor(gradient.is_coalesced())])
             return pack_tensor(gradient)
+        if "values" in request:
+            return pack_tensors([self._data_of(self._kept.get(tuple(key))) for key in request["values"]])
         key, *part = request["part"] if "part" in request else [request["value"]]
         value = self._kept.get(tuple(key))
-        if value is None or value.data is None:
-            raise self._gone("the value that was asked for")
-        data, meta = value.data.detach(), value.meta
-        if not part:
+        data = self._data_of(value)
+        if not part or value is None:
             return pack_tensor(data)
-        size, stride, offset = part
+        meta, (size, stride, offset) = value.meta, part
         if data.stride() != meta.stride:
             data = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=data.device).copy_(data)
         return pack_tensor(data.as_strided(size, stride, data.storage_offset() + offset))
+
+    def _data_of(self, value: Value | None) -> torch.Tensor:
+        if value is None or value.data is None:
+            raise self._gone("the value that was asked for")
+        return value.data.detach()
 
     def _gone(self, what: str) -> RecordError:
         return RecordError(

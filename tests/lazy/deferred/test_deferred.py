@@ -48,6 +48,15 @@ def _text(step: int, out: torch.Tensor) -> Any:
     return str(out.detach().argmax(-1)), f"{out.max():.9f}"
 
 
+def _edited(step: int, out: torch.Tensor) -> Any:
+    probabilities, best, total = out.detach().softmax(-1), out.detach()[step], torch.zeros(5)
+    probabilities[0, 1] = 0.5
+    total += probabilities.mean(0)
+    total[:2].add_(best[1])
+    best = best.clone().fill_(2.0)
+    return probabilities[:2].tolist(), total.tolist(), best.mul_(3).sum().item(), out[0].tolist()
+
+
 def _mask(step: int, out: torch.Tensor) -> Any:
     return out[out > 0].tolist(), out.argmax(-1).unique().tolist()
 
@@ -61,7 +70,7 @@ def _columns(step: int, out: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)
-@pytest.mark.parametrize("look", [_row, _likeliest, _text, _mask, _numpy, _columns])
+@pytest.mark.parametrize("look", [_row, _likeliest, _text, _edited, _mask, _numpy, _columns])
 def test_one_rank_alone_looks_at_what_has_been_computed(look: Callable[..., Any], num_ranks: int) -> None:
     wanted_seen, *wanted = _train(mlp(), look)
     models = [mlp() for _ in range(num_ranks)]
@@ -124,7 +133,8 @@ def _views(model: nn.Module) -> Any:
 def _carried(model: nn.Module) -> Any:
     """State that is carried from step to step, read seldom, written in place and out of place."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    total, slow, history = torch.zeros(()), None, []
+    total, history = torch.zeros(()), []
+    slow: Any = None
     for step in range(4):
         optimizer.zero_grad()
         out = model(X)
@@ -151,9 +161,8 @@ def _gradients(model: nn.Module) -> Any:
         flush = scale.item()
         last = list(model.parameters())[-1]
         last.grad = out.detach().mean(0) / (1 + scale)
-        first = next(model.parameters())
-        assert first.grad is not None
-        first.grad.mul_(scale / 7)
+        gradient: Any = next(model.parameters()).grad
+        gradient.mul_(scale / 7)
         optimizer.step()
         last.data = out.detach().mean(0) * flush
     return [parameter.tolist() for parameter in model.parameters()]
@@ -215,6 +224,7 @@ def test_what_was_taken_with_gradient_is_refused_after_a_write() -> None:
         with torch.no_grad():
             out.mul_(3)
         assert doubled.sum().item() == pytest.approx(out.sum().item() * 2 / 3)
+        model(X).sum().item()  # the owner of `out` releases what it was
         with pytest.raises(RecordError, match="written into since"):
             (doubled + model(X)).sum().backward()
         return True

@@ -22,6 +22,7 @@ __all__ = [
     "is_view",
     "size_of",
     "sources_are_held",
+    "sources_of",
     "viewed_by",
 ]
 
@@ -58,7 +59,7 @@ class DeferredCall(Call):
 
     def uses(self, values: set[Value]) -> bool:
         """Whether it is made of one of `values`."""
-        return any(item in values for item in _sources(self))
+        return any(item in values for item in sources_of(self))
 
     def is_held(self) -> bool:
         """Whether the program can read what it gives."""
@@ -72,16 +73,16 @@ def is_deferred(value: Any) -> bool:
 
 def is_ready(call: DeferredCall) -> bool:
     """Whether all that a deferred call is made of has been computed."""
-    return not any(value.pending for value in _sources(call))
+    return not any(value.pending for value in sources_of(call))
 
 
 def sources_are_held(call: DeferredCall) -> bool:
     """Whether the owners keep what a deferred call is made of."""
-    return all(value.is_readable for value in _sources(call))
+    return all(value.is_readable for value in sources_of(call))
 
 
-def _sources(call: DeferredCall) -> list[Value]:
-    """The values that the deferred calls up to this one are made of."""
+def sources_of(call: DeferredCall) -> list[Value]:
+    """The values that a deferred call is made of, itself or by other deferred calls."""
     found: list[Value] = []
     todo: list[Any] = [call]
     while todo:

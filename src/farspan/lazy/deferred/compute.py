@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from farspan.graph import Value
-from farspan.lazy.deferred.call import MOST_BYTES, DeferredCall, size_of, viewed_by
+from farspan.lazy.deferred.call import MOST_BYTES, DeferredCall, size_of, sources_of, viewed_by
 from farspan.lazy.metadata import apply_modes, flatten, rebuild
 from farspan.lazy.torch_private import without_modes_of
 
@@ -60,6 +60,15 @@ class Computing:
                 raise
         return last.results
 
+    def compute_all(self, calls: Sequence[DeferredCall]) -> None:
+        """Compute several calls, with one request to each rank that has something of what they take."""
+        sources = dict.fromkeys(value for call in calls if call.results is None for value in sources_of(call))
+        far = [value for value in sources if value.data is None and value.ticket is None and value not in self._fetched]
+        for value, data in self.recorder.engine.fetch([each for each in far if size_of(each) <= MOST_BYTES]).items():
+            self._keep(value, data)
+        for call in calls:
+            self.compute(call)
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """What runs in the body is not recorded."""
@@ -88,12 +97,13 @@ class Computing:
         if self.can_compute(item):
             return item.call.results[item.index]  # type: ignore[union-attr]
         known = self._fetched.get(item)
-        if known is None:
-            meta = item.meta
-            known = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=_device_here(meta.device))
-            known.copy_(self.recorder.engine.read(item))
-            self._fetched[item] = known
-        return known
+        return self._keep(item, self.recorder.engine.read(item)) if known is None else known
+
+    def _keep(self, value: Value, data: torch.Tensor) -> torch.Tensor:
+        meta = value.meta
+        kept = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=_device_here(meta.device))
+        self._fetched[value] = kept.copy_(data)
+        return kept
 
     def _parts(self, last: DeferredCall) -> list[torch.Tensor] | None:
         """Of a large value that another rank has, only what the program has taken a view of; None for all else."""

@@ -37,7 +37,7 @@ from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.ops.mutation import plain_versions
 from farspan.lazy.ops.stages import stage_for
-from farspan.lazy.ops.views import Through
+from farspan.lazy.ops.views import Through, write_through
 from farspan.lazy.randomness import DRAWS
 from farspan.lazy.tensor import LazyTensor
 
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
 __all__ = ["Deferred"]
-
-_TARGETS = (Leaf, FunctionCall, Through)
-"""Never deferred."""
 
 
 class Deferred:
@@ -62,14 +59,28 @@ class Deferred:
     # When the program calls an op.
 
     def can_wait(self, target: Any, entry: Entry, arguments: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether a call needs only what has been computed, and changes nothing: the same answer on every rank."""
-        if entry.is_random or entry.mutated or self.recorder.is_writing or type(target) in _TARGETS:
+        """Whether a call needs only what has been computed, and writes into nothing else: alike on every rank."""
+        if entry.is_random or not self._is_op(target):
             return False
-        if self.recorder.engine.num_ranks == 1:
-            return False  # there are no others
         if any(shared >= 0 and type(tensors[shared]) is not LazyTensor for shared in entry.shares):
             return False  # a view of a plain tensor, into which the program may write
+        if entry.mutated:
+            is_recorded = len(entry.mutated) == 1 and type(tensors[entry.mutated[0]]) is LazyTensor
+            return is_recorded and min(entry.same_as, default=0) >= 0 and are_known(arguments, tensors)
         return are_known(arguments, tensors) or is_view(entry, arguments)
+
+    def can_run(self, target: Any, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether each rank can run a call that writes into plain memory, with what has been computed."""
+        has_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if has_gradient or not self._is_op(target):
+            return False
+        return are_known([self.recorder.argument(tensor) for tensor in tensors], tensors)
+
+    def _is_op(self, target: Any) -> bool:
+        """Whether a call of `target` may be deferred; with one rank there are no others."""
+        if self.recorder.engine.num_ranks == 1 or self.recorder.is_writing:
+            return False
+        return type(target) not in (Leaf, FunctionCall) and not (type(target) is Through and target.is_in_place)
 
     def take(self, view: Any, template: Any, tensor: LazyTensor) -> Any:
         """Take a view of a tensor, also of one that has yet to be computed."""
@@ -91,6 +102,9 @@ class Deferred:
     ) -> Any:
         """Keep a call for later, and return what the program gets."""
         recorder = self.recorder
+        if entry.mutated:  # what is written into is a new value
+            write_through(recorder, target, template, tensors, entry.mutated[0], None)
+            return tensors[entry.same_as[0]] if entry.same_as else None
         own = [item if isinstance(item, Value) else item.detach().clone() for item in arguments]
         stage = stage_for(recorder, entry, tensors, [item for item in own if isinstance(item, Value)])
         call = DeferredCall(
@@ -117,7 +131,7 @@ class Deferred:
             Its result, a plain one on every rank that calls this; None where it cannot run so.
         """
         recorder = self.recorder
-        if recorder.engine.num_ranks == 1 or type(target) in _TARGETS or target in DRAWS:
+        if not self._is_op(target) or target in DRAWS:
             return None
         arguments = [recorder.argument(tensor) for tensor in tensors]
         has_gradient = any(isinstance(item, Value) and can_go_back(item) for item in arguments)
@@ -230,9 +244,9 @@ class Deferred:
         if not self._calls:
             return
         alive = self._alive()
-        for call in alive:
-            if call.is_held() and not call.is_large_view and is_ready(call):
-                self.computing.compute(call)
+        self.computing.compute_all(
+            [call for call in alive if call.is_held() and not call.is_large_view and is_ready(call)]
+        )
         _settle(call for call in alive if call.results is not None and not call.entry.requires_grad)
         for call in alive:
             if not call.is_settled:

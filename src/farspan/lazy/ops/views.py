@@ -134,7 +134,8 @@ class Through:
 
     def __call__(self, root: torch.Tensor, *others: torch.Tensor) -> torch.Tensor | None:
         if not self.is_in_place:
-            root = root.clone()
+            with torch.set_grad_enabled(torch.is_grad_enabled() or root.requires_grad):  # a write keeps the history
+                root = root.clone()
         view = root
         for function, template, result in self.links:
             args, kwargs = rebuild(template, [view])
