@@ -97,7 +97,7 @@ class Recorder:
         comes next sees the new ones, and what came before the old ones.
         """
         self.has_hooked_calls = False
-        """Whether any has been recorded by a forward hook beside a backward hook."""
+        """Whether there have been hooks on recorded tensors."""
         self.held_objects = HeldObjects(self)
         self.num_copies = 0
         """Of distributed models and their parts."""
@@ -322,7 +322,7 @@ class Recorder:
         backward = record_backward(self, tensors, gradients, *args, **kwargs)
         self.num_pending_backwards += 1
         self.next_graph()
-        if self.hooks.are_there:
+        if self.hooks.are_there or backward.stops is not None:
             self.hooks.run_backward(backward, "a backward, after which hooks run")
         elif self.runs_each_backward:
             self.engine.flush("a backward, after which weights may change")

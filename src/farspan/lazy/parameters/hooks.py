@@ -28,7 +28,10 @@ from torch.utils.hooks import RemovableHandle
 from farspan.errors import RecordError
 from farspan.graph import Backward, earliest_uses
 from farspan.lazy.metadata import flatten_arguments, intern
+from farspan.lazy.nodes.hooks import changed, register_hook
+from farspan.lazy.nodes.stopping import run_hooks, take_up
 from farspan.lazy.ops.functions import find_where, format_where
+from farspan.lazy.parameters.outside import go_on_outside
 from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import DisableTorchFunction, DisableTorchFunctionSubclass
 
@@ -97,10 +100,28 @@ class Hooks:
 
     def run_backward(self, backward: Backward, reason: str) -> None:
         """Run all that is recorded, of which `backward` is the last, and the hooks."""
+        uses, stops = earliest_uses(backward), backward.stops
+        self._run_until_stop(backward, uses, reason)
+        if stops is None:
+            return
+        try:
+            while (call := stops.next_call()) is not None:
+                run_hooks(self.recorder, backward, call)
+                if stops.next_parts():
+                    take_up(self.recorder, backward)
+                    self._run_until_stop(backward, uses, reason)
+        finally:
+            self.recorder.engine.executor.drop(backward)
+        if stops.arrived:
+            go_on_outside(backward, stops.arrived)
+
+    def _run_until_stop(self, backward: Backward, uses: dict[str, tuple[int, int]], reason: str) -> None:
+        """Run what can run, and the hooks of the parameters that have got their gradients."""
         engine = self.recorder.engine
-        uses = earliest_uses(backward)
         with self._catching() as caught:
             engine.flush(reason)
+        if not self.are_there:
+            return
         own = [
             _Caught(name, list(item.stride()) if item.layout is torch.strided else [], item.layout is not torch.strided)
             for name, item in caught.items()
@@ -140,7 +161,7 @@ class Hooks:
     def _run_hooks(self, item: _Hooked, gradient: Any, backward: Backward) -> None:
         with torch.no_grad():
             for hook in [*item.before.values()]:
-                gradient = _changed(hook, gradient, hook(gradient))
+                gradient = changed(hook, gradient, hook(gradient))
             self._to_come.discard(item.placed.name)
             if backward.wanted is not None:
                 backward.wanted.found[item.placed.name] = self._data_of(item.placed, gradient)
@@ -246,28 +267,13 @@ class Hooks:
                 handle.remove()
 
 
-def _changed(hook: Any, gradient: Any, result: Any) -> Any:
-    """The gradient after a hook has returned `result`; the errors are torch's."""
-    if result is None:
-        return gradient
-    name = getattr(hook, "__name__", type(hook).__name__)
-    if not isinstance(result, torch.Tensor):
-        raise TypeError(f"hook '{name}' has returned an incompatible object type")
-    if result.dtype != gradient.dtype:
-        raise RuntimeError(f"hook '{name}' has changed the type of value")
-    if result.shape != gradient.shape:
-        raise RuntimeError(f"hook '{name}' has changed the size of value")
-    return result
-
-
 def register(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`param.register_hook(hook)`: with one rank it is autograd's; with several every rank calls it."""
     placed = recorder.placed.get(id(args[0]))
     if placed is None:
-        recorder.refuse(
-            "a gradient hook cannot be registered on a recorded tensor",
-            hint="register it on a parameter, or inside the forward of a module that is placed as a whole",
-        )
+        if function is not torch.Tensor.register_hook:
+            raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+        return register_hook(*args, **kwargs)
     recorder.flush_before_change("a gradient hook is registered")
     placed.hooked_at = find_where()
     is_post = function is torch.Tensor.register_post_accumulate_grad_hook

@@ -15,14 +15,17 @@ from farspan.lazy.torch_private.autocast import watch_autocast_regions as watch_
 from farspan.lazy.torch_private.autograd import hooks_on_saved as hooks_on_saved
 from farspan.lazy.torch_private.autograd import saved_by as saved_by
 from farspan.lazy.torch_private.autograd import shape_at as shape_at
+from farspan.lazy.torch_private.calls import are_all_modules_hooked as are_all_modules_hooked
 from farspan.lazy.torch_private.calls import call_container as call_container
 from farspan.lazy.torch_private.calls import call_without_compiling as call_without_compiling
 from farspan.lazy.torch_private.calls import check_release as check_release
 from farspan.lazy.torch_private.calls import compile_what_it_calls as compile_what_it_calls
 from farspan.lazy.torch_private.calls import compiling_nothing as compiling_nothing
+from farspan.lazy.torch_private.calls import has_full_backward_hooks as has_full_backward_hooks
 from farspan.lazy.torch_private.calls import is_caching_parametrizations as is_caching_parametrizations
 from farspan.lazy.torch_private.calls import is_compiled as is_compiled
 from farspan.lazy.torch_private.calls import is_compiled_wrapper as is_compiled_wrapper
+from farspan.lazy.torch_private.calls import is_hook_of_all_modules as is_hook_of_all_modules
 from farspan.lazy.torch_private.calls import put_module_apply as put_module_apply
 from farspan.lazy.torch_private.calls import recompute_through as recompute_through
 from farspan.lazy.torch_private.calls import watch_backward_hooks as watch_backward_hooks
@@ -56,6 +59,7 @@ from farspan.lazy.torch_private.tensors import unscale_ as unscale_
 from farspan.lazy.torch_private.tensors import update_scale_ as update_scale_
 
 __all__ = [
+    "are_all_modules_hooked",
     "as_it_is",
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
@@ -75,6 +79,7 @@ __all__ = [
     "flops_of",
     "forget_casts",
     "has_compatible_type",
+    "has_full_backward_hooks",
     "has_memory_of_its_own",
     "has_other_users",
     "hooks_on_saved",
@@ -85,6 +90,7 @@ __all__ = [
     "is_compiled_wrapper",
     "is_fake",
     "is_fake_limit",
+    "is_hook_of_all_modules",
     "is_mode_active",
     "is_not_torchs_device",
     "make_wrapper",
