@@ -271,7 +271,7 @@ class Graph:
         self.calls.append(call)
 
     def cut_behind(self, call: Call) -> None:
-        """Let no segment have calls up to `call` and after it: a backward can then stop between them (`graph.stops`)."""
+        """Let no segment have calls up to `call` and after it: a backward can stop between them (`graph.stops`)."""
         calls, records = self.calls, self.record
         floor = 1 + max(item.level for item in calls[: call.index + 1])
         shift = max(0, floor - min((item.level for item in calls[call.index + 1 :]), default=floor))

@@ -1,4 +1,4 @@
-"""Gradient hooks on parameters: over several ranks every rank runs them, right after each backward.
+"""Gradient hooks on parameters: every rank runs them, right after each backward.
 
     owner        autograd -> gradient of p caught, nothing added to p.grad
     all ranks    which gradients there are, in the order in which autograd has them in one process
@@ -8,8 +8,8 @@ So a hook sees on every rank what it sees in one process, and what it collects, 
 Autograd has the gradient of a parameter when it is through the earliest call that uses it, and goes through calls in
 the reverse order of their recording: that orders the gradients of different ranks.
 
-With one rank hooks are autograd's. If that has several stages, a parameter that several segments use has its gradient
-summed from one to the next; a hook would see each part of the sum instead of the whole, so that is refused.
+Recorded tensors have hooks too (`nodes.hooks`): a backward runs from one of their stops to the next, and the hooks on
+parameters whose gradients are there come in between.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,13 +33,13 @@ from farspan.lazy.nodes.stopping import run_hooks, take_up
 from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.parameters.outside import go_on_outside
 from farspan.lazy.tensor import LazyTensor
-from farspan.lazy.torch_private import DisableTorchFunction, DisableTorchFunctionSubclass
+from farspan.lazy.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["HOOKS", "Hooks", "check_hooks", "register"]
+__all__ = ["HOOKS", "Hooks", "register"]
 
 
 HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
@@ -133,7 +133,7 @@ class Hooks:
             reverse=True,
         )
         for event in events:
-            if event.is_sparse:
+            if event.is_sparse and engine.num_ranks > 1:
                 raise RecordError(
                     f"a gradient hook on {event.name}, which has a sparse gradient.",
                     why=f"registered at {format_where(self._hooked[event.name].placed.hooked_at)}.",
@@ -141,11 +141,15 @@ class Hooks:
                 )
         placed = [self._hooked[event.name].placed for event in events]
         metas = [
-            replace(item.meta, stride=tuple(event.stride), requires_grad=False, is_parameter=False)
+            replace(item.meta, stride=tuple(event.stride) or item.meta.stride, requires_grad=False, is_parameter=False)
             for item, event in zip(placed, events, strict=True)
         ]
         sources = [(intern(meta), item.stage, caught.get(item.name)) for meta, item in zip(metas, placed, strict=True)]
-        gradients = [LazyTensor.make(value, self.recorder) for value in engine.new_sources(sources)]
+        gradients: list[Any] = [LazyTensor.make(value, self.recorder) for value in engine.new_sources(sources)]
+        gradients = [
+            caught[event.name] if event.is_sparse else gradient
+            for event, gradient in zip(events, gradients, strict=True)
+        ]
         caught.clear()
         self._uses, self._to_come = uses, {event.name for event in events}
         try:
@@ -268,7 +272,7 @@ class Hooks:
 
 
 def register(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`param.register_hook(hook)`: with one rank it is autograd's; with several every rank calls it."""
+    """`register_hook(hook)` and its like: every rank calls it."""
     placed = recorder.placed.get(id(args[0]))
     if placed is None:
         if function is not torch.Tensor.register_hook:
@@ -277,28 +281,4 @@ def register(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: d
     recorder.flush_before_change("a gradient hook is registered")
     placed.hooked_at = find_where()
     is_post = function is torch.Tensor.register_post_accumulate_grad_hook
-    if recorder.engine.num_ranks > 1:
-        return recorder.hooks.add(placed, *args[1:], is_post=is_post, **kwargs)
-    recorder.runs_each_backward |= is_post
-    with DisableTorchFunctionSubclass():
-        return function(*args, **kwargs)
-
-
-def check_hooks(passed_on: Iterable[str], parameters: Mapping[str, Placed]) -> None:
-    """Raise if a backward would call a parameter's hook with a part of its gradient.
-
-    Args:
-        passed_on: Names of the parameters whose gradients are added up on their way from one segment to another.
-        parameters: All, by name.
-
-    Raises:
-        RecordError: The same on every rank.
-    """
-    for name in passed_on:
-        if parameters[name].hooked_at is not None:
-            raise RecordError(
-                f"a gradient hook on {name}, which is used in several places.",
-                why=f"registered at {format_where(parameters[name].hooked_at)}: it would be called with the\n"
-                "gradient of each use instead of with their sum.",
-                hint="change param.grad after loss.backward()",
-            )
+    return recorder.hooks.add(placed, *args[1:], is_post=is_post, **kwargs)

@@ -220,7 +220,6 @@ class _Builder:
             prologue_receives=prologue_receives,
             reaches=_reaches(parts),
             released=[call for part in parts if not part.backward.retain_graph for call in part.calls],
-            passed_on=[edge.key for part in parts for edge in part.outgoing if isinstance(edge.key, str)],
             gpu_channels=self.gpu_channels,
             num_micro_batches=sum(number >= 0 for number in numbers),
             schedule=Schedule(tasks=tuple(self.tasks), orders=tuple(map(tuple, orders))),
