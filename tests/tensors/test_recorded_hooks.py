@@ -202,6 +202,48 @@ def read_before_and_after(model: Any) -> Any:
     return seen, gradients_of(model)
 
 
+class Inside(nn.Module):
+    """Its parts register hooks in their own forwards, and keep what they retain."""
+
+    class Part(nn.Module):
+        def __init__(self, seen: list[Any]) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+            self.seen = seen
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.up(x))
+            if hidden.requires_grad:
+                hidden.register_hook(lambda gradient: self.seen.append(gradient.sum().item()))
+            self.out = x + self.down(hidden)
+            if hidden.requires_grad:
+                self.out.retain_grad()
+            return self.out
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+        self.parts = nn.Sequential(*[Inside.Part(self.seen) for _ in range(3)])
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.parts(x))
+
+
+def registered_inside(model: Any) -> Any:
+    first = train(model)
+    return first, list(model.parts[0].seen), [part.out.grad.tolist() for part in model.parts]
+
+
+def both_kinds(model: Any) -> Any:
+    """Hooks on states and on the parameters that all of them use."""
+    seen: list[Any] = []
+    clamped_in_each_step(model)
+    for name, parameter in model.named_parameters():
+        parameter.register_hook(lambda gradient, name=name: seen.append((name, gradient.norm().item())))
+    return train(model), seen
+
+
 RECORDED = {
     Net: [
         grad_cam,
@@ -212,7 +254,8 @@ RECORDED = {
         with_what_was_recorded,
         read_before_and_after,
     ],
-    Cell: [clamped_in_each_step, changed_in_place],
+    Cell: [clamped_in_each_step, changed_in_place, both_kinds],
+    Inside: [registered_inside],
 }
 
 
@@ -326,3 +369,7 @@ def on_all_modules(model: Any) -> Any:
 @pytest.mark.parametrize("program", [flow_of_gradients, guided, changed_by_modules, with_forward_hooks])
 def test_hooks_on_modules_are_those_of_one_process(program: Callable[[Any], Any], num_ranks: int) -> None:
     assert_same_as_plainly(Net, program, num_ranks)
+
+
+def test_hooks_on_all_modules_are_those_of_one_process() -> None:
+    assert_same_as_plainly(Net, on_all_modules, 1)

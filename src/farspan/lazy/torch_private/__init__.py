@@ -13,6 +13,7 @@ from farspan.lazy.torch_private.autocast import in_autocast_region as in_autocas
 from farspan.lazy.torch_private.autocast import is_any_autocast_enabled as is_any_autocast_enabled
 from farspan.lazy.torch_private.autocast import watch_autocast_regions as watch_autocast_regions
 from farspan.lazy.torch_private.autograd import hooks_on_saved as hooks_on_saved
+from farspan.lazy.torch_private.autograd import reached_from as reached_from
 from farspan.lazy.torch_private.autograd import saved_by as saved_by
 from farspan.lazy.torch_private.autograd import shape_at as shape_at
 from farspan.lazy.torch_private.calls import are_all_modules_hooked as are_all_modules_hooked
@@ -35,6 +36,7 @@ from farspan.lazy.torch_private.fakes import flops_of as flops_of
 from farspan.lazy.torch_private.fakes import is_fake as is_fake
 from farspan.lazy.torch_private.fakes import is_fake_limit as is_fake_limit
 from farspan.lazy.torch_private.fakes import is_not_torchs_device as is_not_torchs_device
+from farspan.lazy.torch_private.fakes import watch_hooks_on_fakes as watch_hooks_on_fakes
 from farspan.lazy.torch_private.modes import disabled_torch_function as disabled_torch_function
 from farspan.lazy.torch_private.modes import is_mode_active as is_mode_active
 from farspan.lazy.torch_private.modes import no_dispatch as no_dispatch
@@ -99,6 +101,7 @@ __all__ = [
     "put_module_apply",
     "raw_grad",
     "raw_grad_fn",
+    "reached_from",
     "recompute_through",
     "saved_by",
     "run_without_modes_of",
@@ -113,6 +116,7 @@ __all__ = [
     "update_scale_",
     "watch_autocast_regions",
     "watch_backward_hooks",
+    "watch_hooks_on_fakes",
     "without_any_mode",
     "without_modes_of",
 ]
