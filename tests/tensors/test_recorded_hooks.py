@@ -371,5 +371,6 @@ def test_hooks_on_modules_are_those_of_one_process(program: Callable[[Any], Any]
     assert_same_as_plainly(Net, program, num_ranks)
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_hooks_on_all_modules_are_those_of_one_process() -> None:
     assert_same_as_plainly(Net, on_all_modules, 1)
