@@ -61,6 +61,7 @@ def record_backward(
             raise RuntimeError(f"element {number} of tensors does not require grad and does not have a grad_fn")
         if given[number] is None and root.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        recorder.deferred.record_one(root)
         values.append(root._value)
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
     graph = recorder.current

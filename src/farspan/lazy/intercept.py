@@ -108,7 +108,7 @@ def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     """Run a function on tensors that are not recorded."""
     if recorder.draws.is_plain:
         if may_draw(func) and not has_own_generator(kwargs):
-            if recorder.frame is recorder.root:
+            if func in DRAWS and recorder.frame is recorder.root:
                 recorder.noted_draws.note(func)
             return recorder.draws.now(func, args, kwargs)
     elif func in DRAWS and not has_own_generator(kwargs):

@@ -41,7 +41,7 @@ from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.inputs import Inputs
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.sites import StageSite, hosts_of, stage_number, stages_at
-from farspan.runtime.values import SharedValues
+from farspan.runtime.values import Part, SharedValues
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
 
 __all__ = ["Engine"]
@@ -347,8 +347,10 @@ class Engine:
 
     # Reading.
 
-    def read(self, value: Value) -> torch.Tensor:
-        """The value's data, wherever it is; runs what has been recorded if it is not yet known."""
+    def read(self, value: Value, part: Part | None = None) -> torch.Tensor:
+        """The data of a value, or `part` of one that another rank has; what is recorded runs if it is not yet known."""
+        if self.recorder.deferred.can_read(value):
+            return self.recorder.deferred.read(value).detach()
         if value.pending:
             self.flush("a value is read")
         if value.data is None and value.ticket is not None:
@@ -361,7 +363,7 @@ class Engine:
             number, name, place = value.state_of
             return self.values.pull_kept(self.stages[value.stage].rank, number, name, [place])[0]
         kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
-        return self.values.pull(self.stages[value.stage].rank, kind, what)
+        return self.values.pull(self.stages[value.stage].rank, kind, what, part)
 
     def read_parameter(self, placed: Placed) -> torch.Tensor:
         if placed.is_owned:

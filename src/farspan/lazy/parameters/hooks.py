@@ -223,6 +223,7 @@ class Hooks:
             )
 
     def _at_home(self, placed: Placed, gradient: Any) -> Any:
+        self.recorder.deferred.record_one(gradient)
         if type(gradient) is not LazyTensor or gradient._value.stage == placed.stage:
             return gradient
         template, tensors = flatten_arguments((gradient,), {})  # sent to where the parameter is

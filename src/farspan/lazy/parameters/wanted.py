@@ -42,6 +42,8 @@ def _grad(
         recorder.refuse("is_grads_batched=True cannot be recorded", hint="call torch.autograd.grad once for each")
     placed = [recorder.placed.get(id(item)) for item in wanted_tensors]
     recorded = [item for item in wanted_tensors if type(item) is LazyTensor]
+    for item in recorded:
+        recorder.deferred.record_one(item)
     outside = [
         item
         for item, known in zip(wanted_tensors, placed, strict=True)

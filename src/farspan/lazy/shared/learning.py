@@ -51,9 +51,13 @@ def learn(
     if _is_of_plain_memory(recorder, target, tensors):
         args, kwargs = rebuild(template, list(map(read_data, tensors)))
         return target(*args, **kwargs)
+    known = recorder.deferred.run_here(target, template, tensors)
+    if known is not None:
+        return known[0]
     path = path_of(recorder, target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
     arguments = [recorder.argument(tensor) for tensor in tensors]
+    recorder.deferred.record_all(arguments)
     recordable = [can_be_recorded(recorder, tensor) for tensor in tensors]
     values = [item for item in arguments if isinstance(item, Value)]
     modes = current_modes()

@@ -190,7 +190,8 @@ def _writable(item: Any, tensor: torch.Tensor, segment: Segment) -> torch.Tensor
     if type(item) is not Value:
         return tensor
     if item in segment.leaves and not item.gradient_of:
-        return tensor.clone()  # came over a border: not ours alone, and a leaf of autograd
+        with torch.set_grad_enabled(tensor.requires_grad or torch.is_grad_enabled()):
+            return tensor.clone()  # came over a border: not ours alone, and a leaf of autograd
     if item in segment.outputs:
         item.data = tensor.clone()  # the old version is still to be sent, or read
     return tensor
