@@ -29,7 +29,6 @@ from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.ops.places import glue_at as glue_at
 from farspan.lazy.ops.special import read_recorded as read_recorded
 from farspan.lazy.parameters.copying import plan_by_model as plan_by_model
-from farspan.lazy.parameters.hooks import check_hooks as check_hooks
 from farspan.lazy.parameters.outside import go_on as go_on
 from farspan.lazy.parameters.outside import plain_of as plain_of
 from farspan.lazy.parameters.place import Move as Move
@@ -85,7 +84,6 @@ __all__ = [
     "apply_modes",
     "as_packed",
     "can_go",
-    "check_hooks",
     "describe_result",
     "digest_of",
     "find_where",

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.graph import Backward, Value, Wanted
-from farspan.lazy.hooks import check_hooked
+from farspan.graph import Backward, Stops, Value, Wanted, hooked_calls
 from farspan.lazy.leaf import WholeError
 from farspan.lazy.metadata import current_modes, digest_of
 from farspan.lazy.ops.functions import find_where, format_where
@@ -64,8 +63,6 @@ def record_backward(
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
         recorder.deferred.record_one(root)
         values.append(root._value)
-    if recorder.has_hooked_calls:
-        check_hooked(values)
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
     graph = recorder.current
     backward = Backward(
@@ -77,6 +74,11 @@ def record_backward(
         if value.segment is not None:
             value.segment.outputs[value] = None
     graph.note_backward(backward, _digest_of(bool(retain_graph), backward.modes))
+    if recorder.has_hooked_calls:
+        calls = hooked_calls(backward)
+        if calls:
+            backward.stops = Stops(calls)
+            graph.note_path([number for call in calls for number in (call.graph.index, call.index)])
     if wanted is not None:
         positions = graph.positions(list(wanted.values))
         graph.note_path((digest_of(sorted(wanted.names)), len(wanted.outside), len(positions), *positions))

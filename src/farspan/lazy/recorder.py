@@ -94,8 +94,8 @@ class Recorder:
         self.num_graphs = 1
         self.num_pending_backwards = 0
         self.runs_each_backward = False
-        """Weights may change at each: a post-accumulate hook may step an optimizer, or a leaf writes into its own."""
-        self.has_hooked_calls = False  # one has been recorded by a forward hook beside a backward hook
+        """Weights may change at each: a leaf writes into its own."""
+        self.has_hooked_calls = False  # whether there have been hooks on recorded tensors
         self.held_objects = HeldObjects(self)
         self.num_copies = 0
         """Of distributed models and their parts."""
@@ -321,7 +321,7 @@ class Recorder:
         backward = record_backward(self, tensors, gradients, *args, **kwargs)
         self.num_pending_backwards += 1
         self.next_graph()
-        if self.hooks.are_there:
+        if self.hooks.are_there or backward.stops is not None:
             self.hooks.run_backward(backward, "a backward, after which hooks run")
         elif self.runs_each_backward:
             self.engine.flush("a backward, after which weights may change")

@@ -20,7 +20,6 @@ from farspan.lazy import (
     Placed,
     Recorder,
     Unknown,
-    check_hooks,
     find_where,
     format_where,
     go_on,
@@ -158,8 +157,6 @@ class Engine:
         with self._dropping(graphs), self.executing():
             self.inputs.check(graphs)
             program = self.programs.program_of(graphs, self._settings())
-            if self.num_ranks == 1:
-                check_hooks(program.passed_on, self.parameters)
             built_ns = time.perf_counter_ns()
             scalars = scalars_of(graphs)
             exchange = self._new_exchange(step, graphs, scalars)

@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from farspan.graph import Call, Meta, Value
+    from farspan.graph import Backward, Call, Edge, Meta, Value
     from farspan.lazy.leaf import Placed
 
 __all__ = ["Engine"]
+
+
+class GradientsOnTheWay(Protocol):
+    """The gradients that this rank holds for backwards that have stopped."""
+
+    def take(self, edge: Edge) -> torch.Tensor | None: ...
+    def put(self, edge: Edge, gradient: torch.Tensor) -> None: ...
+    def drop(self, backward: Backward) -> None: ...
 
 
 class Engine(Protocol):
     """What runs recorded graphs; the runtime's half of the recorder."""
 
     num_ranks: int
+
+    @property
+    def executor(self) -> GradientsOnTheWay: ...
 
     def flush(self, reason: str, *, learning: tuple[Call, Callable[[], None]] | None = None) -> None: ...
     def read(self, value: Value, part: Any = None) -> torch.Tensor: ...

@@ -63,7 +63,7 @@ class Executor:
 
     def _run(self, program: Program) -> None:
         self.traces = []
-        self.gradients = {}
+        self.gradients = {edge: item for edge, item in self.gradients.items() if edge.dst.backward.stops is not None}
         self.deferred = {}
         self.arrived = {}
         if program.gpu_channels:
@@ -108,6 +108,18 @@ class Executor:
             for item in bundle.items:
                 if isinstance(item, Value):
                     item.data = None
+
+    def take(self, edge: Edge) -> torch.Tensor | None:
+        """The gradient on `edge`, where a backward has stopped; None on the ranks that do not have it."""
+        return self.gradients.pop(edge, None)
+
+    def put(self, edge: Edge, gradient: torch.Tensor) -> None:
+        """Let a backward that has stopped go on with `gradient`."""
+        self.gradients[edge] = gradient
+
+    def drop(self, backward: Backward) -> None:
+        """A backward that has stopped does not go on any more."""
+        self.gradients = {edge: item for edge, item in self.gradients.items() if edge.dst.backward is not backward}
 
     def _forward(self, segment: Segment) -> None:
         run_forward(segment, self.device_of(segment.stage), self.remat.around)

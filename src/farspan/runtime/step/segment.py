@@ -244,8 +244,9 @@ def run_backward(
         else:
             roots.append(key.data if key.segment is segment else _entry(part, key))
         seeds.append(gradients[edge])
+    stops = () if part.backward.stops is None else part.backward.stops.calls
     for root, seed in zip(part.backward.roots, part.backward.gradients, strict=True):
-        if root.segment is segment:
+        if root.segment is segment and root.call not in stops:  # hooks are given the seed first
             roots.append(root.data)
             seeds.append(seed)
     sources = [_source_of(edge, part, parameters) for edge in part.outgoing]
