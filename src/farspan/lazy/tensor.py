@@ -52,7 +52,9 @@ class LazyTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _recorder_in(args, kwargs).dispatch(func, args, kwargs or {})
+        recorder = _recorder_in(args, kwargs)
+        _check_not_inside(recorder)
+        return recorder.dispatch(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -116,6 +118,7 @@ class LazyTensor(torch.Tensor):
     # Reading.
     def read(self) -> torch.Tensor:
         """The value as a plain tensor without gradient history; computes what has been recorded if necessary."""
+        _check_not_inside(self._recorder)
         return self._recorder.read(self)
 
     def item(self) -> Any:
@@ -268,6 +271,20 @@ class PassedBy(torch.Tensor):
             f"{func} uses a tensor that its module was foreseen only to pass on.",
             why="what the module does depends on data, or on state that another rank has.",
             hint="let the module do the same with its arguments every time, or place its parts, not the whole",
+        )
+
+
+def _check_not_inside(recorder: Recorder) -> None:
+    """Raise if a module that is running as one call uses what is recorded, and is none of its arguments.
+
+    Raises:
+        LeakError: A module that does is called part by part.
+    """
+    if not recorder.is_recording and not recorder.is_in_optimizer:
+        raise LeakError(
+            "a module uses a tensor of another module, or of the program, that it is not given.",
+            why="it runs as one call, on one rank, and only its arguments and its own attributes are there.",
+            hint="give it the tensor as an argument of its forward",
         )
 
 

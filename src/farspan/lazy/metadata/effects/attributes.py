@@ -20,12 +20,13 @@ from torch import nn
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.metadata.effects.reachable import Glance, Kept, State, is_same
 from farspan.lazy.metadata.template import can_describe, map_tensors
+from farspan.lazy.watch import storage_id
 
 __all__ = [
     "Attributes",
     "OwnObjects",
     "attributes_of",
-    "attributes_reaching",
+    "attributes_sharing",
     "own_attributes",
     "put_attributes",
     "put_own_attributes",
@@ -131,10 +132,12 @@ def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_r
             raise LeakError("a module writes into an array that it holds")
 
 
-def attributes_reaching(modules: Sequence[nn.Module], known: Collection[str], ids: Collection[int]) -> list[str]:
-    """The attributes, other than the `known` ones, from which one of the objects and tensors `ids` can be reached."""
-    own = _unknown_attributes(modules, known)
+def attributes_sharing(modules: Sequence[nn.Module], tensor: torch.Tensor) -> list[str]:
+    """The attributes from which a tensor in the memory of `tensor` can be reached."""
+    own = _unknown_attributes(modules, ())
     state = State(item for _, item in own)
+    memory = storage_id(tensor)
+    ids = {key for key, item in state.tensors.items() if type(item) in _REAL and storage_id(item) == memory}
     return [key for key, item in own if state.reaches(item, ids)]
 
 
@@ -148,6 +151,9 @@ class OwnObjects:
         recorded = [key for key, tensor in self._state.tensors.items() if type(tensor) not in _REAL]
         self.recorded = [key for key, item in self._own if recorded and self._state.reaches(item, recorded)]
         """The attributes through which a recorded tensor is reached."""
+        own = set(map(id, modules))
+        self.foreign = [module for module in self._state.modules if id(module) not in own]
+        """The modules that are held, and are none of the leaf's."""
 
     @property
     def is_empty(self) -> bool:
