@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.errors import RecordError
-from farspan.lazy.leaf import LeakError
+from farspan.lazy.leaf import LeakError, WholeError
 from farspan.lazy.torch_private import disabled_torch_function, make_wrapper
 
 if TYPE_CHECKING:
@@ -58,11 +58,12 @@ class LazyTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise RecordError(
+        raise WholeError(
             f"{func} reached a tensor that has no data on this rank.",
-            why="the call went to torch's core without passing through __torch_function__, so it was not recorded.",
-            hint="read the value first (tensor.item(), tensor.tolist()), or put the operation into a module of the\n"
-            "model, which runs as a whole where it is placed",
+            why="torch.func (vmap, jacrev, ...), or code that is not Python (compiled, scripted), uses it: that\n"
+            "cannot be recorded over a distributed model.",
+            hint="put the operation into a module of the model without buffers, which runs as a whole where it is\n"
+            "placed, or read the value first (tensor.item(), tensor.tolist())",
         )
 
     # Metadata, without a dispatch: plain attributes of the class come before torch's own.

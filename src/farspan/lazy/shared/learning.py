@@ -11,7 +11,15 @@ from farspan.graph import Call, Value
 from farspan.lazy.context.outer import saved_hooks
 from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.memory.exchange import can_be_recorded
-from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, meta_of, rebuild
+from farspan.lazy.metadata import (
+    Entry,
+    Unknown,
+    attributes_with_tensors,
+    current_modes,
+    digest_of,
+    meta_of,
+    rebuild,
+)
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.autograd_function import FunctionCall
@@ -51,6 +59,11 @@ def learn(
     if _is_of_plain_memory(recorder, target, tensors):
         args, kwargs = rebuild(template, list(map(read_data, tensors)))
         return target(*args, **kwargs)
+    held = attributes_with_tensors(target.modules, target.attributes) if type(target) is Leaf else []
+    if held:  # its owner alone will see which of them it writes into: they become arguments
+        target.attributes.update(dict.fromkeys(held))
+        target.own_objects = None
+        return recorder._call_leaf(target, given[0], given[1])
     path = path_of(recorder, target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
     arguments = [recorder.argument(tensor) for tensor in tensors]

@@ -27,6 +27,7 @@ __all__ = [
     "OwnObjects",
     "attributes_of",
     "attributes_sharing",
+    "attributes_with_tensors",
     "own_attributes",
     "put_attributes",
     "put_own_attributes",
@@ -139,6 +140,16 @@ def attributes_sharing(modules: Sequence[nn.Module], tensor: torch.Tensor) -> li
     memory = storage_id(tensor)
     ids = {key for key, item in state.tensors.items() if type(item) in _REAL and storage_id(item) == memory}
     return [key for key, item in own if state.reaches(item, ids)]
+
+
+def attributes_with_tensors(modules: Sequence[nn.Module], known: Collection[str]) -> list[str]:
+    """The attributes, other than the `known` ones, that hold plain tensors and can be arguments."""
+    found: list[str] = []
+    for key, item in _unknown_attributes(modules, known):
+        state = State([item])
+        if any(type(tensor) in _REAL for tensor in state.tensors.values()) and can_describe(item):
+            found.append(key)
+    return found
 
 
 class OwnObjects:
