@@ -8,6 +8,7 @@ followed at all.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -25,7 +26,8 @@ _ENDS = (
     torch.Tensor, torch.nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
     torch.Generator, str, bytes, int, float, complex, type(None), torch.dtype, torch.device,
 )  # fmt: skip
-_UNCHANGING = (tuple, frozenset, types.MethodType)
+_CALLABLES = (types.MethodType, functools.partial)
+_UNCHANGING = (tuple, frozenset, *_CALLABLES)
 _PLAIN = (bool, int, float, str, bytes, complex)
 _MOST_OBJECTS = 500
 """That are followed from one root."""
@@ -91,6 +93,20 @@ class State:
     def has_changed_array(self, ids: Iterable[int]) -> bool:
         """Whether one of the objects `ids` is an array."""
         return any(key in self._held and isinstance(self._held[key].item, np.ndarray) for key in ids)
+
+    def has_changed_behind_callable(self, ids: Collection[int]) -> bool:
+        """Whether one of the objects `ids` is known to a bound method or a partial function: no copy of it would be."""
+        return any(self.reaches(item, ids) for item in self.callables)
+
+    @property
+    def callables(self) -> list[Any]:
+        """The bound methods and partial functions."""
+        return [held.item for held in self._held.values() if isinstance(held.item, _CALLABLES)]
+
+    @property
+    def holders(self) -> list[Any]:
+        """The objects whose elements and attributes can be exchanged for others."""
+        return [held.item for held in self._held.values() if not isinstance(held.item, (*_UNCHANGING, np.ndarray))]
 
     def changed(self) -> set[int]:
         """Ids of the objects that hold something else now."""
@@ -200,6 +216,8 @@ def _look_into(item: Any) -> _Held | None:
         return _Held(item, tuple(item), {}, {})
     elif isinstance(item, types.MethodType):
         return _Held(item, (item.__self__,), {}, {})
+    elif isinstance(item, functools.partial):
+        return _Held(item, (item.func, *item.args, *item.keywords.values()), {}, {})
     elif isinstance(item, set):
         elements = set(item)
     elif isinstance(item, np.ndarray):
