@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import nn
 
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
@@ -20,7 +19,6 @@ from farspan.lazy.backward import record_backward
 from farspan.lazy.context.outer import check_around, saved_hooks
 from farspan.lazy.deferred import Deferred
 from farspan.lazy.held_objects import HeldObjects
-from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.memory.copies import Copies
 from farspan.lazy.metadata import (
@@ -57,6 +55,7 @@ from farspan.lazy.parameters.values import ParameterValues, alias_of
 from farspan.lazy.randomness import DRAWS, Frame, ProgramDraws, has_own_generator, host_seed, key_of_function
 from farspan.lazy.shared.drawing import NotedDraws, answer_drawing, draws_in_python
 from farspan.lazy.shared.learning import learn
+from farspan.lazy.surgery.opened import call_parts
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import DisableTorchFunction, put_modes, run_without_modes_of, take_modes_of
 
@@ -133,7 +132,10 @@ class Recorder:
     def _call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
-        self.held_objects.see(leaf)
+        try:
+            self.held_objects.see(leaf)
+        except LeakError as error:
+            return call_parts(self, leaf, (args, kwargs), error.what)
         if leaf.num_extra or leaf.attributes:
             held = [attributes_of(leaf.modules, leaf.attributes)] if leaf.attributes else []
             given = (args, kwargs, *held)
@@ -209,10 +211,10 @@ class Recorder:
         except LeakError as error:
             entry, reason = None, error.what
         if entry is None:
-            return self._call_parts(target, given, reason)
+            return call_parts(self, target, given, reason)
         if type(target) is Leaf:
             if written_parameters(self, entry, tensors):
-                return self._call_parts(target, given, "it writes into a parameter of another stage")
+                return call_parts(self, target, given, "it writes into a parameter of another stage")
             if not target.attributes.keys() >= set(entry.attributes):
                 target.attributes.update(dict.fromkeys(entry.attributes))
                 target.own_objects = None
@@ -229,20 +231,14 @@ class Recorder:
             if entry.mutated and not self.is_writing and written_parameters(self, entry, tensors):
                 return write_parameters(self, target, template, tensors, stage)
         if entry.mutated and not self.is_writing and not is_plain_write(target, entry, tensors):
-            is_done, result = write_apart(self, target, template, tensors, stage, entry)
+            try:
+                is_done, result = write_apart(self, target, template, tensors, stage, entry)
+            except LeakError as error:
+                return call_parts(self, target, given, error.what)
             return result if is_done else self.record(target, template, tensors, stage, given=given)
         if key is not None and not self.is_writing:
             self.cache.known[key] = (template, entry)
         return self._append(target, template, arguments, entry, stage, modes, tensors, given)
-
-    def _call_parts(self, target: Any, given: tuple[Any, ...], reason: str) -> Any:
-        """What was to be one call reaches outside itself: from now on its parts are called one by one."""
-        if type(target) is not Leaf:
-            self.refuse(f"{name_of(target)} cannot run as one call: {reason}", hint="name the place around the call")
-        target.is_open = True
-        self.frame.take_back(target.key, is_apart=self.is_evaluation(target.module))
-        with without_user_hooks(target.module):  # which run around this call, if there are any
-            return nn.Module.__call__(target.module, *given[0], **given[1])  # its own `__call__` is running
 
     def _append(
         self,

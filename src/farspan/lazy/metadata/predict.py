@@ -15,7 +15,7 @@ from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.effects.around import nothing_changed_around
-from farspan.lazy.metadata.effects.attributes import attributes_reaching, watched_attributes
+from farspan.lazy.metadata.effects.attributes import attributes_sharing, watched_attributes
 from farspan.lazy.metadata.effects.changes import (
     ATTRIBUTES,
     Described,
@@ -202,7 +202,7 @@ def observe(
             is_ordered |= note_saved(outputs, [(item, ids) for item, _, ids in memory])
         attributes = list(arguments.objects.get(ATTRIBUTES, ()))
         if owned and watch.written_plain:
-            attributes += _holding(target, attributes, watch.written_plain)
+            attributes += [key for key in _holding(target, watch.written_plain) if key not in attributes]
         passed_by = [i for i, tensor in enumerate(tensors) if is_leaf and storage_id(tensor) not in watch.used]
         places = {id(item): number for number, item in enumerate(target.placed)} if is_leaf else {}
         unused_parameters = [places[id(item)] for item, tensor in held if storage_id(tensor) not in watch.used]
@@ -246,15 +246,15 @@ def _holds_compiled(target: Any) -> bool:
     return type(target) is Leaf and any(map(is_compiled, target.modules))
 
 
-def _holding(leaf: Leaf, known: Collection[str], written: Mapping[int, torch.Tensor]) -> list[str]:
-    """The attributes of a leaf's modules that hold tensors it writes.
+def _holding(leaf: Leaf, written: Mapping[int, torch.Tensor]) -> list[str]:
+    """The attributes of a leaf's modules that hold tensors it writes, or others that share their memory.
 
     Raises:
         LeakError: Something else holds one.
     """
     found: list[str] = []
-    for key in written:
-        keys = attributes_reaching(leaf.modules, known, [key])
+    for tensor in written.values():
+        keys = attributes_sharing(leaf.modules, tensor)
         if not keys:
             raise LeakError(f"{name_of(leaf)} writes into a tensor outside itself")
         found += [key for key in keys if key not in found]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from farspan.graph import Call, Value
-from farspan.lazy.leaf import Leaf
+from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.memory.exchange import can_be_recorded, exchange
 from farspan.lazy.metadata import Entry, flatten_arguments, rebuild
 from farspan.lazy.ops.autograd_function import FunctionCall
@@ -83,6 +83,9 @@ def write_apart(
 
     Returns:
         Whether this was all there is to do, and the call's result.
+
+    Raises:
+        LeakError: A module writes into such memory: its parts can.
     """
     where = format_where(find_where())
     if type(target) is not Leaf and any(recorder.outside.is_gradient(tensors[i]) for i in entry.mutated):
@@ -96,6 +99,8 @@ def write_apart(
         args, kwargs = rebuild(template, list(map(read_data, tensors)))
         return True, target(*args, **kwargs)  # type: ignore[operator]
     if not all(can_be_recorded(recorder, tensor) for tensor in plain):
+        if type(target) is Leaf:
+            raise LeakError("it writes into plain memory that others use too")
         _check_every_rank_can_write(recorder, target, entry, tensors, len(plain), where)
         args, kwargs = rebuild(template, list(map(read_data, tensors)))
         return True, target(*args, **kwargs)  # type: ignore[operator]

@@ -11,7 +11,16 @@ from farspan.graph import Call, Value
 from farspan.lazy.context.outer import saved_hooks
 from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.memory.exchange import can_be_recorded
-from farspan.lazy.metadata import Entry, Unknown, current_modes, digest_of, meta_of, rebuild
+from farspan.lazy.metadata import (
+    Entry,
+    Unknown,
+    attributes_with_tensors,
+    current_modes,
+    digest_of,
+    holds_hidden,
+    meta_of,
+    rebuild,
+)
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.autograd_function import FunctionCall
@@ -54,6 +63,13 @@ def learn(
     known = recorder.deferred.run_here(target, template, tensors)
     if known is not None:
         return known[0]
+    held = attributes_with_tensors(target.modules, target.attributes) if type(target) is Leaf else []
+    if held:  # its owner alone will see which of them it writes into: they become arguments
+        target.attributes.update(dict.fromkeys(held))
+        target.own_objects = None
+        return recorder._call_leaf(target, given[0], given[1])
+    if type(target) is Leaf and holds_hidden(target.modules):
+        raise LeakError("it holds an object that its owner alone would move on")
     path = path_of(recorder, target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
     arguments = [recorder.argument(tensor) for tensor in tensors]

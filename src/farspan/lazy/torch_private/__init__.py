@@ -50,6 +50,7 @@ from farspan.lazy.torch_private.symbols import Symbols as Symbols
 from farspan.lazy.torch_private.tensors import has_compatible_type as has_compatible_type
 from farspan.lazy.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
 from farspan.lazy.torch_private.tensors import has_other_users as has_other_users
+from farspan.lazy.torch_private.tensors import is_wrapped as is_wrapped
 from farspan.lazy.torch_private.tensors import make_wrapper as make_wrapper
 from farspan.lazy.torch_private.tensors import raw_grad as raw_grad
 from farspan.lazy.torch_private.tensors import raw_grad_fn as raw_grad_fn
@@ -95,6 +96,7 @@ __all__ = [
     "is_hook_of_all_modules",
     "is_mode_active",
     "is_not_torchs_device",
+    "is_wrapped",
     "make_wrapper",
     "no_dispatch",
     "put_modes",

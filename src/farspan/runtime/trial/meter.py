@@ -190,12 +190,12 @@ class Meter(Executor):
         else:
             self._unsettled.append(note)
         begin = self._working.begin()
-        with self._working, counted(note.forward), kept(self._own_memory | _given_memory(segment)) as found:
+        with self._working, counted(note.forward):
             super()._forward(segment)
-        note.saved = found.sizes
+        note.saved = kept(segment, self._own_memory | _given_memory(segment))
         values = [value for value in [*segment.inputs, *segment.outputs] if value.data is not None]
-        note.saved_values = {_name_of(each) for each in values if storage_id(each.data) in found.sizes}
-        made = self._working.made(begin, found.sizes)
+        note.saved_values = {_name_of(each) for each in values if storage_id(each.data) in note.saved}
+        made = self._working.made(begin, note.saved)
         note.forward_working_bytes = note.working_bytes = max(0, self._working.peak(begin, self._own_memory) - made)
 
     def _backward(self, part: Part, *, leaves_weights: bool) -> None:
