@@ -178,7 +178,7 @@ class ProgramDraws:
                 self._at = None
             after = default.get_state()
             if place.end is None:
-                if isinstance(call.entry, Unknown):  # it has come to nothing
+                if isinstance(call.entry, Unknown) and call.raised is None:  # it has come to nothing
                     put_in_python(in_python)
                     default.set_state(self._start)
                     return

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from farspan.runtime.engine import Engine
     from farspan.runtime.program import Program
 
-__all__ = ["RAISED_BY", "check_computed", "end_aborted", "report_of"]
+__all__ = ["check_computed", "end_aborted", "rank_that_raised", "report_of"]
 
-RAISED_BY = "_farspan_rank"
+_RAISED_BY = "_farspan_rank"
 """The attribute of an exception that says on which other rank it was raised."""
 
 _Position = tuple[int, int]
@@ -72,10 +72,10 @@ def end_aborted(
     raised = interruption.raised
     if rank == engine.rank and raised is not None:
         error = told_as(raised.error, _calls_at(place, graphs))
-        failed = raised.part
+        failed = raised.part if raised.is_in_pieces else None
     else:
         error, failed = exception_from_json(text.encode(), _calls_at(place, graphs)), None
-        vars(error)[RAISED_BY] = rank
+        vars(error)[_RAISED_BY] = rank
     interruption.undo.check(place, f"{type(error).__name__} in {words}")
     interruption.undo.undo(place, failed=failed)
     for backward in [backward for graph in graphs for backward in graph.backwards]:
@@ -86,6 +86,14 @@ def end_aborted(
     program.released = [call for call in program.released if _is_over(call, place)]
     _drop(graphs, place, f"{type(error).__name__} in {words}")
     return error, place
+
+
+def rank_that_raised(error: BaseException) -> int | None:
+    """The other rank that has raised what `error` is, or is raised from; None if there is none."""
+    cause: BaseException | None = error
+    while cause is not None and _RAISED_BY not in vars(cause):
+        cause = cause.__cause__
+    return None if cause is None else vars(cause)[_RAISED_BY]
 
 
 def check_computed(value: Value) -> None:

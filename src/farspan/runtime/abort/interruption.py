@@ -24,6 +24,8 @@ class Raised:
     """That raised it, or one of those whose backward did."""
     part: Part | None
     """The share of a backward that raised it."""
+    is_in_pieces: bool
+    """Whether that adds to gradients in another order than autograd would on its own."""
 
 
 class Interruption:
@@ -44,6 +46,7 @@ class Interruption:
         self.raised: Raised | None = None
         """The first exception in the program's order."""
         self._call: Call | None = None
+        self._leaves_weights = False
         self._runs_ahead = _may_run_ahead(graphs)
 
     @property
@@ -62,8 +65,9 @@ class Interruption:
         if self._runs_ahead:
             self.undo.note_call(call)
 
-    def begin_part(self, part: Part) -> None:
+    def begin_part(self, part: Part, *, leaves_weights: bool) -> None:
         """A share of a backward is about to run."""
+        self._leaves_weights = leaves_weights
         self.undo.note_part(part)
 
     def note(self, error: Exception, work: Segment | Part) -> None:
@@ -71,10 +75,11 @@ class Interruption:
         if isinstance(work, Part):
             call = work.calls[0] if work.calls else work.backward.roots[0].call
             assert call is not None
-            raised = Raised(error=error, place=place_of_part(work), call=call, part=work)
+            in_pieces = self._leaves_weights or any(isinstance(edge.key, str) for edge in work.outgoing)
+            raised = Raised(error=error, place=place_of_part(work), call=call, part=work, is_in_pieces=in_pieces)
         else:
             call = self._call if self._call is not None and self._call.segment is work else work.calls[0]
-            raised = Raised(error=error, place=place_of_call(call), call=call, part=None)
+            raised = Raised(error=error, place=place_of_call(call), call=call, part=None, is_in_pieces=False)
         if self.raised is None or raised.place < self.raised.place:
             self.raised = raised
         self.halts.tell(self.step, raised.place)

@@ -127,7 +127,7 @@ class Executor:
             elif step.kind is Kind.WEIGHT:
                 self._run_weights(step.work)
             else:
-                self.interruption.begin_part(step.work)
+                self.interruption.begin_part(step.work, leaves_weights=step.leaves_weights)
                 self._backward(step.work, leaves_weights=step.leaves_weights)
         except FarspanError:
             raise
