@@ -17,6 +17,7 @@ from farspan.errors import RecordError
 from farspan.graph import Value
 from farspan.lazy import Placed
 from farspan.lazy.torch_private import raw_grad
+from farspan.runtime.abort import Halts
 from farspan.runtime.optimizers.states import OptimizerStates
 from farspan.runtime.reading.ahead import ParametersAhead
 from farspan.runtime.side import SideChannel
@@ -41,6 +42,7 @@ class SharedValues:
         self._kept: dict[tuple[int, int, int], Value] = {}
         self._old_gradients: dict[str, torch.Tensor] = {}
         self.ahead = ParametersAhead(self._pull_parameters)
+        self.halts = Halts(side, deadline_s)
         self._progress = 0
         self._progressed = threading.Condition()
         side.serve(self._answer)
@@ -132,6 +134,9 @@ class SharedValues:
 
     def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         """Another rank asks (called in a worker thread)."""
+        heard = self.halts.answer(request)
+        if heard is not None:
+            return heard
         wanted = request["progress"]
         with self._progressed:
             if not self._progressed.wait_for(lambda: self._progress >= wanted, self.deadline_s):
