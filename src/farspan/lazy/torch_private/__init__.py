@@ -50,6 +50,8 @@ from farspan.lazy.torch_private.symbols import Symbols as Symbols
 from farspan.lazy.torch_private.tensors import has_compatible_type as has_compatible_type
 from farspan.lazy.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
 from farspan.lazy.torch_private.tensors import has_other_users as has_other_users
+from farspan.lazy.torch_private.tensors import has_weak_references as has_weak_references
+from farspan.lazy.torch_private.tensors import is_used_below as is_used_below
 from farspan.lazy.torch_private.tensors import is_wrapped as is_wrapped
 from farspan.lazy.torch_private.tensors import make_wrapper as make_wrapper
 from farspan.lazy.torch_private.tensors import raw_grad as raw_grad
@@ -85,6 +87,8 @@ __all__ = [
     "has_full_backward_hooks",
     "has_memory_of_its_own",
     "has_other_users",
+    "has_weak_references",
+    "is_used_below",
     "hooks_on_saved",
     "in_autocast_region",
     "is_any_autocast_enabled",

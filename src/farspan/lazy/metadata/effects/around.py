@@ -16,10 +16,14 @@ from torch import nn
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.metadata.effects.reachable import State, is_same
 
-__all__ = ["code_of", "content_of", "globals_of", "nothing_changed_around"]
+__all__ = ["AroundError", "code_of", "content_of", "globals_of", "nothing_changed_around"]
 
 _ABSENT = object()
 _ENDS = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, property, staticmethod, classmethod)
+
+
+class AroundError(LeakError):
+    """Something around the code of a module has changed while it ran: by the module, or by another thread."""
 
 
 @contextlib.contextmanager
@@ -27,7 +31,7 @@ def nothing_changed_around(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Put back what the body changes around the code of `modules`.
 
     Raises:
-        LeakError: It has changed something.
+        AroundError: Something has changed.
     """
     classes, functions = code_of(modules)
     before: list[tuple[Any, str, Any]] = [
@@ -42,7 +46,7 @@ def nothing_changed_around(modules: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         names = _undo(before, state)
     if names:
-        raise LeakError(f"it changes {' and '.join(dict.fromkeys(names))} outside the module")
+        raise AroundError(f"it changes {' and '.join(dict.fromkeys(names))} outside the module")
 
 
 def _undo(before: Sequence[tuple[Any, str, Any]], state: State) -> list[str]:
