@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from farspan.lazy.leaf import LeakError
 from farspan.lazy.metadata import OwnObjects, State
 
 if TYPE_CHECKING:
@@ -28,7 +29,11 @@ class HeldObjects:
         self._leaves: dict[Leaf, None] = {}
 
     def see(self, leaf: Leaf) -> None:
-        """What others have changed in the objects `leaf` holds is an argument of its calls from now on."""
+        """What others have changed in the objects `leaf` holds is an argument of its calls from now on.
+
+        Raises:
+            LeakError: It holds a module of the model that is not below it, and so sees what that one is by now.
+        """
         recorder = self.recorder
         if leaf.own_objects is not None and leaf.own_objects.has_changed():
             recorder.flush_before_change(f"an object that {leaf} holds has been changed")
@@ -42,8 +47,18 @@ class HeldObjects:
             if leaf.own_objects.recorded:
                 leaf.attributes.update(dict.fromkeys(leaf.own_objects.recorded))
                 leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
+            self._check_foreign(leaf)
         if not leaf.own_objects.is_empty:
             self._leaves[leaf] = None
+
+    def _check_foreign(self, leaf: Leaf) -> None:
+        if not leaf.own_objects.foreign:
+            return
+        known = {*self.recorder.leaf_parts, *map(id, self.recorder.outermost.modules())}
+        for module in leaf.own_objects.foreign:
+            if id(module) in known:
+                leaf.own_objects = None
+                raise LeakError(f"it holds a {type(module).__name__} that is not below it")
 
     @contextlib.contextmanager
     def as_recorded(self) -> Iterator[None]:

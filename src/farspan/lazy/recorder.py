@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import nn
 
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
 from farspan.lazy.context.outer import check_around, saved_hooks
+from farspan.lazy.deferred import Deferred
 from farspan.lazy.held_objects import HeldObjects
-from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.memory.copies import Copies
 from farspan.lazy.metadata import (
@@ -56,6 +55,7 @@ from farspan.lazy.parameters.values import ParameterValues, alias_of
 from farspan.lazy.randomness import DRAWS, Frame, ProgramDraws, has_own_generator, host_seed, key_of_function
 from farspan.lazy.shared.drawing import NotedDraws, answer_drawing, draws_in_python
 from farspan.lazy.shared.learning import learn
+from farspan.lazy.surgery.opened import call_parts
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import DisableTorchFunction, put_modes, run_without_modes_of, take_modes_of
 
@@ -93,11 +93,8 @@ class Recorder:
         self.num_graphs = 1
         self.num_pending_backwards = 0
         self.runs_each_backward = False
-        """A parameter has a post-accumulate hook, which may step an optimizer, or a leaf writes into its weights: what
-        comes next sees the new ones, and what came before the old ones.
-        """
-        self.has_hooked_calls = False
-        """Whether any has been recorded by a forward hook beside a backward hook."""
+        """Weights may change at each: a leaf writes into its own."""
+        self.has_hooked_calls = False  # whether there have been hooks on recorded tensors
         self.held_objects = HeldObjects(self)
         self.num_copies = 0
         """Of distributed models and their parts."""
@@ -120,13 +117,14 @@ class Recorder:
         self.number = 0
         """Of the call that is being recorded, among those of the same name in its frame."""
         self.noted_draws = NotedDraws(self)
+        self.deferred = Deferred(self)
         self.transfer: Any = None
-        """Stands in for the recorder while a state dictionary is made or loaded."""
+        """Stands in for the recorder while a state dictionary is made."""
 
     # Recording calls.
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
+        """Record a call of `leaf`; give what it will return, with lazy tensors in it."""
         check_around()
         self.number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
         return self._call_leaf(leaf, args, kwargs)
@@ -134,7 +132,10 @@ class Recorder:
     def _call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
-        self.held_objects.see(leaf)
+        try:
+            self.held_objects.see(leaf)
+        except LeakError as error:
+            return call_parts(self, leaf, (args, kwargs), error.what)
         if leaf.num_extra or leaf.attributes:
             held = [attributes_of(leaf.modules, leaf.attributes)] if leaf.attributes else []
             given = (args, kwargs, *held)
@@ -204,16 +205,16 @@ class Recorder:
         modes = current_modes()
         reason = ""
         try:
-            entry = self._predict(target, template, metas, modes)
+            entry = self.predict(target, template, metas, modes)
             if isinstance(entry, Unknown):
                 return learn(self, target, template, tensors, stage, entry, given)
         except LeakError as error:
             entry, reason = None, error.what
         if entry is None:
-            return self._call_parts(target, given, reason)
+            return call_parts(self, target, given, reason)
         if type(target) is Leaf:
             if written_parameters(self, entry, tensors):
-                return self._call_parts(target, given, "it writes into a parameter of another stage")
+                return call_parts(self, target, given, "it writes into a parameter of another stage")
             if not target.attributes.keys() >= set(entry.attributes):
                 target.attributes.update(dict.fromkeys(entry.attributes))
                 target.own_objects = None
@@ -230,20 +231,14 @@ class Recorder:
             if entry.mutated and not self.is_writing and written_parameters(self, entry, tensors):
                 return write_parameters(self, target, template, tensors, stage)
         if entry.mutated and not self.is_writing and not is_plain_write(target, entry, tensors):
-            is_done, result = write_apart(self, target, template, tensors, stage, entry)
+            try:
+                is_done, result = write_apart(self, target, template, tensors, stage, entry)
+            except LeakError as error:
+                return call_parts(self, target, given, error.what)
             return result if is_done else self.record(target, template, tensors, stage, given=given)
         if key is not None and not self.is_writing:
             self.cache.known[key] = (template, entry)
         return self._append(target, template, arguments, entry, stage, modes, tensors, given)
-
-    def _call_parts(self, target: Any, given: tuple[Any, ...], reason: str) -> Any:
-        """What was to be one call reaches outside itself: from now on its parts are called one by one."""
-        if type(target) is not Leaf:
-            self.refuse(f"{name_of(target)} cannot run as one call: {reason}", hint="name the place around the call")
-        target.is_open = True
-        self.frame.take_back(target.key, is_apart=self.is_evaluation(target.module))
-        with without_user_hooks(target.module):  # which run around this call, if there are any
-            return nn.Module.__call__(target.module, *given[0], **given[1])  # its own `__call__` is running
 
     def _append(
         self,
@@ -256,6 +251,9 @@ class Recorder:
         tensors: list[torch.Tensor],
         given: tuple[Any, ...] = ((), {}),
     ) -> Any:
+        if stage is None and self.deferred.can_wait(target, entry, arguments, tensors):
+            return self.deferred.defer(target, template, arguments, entry, modes, tensors, given)
+        arguments = self.deferred.recorded(arguments, entry, tensors)
         self.runs_each_backward |= entry.is_ordered
         values = used = [item for item in arguments if isinstance(item, Value)]
         if entry.unused:
@@ -282,7 +280,7 @@ class Recorder:
             return answer_drawing(self, call, entry, tensors, given)
         return answer(self, call, entry, tensors, given)
 
-    def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
+    def predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
         self.is_recording = False
         try:
             entry = self.cache.lookup(target, template, metas, modes)
@@ -295,7 +293,7 @@ class Recorder:
     def argument(self, tensor: torch.Tensor) -> Value | torch.Tensor:
         if type(tensor) is LazyTensor:
             check_history(self, tensor)
-            return tensor._value
+            return self.deferred.argument(tensor._value)
         placed = self.placed.get(id(tensor))
         if placed is not None:
             return self.value_of(placed)
@@ -304,10 +302,7 @@ class Recorder:
         return self.outside.of(tensor) if requires_grad else tensor
 
     def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value:
-        """A parameter or buffer as a source; `is_alias`: its memory without its gradient, as `param.data` is.
-
-        What leaves write is what they have made of it by now, and stays that.
-        """
+        """A parameter or buffer as a source, as leaves have written it by now; `is_alias`: without its gradient."""
         is_fixed = placed.is_written and not self.is_writing
         if is_fixed and self.has_pending():
             self.engine.flush(f"{placed.name}, which a module writes, is used outside it")
@@ -322,7 +317,7 @@ class Recorder:
         backward = record_backward(self, tensors, gradients, *args, **kwargs)
         self.num_pending_backwards += 1
         self.next_graph()
-        if self.hooks.are_there:
+        if self.hooks.are_there or backward.stops is not None:
             self.hooks.run_backward(backward, "a backward, after which hooks run")
         elif self.runs_each_backward:
             self.engine.flush("a backward, after which weights may change")
@@ -336,6 +331,7 @@ class Recorder:
 
     def take_pending(self) -> list[Graph]:
         """All that waits, to be run. What is recorded from now on is a new micro-batch."""
+        self.deferred.settle()
         self.next_graph()
         graphs, self.pending, self.num_pending_backwards = self.pending, [], 0
         return graphs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.errors import RecordError
-from farspan.lazy.leaf import LeakError
+from farspan.lazy.leaf import LeakError, WholeError
 from farspan.lazy.torch_private import disabled_torch_function, make_wrapper
 
 if TYPE_CHECKING:
@@ -52,15 +52,18 @@ class LazyTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _recorder_in(args, kwargs).dispatch(func, args, kwargs or {})
+        recorder = _recorder_in(args, kwargs)
+        _check_not_inside(recorder)
+        return recorder.dispatch(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise RecordError(
+        raise WholeError(
             f"{func} reached a tensor that has no data on this rank.",
-            why="the call went to torch's core without passing through __torch_function__, so it was not recorded.",
-            hint="read the value first (tensor.item(), tensor.tolist()), or put the operation into a module of the\n"
-            "model, which runs as a whole where it is placed",
+            why="torch.func (vmap, jacrev, ...), or code that is not Python (compiled, scripted), uses it: that\n"
+            "cannot be recorded over a distributed model.",
+            hint="put the operation into a module of the model without buffers, which runs as a whole where it is\n"
+            "placed, or read the value first (tensor.item(), tensor.tolist())",
         )
 
     # Metadata, without a dispatch: plain attributes of the class come before torch's own.
@@ -69,7 +72,8 @@ class LazyTensor(torch.Tensor):
     device = property(lambda self: self._value.meta.device)  # type: ignore[assignment]
     ndim = property(lambda self: len(self._value.meta.shape))  # type: ignore[assignment]
     is_leaf = property(lambda self: not self._value.meta.requires_grad)  # type: ignore[assignment]
-    grad = property(lambda self: None)  # type: ignore[assignment]
+    grad: Any = None
+    """What `retain_grad` has kept."""
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
@@ -81,7 +85,9 @@ class LazyTensor(torch.Tensor):
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]
-        return self._value if self._value.meta.requires_grad else None
+        from farspan.lazy.nodes.hooks import Node
+
+        return Node(self) if self._value.meta.requires_grad else None
 
     def dim(self) -> int:
         return len(self._value.meta.shape)
@@ -116,6 +122,7 @@ class LazyTensor(torch.Tensor):
     # Reading.
     def read(self) -> torch.Tensor:
         """The value as a plain tensor without gradient history; computes what has been recorded if necessary."""
+        _check_not_inside(self._recorder)
         return self._recorder.read(self)
 
     def item(self) -> Any:
@@ -185,17 +192,20 @@ class LazyTensor(torch.Tensor):
         self._recorder.backward([self], [gradient], retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
 
     def register_hook(self, hook: Any) -> Any:
-        self._recorder.refuse(
-            "a gradient hook cannot be registered on a recorded tensor",
-            hint="register it on a parameter, or inside the forward of a module that is placed as a whole;\n"
-            "the gradient itself is torch.autograd.grad(loss, tensor, retain_graph=True)",
-        )
+        from farspan.lazy.nodes.hooks import register_hook
+
+        return register_hook(self, hook)
 
     def retain_grad(self) -> None:
-        self._recorder.refuse(
-            "retain_grad() of a recorded tensor is not supported",
-            hint="move it into a module that is placed as a whole",
-        )
+        from farspan.lazy.nodes.hooks import retain_grad
+
+        retain_grad(self)
+
+    @property
+    def retains_grad(self) -> bool:  # type: ignore[override]
+        from farspan.lazy.nodes.hooks import is_retained
+
+        return is_retained(self)
 
 
 class StubParameter(torch.Tensor):
@@ -268,6 +278,20 @@ class PassedBy(torch.Tensor):
             f"{func} uses a tensor that its module was foreseen only to pass on.",
             why="what the module does depends on data, or on state that another rank has.",
             hint="let the module do the same with its arguments every time, or place its parts, not the whole",
+        )
+
+
+def _check_not_inside(recorder: Recorder) -> None:
+    """Raise if a module that is running as one call uses what is recorded, and is none of its arguments.
+
+    Raises:
+        LeakError: A module that does is called part by part.
+    """
+    if not recorder.is_recording and not recorder.is_in_optimizer:
+        raise LeakError(
+            "a module uses a tensor of another module, or of the program, that it is not given.",
+            why="it runs as one call, on one rank, and only its arguments and its own attributes are there.",
+            hint="give it the tensor as an argument of its forward",
         )
 
 

@@ -57,7 +57,9 @@ class Watch(TorchDispatchMode):
         self.updated: set[int] = set()
         """Running statistics that an operation writes although its schema does not say so."""
         self.written_plain: dict[int, torch.Tensor] = {}
-        """By id the tensors that are no fakes, and written."""
+        """By id the tensors that are no fakes, and written, themselves or through a view of them."""
+        self._viewed: dict[int, tuple[torch.Tensor, Any]] = {}
+        """By id of the memory of fake views the tensors, no fakes, of which they are views; and that memory."""
         self.used: set[int] = set()
         """The memory that any operation reads or writes."""
         self.made = made
@@ -89,14 +91,36 @@ class Watch(TorchDispatchMode):
                     value = given[item.name]
                     values = value if isinstance(value, (list, tuple)) else (value,)
                     self.written.update(map(storage_id, values))
-                    self.written_plain.update((id(part), part) for part in values if not is_fake(part))
+                    for part in values:
+                        plain = self._plain_behind(part)
+                        if plain is not None:
+                            self.written_plain[id(plain)] = plain
         result = as_it_is(func, args, kwargs or {}, func(*args, **(kwargs or {})))
+        if not func._schema.is_mutable and any(item.alias_info is not None for item in func._schema.returns):
+            self._note_views(func, args, kwargs or {}, result)
         if draws:
             self._note_draw(func, args, kwargs or {}, result)
         flops = flops_of(func, args, kwargs or {}, result)
         self.flops += flops if isinstance(flops, int) or self.in_symbols else 0
         self.made += [weakref.ref(item) for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         return result
+
+    def _note_views(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        schema = func._schema.arguments
+        given = {item.name: value for item, value in zip(schema, args, strict=False)} | kwargs
+        for item in schema:
+            value = given.get(item.name)
+            plain = self._plain_behind(value) if item.alias_info is not None and torch.is_tensor(value) else None
+            if plain is not None:
+                made = [part for part in tree_leaves(result) if isinstance(part, torch.Tensor) and is_fake(part)]
+                self._viewed.update((storage_id(part), (plain, part.untyped_storage())) for part in made)
+
+    def _plain_behind(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor that is no fake, and in whose memory `tensor` lies."""
+        if not is_fake(tensor):
+            return tensor
+        known = self._viewed.get(storage_id(tensor))
+        return None if known is None else known[0]
 
     def _note_draw(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         generator = kwargs.get("generator")

@@ -17,7 +17,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from farspan.lazy.ops.functions import PASS_THROUGH
-from farspan.lazy.torch_private import storage_at
+from farspan.lazy.torch_private import is_wrapped, storage_at
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
@@ -120,7 +120,7 @@ class Copies:
     def _of(self, tensor: torch.Tensor) -> _Copy | None:
         if id(tensor) in self._recorder.placed or type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
             return None
-        return self._by_storage.get(tensor.untyped_storage()._cdata)
+        return None if is_wrapped(tensor) else self._by_storage.get(tensor.untyped_storage()._cdata)
 
     def _prune(self) -> None:
         if self._pruned != self.epoch:

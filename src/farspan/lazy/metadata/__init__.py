@@ -3,6 +3,8 @@
 from farspan.lazy.metadata.canonical import digest_of as digest_of
 from farspan.lazy.metadata.effects.attributes import OwnObjects as OwnObjects
 from farspan.lazy.metadata.effects.attributes import attributes_of as attributes_of
+from farspan.lazy.metadata.effects.attributes import attributes_with_tensors as attributes_with_tensors
+from farspan.lazy.metadata.effects.attributes import holds_hidden as holds_hidden
 from farspan.lazy.metadata.effects.attributes import own_attributes as own_attributes
 from farspan.lazy.metadata.effects.attributes import put_attributes as put_attributes
 from farspan.lazy.metadata.effects.attributes import put_own_attributes as put_own_attributes
@@ -47,11 +49,13 @@ __all__ = [
     "apply_modes",
     "apply_result",
     "attributes_of",
+    "attributes_with_tensors",
     "current_modes",
     "describe_result",
     "digest_of",
     "flatten",
     "flatten_arguments",
+    "holds_hidden",
     "in_region",
     "intern",
     "map_tensors",

@@ -15,7 +15,7 @@ from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.effects.around import nothing_changed_around
-from farspan.lazy.metadata.effects.attributes import attributes_reaching, watched_attributes
+from farspan.lazy.metadata.effects.attributes import attributes_sharing, watched_attributes
 from farspan.lazy.metadata.effects.changes import (
     ATTRIBUTES,
     Described,
@@ -26,6 +26,7 @@ from farspan.lazy.metadata.effects.changes import (
 from farspan.lazy.metadata.entry import Entry, meta_of
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import numbers_of, rebuild
+from farspan.lazy.nodes.inside import without_hooks_on_tensors
 from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.randomness import DRAWS
@@ -37,6 +38,7 @@ from farspan.lazy.torch_private import (
     fake_mode,
     forget_casts,
     is_compiled,
+    reached_from,
 )
 from farspan.lazy.versions import note_saved
 from farspan.lazy.watch import Learn, Made, Watch, noted_generators, storage_id, untouched_generators
@@ -188,7 +190,7 @@ def observe(
         same_as = tuple(positions.get(id(tensor), -1) for tensor in results)
         shares = tuple(storages.get(storage_id(tensor), -1) for tensor in results)
         leaf_numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
-        depends_on = tuple(_reached(output, leaf_numbers) for output in outputs)
+        depends_on = tuple(reached_from(output, leaf_numbers) for output in outputs)
         output_metas = tuple(meta_of(output) for output in outputs)
         is_ordered = False
         for item, tensor, ids in memory:
@@ -200,7 +202,7 @@ def observe(
             is_ordered |= note_saved(outputs, [(item, ids) for item, _, ids in memory])
         attributes = list(arguments.objects.get(ATTRIBUTES, ()))
         if owned and watch.written_plain:
-            attributes += _holding(target, attributes, watch.written_plain)
+            attributes += [key for key in _holding(target, watch.written_plain) if key not in attributes]
         passed_by = [i for i, tensor in enumerate(tensors) if is_leaf and storage_id(tensor) not in watch.used]
         places = {id(item): number for number, item in enumerate(target.placed)} if is_leaf else {}
         unused_parameters = [places[id(item)] for item, tensor in held if storage_id(tensor) not in watch.used]
@@ -244,15 +246,15 @@ def _holds_compiled(target: Any) -> bool:
     return type(target) is Leaf and any(map(is_compiled, target.modules))
 
 
-def _holding(leaf: Leaf, known: Collection[str], written: Mapping[int, torch.Tensor]) -> list[str]:
-    """The attributes of a leaf's modules that hold tensors it writes.
+def _holding(leaf: Leaf, written: Mapping[int, torch.Tensor]) -> list[str]:
+    """The attributes of a leaf's modules that hold tensors it writes, or others that share their memory.
 
     Raises:
         LeakError: Something else holds one.
     """
     found: list[str] = []
-    for key in written:
-        keys = attributes_reaching(leaf.modules, known, [key])
+    for tensor in written.values():
+        keys = attributes_sharing(leaf.modules, tensor)
         if not keys:
             raise LeakError(f"{name_of(leaf)} writes into a tensor outside itself")
         found += [key for key in keys if key not in found]
@@ -316,6 +318,7 @@ def _run(
         watched_attributes(target.modules, attributes, is_real=False),
         target.holding(extra, {id(item.tensor): fake for item, fake in owned}),
         without_user_hooks(target.module),
+        without_hooks_on_tensors(),
     ):
         tables: list[Any] = [module._buffers for module in target.modules]
         slots = [(table, name, buffer) for table in tables for name, buffer in table.items()]
@@ -364,28 +367,6 @@ def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
     # What the function mode breaks here teaches nothing; the call itself has run.
     with untouched_generators(), Watch([], ()) as watch, Learn(watch), suppress(Exception):
         _run(target, template, tensors, _fakes_of(target), {})
-
-
-def _reached(output: torch.Tensor, leaf_numbers: dict[int, int]) -> tuple[int, ...]:
-    """Which arguments the gradient of `output` flows to: a walk over its autograd graph."""
-    if not output.requires_grad:
-        return ()
-    if output.grad_fn is None:
-        number = leaf_numbers.get(id(output))
-        return () if number is None else (number,)
-    found: set[int] = set()
-    seen = {output.grad_fn}
-    stack = [output.grad_fn]
-    while stack:
-        node = stack.pop()
-        variable = getattr(node, "variable", None)
-        if variable is not None and id(variable) in leaf_numbers:
-            found.add(leaf_numbers[id(variable)])
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
-    return tuple(sorted(found))
 
 
 def _has_tensors_only(result: Any) -> bool:

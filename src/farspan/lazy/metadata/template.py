@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import functools
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ _ATOMS: frozenset[type] = frozenset(
 _KEYS = frozenset({str, int, bool, bytes, float, tuple})
 _BY_IDENTITY = (
     torch.nn.Module, torch.Generator, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
-    types.ModuleType, np.ndarray, np.generic,
+    types.ModuleType, np.ndarray, np.generic, functools.partial,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "has_compatible_type",
     "has_memory_of_its_own",
     "has_other_users",
+    "is_wrapped",
     "has_weak_references",
     "is_used_below",
     "make_wrapper",
@@ -66,6 +67,12 @@ def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:
     return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
         cls, meta.shape, strides=meta.stride, dtype=meta.dtype, device=meta.device, requires_grad=meta.requires_grad
     )
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a transformation of `torch.func` has put `tensor` around another one: it has no memory of its own."""
+    functions: Any = torch._C._functorch
+    return functions.is_functorch_wrapped_tensor(tensor)
 
 
 has_compatible_type: Any = torch._has_compatible_shallow_copy_type

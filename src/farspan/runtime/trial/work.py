@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
-from farspan.lazy import as_packed
-from farspan.lazy.torch_private import TorchDispatchMode, flops_of, tree_leaves
+from farspan.graph import Segment
+from farspan.lazy.torch_private import TorchDispatchMode, flops_of, saved_by, tree_leaves
 from farspan.lazy.watch import storage_id
 from farspan.profile.step import Operation
 
-__all__ = ["Kept", "counted", "kept"]
+__all__ = ["counted", "kept"]
 
 _GATHERS = ("embedding", "index", "index_select", "gather")
 """They read as much of their first argument as they return."""
@@ -48,34 +46,14 @@ def counted(found: list[Operation]) -> _Count:
     return _Count(found)
 
 
-class Kept:
-    """What autograd keeps: the size of each piece of memory."""
-
-    def __init__(self) -> None:
-        self.sizes: dict[int, int] = {}
-        self._alive: list[torch.UntypedStorage] = []
-        """So that no id is used twice."""
-
-    def add(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage_id(tensor) not in self.sizes:
-            self.sizes[storage_id(tensor)] = storage.nbytes()
-            self._alive.append(storage)
-
-
-@contextmanager
-def kept(apart: Collection[int]) -> Iterator[Kept]:
-    """Note what autograd keeps of what runs in the body, but for the memory in `apart`."""
-    found = Kept()
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is torch.strided and storage_id(tensor) not in apart:
-            found.add(tensor)
-        return tensor if tensor.grad_fn is None else tensor.detach()  # or the graph would hold itself
-
-    with saved_tensors_hooks(pack, as_packed):
-        yield found
-    found._alive.clear()
+def kept(segment: Segment, apart: Collection[int]) -> dict[int, int]:
+    """The bytes of each piece of memory, by id, that autograd keeps for the backward of a segment that has run, but for
+    the memory in `apart`. (Hooks would say it too, but torch.func refuses to run under them.)
+    """
+    values = [value for call in segment.calls for value in call.outputs]
+    made = [value.data for value in values if value.data is not None]
+    saved = [item for item in saved_by(made)[0] if item.layout is torch.strided]
+    return {key: item.untyped_storage().nbytes() for item in saved if (key := storage_id(item)) not in apart}
 
 
 def _tensors(item: Any) -> list[torch.Tensor]:

@@ -18,14 +18,18 @@ import torch
 from torch import nn
 
 from farspan.lazy.leaf import LeakError
+from farspan.lazy.metadata.effects.hidden import copies_of_hidden, hidden_in
 from farspan.lazy.metadata.effects.reachable import Glance, Kept, State, is_same
 from farspan.lazy.metadata.template import can_describe, map_tensors
+from farspan.lazy.watch import storage_id
 
 __all__ = [
     "Attributes",
     "OwnObjects",
     "attributes_of",
-    "attributes_reaching",
+    "attributes_sharing",
+    "attributes_with_tensors",
+    "holds_hidden",
     "own_attributes",
     "put_attributes",
     "put_own_attributes",
@@ -105,11 +109,14 @@ def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_r
     state = State(item for _, item in own)
     kept = Kept(state.tensors.values())
     put_attributes(modules, given, values)
+    hidden = [] if is_real else hidden_in([module.__dict__ for module in modules], state.holders)
     try:
-        yield
+        with copies_of_hidden(hidden):
+            yield
     finally:
         values.clear()
         inside = state.changed() | kept.put_back(is_real=is_real)
+        undescribed: dict[str, Any] = {}
         reached = {key for key, item in own if state.reaches(item, inside)}
         for number, (module, old) in enumerate(zip(modules, before, strict=True)):
             for name in [name for name in module.__dict__ if name not in _OF_TORCH]:
@@ -121,6 +128,8 @@ def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_r
                         values[key] = map_tensors(item, lambda tensor: tensor)  # it is about to be put back
                     elif is_real:
                         old[name] = item
+                    else:
+                        undescribed[key] = item
             for name in [name for name in module.__dict__ if name not in _OF_TORCH and name not in old]:
                 del module.__dict__[name]
             module.__dict__.update((name, item) for name, item in old.items() if name not in _OF_TORCH)
@@ -129,13 +138,35 @@ def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_r
             values[key] = values.pop(key)
         if not is_real and state.has_changed_array(inside):
             raise LeakError("a module writes into an array that it holds")
+        if not is_real and state.has_changed_behind_callable(inside):
+            raise LeakError("a module changes an object through a bound method or a partial function")
+        if hidden_in([undescribed], State(undescribed.values()).holders):
+            raise LeakError("a module sets an object whose state cannot be looked into")
 
 
-def attributes_reaching(modules: Sequence[nn.Module], known: Collection[str], ids: Collection[int]) -> list[str]:
-    """The attributes, other than the `known` ones, from which one of the objects and tensors `ids` can be reached."""
-    own = _unknown_attributes(modules, known)
+def attributes_sharing(modules: Sequence[nn.Module], tensor: torch.Tensor) -> list[str]:
+    """The attributes from which a tensor in the memory of `tensor` can be reached."""
+    own = _unknown_attributes(modules, ())
     state = State(item for _, item in own)
+    memory = storage_id(tensor)
+    ids = {key for key, item in state.tensors.items() if type(item) in _REAL and storage_id(item) == memory}
     return [key for key, item in own if state.reaches(item, ids)]
+
+
+def attributes_with_tensors(modules: Sequence[nn.Module], known: Collection[str]) -> list[str]:
+    """The attributes, other than the `known` ones, that hold plain tensors and can be arguments."""
+    found: list[str] = []
+    for key, item in _unknown_attributes(modules, known):
+        state = State([item])
+        if any(type(tensor) in _REAL for tensor in state.tensors.values()) and can_describe(item):
+            found.append(key)
+    return found
+
+
+def holds_hidden(modules: Sequence[nn.Module]) -> bool:
+    """Whether the modules hold objects whose state cannot be looked into, and may change."""
+    state = State(item for _, item in _unknown_attributes(modules, ()))
+    return bool(hidden_in([own_attributes(module, is_copy=False) for module in modules], state.holders))
 
 
 class OwnObjects:
@@ -148,6 +179,9 @@ class OwnObjects:
         recorded = [key for key, tensor in self._state.tensors.items() if type(tensor) not in _REAL]
         self.recorded = [key for key, item in self._own if recorded and self._state.reaches(item, recorded)]
         """The attributes through which a recorded tensor is reached."""
+        own = set(map(id, modules))
+        self.foreign = [module for module in self._state.modules if id(module) not in own]
+        """The modules that are held, and are none of the leaf's."""
 
     @property
     def is_empty(self) -> bool:

@@ -8,6 +8,7 @@ followed at all.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -22,9 +23,11 @@ from farspan.lazy.torch_private import no_dispatch, set_version
 __all__ = ["Glance", "Kept", "State", "is_same"]
 
 _ENDS = (
-    torch.Tensor, torch.nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
-    types.ModuleType, torch.Generator, str, bytes, int, float, complex, type(None), torch.dtype, torch.device,
+    torch.Tensor, torch.nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
+    torch.Generator, str, bytes, int, float, complex, type(None), torch.dtype, torch.device,
 )  # fmt: skip
+_CALLABLES = (types.MethodType, functools.partial)
+_UNCHANGING = (tuple, frozenset, *_CALLABLES)
 _PLAIN = (bool, int, float, str, bytes, complex)
 _MOST_OBJECTS = 500
 """That are followed from one root."""
@@ -49,6 +52,7 @@ class State:
         self.ids: set[int] = set()
         """Of everything reached, the ends included."""
         self.tensors: dict[int, torch.Tensor] = {}
+        self.modules: list[torch.nn.Module] = []
         for root in roots:
             self._follow(root)
 
@@ -56,6 +60,7 @@ class State:
         held: dict[int, _Held] = {}
         ids: set[int] = set()
         tensors: list[torch.Tensor] = []
+        modules: list[torch.nn.Module] = []
         stack = [root]
         while stack:
             item = stack.pop()
@@ -66,6 +71,8 @@ class State:
                 continue
             if isinstance(item, torch.Tensor):
                 tensors.append(item)
+            elif isinstance(item, torch.nn.Module):
+                modules.append(item)
             elif not isinstance(item, _ENDS) and not type(item).__module__.startswith("torch."):
                 found = _look_into(item)
                 if found is not None:
@@ -76,15 +83,30 @@ class State:
         self._held.update(held)
         self.ids |= ids
         self.tensors.update((id(tensor), tensor) for tensor in tensors)
+        self.modules += modules
 
     @property
     def objects(self) -> list[Any]:
         """All objects that can be changed."""
-        return [held.item for held in self._held.values() if not isinstance(held.item, (tuple, frozenset))]
+        return [held.item for held in self._held.values() if not isinstance(held.item, _UNCHANGING)]
 
     def has_changed_array(self, ids: Iterable[int]) -> bool:
         """Whether one of the objects `ids` is an array."""
         return any(key in self._held and isinstance(self._held[key].item, np.ndarray) for key in ids)
+
+    def has_changed_behind_callable(self, ids: Collection[int]) -> bool:
+        """Whether one of the objects `ids` is known to a bound method or a partial function: no copy of it would be."""
+        return any(self.reaches(item, ids) for item in self.callables)
+
+    @property
+    def callables(self) -> list[Any]:
+        """The bound methods and partial functions."""
+        return [held.item for held in self._held.values() if isinstance(held.item, _CALLABLES)]
+
+    @property
+    def holders(self) -> list[Any]:
+        """The objects whose elements and attributes can be exchanged for others."""
+        return [held.item for held in self._held.values() if not isinstance(held.item, (*_UNCHANGING, np.ndarray))]
 
     def changed(self) -> set[int]:
         """Ids of the objects that hold something else now."""
@@ -116,22 +138,36 @@ class Kept:
     """Tensors that a run may write into, although they are neither parameters, nor buffers, nor arguments."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._versions = [(item, item._version) for item in tensors if type(item) is torch.Tensor]
-        with no_dispatch():  # numbers are really written into in a run on fakes
-            self._numbers = [(item, item.clone()) for item, _ in self._versions if item.numel() == 1]
+        with no_dispatch():  # numbers are really written into in a run on fakes, and `.data` is really set
+            self._kept = [
+                (item, item._version, item.detach(), item.clone() if item.numel() == 1 else None)
+                for item in tensors
+                if type(item) is torch.Tensor
+            ]
 
     def put_back(self, *, is_real: bool) -> set[int]:
         """Ids of those that have been written into; after a run on fakes they are what they were."""
-        written = {id(item) for item, version in self._versions if item._version != version}
+        written = {id(item) for item, version, memory, _ in self._kept if _is_written(item, version, memory)}
         if not is_real:
             with no_dispatch(), torch.no_grad():
-                for item, number in self._numbers:
+                for item, version, memory, number in self._kept:
                     if id(item) in written:
-                        item.data.copy_(number)
-                for item, version in self._versions:
-                    if item._version != version:
+                        item.data = memory
+                        if number is not None:
+                            item.data.copy_(number)
                         set_version(item, version)
         return written
+
+
+def _is_written(item: torch.Tensor, version: int, memory: torch.Tensor) -> bool:
+    """Whether a tensor has been written to since it had this version and this memory."""
+    return item._version != version or _memory_of(item) != _memory_of(memory)
+
+
+def _memory_of(item: torch.Tensor) -> tuple[Any, ...]:
+    if item.layout is not torch.strided:
+        return (id(item.layout), item.shape, item.dtype)
+    return (item.untyped_storage()._cdata, item.storage_offset(), item.shape, item.stride(), item.dtype)
 
 
 class Glance:
@@ -178,6 +214,10 @@ def _look_into(item: Any) -> _Held | None:
         elements = list(item)
     elif isinstance(item, (tuple, frozenset)):
         return _Held(item, tuple(item), {}, {})
+    elif isinstance(item, types.MethodType):
+        return _Held(item, (item.__self__,), {}, {})
+    elif isinstance(item, functools.partial):
+        return _Held(item, (item.func, *item.args, *item.keywords.values()), {}, {})
     elif isinstance(item, set):
         elements = set(item)
     elif isinstance(item, np.ndarray):
@@ -200,7 +240,7 @@ def _parts(held: _Held) -> list[Any]:
 
 def _is_as_before(held: _Held) -> bool:
     item = held.item
-    if isinstance(item, (tuple, frozenset)):
+    if isinstance(item, _UNCHANGING):
         return True
     if isinstance(item, np.ndarray):
         return item.shape == held.elements.shape and item.tobytes() == held.elements.tobytes()
