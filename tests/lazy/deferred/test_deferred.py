@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -228,5 +230,24 @@ def test_what_was_taken_with_gradient_is_refused_after_a_write() -> None:
         with pytest.raises(RecordError, match="written into since"):
             (doubled + model(X)).sum().backward()
         return True
+
+    assert on_ranks(2, lambda model: program(farspan.distribute(model))) == [True, True]
+
+
+def test_what_was_deferred_and_dropped_keeps_nothing() -> None:
+    def program(model: nn.Module) -> Any:
+        model(X).sum().item()
+        out = model(X)
+        out.sum().item()
+        kept = weakref.ref(out)
+        gc.disable()
+        try:
+            row = out.detach()[0].softmax(-1).max()
+            del out
+            assert kept() is not None
+            del row
+            return kept() is None
+        finally:
+            gc.enable()
 
     assert on_ranks(2, lambda model: program(farspan.distribute(model))) == [True, True]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from farspan.graph import EVERYWHERE, Call, Value
+from farspan.graph import EVERYWHERE, Call, Meta, Value
 from farspan.lazy.metadata import Entry
 from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import DisableTorchFunction
@@ -35,17 +36,31 @@ but views are not, of which a rank fetches the part that it reads.
 class DeferredCall(Call):
     """A call that is not recorded while it is in no segment."""
 
-    __slots__ = ("__weakref__", "is_outdated", "results", "tensors")
+    __slots__ = ("__weakref__", "is_outdated", "results", "tensors", "values")
 
     def __init__(self, *, tensors: Sequence[torch.Tensor], **known: Any) -> None:
         super().__init__(**known)
         self.tensors: Sequence[torch.Tensor] = tensors
         """Its arguments: as long as they are held, their owners keep the data."""
+        self.values: list[weakref.ref[Value]] = []
+        """What it gives, while it is not recorded: it ends with the last of them, and what it takes is free."""
         self.results: list[torch.Tensor] | None = None
         """What it gives, once this rank has computed it."""
         self.is_outdated = False
         """Whether what it is made of has been written into since."""
         self.segment: Any = None
+
+    def give(self) -> None:
+        """Let go of the outputs, which the program has now."""
+        self.values, self.outputs = [weakref.ref(value) for value in self.outputs], ()
+
+    def take_back(self) -> None:
+        """Have outputs as any recorded call."""
+        known = [reference() for reference in self.values]
+        dropped = [Value(meta, self.stage, call=self, index=i) for i, meta in enumerate(self.entry.metas)]
+        self.outputs = tuple([value or other for value, other in zip(known, dropped, strict=True)])
+        for value in self.outputs:
+            value.segment = self.segment
 
     @property
     def is_settled(self) -> bool:
@@ -55,7 +70,7 @@ class DeferredCall(Call):
     @property
     def is_large_view(self) -> bool:
         """Whether its result is too large to be fetched without being read."""
-        return is_view(self.entry, self.arguments or ()) and sum(map(size_of, self.outputs)) > MOST_BYTES
+        return is_view(self.entry, self.arguments or ()) and sum(map(_size_of_meta, self.entry.metas)) > MOST_BYTES
 
     def uses(self, values: set[Value]) -> bool:
         """Whether it is made of one of `values`."""
@@ -63,7 +78,7 @@ class DeferredCall(Call):
 
     def is_held(self) -> bool:
         """Whether the program can read what it gives."""
-        return any(value.is_readable for value in self.outputs)
+        return any(value is not None and value.is_readable for value in [item() for item in self.values])
 
 
 def is_deferred(value: Any) -> bool:
@@ -123,7 +138,11 @@ def viewed_by(call: DeferredCall) -> Value | None:
 
 def size_of(value: Value) -> int:
     """In bytes."""
-    return value.meta.numel * value.meta.dtype.itemsize
+    return _size_of_meta(value.meta)
+
+
+def _size_of_meta(meta: Meta) -> int:
+    return meta.numel * meta.dtype.itemsize
 
 
 def can_go_back(value: Value) -> bool:

@@ -122,7 +122,9 @@ class Deferred:
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
         self._calls.append(weakref.ref(call))
         self._has_any = True
-        return answer(recorder, call, entry, tensors, given)
+        result = answer(recorder, call, entry, tensors, given)
+        call.give()
+        return result
 
     def run_here(self, target: Any, template: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any] | None:
         """Run a call whose result depends on data, if it needs only what has been computed, and no gradient.
@@ -218,8 +220,7 @@ class Deferred:
             values = [item for item in call.arguments if isinstance(item, Value)]
             call.versions = plain_versions(call.arguments) if len(values) < len(call.arguments) else ()
             graph.add(call, values)
-            for value in call.outputs:
-                value.segment = call.segment
+            call.take_back()
             graph.note(call, values, call.entry.digest)
 
     # When a rank reads.
@@ -273,5 +274,7 @@ def _settle(calls: Iterable[DeferredCall]) -> None:
     for call in calls:
         assert call.results is not None
         call.arguments, call.tensors = None, ()
-        for value, result in zip(call.outputs, call.results, strict=True):
-            value.data = result
+        for reference, result in zip(call.values, call.results, strict=True):
+            value = reference()
+            if value is not None:
+                value.data = result
