@@ -204,7 +204,7 @@ def with_closure(model: nn.Module) -> list[Any]:
                 return losses[-1]
 
             try:
-                out.append(optimizer.step(closure).item())
+                out.append(optimizer.step(closure).item())  # pyright: ignore[reportOptionalMemberAccess]
             except RuntimeError as error:
                 out.append(str(error))
     return [*out, state_of(model)]

@@ -38,9 +38,10 @@ def told_as(error: Exception, calls: Iterable[Call]) -> Exception:
     if is_plain and _kinds_of(calls).get(_name_of(type(error))) is type(error):
         return error
     known = _common_kinds()
-    kind = next(kind for kind in type(error).__mro__ if known.get(_name_of(kind)) is kind)
+    kinds = [kind for kind in type(error).__mro__ if known.get(_name_of(kind)) is kind]
+    kind = next(kind for kind in kinds if kind not in _WITH_FORM)
     text = str(error) if kind is type(error) else f"{type(error).__name__}: {error}"
-    found = _make(kind if kind not in _WITH_FORM else Exception, [text], {})
+    found = _make(kind, [text], {})
     found.__cause__, found.__notes__ = error, list(getattr(error, "__notes__", ()))
     return found
 
