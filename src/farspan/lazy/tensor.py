@@ -121,7 +121,6 @@ class LazyTensor(torch.Tensor):
     # Reading.
     def read(self) -> torch.Tensor:
         """The value as a plain tensor without gradient history; computes what has been recorded if necessary."""
-        _check_not_inside(self._recorder)
         return self._recorder.read(self)
 
     def item(self) -> Any:
