@@ -155,6 +155,7 @@ def _run_processes(
     stops: int | None,
     folder: Path,
 ) -> list[Finished]:
+    _wait_for_servers(min(num_ranks, _NUM_SERVERS))
     port = free_port()
     processes: list[ForkServerProcess] = []
     began = time.monotonic()
@@ -172,7 +173,8 @@ def _run_processes(
             **environment,
         }
         out, err = _outputs(folder, rank)
-        processes.append(_start(rank % _NUM_SERVERS, script, arguments, variables, out, err))
+        words = [str(script), *arguments]
+        processes.append(_start(rank % _NUM_SERVERS, _main, words, variables, str(out), str(err)))
     finished: list[Finished | None] = [None] * num_ranks
 
     def collect(rank: int) -> None:
@@ -219,17 +221,20 @@ def _outputs(folder: Path, rank: int) -> tuple[Path, Path]:
     return folder / f"{rank}.out", folder / f"{rank}.err"
 
 
-def _start(
-    server: int,
-    script: str | Path,
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    stdout: Path,
-    stderr: Path,
-) -> ForkServerProcess:
-    """Run `python script arguments` with more `environment`, its output in two files."""
-    words = [str(script), *arguments]
-    process = _context.Process(target=_main, args=(words, dict(environment), str(stdout), str(stderr)))
+@functools.cache
+def _wait_for_servers(number: int) -> None:
+    """Until so many servers have imported all: no rank's time runs while the server of another one still does."""
+    for process in [_start(server, _nothing) for server in range(number)]:
+        process.join()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _start(server: int, target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+    """Call `target` in a process of a server's."""
+    process = _context.Process(target=target, args=arguments)
     with _starting:
         usual = forkserver.connect_to_new_process
         forkserver.connect_to_new_process = _server_of(server).connect_to_new_process
@@ -240,7 +245,8 @@ def _start(
     return process
 
 
-def _main(words: list[str], environment: dict[str, str], stdout: str, stderr: str) -> None:
+def _main(words: list[str], environment: Mapping[str, str], stdout: str, stderr: str) -> None:
+    """Run `python script arguments` with more `environment`, its output in two files."""
     for number, path in ((1, stdout), (2, stderr)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)

@@ -9,11 +9,13 @@ from farspan.graph.graph import Backward as Backward
 from farspan.graph.graph import Call as Call
 from farspan.graph.graph import Graph as Graph
 from farspan.graph.graph import Segment as Segment
-from farspan.graph.graph import Wanted as Wanted
 from farspan.graph.over import let_go as let_go
+from farspan.graph.stops import Stops as Stops
+from farspan.graph.stops import hooked_calls as hooked_calls
 from farspan.graph.value import EVERYWHERE as EVERYWHERE
 from farspan.graph.value import Meta as Meta
 from farspan.graph.value import Value as Value
+from farspan.graph.wanted import Wanted as Wanted
 
 __all__ = [
     "EVERYWHERE",
@@ -25,9 +27,11 @@ __all__ = [
     "Meta",
     "Part",
     "Segment",
+    "Stops",
     "Value",
     "Wanted",
     "let_go",
     "earliest_uses",
+    "hooked_calls",
     "route",
 ]

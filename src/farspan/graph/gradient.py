@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from farspan.graph.value import EVERYWHERE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from farspan.graph.graph import Backward, Call, Segment, Wanted
+    from farspan.graph.graph import Backward, Call, Segment
     from farspan.graph.value import Value
+    from farspan.graph.wanted import Wanted
 
-__all__ = ["Edge", "Part", "earliest_uses", "route"]
+__all__ = ["Edge", "Part", "earliest_uses", "passed", "route"]
 
 
 class Edge:
@@ -48,13 +49,15 @@ class Part:
     owner, that of a tensor outside the model on each rank.
     """
 
-    __slots__ = ("backward", "calls", "incoming", "order", "outgoing", "segment", "stage", "touches", "wanted")
+    __slots__ = ("backward", "calls", "incoming", "order", "outgoing", "segment", "stage", "stop", "touches", "wanted")
 
-    def __init__(self, backward: Backward, segment: Segment | None, stage: int, order: tuple[int, int, int]) -> None:
+    def __init__(self, backward: Backward, segment: Segment | None, stage: int, order: tuple[int, ...]) -> None:
         self.backward = backward
         self.segment = segment
         self.stage = stage
         self.order = order
+        self.stop: Call | None = None
+        """The call with whose gradients hooks are called, before they go on to its segment (`graph.stops`)."""
         self.incoming: list[Edge] = []
         self.outgoing: list[Edge] = []
         self.calls: list[Call] = []
@@ -67,7 +70,7 @@ class Part:
     @property
     def brings_outside(self) -> bool:
         """Whether the gradient of a tensor outside the model arrives here."""
-        return self.segment is None and not isinstance(self.incoming[0].key, str)
+        return self.segment is None and self.stop is None and not isinstance(self.incoming[0].key, str)
 
     def describe(self) -> str:
         if self.segment is None:
@@ -143,7 +146,8 @@ def route(backward: Backward, hosts: Sequence[int], released: Collection[Call] =
         for leaf, using in leaf_calls.items():
             for part in using:
                 part.touches[leaf] = None
-    _link_values(users, parts)
+    stops = _stops(backward, active, queued)
+    _link_values(users, parts, stops)
     _link_outside(backward, users, parts, hosts)
     _link_parameters(backward, users, native, leaf_calls, parts)
     return sorted(parts.values(), key=lambda part: part.order, reverse=True)
@@ -155,6 +159,18 @@ def earliest_uses(backward: Backward) -> dict[str, tuple[int, int]]:
     """
     uses: dict[str, tuple[int, int]] = {}
     active: set[Value] = set(backward.roots)
+    for call in passed(backward, active):
+        place = (call.graph.index, call.index)
+        for number, placed in enumerate(getattr(call.target, "placed", ())):
+            if placed.is_parameter and number not in call.entry.unused_parameters:
+                uses[placed.name] = place
+        uses.update((value.name, place) for value in _differentiated(call, active) if value.name)
+    return uses
+
+
+def passed(backward: Backward, active: set[Value] | None = None) -> Iterator[Call]:
+    """The calls that `backward` goes through, the latest first; `active` gets the values that get gradient."""
+    active = set(backward.roots) if active is None else active
     queue = [(-root.call.graph.index, -root.call.index, root.call) for root in backward.roots if root.call is not None]
     queue = list({entry[2]: entry for entry in queue}.values())
     heapq.heapify(queue)
@@ -163,18 +179,12 @@ def earliest_uses(backward: Backward) -> dict[str, tuple[int, int]]:
         call = heapq.heappop(queue)[2]
         if call.arguments is None:
             continue  # `route` says what is wrong
-        place = (call.graph.index, call.index)
-        for number, placed in enumerate(getattr(call.target, "placed", ())):
-            if placed.is_parameter and number not in call.entry.unused_parameters:
-                uses[placed.name] = place
         for value in _differentiated(call, active):
             active.add(value)
-            if value.name:
-                uses[value.name] = place
             if value.call is not None and value.call not in queued:
                 queued.add(value.call)
                 heapq.heappush(queue, (-value.call.graph.index, -value.call.index, value.call))
-    return uses
+        yield call
 
 
 def _differentiated(call: Call, active: Collection[Any]) -> list[Value]:
@@ -210,11 +220,31 @@ def _leading(roots: Sequence[Value], wanted: Wanted) -> set[Value | Call]:
     return leading
 
 
-def _link_values(users: dict[Value, dict[Part, None]], parts: dict[Any, Part]) -> None:
-    for value, using in users.items():
+def _stops(backward: Backward, active: Collection[Value], queued: Collection[Call]) -> dict[Value, Part]:
+    """By value the parts that stand for the stops of `backward`."""
+    stops: dict[Value, Part] = {}
+    if backward.stops is None:
+        return stops
+    wanted = () if backward.wanted is None else backward.wanted.values
+    for call in backward.stops.calls:
+        for value in call.outputs:
+            if value in active and (call in queued or value in wanted):
+                stop = stops[value] = Part(backward, None, value.stage, (*call.segment.order, value.index))
+                stop.stop = call
+    return stops
+
+
+def _link_values(users: dict[Value, dict[Part, None]], parts: dict[Any, Part], stops: Mapping[Value, Part]) -> None:
+    for value, using in [*users.items(), *((value, {}) for value in stops if value not in users)]:
         if not value.name and value.stage != EVERYWHERE:
             assert value.segment is not None
-            _link(value, value.meta, [*_latest_first(using), parts[value.segment]])
+            chain = _latest_first(using)
+            stop = stops.get(value)
+            if stop is not None:
+                stop.stage = chain[-1].stage if chain else value.stage
+                chain.append(stop)
+                parts[value, "stop"] = stop
+            _link(value, value.meta, [*chain, parts[value.segment]])
 
 
 def _link_outside(

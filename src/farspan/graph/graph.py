@@ -24,7 +24,10 @@ from farspan.graph.value import Value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OUTPUT_BITS", "Backward", "Call", "Graph", "Segment", "Wanted"]
+    from farspan.graph.stops import Stops
+    from farspan.graph.wanted import Wanted
+
+__all__ = ["OUTPUT_BITS", "Backward", "Call", "Graph", "Segment"]
 
 OUTPUT_BITS = 32
 """Of a position: the number of a call's output; the number of the call stands before it."""
@@ -40,7 +43,7 @@ class Call:
         "draws",
         "entry",
         "graph",
-        "hooked",
+        "hooks",
         "index",
         "level",
         "modes",
@@ -74,8 +77,8 @@ class Call:
         """The exception with which it has ended, if it had to run to be known."""
         self.saved_hooks: Any = None
         """Through which autograd keeps what it needs for the call's backward, if the program has set any."""
-        self.hooked = ""
-        """The module whose forward hook it was recorded in, if that has a backward hook too."""
+        self.hooks: Any = None
+        """What the program wants to be called with the gradients of its outputs."""
         self.versions: tuple[int, ...] = ()
         """Of the plain tensor arguments, when the call was recorded."""
         self.arguments: Sequence[Any] | None = arguments
@@ -146,30 +149,10 @@ class Segment:
         return f"segment {self.index} (stage {self.stage}) of micro-batch {self.graph.index}"
 
 
-class Wanted:
-    """What `torch.autograd.grad` is asked for: gradients that are returned instead of being added to `.grad`."""
-
-    __slots__ = ("found", "gradients", "names", "outside", "reached", "values")
-
-    def __init__(self, names: Sequence[str], outside: Sequence[Any], values: Sequence[Value] = ()) -> None:
-        self.names = frozenset(names)
-        """Parameters."""
-        self.outside = tuple(outside)
-        """Tensors outside the model."""
-        self.values = dict.fromkeys(values)
-        """Recorded tensors of which gradients are requested."""
-        self.reached: set[str | Value] = set()
-        """Those parameters (by name) and recorded values that the outputs depend on."""
-        self.found: dict[str | Value, Any] = {}
-        """The gradients of those that live on this rank."""
-        self.gradients: Sequence[Any] = [None] * len(self.outside)
-        """The gradients of the tensors outside."""
-
-
 class Backward:
     """One recorded `backward()`: the values it starts from and their gradients (None: ones)."""
 
-    __slots__ = ("gradients", "graph", "modes", "retain_graph", "roots", "wanted", "where")
+    __slots__ = ("gradients", "graph", "modes", "retain_graph", "roots", "stops", "wanted", "where")
 
     def __init__(
         self,
@@ -190,6 +173,8 @@ class Backward:
         """Autocast, under which torch runs a backward that is called in its region."""
         self.wanted = wanted
         """None for what goes to all parameters."""
+        self.stops: Stops | None = None
+        """Where hooks are called; None if nowhere."""
         self.where = where
 
 
@@ -205,6 +190,7 @@ class Graph:
         "backwards",
         "calls",
         "content",
+        "floor",
         "index",
         "read_level",
         "record",
@@ -227,6 +213,8 @@ class Graph:
         """
         self.read_level: dict[tuple[Value, int], int] = {}
         """The deepest level at which a stage uses a value."""
+        self.floor = 0
+        """The least level of the calls to come: what was recorded before a hook is in earlier segments."""
         self._by_level: dict[tuple[int, int], Segment] = {}
         self._last_user: dict[Any, Segment] = {}
         """By value, leaf, or name of a parameter: the segment that last used it and passes gradient on to it; of the
@@ -240,7 +228,7 @@ class Graph:
     def add(self, call: Call, values: Sequence[Value], *, at_least: int = 0) -> None:
         """Append `call`, whose lazy arguments are `values`, and place it in its segment."""
         stage = call.stage
-        level = at_least
+        level = max(at_least, self.floor)
         for value in values:
             segment = value.segment
             if segment is None or segment.executed or segment.graph is not self:
@@ -273,12 +261,34 @@ class Graph:
                     self.add_source(value)
                 if source is not None:
                     source.outputs[value] = None
+            else:
+                value.has_near_users = True
         call.graph = self
         call.segment = segment
         call.level = level
         call.index = len(self.calls)
         segment.calls.append(call)
         self.calls.append(call)
+
+    def cut_behind(self, call: Call) -> None:
+        """Let no segment have calls up to `call` and after it: a backward can stop between them (`graph.stops`)."""
+        calls, records = self.calls, self.record
+        floor = 1 + max(item.level for item in calls[: call.index + 1])
+        shift = max(0, floor - min((item.level for item in calls[call.index + 1 :]), default=floor))
+        self.floor = max(floor, self.floor + shift)
+        if not shift:
+            return
+        self.calls, self.record, self.segments, self.read_level = [], [], [], {}
+        self._by_level, self._last_user, self._latest, self._num_noted = {}, {}, None, 0
+        for output in [output for item in calls for output in item.outputs]:
+            output.has_near_users = False
+        for item, note in zip(calls, records, strict=True):
+            level, arguments = item.level + (shift if item.index > call.index else 0), item.arguments or ()
+            unused = item.entry.unused
+            self.put(item, [arg for i, arg in enumerate(arguments) if type(arg) is Value and i not in unused], level)
+            for output in item.outputs:
+                output.segment = item.segment
+            self.record.append((*note[:3], level, *note[4:]))
 
     def _level_after_users(self, call: Call, level: int) -> int:
         """The least level for `call`, from `level` on, not before those that used what it passes gradient to."""

@@ -55,7 +55,9 @@ class Value:
         "call",
         "data",
         "gradient_of",
+        "has_near_users",
         "index",
+        "is_kept",
         "is_weight",
         "lazy",
         "meta",
@@ -86,8 +88,12 @@ class Value:
         """For a source that an optimizer keeps: the optimizer, what for, its place among the tensors kept for it."""
         self.data: Any = None
         """The real tensor, on the rank that has it."""
+        self.has_near_users = False
+        """Whether calls of its own segment use it, so that its gradient comes together inside autograd."""
         self.lazy: weakref.ref[Any] | None = None
         """The user's handle; dead when the user's program can no longer read this value."""
+        self.is_kept = False
+        """Whether slower ranks may still read it, which are at a point of the program where it was held."""
         self.num_users = 0
         """At run time, for a value received from another rank: how many segments here have yet to use it."""
         self.num_readers = 0
@@ -120,9 +126,14 @@ class Value:
         return (_OF_INPUT, self.index, self.stage)
 
     @property
-    def is_held(self) -> bool:
+    def is_readable(self) -> bool:
         """Whether the user's program still holds the value, or all ranks are still to learn it."""
         return self.ticket is not None or (self.lazy is not None and self.lazy() is not None)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its data are needed for more than the step: by this rank's program, or by that of a slower rank."""
+        return self.is_kept or self.is_readable
 
     def describe(self) -> str:
         if self.name:

@@ -29,7 +29,6 @@ from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.ops.places import glue_at as glue_at
 from farspan.lazy.ops.special import read_recorded as read_recorded
 from farspan.lazy.parameters.copying import plan_by_model as plan_by_model
-from farspan.lazy.parameters.hooks import check_hooks as check_hooks
 from farspan.lazy.parameters.outside import go_on as go_on
 from farspan.lazy.parameters.outside import plain_of as plain_of
 from farspan.lazy.parameters.place import Move as Move
@@ -51,6 +50,9 @@ from farspan.lazy.recompute import as_packed as as_packed
 from farspan.lazy.recompute import repeated_blocks as repeated_blocks
 from farspan.lazy.recompute import unpacks_again as unpacks_again
 from farspan.lazy.recorder import Recorder as Recorder
+from farspan.lazy.shared.exceptions import exception_from_json as exception_from_json
+from farspan.lazy.shared.exceptions import exception_to_json as exception_to_json
+from farspan.lazy.shared.exceptions import told_as as told_as
 from farspan.lazy.shared.inputs import announce as announce
 from farspan.lazy.shared.inputs import take_in as take_in
 from farspan.lazy.shared.learning import learned_from_run as learned_from_run
@@ -67,11 +69,11 @@ __all__ = [
     "GENERATORS",
     "Frame",
     "LazyTensor",
-    "PassedBy",
     "Leaf",
     "ModuleUnits",
     "Move",
     "MutableArguments",
+    "PassedBy",
     "Placed",
     "Recorder",
     "Sites",
@@ -80,18 +82,20 @@ __all__ = [
     "Unknown",
     "activate",
     "active",
-    "around_backward",
     "announce",
     "apply_modes",
+    "around_backward",
     "as_packed",
     "can_go",
-    "check_hooks",
     "describe_result",
     "digest_of",
+    "exception_from_json",
+    "exception_to_json",
     "find_where",
     "flatten",
     "format_where",
     "glue_at",
+    "go_on",
     "in_region",
     "install",
     "intern",
@@ -102,13 +106,12 @@ __all__ = [
     "meta_of",
     "moves",
     "name_of",
+    "own_versions",
     "place",
     "place_anew",
-    "go_on",
-    "own_versions",
     "plain_of",
-    "plan_by_model",
     "plain_versions",
+    "plan_by_model",
     "read_recorded",
     "real_attributes",
     "rebuild",
@@ -120,10 +123,11 @@ __all__ = [
     "swapped",
     "take_in",
     "text_for_others",
+    "told_as",
     "under_saved_hooks",
     "unpacks_again",
     "watch_module",
+    "watch_parameter",
     "watched_attributes",
     "without_user_hooks",
-    "watch_parameter",
 ]

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.graph import Backward, Value, Wanted
-from farspan.lazy.hooks import check_hooked
+from farspan.graph import Backward, Stops, Value, Wanted, hooked_calls
 from farspan.lazy.leaf import WholeError
 from farspan.lazy.metadata import current_modes, digest_of
 from farspan.lazy.ops.functions import find_where, format_where
@@ -62,9 +61,8 @@ def record_backward(
             raise RuntimeError(f"element {number} of tensors does not require grad and does not have a grad_fn")
         if given[number] is None and root.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        recorder.deferred.record_one(root)
         values.append(root._value)
-    if recorder.has_hooked_calls:
-        check_hooked(values)
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
     graph = recorder.current
     backward = Backward(
@@ -76,6 +74,11 @@ def record_backward(
         if value.segment is not None:
             value.segment.outputs[value] = None
     graph.note_backward(backward, _digest_of(bool(retain_graph), backward.modes))
+    if recorder.has_hooked_calls:
+        calls = hooked_calls(backward)
+        if calls:
+            backward.stops = Stops(calls)
+            graph.note_path([number for call in calls for number in (call.graph.index, call.index)])
     if wanted is not None:
         positions = graph.positions(list(wanted.values))
         graph.note_path((digest_of(sorted(wanted.names)), len(wanted.outside), len(positions), *positions))

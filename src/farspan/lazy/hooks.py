@@ -1,4 +1,6 @@
-"""Forward hooks that users register: they run where the program runs, on every rank, with recorded tensors.
+"""Hooks that users register on modules: they run where the program runs, on every rank, with recorded tensors.
+
+Backward hooks are torch's own way: an identity function before the module and one behind it, with hooks on these.
 
 torch's own hooks (weight norm, spectral norm) belong to the computation and run with it. A module below whose top
 somebody hooks a part is no longer called as one unit: its parts are, and the hook sees them.
@@ -10,22 +12,19 @@ import contextlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
+from torch.utils.hooks import BackwardHook
 
 from farspan.errors import RecordError
-from farspan.graph import Value
 from farspan.lazy.leaf import Leaf
-
-if TYPE_CHECKING:
-    from farspan.graph import Call
-    from farspan.lazy.recorder import Recorder
+from farspan.lazy.torch_private import are_all_modules_hooked, has_full_backward_hooks
 
 __all__ = [
     "call_with_user_hooks",
     "check_container",
-    "check_hooked",
+    "is_called_in_parts",
     "has_user_hooks",
     "open_leaves",
     "without_user_hooks",
@@ -36,7 +35,9 @@ _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 
 
 def has_user_hooks(module: nn.Module) -> bool:
-    """Whether somebody other than torch has hooked the forward of `module`."""
+    """Whether somebody other than torch has hooked `module`."""
+    if has_full_backward_hooks(module):
+        return True
     hooks, pre_hooks = module._forward_hooks, module._forward_pre_hooks
     if not hooks and not pre_hooks:
         return False
@@ -49,17 +50,22 @@ def open_leaves(leaves: Iterable[Leaf]) -> None:
         leaf.is_open |= any(map(has_user_hooks, leaf.modules[1:]))
 
 
+def is_called_in_parts(leaf: Leaf) -> bool:
+    """Whether the modules inside `leaf` are called one by one; hooks on all modules see each of them."""
+    return leaf.is_open or (len(leaf.modules) > 1 and are_all_modules_hooked())
+
+
 def check_container(module: nn.Module) -> None:
-    """Raise if a module whose parts are called one by one has a backward hook.
+    """Raise if a module whose parts are called one by one has a backward hook of the deprecated kind.
 
     Raises:
-        RecordError: Its gradients are on several ranks, and none of them here.
+        RecordError: It would be called with what one operation of one part gives.
     """
-    if module._backward_hooks or module._backward_pre_hooks:
+    if module._is_full_backward_hook is False and module._backward_hooks:
         raise RecordError(
-            f"a backward hook on {type(module).__name__}, whose parts are called one by one.",
-            why="they lie on several stages, so no rank has the gradients that the hook would get.",
-            hint="hook its parts that are placed as a whole, or parameters (param.register_hook)",
+            f"register_backward_hook on {type(module).__name__}, whose parts are called one by one.",
+            why="it is called with the gradients of the last operation inside, which is on one rank.",
+            hint="module.register_full_backward_hook(hook)",
         )
 
 
@@ -70,6 +76,8 @@ def without_user_hooks(*modules: nn.Module) -> Iterator[None]:
         for module in modules:
             if has_user_hooks(module):
                 stack.enter_context(_tables(module, _FORWARD, _is_of_torch))
+            if has_full_backward_hooks(module):
+                stack.enter_context(_tables(module, _BACKWARD, lambda hook: False))
         yield
 
 
@@ -78,19 +86,16 @@ def call_with_user_hooks(
     forward: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    recorder: Recorder,
 ) -> Any:
-    """Call `forward` in the place of `module`'s, with the users' forward hooks around it.
-
-    Where the module has backward hooks too, they run with it, where it is placed: they do not see the gradient of what
-    a forward hook computes. Such calls are marked, so that no backward goes through them.
-    """
-    graph, number, called, result = recorder.current, 0, set[int](), None
+    """Call `forward` in the place of `module`'s, with the users' hooks around it."""
+    called, result, around = set[int](), None, None
     try:
         for key, hook in _users(module._forward_pre_hooks):
             args, kwargs = _before(module, hook, args, kwargs, key in module._forward_pre_hooks_with_kwargs)
+        if has_full_backward_hooks(module):
+            around = BackwardHook(module, module._get_backward_hooks()[0], module._get_backward_pre_hooks())
+            args = around.setup_input_hook(args)
         result = forward(*args, **kwargs)
-        graph, number = recorder.current, len(recorder.current.calls)
         for key, hook in _users(module._forward_hooks):
             called.add(key)
             changed = _after(module, key, hook, args, kwargs, result)
@@ -103,11 +108,7 @@ def call_with_user_hooks(
                 except Exception as error:
                     warnings.warn(f"a forward hook with always_call=True raised too: {error}", stacklevel=2)
         raise
-    if any(module.__dict__[name] for name in _BACKWARD):
-        for call in graph.calls[number:]:
-            call.hooked = type(module).__name__
-            recorder.has_hooked_calls = True
-    return result
+    return result if around is None else around.setup_output_hook(result)
 
 
 def _users(hooks: dict[int, Any]) -> list[tuple[int, Any]]:
@@ -130,31 +131,6 @@ def _after(module: nn.Module, key: int, hook: Any, args: Any, kwargs: Any, resul
     if key in module._forward_hooks_with_kwargs:
         return hook(module, args, kwargs, result)
     return hook(module, args, result)
-
-
-def check_hooked(roots: Iterable[Value]) -> None:
-    """Raise if a backward from `roots` goes through what a forward hook has computed beside a backward hook.
-
-    Raises:
-        RecordError: The backward hook would see another gradient than in one process.
-    """
-    seen: set[Call] = set()
-    stack = [root.call for root in roots]
-    while stack:
-        call = stack.pop()
-        if call is None or call in seen or call.arguments is None:
-            continue
-        seen.add(call)
-        if call.hooked:
-            raise RecordError(
-                f"{call.hooked} has a backward hook, and a forward hook that computes what gradient flows through.",
-                why=f"the backward hook runs with the module, where it is placed, and would not see the share of\n"
-                f"{call.describe()}",
-                hint="compute it in the module's forward, or leave out one of the hooks",
-            )
-        stack += [
-            item.call for item in map(call.arguments.__getitem__, call.entry.differentiable) if type(item) is Value
-        ]
 
 
 @contextlib.contextmanager

@@ -17,11 +17,12 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from farspan.lazy.context.outer import has_own_function_mode
-from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, open_leaves
+from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, is_called_in_parts, open_leaves
 from farspan.lazy.leaf import Leaf, WholeError
 from farspan.lazy.memory.leaves import new_parameter
 from farspan.lazy.memory.pickling import reduce_module, reduce_placed
 from farspan.lazy.memory.transfer import check_assigned, transferring
+from farspan.lazy.nodes.inside import install_hooks_on_fakes
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
 from farspan.lazy.ops.places import calls_for_a_place
@@ -40,7 +41,7 @@ from farspan.lazy.randomness import (
     replayed,
 )
 from farspan.lazy.recorder import Recorder
-from farspan.lazy.shared.traces import without_trace
+from farspan.lazy.shared.traces import watched
 from farspan.lazy.surgery.adopted import adopt
 from farspan.lazy.surgery.closed import close
 from farspan.lazy.surgery.variants import note_attribute, present_leaf
@@ -107,7 +108,7 @@ def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     """Run a function on tensors that are not recorded."""
     if recorder.draws.is_plain:
         if may_draw(func) and not has_own_generator(kwargs):
-            if recorder.frame is recorder.root:
+            if func in DRAWS and recorder.frame is recorder.root:
                 recorder.noted_draws.note(func)
             return recorder.draws.now(func, args, kwargs)
     elif func in DRAWS and not has_own_generator(kwargs):
@@ -162,10 +163,10 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     leaf = recorder.leaves.get(id(module))
     if leaf is not None:
         leaf = present_leaf(recorder, leaf, watch_module)
-    if leaf is not None and not leaf.is_open and not has_own_function_mode(recorder):
+    if leaf is not None and not is_called_in_parts(leaf) and not has_own_function_mode(recorder):
         if has_user_hooks(module):
             call = functools.partial(_call_leaf, recorder, leaf)
-            return call_with_user_hooks(module, call, args, kwargs, recorder)
+            return call_with_user_hooks(module, call, args, kwargs)
         return recorder.call_leaf(leaf, args, kwargs)
     check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
@@ -316,26 +317,19 @@ def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> Any:
 
 
 def _opening_leaves(register: Any) -> Any:
-    """A forward hook is registered: what was recorded before it runs without it."""
+    """A hook is registered: what was recorded before it runs without it."""
 
     @functools.wraps(register)
     def register_and_open(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         recorder = _recorder_of_module.get(id(module))
         if recorder is None or not recorder.is_recording or id(module) not in recorder.leaf_parts:
             return register(module, *args, **kwargs)
-        recorder.flush_before_change("a forward hook is registered")
+        recorder.flush_before_change("a hook on a module is registered")
         handle = register(module, *args, **kwargs)
         open_leaves([*recorder.leaves.values(), *recorder.variants.values()])
         return handle
 
     return register_and_open
-
-
-def _watched_hook(module: nn.Module, hook: Any) -> Any:
-    """A backward hook as the owner of `module` calls it; other ranks must not miss what it does."""
-    recorder = _recorder_of_module.get(id(module))
-    is_apart = recorder is not None and not recorder.is_recording and recorder.engine.num_ranks > 1
-    return without_trace(hook) if is_apart else hook
 
 
 def install() -> None:
@@ -344,15 +338,18 @@ def install() -> None:
         return
     check_release()
     install_apply()
+    install_hooks_on_fakes()
     torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
     watch_autocast_regions()
-    watch_backward_hooks(_watched_hook)
+    watch_backward_hooks(lambda module, hook: watched(_recorder_of_module.get(id(module)), hook))
     recompute_through(functools.partial(replayed, is_first=False), lambda item: type(item) is LazyTensor)
     compile_what_it_calls(_call_module)  # as it does with the one of torch
     nn.Module.__call__ = _call_module  # type: ignore[method-assign]
     nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
     nn.Module.register_forward_hook = _opening_leaves(nn.Module.register_forward_hook)
     nn.Module.register_forward_pre_hook = _opening_leaves(nn.Module.register_forward_pre_hook)
+    nn.Module.register_full_backward_hook = _opening_leaves(nn.Module.register_full_backward_hook)
+    nn.Module.register_full_backward_pre_hook = _opening_leaves(nn.Module.register_full_backward_pre_hook)
     nn.Parameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
     StubParameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
     torch.Tensor.__reduce_ex__ = _pickling_placed(torch.Tensor.__reduce_ex__)  # type: ignore[method-assign]

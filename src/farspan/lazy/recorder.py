@@ -17,6 +17,7 @@ from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
 from farspan.lazy.context.outer import check_around, saved_hooks
+from farspan.lazy.deferred import Deferred
 from farspan.lazy.held_objects import HeldObjects
 from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.memory.copies import Copies
@@ -92,11 +93,8 @@ class Recorder:
         self.num_graphs = 1
         self.num_pending_backwards = 0
         self.runs_each_backward = False
-        """A parameter has a post-accumulate hook, which may step an optimizer, or a leaf writes into its weights: what
-        comes next sees the new ones, and what came before the old ones.
-        """
-        self.has_hooked_calls = False
-        """Whether any has been recorded by a forward hook beside a backward hook."""
+        """Weights may change at each: a leaf writes into its own."""
+        self.has_hooked_calls = False  # whether there have been hooks on recorded tensors
         self.held_objects = HeldObjects(self)
         self.num_copies = 0
         """Of distributed models and their parts."""
@@ -121,13 +119,14 @@ class Recorder:
         self.number = 0
         """Of the call that is being recorded, among those of the same name in its frame."""
         self.noted_draws = NotedDraws(self)
+        self.deferred = Deferred(self)
         self.transfer: Any = None
-        """Stands in for the recorder while a state dictionary is made or loaded."""
+        """Stands in for the recorder while a state dictionary is made."""
 
     # Recording calls.
 
     def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a call of `leaf` and return what it will return, with lazy tensors in it."""
+        """Record a call of `leaf`; give what it will return, with lazy tensors in it."""
         check_around()
         self.number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
         return self._call_leaf(leaf, args, kwargs)
@@ -208,7 +207,7 @@ class Recorder:
         modes = current_modes()
         reason = ""
         try:
-            entry = self._predict(target, template, metas, modes)
+            entry = self.predict(target, template, metas, modes)
             if isinstance(entry, Unknown):
                 return learn(self, target, template, tensors, stage, entry, given)
         except LeakError as error:
@@ -254,6 +253,9 @@ class Recorder:
         tensors: list[torch.Tensor],
         given: tuple[Any, ...] = ((), {}),
     ) -> Any:
+        if stage is None and self.deferred.can_wait(target, entry, arguments, tensors):
+            return self.deferred.defer(target, template, arguments, entry, modes, tensors, given)
+        arguments = self.deferred.recorded(arguments, entry, tensors)
         self.runs_each_backward |= entry.is_ordered
         values = used = [item for item in arguments if isinstance(item, Value)]
         if entry.unused:
@@ -280,7 +282,7 @@ class Recorder:
             return answer_drawing(self, call, entry, tensors, given)
         return answer(self, call, entry, tensors, given)
 
-    def _predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
+    def predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
         self.is_recording = False
         try:
             entry = self.cache.lookup(target, template, metas, modes)
@@ -293,7 +295,7 @@ class Recorder:
     def argument(self, tensor: torch.Tensor) -> Value | torch.Tensor:
         if type(tensor) is LazyTensor:
             check_history(self, tensor)
-            return tensor._value
+            return self.deferred.argument(tensor._value)
         placed = self.placed.get(id(tensor))
         if placed is not None:
             return self.value_of(placed)
@@ -302,10 +304,7 @@ class Recorder:
         return self.outside.of(tensor) if requires_grad else tensor
 
     def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value:
-        """A parameter or buffer as a source; `is_alias`: its memory without its gradient, as `param.data` is.
-
-        What leaves write is what they have made of it by now, and stays that.
-        """
+        """A parameter or buffer as a source, as leaves have written it by now; `is_alias`: without its gradient."""
         is_fixed = placed.is_written and not self.is_writing
         if is_fixed and self.has_pending():
             self.engine.flush(f"{placed.name}, which a module writes, is used outside it")
@@ -320,7 +319,7 @@ class Recorder:
         backward = record_backward(self, tensors, gradients, *args, **kwargs)
         self.num_pending_backwards += 1
         self.next_graph()
-        if self.hooks.are_there:
+        if self.hooks.are_there or backward.stops is not None:
             self.hooks.run_backward(backward, "a backward, after which hooks run")
         elif self.runs_each_backward:
             self.engine.flush("a backward, after which weights may change")
@@ -334,6 +333,7 @@ class Recorder:
 
     def take_pending(self) -> list[Graph]:
         """All that waits, to be run. What is recorded from now on is a new micro-batch."""
+        self.deferred.settle()
         self.next_graph()
         graphs, self.pending, self.num_pending_backwards = self.pending, [], 0
         return graphs

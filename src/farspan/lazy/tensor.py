@@ -74,7 +74,8 @@ class LazyTensor(torch.Tensor):
     device = property(lambda self: self._value.meta.device)  # type: ignore[assignment]
     ndim = property(lambda self: len(self._value.meta.shape))  # type: ignore[assignment]
     is_leaf = property(lambda self: not self._value.meta.requires_grad)  # type: ignore[assignment]
-    grad = property(lambda self: None)  # type: ignore[assignment]
+    grad: Any = None
+    """What `retain_grad` has kept."""
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
@@ -86,7 +87,9 @@ class LazyTensor(torch.Tensor):
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]
-        return self._value if self._value.meta.requires_grad else None
+        from farspan.lazy.nodes.hooks import Node
+
+        return Node(self) if self._value.meta.requires_grad else None
 
     def dim(self) -> int:
         return len(self._value.meta.shape)
@@ -190,17 +193,20 @@ class LazyTensor(torch.Tensor):
         self._recorder.backward([self], [gradient], retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
 
     def register_hook(self, hook: Any) -> Any:
-        self._recorder.refuse(
-            "a gradient hook cannot be registered on a recorded tensor",
-            hint="register it on a parameter, or inside the forward of a module that is placed as a whole;\n"
-            "the gradient itself is torch.autograd.grad(loss, tensor, retain_graph=True)",
-        )
+        from farspan.lazy.nodes.hooks import register_hook
+
+        return register_hook(self, hook)
 
     def retain_grad(self) -> None:
-        self._recorder.refuse(
-            "retain_grad() of a recorded tensor is not supported",
-            hint="move it into a module that is placed as a whole",
-        )
+        from farspan.lazy.nodes.hooks import retain_grad
+
+        retain_grad(self)
+
+    @property
+    def retains_grad(self) -> bool:  # type: ignore[override]
+        from farspan.lazy.nodes.hooks import is_retained
+
+        return is_retained(self)
 
 
 class StubParameter(torch.Tensor):

@@ -63,11 +63,16 @@ def own_versions(leaf: Leaf, *, is_known: bool) -> Iterator[list[torch.Tensor]]:
         return
     slots = {id(item.tensor): _slots_of(leaf.modules, item.tensor) for item in items}
     copies = copies_of([item.tensor for item in items])
-    with swapped(leaf.modules, copies):
-        yield list(copies.values())
-        written = [(item, _now(item, slots[id(item.tensor)])) for item in items]
-    for item, tensor in written:
-        item.tensor.data = tensor
+    written: list[tuple[Placed, torch.Tensor]] = []
+    try:
+        with swapped(leaf.modules, copies):
+            try:
+                yield list(copies.values())
+            finally:
+                written += [(item, _now(item, slots[id(item.tensor)])) for item in items]
+    finally:
+        for item, tensor in written:
+            item.tensor.data = tensor
 
 
 def _versioned(leaf: Leaf) -> list[Placed]:

@@ -116,6 +116,7 @@ class _FirstSteps:
         self.settled = settled
         self.meter = Meter(engine, mode=None, ended=lambda: None, about_to_time=lambda signature: None)
         engine.executor = self.meter
+        engine.after_abort.append(self.interrupted)
         self.parts = _parts_of(model)
         self.num_micro_batches = 0
         self.num_tries = 0
@@ -141,14 +142,20 @@ class _FirstSteps:
         self.num_tries += 1
         if moved_bytes is not None:
             engine.after_step.remove(self.step_over)
+            engine.after_abort.remove(self.interrupted)
             self.kept.save(plan)
             self.settled(plan, f"{said}; {format_bytes(moved_bytes)} of parameters moved")
         elif self.num_tries == _MOST_TRIES:
             self._end("the model stays where it began: something still uses parameters that would move")
 
+    def interrupted(self) -> None:
+        """A step has ended with an exception that the program catches: what was measured is not of whole steps."""
+        self._end("the model stays where it began: a step has ended with an exception")
+
     def _end(self, why: str) -> None:
         """Leave things as they are."""
         engine = self.engine
+        engine.after_abort.remove(self.interrupted)
         engine.after_step.remove(self.step_over)
         engine.executor = engine.plain_executor()
         engine.executor.remat = self.meter.remat

@@ -20,17 +20,16 @@ from farspan.lazy import (
     Placed,
     Recorder,
     Unknown,
-    check_hooks,
     find_where,
     format_where,
-    go_on,
     key_of,
 )
 from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
+from farspan.runtime.abort.aborted import check_computed
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.agreement.history import History
 from farspan.runtime.console import Console
-from farspan.runtime.exchange import Exchange, changes_state, scalars_of
+from farspan.runtime.exchange import changes_state
 from farspan.runtime.failures import first_line, is_transport_error
 from farspan.runtime.gradient_masks import GradientMasks, accumulate
 from farspan.runtime.media import Medium
@@ -38,11 +37,12 @@ from farspan.runtime.program import Programs, Settings, sites_of
 from farspan.runtime.resolved import broadcast_result
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.channel import Channels
+from farspan.runtime.step.end import StepEnd
 from farspan.runtime.step.executor import Executor
 from farspan.runtime.step.inputs import Inputs
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.sites import StageSite, hosts_of, stage_number, stages_at
-from farspan.runtime.values import SharedValues
+from farspan.runtime.values import Part, SharedValues
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
 
 __all__ = ["Engine"]
@@ -74,6 +74,8 @@ class Engine:
         self.executor = self.plain_executor()
         self.after_step: list[Callable[[], None]] = []
         """Called when an optimizer has stepped."""
+        self.after_abort: list[Callable[[], None]] = []
+        """Called when a step has ended with an exception that the program may catch, on all ranks."""
         self.console = Console(side, deadline_s)
         self.num_flushes = 0
         self.last_step: StepRecord | None = None
@@ -146,37 +148,37 @@ class Engine:
         graphs = self.recorder.take_pending()
         if not graphs:
             return
+        for value in [value for graph in graphs for value in graph.sources]:
+            check_computed(value)
         step = next(self._steps)
         self.num_flushes += 1
         began_ns = time.perf_counter_ns()
-        digest, data = self._history.begin_flush(
-            graphs, f"{reason}, at {format_where(find_where())}", self.recorder.noted_draws.take()
-        )
+        draws = self.recorder.noted_draws.take()
+        digest, data = self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}", draws)
         self.side.start(step, digest, data)
         if learning is not None or self.recorder.runs_each_backward or changes_state(graphs):
             self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
-        with self._dropping(graphs), self.executing():
+        end = StepEnd(self, step, graphs, [position for _, _, position in draws])
+        with self.executing():
             self.inputs.check(graphs)
             program = self.programs.program_of(graphs, self._settings())
-            if self.num_ranks == 1:
-                check_hooks(program.passed_on, self.parameters)
             built_ns = time.perf_counter_ns()
-            scalars = scalars_of(graphs)
-            exchange = self._new_exchange(step, graphs, scalars)
+            end.begin()
             is_foreseen = learning is None or type(learning[0].entry) is not Unknown
-            self.executor.run(program)
-            for graph in graphs:
-                for backward in graph.backwards:
-                    go_on(backward, self.executor.arrived.pop(backward, ()))
+            self.executor.run(program, end.interruption)
+            end.tell()
+        self.side.wait_agreed(step, self.deadline_s)
+        if reports := end.wait():
+            raise end.abort(program, reports)
+        with self.executing():
+            end.go_on()
             if learning is not None:
                 broadcast_result(self, learning[0], is_foreseen=is_foreseen)
             self.recorder.draws.end_flush()
             if learning is not None:
                 learning[1]()
-        self._share(exchange, graphs, scalars)
-        self.side.wait_agreed(step, self.deadline_s)
+        self.settle(graphs, program.released)
         has_backward = any(graph.backwards for graph in graphs)
-        self._settle(graphs, program.released)
         self.last_step = StepRecord(
             number=step,
             rank=self.rank,
@@ -185,23 +187,13 @@ class Engine:
             began_ns=began_ns,
             build_s=(built_ns - began_ns) / 1e9,
             traces=tuple(self.executor.traces),
-            exchange=exchange,
+            exchange=end.exchange,
             schedule=program.schedule,
         )
         if has_backward:
             self.last_training_step = self.last_step
         self.values.advance()
         self.console.step_ended(self.last_step)
-
-    @contextlib.contextmanager
-    def _dropping(self, graphs: Sequence[Graph]) -> Iterator[None]:
-        """With one rank a program that catches what its model raises can go on, without what was recorded."""
-        try:
-            yield
-        except Exception as error:
-            if self.num_ranks == 1 and not isinstance(error, FarspanError):
-                self._settle(graphs, ())
-            raise
 
     def _settings(self) -> Settings:
         hosts = hosts_of(self.stages, self.num_ranks) if self.recorder.outside.is_used else []  # may add stages
@@ -226,7 +218,7 @@ class Engine:
             self._fail(error)
         except Exception as error:
             if self.num_ranks == 1:
-                raise  # nobody waits for this rank; the program may catch it and go on
+                raise  # nobody waits for this rank
             if isinstance(error, RuntimeError) and self._failed.is_set():
                 self.check()
             if is_transport_error(error):
@@ -258,6 +250,7 @@ class Engine:
         if self._failure is None:
             self._failure = failure
         self._failed.set()
+        self.values.halts.wake()
         if self._medium is not None:
             self._medium.abort()
 
@@ -266,42 +259,16 @@ class Engine:
         if self._failure is not None:
             raise self._failure
 
-    def _settle(self, graphs: Sequence[Graph], released: Sequence[Call]) -> None:
+    def settle(self, graphs: Sequence[Graph], released: Sequence[Call]) -> None:
         """What has run is let go, but for what the program can still read or differentiate."""
         self.recorder.forget_parameter_values()
         self.values.keep(
-            value for graph in graphs for call in graph.calls for value in call.outputs if self._is_mine(value)
+            value for graph in graphs for call in graph.calls for value in call.outputs if self.is_mine(value)
         )
         let_go(graphs, released)
         self._history.end()
 
     # Values that every rank will want.
-
-    def _share(self, exchange: Exchange | None, graphs: Sequence[Graph], scalars: Sequence[Value]) -> None:
-        """Give all ranks the scalars of this step, which parameters have a gradient, and how long this rank worked."""
-        has_backward = any(graph.backwards for graph in graphs)
-        if exchange is None:
-            return
-        busy_s = sum(trace.end_ns - trace.start_ns for trace in self.executor.traces if trace.kind != "wait") / 1e9
-        exchange.contribute(
-            [value for value in scalars if self._is_mine(value)],
-            mask=self.masks.own() if has_backward else b"",
-            busy_s=busy_s,
-        )
-        if has_backward:
-            self.masks.begin(exchange)
-            self.recorder.gradients.forget()
-
-    def _new_exchange(self, step: int, graphs: Sequence[Graph], scalars: Sequence[Value]) -> Exchange | None:
-        if not scalars and not any(graph.backwards for graph in graphs):
-            return None
-        return Exchange(
-            self.side,
-            f"step {step}",
-            scalars=scalars,
-            owner_of=[self.stages[value.stage].rank for value in scalars],
-            deadline_s=self.deadline_s,
-        )
 
     def add_parameters(self, placed: Sequence[Placed]) -> None:
         """Another model is distributed."""
@@ -350,10 +317,14 @@ class Engine:
 
     # Reading.
 
-    def read(self, value: Value) -> torch.Tensor:
-        """The value's data, wherever it is; runs what has been recorded if it is not yet known."""
+    def read(self, value: Value, part: Part | None = None) -> torch.Tensor:
+        """The data of a value, or `part` of one that another rank has; what is recorded runs if it is not yet known."""
+        if self.recorder.deferred.can_read(value):
+            return self.recorder.deferred.read(value).detach()
         if value.pending:
             self.flush("a value is read")
+        if value.call is not None and value.data is None:
+            check_computed(value)
         if value.data is None and value.ticket is not None:
             value.ticket.resolve()
         if value.data is not None:
@@ -364,7 +335,11 @@ class Engine:
             number, name, place = value.state_of
             return self.values.pull_kept(self.stages[value.stage].rank, number, name, [place])[0]
         kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
-        return self.values.pull(self.stages[value.stage].rank, kind, what)
+        return self.values.pull(self.stages[value.stage].rank, kind, what, part)
+
+    def fetch(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]:
+        """The data of values that have been computed and that other ranks have: one request to each."""
+        return self.values.fetch([(value, self.stages[value.stage].rank) for value in values])
 
     def read_parameter(self, placed: Placed) -> torch.Tensor:
         if placed.is_owned:
@@ -391,5 +366,5 @@ class Engine:
         self.side.wait_agreed(step, self.deadline_s)
         self._history.end()
 
-    def _is_mine(self, value: Value) -> bool:
+    def is_mine(self, value: Value) -> bool:
         return self.stages[value.stage].rank == self.rank

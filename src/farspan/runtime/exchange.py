@@ -1,6 +1,7 @@
-"""What all ranks learn of a step without asking: its scalars, which parameters have gradients, who was busy how long.
+"""What all ranks learn of a step: its scalars, which parameters have gradients, who was busy how long.
 
-One small all-gather on the side channel. Nobody waits for it until somebody reads.
+One small all-gather on the side channel. A step is over when all parts are there: the user's code may have raised an
+exception on another rank until then (`abort`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from farspan.runtime.tensor_bytes import raw_bytes
 
 __all__ = ["Exchange", "changes_state", "scalars_of"]
 
-_HEADER = struct.Struct("<dI")
+_HEADER = struct.Struct("<?dI")
+_INTERRUPTED = b"\1"
 
 
 class Exchange:
-    """The exchange at the end of one step. Each rank's part: busy seconds, mask length, mask, its scalars.
+    """The exchange at the end of one step. Each rank's part: busy seconds, mask length, mask, its scalars; or what it
+    reports of an exception.
 
     Made before the step runs: a scalar with a ticket is kept until it has been told to all.
     """
@@ -44,7 +47,26 @@ class Exchange:
         data = b"".join([bytes(raw_bytes(value.data.detach().cpu()).numpy()) for value in mine])
         for value in mine:
             value.ticket = None
-        self.side.contribute(self.key, _HEADER.pack(busy_s, len(mask)) + mask + data)
+        self.side.contribute(self.key, _HEADER.pack(False, busy_s, len(mask)) + mask + data)
+
+    def report(self, report: bytes) -> None:
+        """Send this rank's part of a step that has not run to its end."""
+        self.side.contribute(self.key, _INTERRUPTED + report)
+
+    def reports(self) -> list[bytes]:
+        """Wait for all parts. Where some are reports, these, by rank, with b"" for a rank that has none; else []."""
+        parts = self.side.gathered(self.key, self.deadline_s)
+        found = [part[1:] if part.startswith(_INTERRUPTED) else b"" for part in parts]
+        is_interrupted = any(part.startswith(_INTERRUPTED) for part in parts)
+        return found if is_interrupted else []
+
+    def drop(self) -> None:
+        """The step has not run to its end: nothing is to be learned of it."""
+        for reference, _, _ in self._scalars:
+            value = reference()
+            if value is not None and value.ticket is self:
+                value.ticket = None
+        self._scalars = []
 
     def resolve(self) -> None:
         """Wait for all parts, and put the scalars of other ranks into their values."""
@@ -72,11 +94,11 @@ class Exchange:
         """For each rank, the seconds it computed in this step."""
         self.resolve()
         assert self._parts is not None
-        return [_HEADER.unpack_from(part)[0] for part in self._parts]
+        return [_HEADER.unpack_from(part)[1] for part in self._parts]
 
     @staticmethod
     def _mask_size(part: bytes) -> int:
-        return _HEADER.unpack_from(part)[1]
+        return _HEADER.unpack_from(part)[2]
 
     def __del__(self) -> None:
         self.side.forget_later(self.key)

@@ -12,7 +12,7 @@ def is_transport_error(error: Exception) -> bool:
     )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Its first line, "" if it says nothing."""
     lines = str(error).splitlines()
     return lines[0] if lines else ""

@@ -17,12 +17,16 @@ from farspan.errors import RecordError
 from farspan.graph import Value
 from farspan.lazy import Placed
 from farspan.lazy.torch_private import raw_grad
+from farspan.runtime.abort import Halts
 from farspan.runtime.optimizers.states import OptimizerStates
 from farspan.runtime.reading.ahead import ParametersAhead
 from farspan.runtime.side import SideChannel
 from farspan.runtime.tensor_bytes import pack_tensor, pack_tensors, unpack_tensor, unpack_tensors
 
-__all__ = ["SharedValues"]
+__all__ = ["Part", "SharedValues"]
+
+Part = tuple[Sequence[int], Sequence[int], int]
+"""Of a tensor: the size, the strides and the offset of a view of it."""
 
 
 class SharedValues:
@@ -38,6 +42,7 @@ class SharedValues:
         self._kept: dict[tuple[int, int, int], Value] = {}
         self._old_gradients: dict[str, torch.Tensor] = {}
         self.ahead = ParametersAhead(self._pull_parameters)
+        self.halts = Halts(side, deadline_s)
         self._progress = 0
         self._progressed = threading.Condition()
         side.serve(self._answer)
@@ -52,9 +57,12 @@ class SharedValues:
 
     def keep(self, values: Iterable[Value]) -> None:
         """A step is over: keep what the program still holds of it, let go what it has dropped since the last one."""
-        for key in [key for key, value in self._kept.items() if not value.is_held]:
-            del self._kept[key]
-        self._kept.update((value.key, value) for value in values if value.is_held)
+        for key in [key for key, value in self._kept.items() if not value.is_readable]:
+            self._kept.pop(key).is_kept = False
+        for value in values:
+            if value.is_readable:
+                value.is_kept = True
+                self._kept[value.key] = value
         self._old_gradients.clear()
 
     def keep_inputs(self, values: Iterable[Value]) -> None:
@@ -63,7 +71,7 @@ class SharedValues:
 
     def dropped_inputs(self) -> list[Value]:
         """The inputs that the program no longer holds; other ranks may still be at a point where it does."""
-        return [value for value in self._kept.values() if value.call is None and not value.is_held]
+        return [value for value in self._kept.values() if value.call is None and not value.is_readable]
 
     def let_go(self, values: Iterable[Value]) -> None:
         """All ranks have come to a point where none of `values` can be read."""
@@ -91,9 +99,22 @@ class SharedValues:
         )
         return copy.to(meta.device)
 
-    def pull(self, rank: int, kind: str, what: Any) -> torch.Tensor:
-        """Ask `rank` for a "gradient" or "initial" weight by name, or for a "value" by key."""
+    def pull(self, rank: int, kind: str, what: Any, part: Part | None = None) -> torch.Tensor:
+        """Ask `rank` for a "gradient" or "initial" weight by name, or for a "value", or part of one, by key."""
+        if part is not None:
+            kind, what = "part", [what, *map(list, part[:2]), part[2]]
         return unpack_tensor(*self._ask(rank, kind, what))
+
+    def fetch(self, values: Iterable[tuple[Value, int]]) -> dict[Value, torch.Tensor]:
+        """The data of values, each with its owner: one request to each of these."""
+        by_rank: dict[int, list[Value]] = {}
+        for value, rank in values:
+            by_rank.setdefault(rank, []).append(value)
+        found: dict[Value, torch.Tensor] = {}
+        for rank, theirs in by_rank.items():
+            data = unpack_tensors(*self._ask(rank, "values", [list(value.key) for value in theirs]))
+            found.update(zip(theirs, data, strict=True))
+        return found
 
     def _pull_parameters(self, rank: int, names: Sequence[str]) -> list[torch.Tensor]:
         return unpack_tensors(*self._ask(rank, "parameters", list(names)))
@@ -113,6 +134,9 @@ class SharedValues:
 
     def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         """Another rank asks (called in a worker thread)."""
+        heard = self.halts.answer(request)
+        if heard is not None:
+            return heard
         wanted = request["progress"]
         with self._progressed:
             if not self._progressed.wait_for(lambda: self._progress >= wanted, self.deadline_s):
@@ -144,10 +168,22 @@ class SharedValues:
             if "sparse" in request:
                 return pack_tensors([gradient._indices(), gradient._values(), torch.tensor(gradient.is_coalesced())])
             return pack_tensor(gradient)
-        value = self._kept.get(tuple(request["value"]))
+        if "values" in request:
+            return pack_tensors([self._data_of(self._kept.get(tuple(key))) for key in request["values"]])
+        key, *part = request["part"] if "part" in request else [request["value"]]
+        value = self._kept.get(tuple(key))
+        data = self._data_of(value)
+        if not part or value is None:
+            return pack_tensor(data)
+        meta, (size, stride, offset) = value.meta, part
+        if data.stride() != meta.stride:
+            data = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=data.device).copy_(data)
+        return pack_tensor(data.as_strided(size, stride, data.storage_offset() + offset))
+
+    def _data_of(self, value: Value | None) -> torch.Tensor:
         if value is None or value.data is None:
             raise self._gone("the value that was asked for")
-        return pack_tensor(value.data)
+        return value.data.detach()
 
     def _gone(self, what: str) -> RecordError:
         return RecordError(

@@ -19,8 +19,10 @@ from farspan.launch.environment import read_environment
 from farspan.launch.files import install_late
 from farspan.launch.rank.trained import note_joining
 from farspan.lazy import Recorder, activate, install
+from farspan.runtime.abort.aborted import rank_that_raised
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.engine import Engine
+from farspan.runtime.failures import first_line
 from farspan.runtime.media import GlooMedium, NcclMedium, Roads, SameHostMedium
 from farspan.runtime.side import SideChannel
 from farspan.runtime.side.peers import Peers, find_peers
@@ -170,6 +172,11 @@ def _watch_exit(engine: Engine, roads: Roads, remove_files: Callable[[], None]) 
         has_raised = True
         if isinstance(error, RemoteError):
             sys.stderr.write(f"{type(error).__name__}: {error}\n")  # the failing rank shows its own traceback
+            return
+        raised_by = rank_that_raised(error)
+        if raised_by is not None:  # and it tells why all end
+            line = f"rank {raised_by} failed: {type(error).__name__}: {first_line(error)}"
+            sys.stderr.write(f"{RemoteError.__name__}: {line}\n")
             return
         previous(kind, error, trace)
         if isinstance(error, (PlanError, DivergenceError)):

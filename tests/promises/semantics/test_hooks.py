@@ -94,8 +94,14 @@ def step_in_a_hook(model: Any) -> None:
 
 
 def hook_on_a_container(model: Any) -> None:
-    model.register_full_backward_hook(lambda module, inputs, outputs: None)
+    model.register_backward_hook(lambda module, inputs, outputs: None)
     model(X)
+
+
+def hook_too_late(model: Any) -> None:
+    out = model(X)
+    print(out.square().mean().item())
+    out.register_hook(print)
 
 
 def cached_parametrizations(model: Any) -> None:
@@ -119,7 +125,7 @@ class Parametrized(nn.Module):
 @pytest.mark.parametrize(
     ("build", "program", "words"),
     [
-        (Blocks, hook_on_a_container, "a backward hook on Blocks"),
+        (Blocks, hook_on_a_container, "register_backward_hook on Blocks"),
         (Parametrized, cached_parametrizations, r"parametrize\.cached"),
         (Blocks, assigned_with_another_dtype, "cannot change blocks.0.0.weight"),
         (
@@ -127,8 +133,8 @@ class Parametrized(nn.Module):
             lambda model: torch.autograd.grad(model(X).sum(), model.head.weight, create_graph=True),
             "create_graph=True cannot be recorded",
         ),
-        (Blocks, lambda model: model(X).retain_grad(), "retain_grad"),
-        (Blocks, lambda model: model(X).register_hook(print), "gradient hook"),
+        (Blocks, hook_too_late, "cannot be registered on .* any more"),
+        (Blocks, lambda model: model(X).grad_fn.register_hook(print), "on the grad_fn of"),
     ],
 )
 def test_what_cannot_be_right_is_a_named_error(build: Callable[[], nn.Module], program: Any, words: str) -> None:

@@ -20,7 +20,7 @@ from farspan.runtime.media import neighbours
 from farspan.runtime.media.same_host import SameHostMedium
 
 NUM_RANKS = 3
-LONG_S = 20.0
+LONG_S = 100.0
 
 
 class Ranks:

@@ -9,6 +9,7 @@ import signal
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from tests.runtime.media.same_host_ranks import (
 from tests.support.ranks import Finished, run_processes
 
 from farspan.runtime.media.chunks import WHOLE_BYTES, Loans
+from farspan.runtime.media.lane import Lane
 
 LARGE = 9 << 20
 
@@ -110,7 +112,10 @@ def take_late(ranks: Ranks, is_aborted: bool) -> None:
 
 
 def copying_fails(ranks: Ranks) -> None:
-    """At either end: it says which memory it is about, the other that the connection is closed."""
+    """At either end: it says which memory it is about, the other that the connection is closed.
+
+    Who cannot write its chunk says so also where the receiver, which has read all others, has acked the message.
+    """
     for failing in ("read", "write"):
         medium = ranks.join()
         if ranks.rank == 1:
@@ -121,6 +126,7 @@ def copying_fails(ranks: Ranks) -> None:
                 raises(RuntimeError, "of rank 0's memory", work.wait, LONG_S)
             else:
                 wait_first(memory, "read", lambda: ranks.store.wait(["refused"]))
+                tell_first_ack(ranks, medium._connections[0].acks)
                 raises(RuntimeError, "Connection closed by peer (rank 0)", work.wait, LONG_S)
         elif ranks.rank == 0:
             sending = medium.send(content(LARGE, 8), 1, 0)
@@ -129,11 +135,22 @@ def copying_fails(ranks: Ranks) -> None:
             else:
                 memory = medium._connections[1].memory
                 memory.write = refuse
-                wait_first(memory, "write", lambda: ranks.store.set("refused", ""))
+                wait_first(memory, "write", lambda: (ranks.store.set("refused", ""), ranks.store.wait(["acked"])))
                 raises(RuntimeError, "cannot write", sending.wait, LONG_S)
                 raises(RuntimeError, "of rank 1's memory", sending.wait, LONG_S)
         ranks.meet()
     Loans._kept.clear()
+
+
+def tell_first_ack(ranks: Ranks, acks: Lane) -> None:
+    send = acks.send
+
+    def sends_and_tells(*arguments: Any) -> bool:
+        is_open = send(*arguments)
+        ranks.store.set("acked", "")
+        return is_open
+
+    acks.send = sends_and_tells
 
 
 def refuse(here: int, there: int, size: int) -> None:
@@ -175,7 +192,7 @@ CASES: list[Callable[[Ranks], None]] = [copied_together, late_chunk, copying_fai
 @pytest.fixture(scope="module")
 def finished() -> list[Finished]:
     """What the three ranks said."""
-    return run_processes(NUM_RANKS, __file__, timeout_s=60.0)
+    return run_processes(NUM_RANKS, __file__, timeout_s=2 * LONG_S)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -307,7 +307,7 @@ CASES: list[Callable[[Ranks], None]] = [
 @pytest.fixture(scope="module")
 def finished() -> list[Finished]:
     """What the three ranks said."""
-    return run_processes(NUM_RANKS, __file__, timeout_s=60.0)
+    return run_processes(NUM_RANKS, __file__, timeout_s=2 * LONG_S)
 
 
 @pytest.mark.parametrize("case", CASES)

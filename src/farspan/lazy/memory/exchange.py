@@ -10,7 +10,7 @@ import torch
 
 from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.tensor import LazyTensor
-from farspan.lazy.torch_private import has_memory_of_its_own, has_other_users
+from farspan.lazy.torch_private import has_memory_of_its_own, has_weak_references, is_used_below
 
 if TYPE_CHECKING:
     from farspan.graph import Value
@@ -28,19 +28,17 @@ def can_be_recorded(recorder: Recorder, plain: torch.Tensor) -> bool:
         and plain._base is None
         and plain.layout is torch.strided
         and not recorder.copies.holds(plain)
+        and not is_used_below(plain)
+        and has_memory_of_its_own(plain)
     ):
         return False
-    if _is_alone(plain):
+    if not has_weak_references(plain):
         return True
     if recorder.cache.num_collected == len(recorder.cache.entries):
         return False
-    gc.collect()  # what a run on fakes has left in a circle goes at another time on each rank
+    gc.collect()  # those of a run on fakes, which is a circle, go at another time on each rank
     recorder.cache.num_collected = len(recorder.cache.entries)
-    return _is_alone(plain)
-
-
-def _is_alone(plain: torch.Tensor) -> bool:
-    return not has_other_users(plain) and has_memory_of_its_own(plain)
+    return not has_weak_references(plain)
 
 
 def become_plain(recorder: Recorder, lazy: LazyTensor, plain: torch.Tensor) -> None:

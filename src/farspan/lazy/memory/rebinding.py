@@ -43,6 +43,8 @@ def data_of(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
 def set_data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> None:
     """`x.data = value`."""
     tensor, value = args
+    recorder.deferred.record_one(tensor)
+    recorder.deferred.record_one(value)
     placed = recorder.placed.get(id(tensor))
     if value is tensor or (placed is not None and _parameter_of(recorder, value) is placed):
         return

@@ -20,6 +20,7 @@ import torch
 
 from farspan.graph import Meta
 from farspan.lazy.leaf import Leaf, LeakError
+from farspan.lazy.metadata.effects.around import AroundError
 from farspan.lazy.metadata.effects.leaks import remove_leaked
 from farspan.lazy.metadata.entry import Entry, Unknown
 from farspan.lazy.metadata.modes import Modes
@@ -51,7 +52,7 @@ def _find_out(
     made: list[weakref.ref[torch.Tensor]] = []
     outside = placed if type(target) is Leaf else ()
     try:
-        entry = predict(target, template, metas, modes, made=made, outside=outside)
+        entry = _predict_on_fakes(target, template, metas, modes, made, outside)
     except LeakError as error:
         _forget_frames(error)
         remove_leaked(made)
@@ -80,6 +81,24 @@ def _find_out(
     return Unknown(name_of(target), str(limit), is_dynamic=False)
 
 
+def _predict_on_fakes(
+    target: Any,
+    template: Any,
+    metas: Sequence[Meta],
+    modes: Modes,
+    made: list[weakref.ref[torch.Tensor]],
+    outside: Collection[int],
+) -> Entry:
+    """Run `target` on fakes; once more where something around it has changed, for a thread of the program may have done
+    that: what the call itself changes it changes again. Else one rank would call the parts of what others call whole.
+    """
+    try:
+        return predict(target, template, metas, modes, made=made, outside=outside)
+    except AroundError as error:
+        _forget_frames(error)
+    return predict(target, template, metas, modes, made=made, outside=outside)
+
+
 def _forget_frames(error: Exception) -> None:
     """An error holds the frames of the run, and they what it has made."""
     traceback.clear_frames(error.__traceback__)
@@ -105,9 +124,9 @@ class MetadataCache:
 
     def __init__(self, aside: Callable[..., Any], placed: Collection[int]) -> None:
         self.aside = aside
+        """Runs a function while nothing is recorded: (function, *its arguments)."""
         self.num_collected = 0
         """How many kinds of calls were known when garbage was collected last."""
-        """Runs a function while nothing is recorded: (function, *its arguments)."""
         self.placed = placed
         """Ids of the parameters and buffers that have an owner."""
         self.entries: dict[Any, Entry | Unknown] = _Latest(_MOST_KEPT)

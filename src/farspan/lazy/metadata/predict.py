@@ -26,6 +26,7 @@ from farspan.lazy.metadata.effects.changes import (
 from farspan.lazy.metadata.entry import Entry, meta_of, refuse_nested
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import numbers_of, rebuild
+from farspan.lazy.nodes.inside import without_hooks_on_tensors
 from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.randomness import DRAWS
@@ -37,6 +38,7 @@ from farspan.lazy.torch_private import (
     fake_mode,
     forget_casts,
     is_compiled,
+    reached_from,
 )
 from farspan.lazy.versions import note_saved
 from farspan.lazy.watch import Learn, Made, Watch, noted_generators, storage_id, untouched_generators
@@ -189,7 +191,7 @@ def observe(
         same_as = tuple(positions.get(id(tensor), -1) for tensor in results)
         shares = tuple(storages.get(storage_id(tensor), -1) for tensor in results)
         leaf_numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
-        depends_on = tuple(_reached(output, leaf_numbers) for output in outputs)
+        depends_on = tuple(reached_from(output, leaf_numbers) for output in outputs)
         output_metas = tuple(meta_of(output) for output in outputs)
         is_ordered = False
         for item, tensor, ids in memory:
@@ -316,6 +318,7 @@ def _run(
         watched_attributes(target.modules, attributes, is_real=False),
         target.holding(extra, {id(item.tensor): fake for item, fake in owned}),
         without_user_hooks(target.module),
+        without_hooks_on_tensors(),
     ):
         tables: list[Any] = [module._buffers for module in target.modules]
         slots = [(table, name, buffer) for table in tables for name, buffer in table.items()]
@@ -364,28 +367,6 @@ def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
     # What the function mode breaks here teaches nothing; the call itself has run.
     with untouched_generators(), Watch([], ()) as watch, Learn(watch), suppress(Exception):
         _run(target, template, tensors, _fakes_of(target), {})
-
-
-def _reached(output: torch.Tensor, leaf_numbers: dict[int, int]) -> tuple[int, ...]:
-    """Which arguments the gradient of `output` flows to: a walk over its autograd graph."""
-    if not output.requires_grad:
-        return ()
-    if output.grad_fn is None:
-        number = leaf_numbers.get(id(output))
-        return () if number is None else (number,)
-    found: set[int] = set()
-    seen = {output.grad_fn}
-    stack = [output.grad_fn]
-    while stack:
-        node = stack.pop()
-        variable = getattr(node, "variable", None)
-        if variable is not None and id(variable) in leaf_numbers:
-            found.add(leaf_numbers[id(variable)])
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
-    return tuple(sorted(found))
 
 
 def _has_tensors_only(result: Any) -> bool:

@@ -93,6 +93,11 @@ def write_apart(
         return True, target(*args, **kwargs)
     written = [tensors[i] for i in entry.mutated]
     plain = [item for item in written if type(item) is not LazyTensor and id(item) not in recorder.placed]
+    if len(plain) == len(written) and recorder.deferred.can_run(target, tensors):
+        for tensor in plain:
+            _keep_for_pending(recorder, tensor)
+        args, kwargs = rebuild(template, list(map(read_data, tensors)))
+        return True, target(*args, **kwargs)  # type: ignore[operator]
     if not all(can_be_recorded(recorder, tensor) for tensor in plain):
         if type(target) is Leaf:
             raise LeakError("it writes into plain memory that others use too")
@@ -138,6 +143,17 @@ def _become_recorded(recorder: Recorder, plain: torch.Tensor, stage: int, name: 
     template, tensors = flatten_arguments(*given)
     lazy = recorder.record(torch.clone, template, tensors, stage, given=given)
     exchange(recorder, plain, lazy, lazy._value)
+
+
+def _keep_for_pending(recorder: Recorder, plain: torch.Tensor) -> None:
+    """Let the calls that wait to be run take `plain` as it is now."""
+    memory = None
+    for graph in (*recorder.pending, recorder.current):
+        for call in graph.calls:
+            if call.versions and call.arguments is not None and any(item is plain for item in call.arguments):
+                memory = plain.detach().clone() if memory is None else memory
+                call.arguments = [memory if item is plain else item for item in call.arguments]
+                call.versions = plain_versions(call.arguments)
 
 
 def let_record_written(recorder: Recorder, call: Call, tensors: list[torch.Tensor], recordable: Sequence[bool]) -> None:

@@ -46,6 +46,8 @@ def stage_for(
     if entry.mutated and not is_new:
         return _stage_written(recorder, entry, tensors)
     here = recorder.here
+    if not values:  # all have been fetched
+        values = [tensor._value for tensor in tensors if type(tensor) is LazyTensor]
     if not here:
         return latest_stage(values)
     natural = latest_stage(values) if values else -1

@@ -79,7 +79,7 @@ def write_through(
     root = root_of(written)
     links = () if written._view is None else written._view.links
     others = [tensor for i, tensor in enumerate(tensors) if i != number]
-    is_in_place = type(root) is not LazyTensor or root._alias_of is not None or root._is_gradient
+    is_in_place = _is_parameters(root)
     target = Through(links, function, template, number, is_in_place=is_in_place)
     given: Any = ((root, *others), {})
     whole, all_tensors = flatten_arguments(*given)
@@ -92,6 +92,11 @@ def write_through(
             take_anew(recorder, member)
 
 
+def _is_parameters(tensor: Any) -> bool:
+    """Whether a tensor is a parameter, its memory or its gradient."""
+    return type(tensor) is not LazyTensor or tensor._alias_of is not None or tensor._is_gradient
+
+
 def take_anew(recorder: Recorder, member: LazyTensor) -> None:
     """What `member` is a view of has been written: let it be a view of what that is now."""
     view: Any = member._view
@@ -101,8 +106,12 @@ def take_anew(recorder: Recorder, member: LazyTensor) -> None:
             hint="use the out-of-place operation, or write before the module is called",
         )
     tensor = view.root
+    may_wait = recorder.engine.num_ranks > 1 and not _is_parameters(tensor)
     for function, template, result in view.links:
-        taken = recorder.record(function, template, [tensor], None)
+        if may_wait:  # other ranks' programs may hold no such view
+            taken = recorder.deferred.take(function, template, tensor)
+        else:
+            taken = recorder.record(function, template, [tensor], None)
         tensor = flatten(taken)[1][result]
     put_value(member, tensor._value)
     member._view = view
@@ -125,7 +134,8 @@ class Through:
 
     def __call__(self, root: torch.Tensor, *others: torch.Tensor) -> torch.Tensor | None:
         if not self.is_in_place:
-            root = root.clone()
+            with torch.set_grad_enabled(torch.is_grad_enabled() or root.requires_grad):  # a write keeps the history
+                root = root.clone()
         view = root
         for function, template, result in self.links:
             args, kwargs = rebuild(template, [view])

@@ -67,6 +67,7 @@ class Gradients:
         """`param.grad = gradient`."""
         recorder = self.recorder
         recorder.hooks.commit()
+        recorder.deferred.record_one(gradient)
         if type(gradient) is LazyTensor and gradient._value.stage != placed.stage:
             template, tensors = flatten_arguments((gradient,), {})  # sent to where the parameter is
             gradient = recorder.record(torch.clone, template, tensors, placed.stage, given=((gradient,), {}))
@@ -87,6 +88,7 @@ class Gradients:
     def put(self, placed: Placed, gradient: torch.Tensor | None) -> None:
         """`param.grad = gradient` in an optimizer's step, where nothing waits to be run."""
         self._views.pop(placed.name, None)
+        gradient = self.recorder.deferred.computed(gradient)
         self._note_sparse(placed, gradient)
         self.recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
 

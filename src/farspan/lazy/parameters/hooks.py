@@ -1,4 +1,4 @@
-"""Gradient hooks on parameters: over several ranks every rank runs them, right after each backward.
+"""Gradient hooks on parameters: every rank runs them, right after each backward.
 
     owner        autograd -> gradient of p caught, nothing added to p.grad
     all ranks    which gradients there are, in the order in which autograd has them in one process
@@ -8,8 +8,8 @@ So a hook sees on every rank what it sees in one process, and what it collects, 
 Autograd has the gradient of a parameter when it is through the earliest call that uses it, and goes through calls in
 the reverse order of their recording: that orders the gradients of different ranks.
 
-With one rank hooks are autograd's. If that has several stages, a parameter that several segments use has its gradient
-summed from one to the next; a hook would see each part of the sum instead of the whole, so that is refused.
+Recorded tensors have hooks too (`nodes.hooks`): a backward runs from one of their stops to the next, and the hooks on
+parameters whose gradients are there come in between.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,15 +28,18 @@ from torch.utils.hooks import RemovableHandle
 from farspan.errors import RecordError
 from farspan.graph import Backward, earliest_uses
 from farspan.lazy.metadata import flatten_arguments, intern
+from farspan.lazy.nodes.hooks import changed, register_hook
+from farspan.lazy.nodes.stopping import run_hooks, take_up
 from farspan.lazy.ops.functions import find_where, format_where
+from farspan.lazy.parameters.outside import go_on_outside
 from farspan.lazy.tensor import LazyTensor
-from farspan.lazy.torch_private import DisableTorchFunction, DisableTorchFunctionSubclass
+from farspan.lazy.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["HOOKS", "Hooks", "check_hooks", "register"]
+__all__ = ["HOOKS", "Hooks", "register"]
 
 
 HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
@@ -97,10 +100,28 @@ class Hooks:
 
     def run_backward(self, backward: Backward, reason: str) -> None:
         """Run all that is recorded, of which `backward` is the last, and the hooks."""
+        uses, stops = earliest_uses(backward), backward.stops
+        self._run_until_stop(backward, uses, reason)
+        if stops is None:
+            return
+        try:
+            while (call := stops.next_call()) is not None:
+                run_hooks(self.recorder, backward, call)
+                if stops.next_parts():
+                    take_up(self.recorder, backward)
+                    self._run_until_stop(backward, uses, reason)
+        finally:
+            self.recorder.engine.executor.drop(backward)
+        if stops.arrived:
+            go_on_outside(backward, stops.arrived)
+
+    def _run_until_stop(self, backward: Backward, uses: dict[str, tuple[int, int]], reason: str) -> None:
+        """Run what can run, and the hooks of the parameters that have got their gradients."""
         engine = self.recorder.engine
-        uses = earliest_uses(backward)
         with self._catching() as caught:
             engine.flush(reason)
+        if not self.are_there:
+            return
         own = [
             _Caught(name, list(item.stride()) if item.layout is torch.strided else [], item.layout is not torch.strided)
             for name, item in caught.items()
@@ -112,7 +133,7 @@ class Hooks:
             reverse=True,
         )
         for event in events:
-            if event.is_sparse:
+            if event.is_sparse and engine.num_ranks > 1:
                 raise RecordError(
                     f"a gradient hook on {event.name}, which has a sparse gradient.",
                     why=f"registered at {format_where(self._hooked[event.name].placed.hooked_at)}.",
@@ -120,11 +141,15 @@ class Hooks:
                 )
         placed = [self._hooked[event.name].placed for event in events]
         metas = [
-            replace(item.meta, stride=tuple(event.stride), requires_grad=False, is_parameter=False)
+            replace(item.meta, stride=tuple(event.stride) or item.meta.stride, requires_grad=False, is_parameter=False)
             for item, event in zip(placed, events, strict=True)
         ]
         sources = [(intern(meta), item.stage, caught.get(item.name)) for meta, item in zip(metas, placed, strict=True)]
-        gradients = [LazyTensor.make(value, self.recorder) for value in engine.new_sources(sources)]
+        gradients: list[Any] = [LazyTensor.make(value, self.recorder) for value in engine.new_sources(sources)]
+        gradients = [
+            caught[event.name] if event.is_sparse else gradient
+            for event, gradient in zip(events, gradients, strict=True)
+        ]
         caught.clear()
         self._uses, self._to_come = uses, {event.name for event in events}
         try:
@@ -140,7 +165,7 @@ class Hooks:
     def _run_hooks(self, item: _Hooked, gradient: Any, backward: Backward) -> None:
         with torch.no_grad():
             for hook in [*item.before.values()]:
-                gradient = _changed(hook, gradient, hook(gradient))
+                gradient = changed(hook, gradient, hook(gradient))
             self._to_come.discard(item.placed.name)
             if backward.wanted is not None:
                 backward.wanted.found[item.placed.name] = self._data_of(item.placed, gradient)
@@ -198,6 +223,7 @@ class Hooks:
             )
 
     def _at_home(self, placed: Placed, gradient: Any) -> Any:
+        self.recorder.deferred.record_one(gradient)
         if type(gradient) is not LazyTensor or gradient._value.stage == placed.stage:
             return gradient
         template, tensors = flatten_arguments((gradient,), {})  # sent to where the parameter is
@@ -246,53 +272,14 @@ class Hooks:
                 handle.remove()
 
 
-def _changed(hook: Any, gradient: Any, result: Any) -> Any:
-    """The gradient after a hook has returned `result`; the errors are torch's."""
-    if result is None:
-        return gradient
-    name = getattr(hook, "__name__", type(hook).__name__)
-    if not isinstance(result, torch.Tensor):
-        raise TypeError(f"hook '{name}' has returned an incompatible object type")
-    if result.dtype != gradient.dtype:
-        raise RuntimeError(f"hook '{name}' has changed the type of value")
-    if result.shape != gradient.shape:
-        raise RuntimeError(f"hook '{name}' has changed the size of value")
-    return result
-
-
 def register(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`param.register_hook(hook)`: with one rank it is autograd's; with several every rank calls it."""
+    """`register_hook(hook)` and its like: every rank calls it."""
     placed = recorder.placed.get(id(args[0]))
     if placed is None:
-        recorder.refuse(
-            "a gradient hook cannot be registered on a recorded tensor",
-            hint="register it on a parameter, or inside the forward of a module that is placed as a whole",
-        )
+        if function is not torch.Tensor.register_hook:
+            raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+        return register_hook(*args, **kwargs)
     recorder.flush_before_change("a gradient hook is registered")
     placed.hooked_at = find_where()
     is_post = function is torch.Tensor.register_post_accumulate_grad_hook
-    if recorder.engine.num_ranks > 1:
-        return recorder.hooks.add(placed, *args[1:], is_post=is_post, **kwargs)
-    recorder.runs_each_backward |= is_post
-    with DisableTorchFunctionSubclass():
-        return function(*args, **kwargs)
-
-
-def check_hooks(passed_on: Iterable[str], parameters: Mapping[str, Placed]) -> None:
-    """Raise if a backward would call a parameter's hook with a part of its gradient.
-
-    Args:
-        passed_on: Names of the parameters whose gradients are added up on their way from one segment to another.
-        parameters: All, by name.
-
-    Raises:
-        RecordError: The same on every rank.
-    """
-    for name in passed_on:
-        if parameters[name].hooked_at is not None:
-            raise RecordError(
-                f"a gradient hook on {name}, which is used in several places.",
-                why=f"registered at {format_where(parameters[name].hooked_at)}: it would be called with the\n"
-                "gradient of each use instead of with their sum.",
-                hint="change param.grad after loss.backward()",
-            )
+    return recorder.hooks.add(placed, *args[1:], is_post=is_post, **kwargs)

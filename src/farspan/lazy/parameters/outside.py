@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farspan.graph import Backward
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["GRADIENT_ACCESS", "Outside", "access_gradient", "go_on", "plain_of"]
+__all__ = ["GRADIENT_ACCESS", "Outside", "access_gradient", "go_on", "go_on_outside", "plain_of"]
 
 _GRAD: Any = torch.Tensor.grad
 GRADIENT_ACCESS = frozenset([_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__])
@@ -91,8 +91,14 @@ def go_on(backward: Backward, arrived: Sequence[tuple[Value, torch.Tensor]]) -> 
         backward: Has run, as far as it was recorded.
         arrived: Tensors outside the model, and the gradients they got.
     """
-    if not arrived:
-        return
+    if backward.stops is not None:
+        backward.stops.arrived += arrived  # it goes on when all hooks have been called
+    elif arrived:
+        go_on_outside(backward, arrived)
+
+
+def go_on_outside(backward: Backward, arrived: Sequence[tuple[Value, torch.Tensor]]) -> None:
+    """Let autograd go on from tensors outside the model, with the gradients that have arrived."""
     tensors = [value.data for value, _ in arrived]
     gradients = [gradient.to(value.data.device) for value, gradient in arrived]
     wanted = backward.wanted

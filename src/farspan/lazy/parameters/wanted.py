@@ -42,6 +42,8 @@ def _grad(
         recorder.refuse("is_grads_batched=True cannot be recorded", hint="call torch.autograd.grad once for each")
     placed = [recorder.placed.get(id(item)) for item in wanted_tensors]
     recorded = [item for item in wanted_tensors if type(item) is LazyTensor]
+    for item in recorded:
+        recorder.deferred.record_one(item)
     outside = [
         item
         for item, known in zip(wanted_tensors, placed, strict=True)
@@ -53,7 +55,7 @@ def _grad(
     keeps_graph = create_graph if retain_graph is None else retain_graph
     backward = record_backward(recorder, outputs, grad_outputs, keeps_graph, create_graph, wanted=wanted)
     recorder.next_graph()
-    if recorder.hooks.are_there:
+    if recorder.hooks.are_there or backward.stops is not None:
         recorder.hooks.run_backward(backward, "torch.autograd.grad()")
     else:
         recorder.engine.flush("torch.autograd.grad()")
@@ -78,9 +80,9 @@ def _grad(
 
 def _gradients_of(recorder: Recorder, keys: Sequence[Placed | Value], wanted: Wanted) -> list[LazyTensor | None]:
     """The gradients of parameters and recorded values, where the outputs depend on them."""
-    found: list[LazyTensor | None] = [None] * len(keys)
     names: list[str | Value] = [item if isinstance(item, Value) else item.name for item in keys]
-    reached = [number for number, name in enumerate(names) if name in wanted.reached]
+    before = wanted.before_hooks
+    reached = [number for number, name in enumerate(names) if name in wanted.reached and name not in before]
     metas = [replace(keys[number].meta, requires_grad=False, is_parameter=False) for number in reached]
     values = recorder.engine.new_sources(
         [
@@ -88,6 +90,7 @@ def _gradients_of(recorder: Recorder, keys: Sequence[Placed | Value], wanted: Wa
             for number, meta in zip(reached, metas, strict=True)
         ]
     )
+    found = [before.get(key) if isinstance(key, Value) else None for key in keys]
     for number, value in zip(reached, values, strict=True):
         found[number] = LazyTensor.make(value, recorder)
     return found

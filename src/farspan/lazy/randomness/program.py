@@ -145,6 +145,12 @@ class ProgramDraws:
                 self._stretch = stretch  # as if nothing had been: one rank alone may have put it back
                 self.generator.set_state(stretch.state)
 
+    def end_interrupted(self, state: torch.Tensor | None) -> None:
+        """Some of what was recorded has not run: the generator stands at `state`, or where it stood before."""
+        if self.is_plain and state is not None:
+            self.told(state)
+        self.end_flush()
+
     # Running.
 
     @contextlib.contextmanager
@@ -164,12 +170,15 @@ class ProgramDraws:
             try:
                 with seeded_on(call, others) if others else contextlib.nullcontext():
                     yield
+            except Exception:
+                place.state = default.get_state()  # what it has drawn, it has drawn in the plain program too
+                raise
             finally:
                 active.draws_plainly = active.draws_from_own = False
                 self._at = None
             after = default.get_state()
             if place.end is None:
-                if isinstance(call.entry, Unknown):  # it has come to nothing
+                if isinstance(call.entry, Unknown) and call.raised is None:  # it has come to nothing
                     put_in_python(in_python)
                     default.set_state(self._start)
                     return

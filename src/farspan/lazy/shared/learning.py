@@ -30,7 +30,7 @@ from farspan.lazy.ops.special import read_data
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.randomness import DRAWS
 from farspan.lazy.shared.drawing import path_of
-from farspan.lazy.shared.exceptions import can_tell_exception, exception_from_json, exception_to_json
+from farspan.lazy.shared.exceptions import exception_from_json, exception_to_json, told_as
 from farspan.lazy.shared.wire import entry_from_json, entry_to_json
 from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import is_not_torchs_device
@@ -60,6 +60,9 @@ def learn(
     if _is_of_plain_memory(recorder, target, tensors):
         args, kwargs = rebuild(template, list(map(read_data, tensors)))
         return target(*args, **kwargs)
+    known = recorder.deferred.run_here(target, template, tensors)
+    if known is not None:
+        return known[0]
     held = attributes_with_tensors(target.modules, target.attributes) if type(target) is Leaf else []
     if held:  # its owner alone will see which of them it writes into: they become arguments
         target.attributes.update(dict.fromkeys(held))
@@ -70,6 +73,7 @@ def learn(
     path = path_of(recorder, target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
     arguments = [recorder.argument(tensor) for tensor in tensors]
+    recorder.deferred.record_all(arguments)
     recordable = [can_be_recorded(recorder, tensor) for tensor in tensors]
     values = [item for item in arguments if isinstance(item, Value)]
     modes = current_modes()
@@ -167,9 +171,9 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
         reaches_outside = isinstance(error, LeakError) or is_not_torchs_device(error)
         if reaches_outside and hasattr(call.target, "is_open") and _written(call, leaves) == before:
             return  # nothing has come of it
-        if isinstance(error, FarspanError) or not can_tell_exception(error):
+        if isinstance(error, FarspanError):
             raise
-        call.raised = error  # for the program to catch, on every rank
+        call.raised = told_as(error, [call])  # for the program to catch, on every rank
         return
     _know(call, entry)
     for value, tensor in zip(call.outputs, outputs, strict=True):
@@ -193,7 +197,7 @@ def text_for_others(call: Call) -> bytes:
 def learned_from_text(call: Call, text: bytes) -> None:
     """Let `call` know what its owner has told."""
     if text.startswith(b"["):
-        call.raised = exception_from_json(text)
+        call.raised = exception_from_json(text, [call])
     elif text:
         _know(call, entry_from_json(text, call.template))
 

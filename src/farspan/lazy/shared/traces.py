@@ -1,7 +1,8 @@
-"""Backward hooks on modules: what they return takes effect where the module is; nothing else of them may be seen.
+"""Backward hooks of the deprecated kind: what they return takes effect where the module is; nothing else may be seen.
 
-They run inside autograd, at the owner alone. A hook that fills a list there would leave the other ranks' lists empty,
-so the objects that it can reach are compared before and after each call.
+They are called with the gradients of the last operation in the module, which nobody knows but autograd: inside it, at
+the owner alone. A hook that fills a list there would leave the other ranks' lists empty, so the objects that it can
+reach are compared before and after each call.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -17,11 +18,28 @@ from farspan.errors import RecordError
 from farspan.lazy.metadata import State
 from farspan.lazy.metadata.effects.around import content_of, globals_of
 from farspan.lazy.metadata.effects.reachable import is_same
+from farspan.lazy.torch_private import is_hook_of_all_modules
 
-__all__ = ["without_trace"]
+if TYPE_CHECKING:
+    from farspan.lazy.recorder import Recorder
+
+__all__ = ["watched"]
 
 
-def without_trace(hook: Callable[..., Any]) -> Callable[..., Any]:
+def watched(recorder: Recorder | None, hook: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A backward hook as a module calls it that belongs to `recorder`; None if it has been called elsewhere.
+
+    Full ones on all modules have been registered on what was recorded. What others do at the owner must not be missed
+    on other ranks.
+    """
+    if recorder is None or recorder.is_recording:
+        return hook
+    if is_hook_of_all_modules(hook):
+        return None
+    return _without_trace(hook) if recorder.engine.num_ranks > 1 else hook
+
+
+def _without_trace(hook: Callable[..., Any]) -> Callable[..., Any]:
     """`hook`, a module's backward hook, so that it raises if it leaves a trace in objects that the program can read.
 
     Raises:
@@ -29,7 +47,7 @@ def without_trace(hook: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(hook, updated=())
-    def watched(module: nn.Module, *gradients: Any) -> Any:
+    def looked_after(module: nn.Module, *gradients: Any) -> Any:
         places = _places_of(hook)
         before = [(name, place, place()) for name, place in places]
         state = State([*(item for _, _, item in before), *_tables(module, *(item for _, _, item in before))])
@@ -41,12 +59,11 @@ def without_trace(hook: Callable[..., Any]) -> Callable[..., Any]:
             raise RecordError(
                 f"a backward hook on {type(module).__name__} keeps something: {name}.",
                 why="it runs on the rank where the module is placed; the other ranks would not see what it keeps.",
-                hint="collect in hooks on parameters (param.register_hook), which run on every rank,\n"
-                "or read param.grad after loss.backward()",
+                hint="module.register_full_backward_hook(hook), which runs on every rank",
             )
         return result
 
-    return watched
+    return looked_after
 
 
 def _places_of(hook: Any) -> list[tuple[str, Callable[[], Any]]]:

@@ -13,16 +13,20 @@ from farspan.lazy.torch_private.autocast import in_autocast_region as in_autocas
 from farspan.lazy.torch_private.autocast import is_any_autocast_enabled as is_any_autocast_enabled
 from farspan.lazy.torch_private.autocast import watch_autocast_regions as watch_autocast_regions
 from farspan.lazy.torch_private.autograd import hooks_on_saved as hooks_on_saved
+from farspan.lazy.torch_private.autograd import reached_from as reached_from
 from farspan.lazy.torch_private.autograd import saved_by as saved_by
 from farspan.lazy.torch_private.autograd import shape_at as shape_at
+from farspan.lazy.torch_private.calls import are_all_modules_hooked as are_all_modules_hooked
 from farspan.lazy.torch_private.calls import call_container as call_container
 from farspan.lazy.torch_private.calls import call_without_compiling as call_without_compiling
 from farspan.lazy.torch_private.calls import check_release as check_release
 from farspan.lazy.torch_private.calls import compile_what_it_calls as compile_what_it_calls
 from farspan.lazy.torch_private.calls import compiling_nothing as compiling_nothing
+from farspan.lazy.torch_private.calls import has_full_backward_hooks as has_full_backward_hooks
 from farspan.lazy.torch_private.calls import is_caching_parametrizations as is_caching_parametrizations
 from farspan.lazy.torch_private.calls import is_compiled as is_compiled
 from farspan.lazy.torch_private.calls import is_compiled_wrapper as is_compiled_wrapper
+from farspan.lazy.torch_private.calls import is_hook_of_all_modules as is_hook_of_all_modules
 from farspan.lazy.torch_private.calls import put_module_apply as put_module_apply
 from farspan.lazy.torch_private.calls import recompute_through as recompute_through
 from farspan.lazy.torch_private.calls import watch_backward_hooks as watch_backward_hooks
@@ -32,6 +36,7 @@ from farspan.lazy.torch_private.fakes import flops_of as flops_of
 from farspan.lazy.torch_private.fakes import is_fake as is_fake
 from farspan.lazy.torch_private.fakes import is_fake_limit as is_fake_limit
 from farspan.lazy.torch_private.fakes import is_not_torchs_device as is_not_torchs_device
+from farspan.lazy.torch_private.fakes import watch_hooks_on_fakes as watch_hooks_on_fakes
 from farspan.lazy.torch_private.modes import disabled_torch_function as disabled_torch_function
 from farspan.lazy.torch_private.modes import is_mode_active as is_mode_active
 from farspan.lazy.torch_private.modes import no_dispatch as no_dispatch
@@ -45,6 +50,8 @@ from farspan.lazy.torch_private.symbols import Symbols as Symbols
 from farspan.lazy.torch_private.tensors import has_compatible_type as has_compatible_type
 from farspan.lazy.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
 from farspan.lazy.torch_private.tensors import has_other_users as has_other_users
+from farspan.lazy.torch_private.tensors import has_weak_references as has_weak_references
+from farspan.lazy.torch_private.tensors import is_used_below as is_used_below
 from farspan.lazy.torch_private.tensors import is_wrapped as is_wrapped
 from farspan.lazy.torch_private.tensors import make_wrapper as make_wrapper
 from farspan.lazy.torch_private.tensors import raw_grad as raw_grad
@@ -57,6 +64,7 @@ from farspan.lazy.torch_private.tensors import unscale_ as unscale_
 from farspan.lazy.torch_private.tensors import update_scale_ as update_scale_
 
 __all__ = [
+    "are_all_modules_hooked",
     "as_it_is",
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
@@ -76,8 +84,11 @@ __all__ = [
     "flops_of",
     "forget_casts",
     "has_compatible_type",
+    "has_full_backward_hooks",
     "has_memory_of_its_own",
     "has_other_users",
+    "has_weak_references",
+    "is_used_below",
     "hooks_on_saved",
     "in_autocast_region",
     "is_any_autocast_enabled",
@@ -86,6 +97,7 @@ __all__ = [
     "is_compiled_wrapper",
     "is_fake",
     "is_fake_limit",
+    "is_hook_of_all_modules",
     "is_mode_active",
     "is_not_torchs_device",
     "is_wrapped",
@@ -95,6 +107,7 @@ __all__ = [
     "put_module_apply",
     "raw_grad",
     "raw_grad_fn",
+    "reached_from",
     "recompute_through",
     "saved_by",
     "run_without_modes_of",
@@ -109,6 +122,7 @@ __all__ = [
     "update_scale_",
     "watch_autocast_regions",
     "watch_backward_hooks",
+    "watch_hooks_on_fakes",
     "without_any_mode",
     "without_modes_of",
 ]

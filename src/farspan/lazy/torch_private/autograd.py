@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["hooks_on_saved", "saved_by", "shape_at"]
+__all__ = ["hooks_on_saved", "reached_from", "saved_by", "shape_at"]
 
 
 def hooks_on_saved(node: Any, names: Sequence[str]) -> list[Any] | None:
@@ -60,3 +60,25 @@ def saved_by(outputs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], bool]
                 seen.add(following)
                 stack.append(following)
     return [item for item in found if isinstance(item, torch.Tensor)], is_packed
+
+
+def reached_from(output: torch.Tensor, leaf_numbers: dict[int, int]) -> tuple[int, ...]:
+    """Which arguments the gradient of `output` flows to: a walk over its autograd graph."""
+    if not output.requires_grad:
+        return ()
+    if output.grad_fn is None:
+        number = leaf_numbers.get(id(output))
+        return () if number is None else (number,)
+    found: set[int] = set()
+    seen = {output.grad_fn}
+    stack = [output.grad_fn]
+    while stack:
+        node = stack.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) in leaf_numbers:
+            found.add(leaf_numbers[id(variable)])
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return tuple(sorted(found))

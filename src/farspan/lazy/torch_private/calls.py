@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.modules.module as _modules
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.nn.utils import parametrize
 
@@ -21,8 +22,11 @@ __all__ = [
     "is_caching_parametrizations",
     "is_compiled",
     "is_compiled_wrapper",
+    "is_hook_of_all_modules",
     "put_module_apply",
     "recompute_through",
+    "are_all_modules_hooked",
+    "has_full_backward_hooks",
     "watch_backward_hooks",
 ]
 
@@ -95,15 +99,39 @@ def put_module_apply(function: Any) -> Any:
     return before
 
 
+def are_all_modules_hooked() -> bool:
+    """Whether there are full backward hooks on all modules."""
+    has_full = bool(_modules._global_backward_hooks) and _modules._global_is_full_backward_hook is True
+    return has_full or bool(_modules._global_backward_pre_hooks)
+
+
+def is_hook_of_all_modules(hook: Any) -> bool:
+    """Whether it is a full backward hook on all modules."""
+    has_full = _modules._global_is_full_backward_hook is True
+    full = _modules._global_backward_hooks.values() if has_full else ()
+    return any(hook is other for other in (*full, *_modules._global_backward_pre_hooks.values()))
+
+
+def has_full_backward_hooks(module: torch.nn.Module) -> bool:
+    """Whether `module` has hooks on the gradients of its inputs and outputs, those of all modules included."""
+    has_full = bool(module._backward_hooks) and module._is_full_backward_hook is not False
+    return has_full or bool(module._backward_pre_hooks) or are_all_modules_hooked()
+
+
 def watch_backward_hooks(watched: Callable[[torch.nn.Module, Any], Any]) -> None:
-    """Let modules call `watched(module, hook)` for each of their backward hooks, those of all modules included."""
+    """Let modules call `watched(module, hook)` for each of their backward hooks, those of all modules included, and
+    nothing where it gives None.
+    """
     get_hooks, get_pre_hooks = torch.nn.Module._get_backward_hooks, torch.nn.Module._get_backward_pre_hooks
 
     def of_module(module: torch.nn.Module) -> Any:
-        return tuple([watched(module, hook) for hook in hooks] for hooks in get_hooks(module))
+        return tuple(watched_of(module, hooks) for hooks in get_hooks(module))
 
     def before_module(module: torch.nn.Module) -> Any:
-        return [watched(module, hook) for hook in get_pre_hooks(module)]
+        return watched_of(module, get_pre_hooks(module))
+
+    def watched_of(module: torch.nn.Module, hooks: Any) -> list[Any]:
+        return [hook for hook in [watched(module, hook) for hook in hooks] if hook is not None]
 
     torch.nn.Module._get_backward_hooks = of_module  # type: ignore[method-assign]
     torch.nn.Module._get_backward_pre_hooks = before_module  # type: ignore[method-assign]

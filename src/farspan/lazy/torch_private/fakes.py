@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,15 @@ from torch.utils.flop_counter import flop_registry
 
 from farspan.lazy.torch_private.symbols import Symbols
 
-__all__ = ["as_it_is", "fake_mode", "flops_of", "is_fake", "is_fake_limit", "is_not_torchs_device"]
+__all__ = [
+    "as_it_is",
+    "fake_mode",
+    "flops_of",
+    "is_fake",
+    "is_fake_limit",
+    "is_not_torchs_device",
+    "watch_hooks_on_fakes",
+]
 
 
 def fake_mode(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> FakeTensorMode:
@@ -29,6 +37,22 @@ def fake_mode(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> F
     if not is_symbolic and symbols is None:
         return FakeTensorMode(allow_non_fake_inputs=True)
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=(symbols or Symbols()).environment)
+
+
+def watch_hooks_on_fakes(check: Callable[[torch.Tensor], None]) -> None:
+    """Let fake tensors call `check` with themselves before a hook is registered on them, or they retain their grad."""
+    register, retain = torch.Tensor.register_hook, torch.Tensor.retain_grad
+
+    def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
+        check(tensor)
+        return register(tensor, hook)
+
+    def retain_grad(tensor: torch.Tensor) -> None:
+        check(tensor)
+        retain(tensor)
+
+    FakeTensor.register_hook = register_hook  # type: ignore[method-assign]
+    FakeTensor.retain_grad = retain_grad  # type: ignore[method-assign]
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

@@ -13,6 +13,8 @@ __all__ = [
     "has_memory_of_its_own",
     "has_other_users",
     "is_wrapped",
+    "has_weak_references",
+    "is_used_below",
     "make_wrapper",
     "raw_grad",
     "raw_grad_fn",
@@ -42,7 +44,17 @@ storage_at: Callable[[int], Any] = torch.UntypedStorage._new_with_weak_ptr
 
 def has_other_users(tensor: torch.Tensor) -> bool:
     """Whether something besides Python's own references uses `tensor` itself, such as an autograd graph."""
-    return bool(weakref.getweakrefs(tensor)) or tensor._use_count() > 1  # type: ignore[attr-defined]
+    return has_weak_references(tensor) or is_used_below(tensor)
+
+
+def has_weak_references(tensor: torch.Tensor) -> bool:
+    """Whether something in Python knows `tensor` without keeping it alive."""
+    return bool(weakref.getweakrefs(tensor))
+
+
+def is_used_below(tensor: torch.Tensor) -> bool:
+    """Whether something below Python uses `tensor` itself, such as an autograd graph."""
+    return tensor._use_count() > 1  # type: ignore[attr-defined]
 
 
 def tensor_of_class(cls: Any, data: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:

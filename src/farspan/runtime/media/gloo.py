@@ -99,9 +99,11 @@ class GlooMedium:
 
     def abort(self) -> None:
         """gloo has no way to interrupt a wait but a time-out, which ends all transfers of the group."""
-        peer = (self.rank + 1) % self.world_size
+        peer, group = (self.rank + 1) % self.world_size, self.group
+        if group is None:
+            return  # closed: nothing is under way
         try:
-            self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
+            group.recv([torch.empty(1, dtype=torch.uint8)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
         except RuntimeError:
             return  # as wanted: this wait has timed out, or the connection was broken already
 

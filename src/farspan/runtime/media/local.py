@@ -69,15 +69,20 @@ class LocalMedium:
     def __init__(self, rank: int, network: LocalNetwork) -> None:
         self.rank = rank
         self.network = network
+        self._is_aborted = False
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> _Sent:
         self.network.channel(self.rank, dst, channel).messages.put(flat.clone())
         return _Sent()
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> _Receiving:
-        return _Receiving(self.network.channel(src, self.rank, channel), flat)
+        receiving = _Receiving(self.network.channel(src, self.rank, channel), flat)
+        if self._is_aborted:  # the channel may be younger than that
+            receiving.channel.messages.put(None)
+        return receiving
 
     def abort(self) -> None:
+        self._is_aborted = True
         with self.network.lock:
             mine = [channel for (_, dst, _), channel in self.network.channels.items() if dst == self.rank]
         for channel in mine:

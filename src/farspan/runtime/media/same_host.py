@@ -267,6 +267,7 @@ class SameHostMedium:
             connection.memory.write(chunk.source, chunk.destination, chunk.size)
         except OSError as failure:
             connection.must_end_by(failure, f"cannot write {chunk.size} bytes of")
+            self._end(connection)  # the neighbour may ack the message, of which this chunk is missing
             return
         if not connection.acks.send(_ACK.pack(_WRITTEN, chunk.message)):
             connection.must_end()
@@ -365,6 +366,10 @@ class SameHostMedium:
         for lane in (connection.acks, connection.messages):
             while self._take(connection, lane):
                 pass
+        self._end(connection)
+
+    def _end(self, connection: _Connection) -> None:
+        shut_down([connection.acks.sock, connection.messages.sock])
         connection.error = connection.ending
         for sock in (connection.acks.sock, connection.messages.sock, connection.its_chunks):
             self._epoll.unregister(sock)

@@ -208,12 +208,10 @@ def _with_recording_closure(engine: Engine, args: Any, kwargs: Any) -> tuple[Any
             depth = engine.values.optimizers.depth
             engine.recorder.leave_optimizer()
             engine.parameters_changed()
-            try:
-                result = closure()
-                _run_recorded(engine, "the closure of optimizer.step()")
-            finally:
-                engine.values.optimizers.depth = depth
-                _enter(engine)
+            result = closure()  # if it raises, the program is where it may catch that: outside of the step
+            _run_recorded(engine, "the closure of optimizer.step()")
+            engine.values.optimizers.depth = depth
+            _enter(engine)
             return result
 
         return recorded if callable(closure) else closure

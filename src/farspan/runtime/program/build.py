@@ -7,7 +7,7 @@ message without exchanging a word.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from farspan.graph import EVERYWHERE, Backward, Call, Edge, Graph, Part, Segment, Value, route
 from farspan.runtime.program.program import PROLOGUE, Bundle, Program, Step
@@ -27,7 +27,14 @@ __all__ = ["build_program", "has_weights"]
 
 
 class _Builder:
-    def __init__(self, graphs: Sequence[Graph], settings: Settings, *, split_from: int = 0) -> None:
+    def __init__(
+        self,
+        graphs: Sequence[Graph],
+        routes: Sequence[tuple[Backward, list[Part]]],
+        settings: Settings,
+        *,
+        split_from: int = 0,
+    ) -> None:
         self.sites = settings.sites
         self.rank = settings.rank
         self.least_weight_work_s = settings.least_weight_work_s
@@ -49,15 +56,8 @@ class _Builder:
         self.trains: dict[object, bool] = {}
         """Of the leaves met, whether they have a parameter that is trained."""
         self.needed_by: dict[Bundle, list[int]] = {}
-        backwards = [backward for graph in graphs for backward in graph.backwards]
         positions = {graph.index: position for position, graph in enumerate(graphs)}
-        with_backward = {backward.graph.index for backward in backwards}
-        released: set[Call] = set()
-        routes: list[tuple[Backward, list[Part]]] = []
-        for backward in backwards:
-            routes.append((backward, route(backward, settings.hosts, released)))
-            if not backward.retain_graph:
-                released.update(call for part in routes[-1][1] for call in part.calls)
+        with_backward = {backward.graph.index for backward, _ in routes}
         self.letting_go = _letting_go(routes)
         for graph in graphs:
             for segment in sorted(graph.segments, key=lambda segment: segment.order):
@@ -119,7 +119,7 @@ class _Builder:
             self.connect(PROLOGUE if index is None else index, value.stage, task, value, is_gradient=False)
 
     def add_backward(self, part: Part, micro_batch: int, last_touch: dict[object, tuple[int, ...]]) -> None:
-        needs = {self.index_of[edge.src] for edge in part.incoming}
+        needs = {self.index_of[edge.src] for edge in part.incoming if edge.src in self.index_of}
         if part.segment is not None and part.segment in self.index_of:
             needs.add(self.index_of[part.segment])
         before = [last_touch[key] for key in part.touches if key in last_touch]
@@ -140,7 +140,8 @@ class _Builder:
         for key in part.touches:
             last_touch[key] = touched
         for edge in part.incoming:
-            self.connect(self.index_of[edge.src], edge.src.stage, task, edge, is_gradient=True)
+            source = self.index_of.get(edge.src, PROLOGUE)  # what an earlier flush has computed
+            self.connect(source, edge.src.stage, task, edge, is_gradient=True)
 
     def note_awaited(self, parts: Sequence[Part]) -> None:
         for part in reversed(parts):
@@ -219,7 +220,6 @@ class _Builder:
             prologue_receives=prologue_receives,
             reaches=_reaches(parts),
             released=[call for part in parts if not part.backward.retain_graph for call in part.calls],
-            passed_on=[edge.key for part in parts for edge in part.outgoing if isinstance(edge.key, str)],
             gpu_channels=self.gpu_channels,
             num_micro_batches=sum(number >= 0 for number in numbers),
             schedule=Schedule(tasks=tuple(self.tasks), orders=tuple(map(tuple, orders))),
@@ -243,6 +243,28 @@ class _Builder:
         for number, position in enumerate(numbered):
             numbers[position] = number
         return numbers
+
+
+def _routes(graphs: Sequence[Graph], settings: Settings) -> list[tuple[Backward, list[Part]]]:
+    released: set[Call] = set()
+    routes: list[tuple[Backward, list[Part]]] = []
+    for backward in [backward for graph in graphs for backward in graph.backwards]:
+        routes.append((backward, _parts_now(backward, settings.hosts, released)))
+        if not backward.retain_graph:
+            released.update(call for part in routes[-1][1] for call in part.calls)
+    return routes
+
+
+def _parts_now(backward: Backward, hosts: Sequence[int], released: Collection[Call]) -> list[Part]:
+    """The parts of `backward` that run in this step: all, or those up to where its next hooks are called."""
+    stops = backward.stops
+    if stops is None:
+        return route(backward, hosts, released)
+    if not stops.has_begun:
+        stops.begin(route(backward, hosts, released))
+    parts = stops.next_parts()
+    stops.take(parts)
+    return parts
 
 
 def _states_of(target: object) -> list[object]:
@@ -302,10 +324,11 @@ def build_program(graphs: Sequence[Graph], settings: Settings) -> Program:
         graphs: All that was recorded and has not run, in order.
         settings: Whose program, and how.
     """
-    builder = _Builder(graphs, settings)
+    routes = _routes(graphs, settings)
+    builder = _Builder(graphs, routes, settings)
     run_ahead = run_ahead_of(settings.schedule, settings.lookahead)
     first = _split_from(settings.schedule, tuple(builder.tasks), settings.num_ranks, run_ahead)
     if first:
-        builder = _Builder(graphs, settings, split_from=first)
+        builder = _Builder(graphs, routes, settings, split_from=first)
     orders = _order(settings.schedule, tuple(builder.tasks), settings.num_ranks, run_ahead)
     return builder.program(orders, settings.lookahead - run_ahead, len(graphs))

@@ -83,7 +83,6 @@ class Layout:
     reaches: tuple[tuple[int, int], ...]
     """See `Program.reaches`; by the numbers of graphs in the step."""
     released: tuple[int, ...]
-    passed_on: tuple[str, ...]
     reached: tuple[tuple[int, frozenset[str | Value]], ...]
     """By number of a backward of which gradients are wanted: see `Wanted.reached`."""
     gpu_channels: frozenset[tuple[int, int, int]]
@@ -153,7 +152,6 @@ class Layout:
             prologue_receives=[bundles[number] for number in self.prologue_receives],
             reaches={graphs[last].index: graphs[first].index for last, first in self.reaches},
             released=[calls[number] for number in self.released],
-            passed_on=list(self.passed_on),
             gpu_channels=set(self.gpu_channels),
             num_micro_batches=self.num_micro_batches,
             schedule=self.schedule,
@@ -243,7 +241,6 @@ def layout_of(pattern: Pattern) -> Layout:
         prologue_receives=tuple([bundles[bundle] for bundle in program.prologue_receives]),
         reaches=tuple(program.reaches.items()),
         released=tuple([calls[call] for call in program.released]),
-        passed_on=tuple(program.passed_on),
         reached=tuple(
             [
                 (number, frozenset(backward.wanted.reached))

@@ -41,8 +41,8 @@ class Pattern:
 
 
 def pattern_of(graphs: Sequence[Graph], settings: Settings) -> tuple[Pattern, list[Value]] | None:
-    """The pattern of a step and the values it takes from outside; None if gradient may flow into an earlier step, or
-    that of a recorded value is asked for.
+    """The pattern of a step and the values it takes from outside; None if gradient may flow into an earlier step, that
+    of a recorded value is asked for, or a backward stops for hooks.
 
     Args:
         graphs: All that was recorded and has not run, in order.
@@ -54,6 +54,8 @@ def pattern_of(graphs: Sequence[Graph], settings: Settings) -> tuple[Pattern, li
     notes: list[_GraphNote] = []
     for graph in graphs:
         if any(backward.wanted is not None and backward.wanted.values for backward in graph.backwards):
+            return None
+        if any(backward.stops is not None for backward in graph.backwards):
             return None
         backwards = [
             (

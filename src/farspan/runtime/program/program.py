@@ -77,8 +77,6 @@ class Program:
     """For each graph that ends with a backward, the first graph that this goes through; by their indices."""
     released: list[Call]
     """Calls, of all ranks, through which no later backward can go."""
-    passed_on: list[str]
-    """Parameters whose gradients are added up on their way from one segment to another, on whichever ranks."""
     gpu_channels: set[tuple[int, int, int]]
     """(source, destination, channel) of everything that goes from one GPU to another, on all ranks."""
     num_micro_batches: int

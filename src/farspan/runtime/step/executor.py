@@ -9,13 +9,16 @@ from typing import Any, Literal
 
 import torch
 
+from farspan.errors import FarspanError
 from farspan.graph import Backward, Edge, Meta, Part, Segment, Value
 from farspan.lazy import Placed, apply_modes
+from farspan.runtime.abort import Interruption
+from farspan.runtime.abort.order import Place, place_of_call
 from farspan.runtime.backward import Deferred
 from farspan.runtime.program import Bundle, Program, Step
 from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.remat import Remat
-from farspan.runtime.step.segment import drop_if_over, run_backward, run_forward
+from farspan.runtime.step.segment import run_backward, run_forward
 from farspan.schedule import Kind
 
 __all__ = ["Executor", "Trace"]
@@ -55,15 +58,24 @@ class Executor:
         self.arrived: dict[Backward, list[tuple[Value, torch.Tensor]]] = {}
         """Gradients of tensors outside the model."""
         self.traces: list[Trace] = []
+        self.interruption: Interruption
+        """Of the step that runs."""
 
-    def run(self, program: Program) -> None:
-        """Run all steps of `program`."""
+    def run(self, program: Program, interruption: Interruption) -> None:
+        """Run all steps of `program`; where the user's code raises an exception, what comes before that in the
+        program's order.
+        """
+        self.interruption = interruption
         with self.remat.running(program):
             self._run(program)
+            if interruption.has_ended:
+                self.remat.forget()
+                self.deferred.clear()
+                self.gradients.clear()
 
     def _run(self, program: Program) -> None:
         self.traces = []
-        self.gradients = {}
+        self.gradients = {edge: item for edge, item in self.gradients.items() if edge.dst.backward.stops is not None}
         self.deferred = {}
         self.arrived = {}
         if program.gpu_channels:
@@ -91,12 +103,7 @@ class Executor:
                 self._trace("wait", step, began)
             self.channels.reap()
             began = time.perf_counter_ns()
-            if isinstance(step.work, Segment):
-                self._forward(step.work)
-            elif step.kind is Kind.WEIGHT:
-                self._run_weights(step.work)
-            else:
-                self._backward(step.work, leaves_weights=step.leaves_weights)
+            self._run_step(step)
             self._trace(step.kind.value, step, began)
             for bundle in step.sends:
                 self._send(bundle)
@@ -109,9 +116,47 @@ class Executor:
                 if isinstance(item, Value):
                     item.data = None
 
+    def take(self, edge: Edge) -> torch.Tensor | None:
+        """The gradient on `edge`, where a backward has stopped; None on the ranks that do not have it."""
+        return self.gradients.pop(edge, None)
+
+    def put(self, edge: Edge, gradient: torch.Tensor) -> None:
+        """Let a backward that has stopped go on with `gradient`."""
+        self.gradients[edge] = gradient
+
+    def drop(self, backward: Backward) -> None:
+        """A backward that has stopped does not go on any more."""
+        self.gradients = {edge: item for edge, item in self.gradients.items() if edge.dst.backward is not backward}
+
+    def _run_step(self, step: Step) -> None:
+        end = self.interruption.end_before(step.work)
+        try:
+            if end is not None:
+                if isinstance(step.work, Segment):
+                    self._run_before(step.work, end)
+            elif isinstance(step.work, Segment):
+                self._forward(step.work)
+            elif step.kind is Kind.WEIGHT:
+                self._run_weights(step.work)
+            else:
+                self.interruption.begin_part(step.work, leaves_weights=step.leaves_weights)
+                self._backward(step.work, leaves_weights=step.leaves_weights)
+        except FarspanError:
+            raise
+        except Exception as error:
+            self.interruption.note(error, step.work)
+
     def _forward(self, segment: Segment) -> None:
-        run_forward(segment, self.device_of(segment.stage), self.remat.around)
+        device, interruption = self.device_of(segment.stage), self.interruption
+        run_forward(segment, device, self.remat.around, before=interruption.begin_call)
         segment.executed = True
+
+    def _run_before(self, segment: Segment, end: Place) -> None:
+        """Run those calls of `segment` that come before `end`."""
+        chosen = {call for call in segment.calls if place_of_call(call) < end}
+        if chosen:
+            device, interruption = self.device_of(segment.stage), self.interruption
+            run_forward(segment, device, self.remat.around, before=interruption.begin_call, chosen=chosen)
 
     def _backward(self, part: Part, *, leaves_weights: bool) -> None:
         if self.remat.modules:
@@ -151,7 +196,7 @@ class Executor:
         assert isinstance(work, Segment)
         for value in work.inputs:
             value.num_readers -= 1
-            drop_if_over(value)
+            _drop_if_over(value)
             users = value.num_users
             if users > 0:
                 value.num_users = users - 1
@@ -176,8 +221,17 @@ class Executor:
 
     def _send(self, bundle: Bundle) -> None:
         metas, _ = self._metas(bundle)
-        tensors = [_as_sent(item) if isinstance(item, Value) else self.gradients.pop(item) for item in bundle.items]
-        self.channels.send(bundle, tensors, metas)
+        self.channels.send(bundle, [self._to_send(item, bundle) for item in bundle.items], metas)
+
+    def _to_send(self, item: Value | Edge, bundle: Bundle) -> torch.Tensor:
+        tensor = item.data if isinstance(item, Value) else self.gradients.pop(item, None)
+        if tensor is None:
+            assert self.interruption.has_ended, f"{item.describe()} is not here"
+            device = item.meta.device if bundle.is_between_gpus else "cpu"
+            return torch.zeros(item.meta.shape, dtype=item.meta.dtype, device=device)  # nobody will use it
+        if isinstance(item, Value):  # a parameter's gradient may be written into while it is on its way
+            tensor = tensor.detach().clone() if item.gradient_of else tensor.detach()
+        return tensor
 
     def _metas(self, bundle: Bundle) -> tuple[Sequence[Meta], int]:
         metas = [item.meta for item in bundle.items]
@@ -195,6 +249,9 @@ class Executor:
         )
 
 
-def _as_sent(value: Value) -> torch.Tensor:
-    """A parameter's gradient may be written into while it is on its way."""
-    return value.data.detach().clone() if value.gradient_of else value.data.detach()
+def _drop_if_over(value: Value) -> None:
+    """Let go of data without history that nobody is to take any more."""
+    if value.num_readers > 0 or value.is_held or value.call is None or value.data is None:
+        return
+    if value.meta.requires_grad and not value.data.requires_grad:  # a backward has gone through it
+        value.data = None

@@ -44,6 +44,10 @@ class Remat:
                 unit.run_again()  # a later backward may come, when things are no longer what they were
         self._trained = ()
 
+    def forget(self) -> None:
+        """What is waiting has been dropped: nothing is computed again."""
+        self._units = []
+
     @contextlib.contextmanager
     def around(self, segment: Segment) -> Iterator[None]:
         """Run the calls of `segment` in the body; let go what is to be computed again."""

@@ -47,13 +47,16 @@ from farspan.lazy import (
 from farspan.lazy.torch_private import raw_grad, set_raw_grad
 from farspan.runtime.backward import Deferred, split_backward
 
-__all__ = ["drop_if_over", "run_backward", "run_call", "run_forward"]
+__all__ = ["run_backward", "run_call", "run_forward"]
 
 
 def run_forward(
     segment: Segment,
     device: torch.device,
     around: Callable[[Segment], contextlib.AbstractContextManager[Any]] = lambda segment: contextlib.nullcontext(),
+    *,
+    before: Callable[[Call], None] = lambda call: None,
+    chosen: Collection[Call] | None = None,
 ) -> None:
     """Run the calls of `segment` on `device`; its inputs' data is on this rank, its outputs' data will be.
 
@@ -61,10 +64,13 @@ def run_forward(
         segment: What to run.
         device: Where.
         around: Gives the context in which the calls run.
+        before: Is told of each call that is about to run.
+        chosen: Those that run, if not all do.
     """
     for value in segment.inputs:
-        if value.name and value.stage == segment.stage:
-            continue  # a parameter at home: used as it is
+        is_at_home = bool(value.name) and value.stage == segment.stage  # a parameter, which is used as it is
+        if is_at_home or (chosen is not None and value.data is None):  # or what no chosen call needs
+            continue
         assert value.data is not None, f"{value.describe()} is not here"
         leaf = value.data.detach()
         if value.stage != segment.stage:
@@ -76,7 +82,8 @@ def run_forward(
     with around(segment):
         for region, calls in groupby(segment.calls, key=attrgetter("region")):
             with in_region(region):
-                for call in calls:
+                for call in calls if chosen is None else [call for call in calls if call in chosen]:
+                    before(call)
                     run_call(call, segment)
                     for value in last_used.get(call, ()):
                         if not value.is_held:
@@ -190,7 +197,8 @@ def _writable(item: Any, tensor: torch.Tensor, segment: Segment) -> torch.Tensor
     if type(item) is not Value:
         return tensor
     if item in segment.leaves and not item.gradient_of:
-        return tensor.clone()  # came over a border: not ours alone, and a leaf of autograd
+        with torch.set_grad_enabled(tensor.requires_grad or torch.is_grad_enabled()):
+            return tensor.clone()  # came over a border: not ours alone, and a leaf of autograd
     if item in segment.outputs:
         item.data = tensor.clone()  # the old version is still to be sent, or read
     return tensor
@@ -243,8 +251,9 @@ def run_backward(
         else:
             roots.append(key.data if key.segment is segment else _entry(part, key))
         seeds.append(gradients[edge])
+    stops = () if part.backward.stops is None else part.backward.stops.calls
     for root, seed in zip(part.backward.roots, part.backward.gradients, strict=True):
-        if root.segment is segment:
+        if root.segment is segment and root.call not in stops:  # hooks are given the seed first
             roots.append(root.data)
             seeds.append(seed)
     sources = [_source_of(edge, part, parameters) for edge in part.outgoing]
@@ -276,6 +285,7 @@ def run_backward(
                     )
         except Exception as error:
             error.add_note(f"farspan: raised in the {part.describe()}")
+            _put_back(aside)
             raise
     outgoing: dict[Edge, torch.Tensor] = {}
     for edge, (source, is_native) in zip(part.outgoing, sources, strict=True):
@@ -294,11 +304,15 @@ def run_backward(
         for value, tensor in values.items():
             part.backward.wanted.found[value] = raw_grad(tensor)
             set_raw_grad(tensor, None)
-    for source, gradient in aside:
-        set_raw_grad(source, gradient)
+    _put_back(aside)
     if not part.backward.retain_graph:
         _release(part)
     return outgoing, deferred
+
+
+def _put_back(aside: Sequence[tuple[torch.Tensor, Any]]) -> None:
+    for source, gradient in aside:
+        set_raw_grad(source, gradient)
 
 
 @contextlib.contextmanager
@@ -383,11 +397,3 @@ def _drop(value: Value) -> None:
     """A backward has gone through what made `value`: its data may still be needed, its history is not."""
     is_needed = value.is_held or value.num_readers > 0
     value.data = value.data.detach() if is_needed and value.data is not None else None
-
-
-def drop_if_over(value: Value) -> None:
-    """Let go of data without history that nobody is to take any more."""
-    if value.num_readers > 0 or value.is_held or value.call is None or value.data is None:
-        return
-    if value.meta.requires_grad and not value.data.requires_grad:  # see `_drop`
-        value.data = None

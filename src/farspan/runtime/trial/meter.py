@@ -23,6 +23,7 @@ from farspan.graph import EVERYWHERE, Graph, Part, Segment, Value
 from farspan.lazy import Leaf, Unknown
 from farspan.lazy.torch_private import FakeTensorMode, is_fake, raw_grad
 from farspan.lazy.watch import storage_id
+from farspan.runtime.abort import Interruption
 from farspan.runtime.engine import Engine
 from farspan.runtime.program import Program, Step, has_weights
 from farspan.runtime.step.executor import Executor
@@ -111,7 +112,7 @@ class Meter(Executor):
             is_dry=self.is_dry,
         )
 
-    def run(self, program: Program) -> None:
+    def run(self, program: Program, interruption: Interruption) -> None:
         if self.is_dry:
             self._refuse_unknown(program)
         self._num_known += len(program.steps)
@@ -131,7 +132,7 @@ class Meter(Executor):
             first = [work for work in works if self._number_of(work) == _LOOKED_AT]
             self.about_to_time((num_trained, *((self._key(work), self._note_of(work).likeness) for work in first)))
         if self.mode is None or not any(map(_is_trained, program.steps)):
-            super().run(program)
+            super().run(program, interruption)
             return
         chosen = (_LOOKED_AT, self._halved, -1)
         program.steps = [step for step in program.steps if self._number_of(step.work) in chosen]
@@ -141,7 +142,9 @@ class Meter(Executor):
                     self.mode.from_tensor(item.tensor) for item in self.parameters.values() if not is_fake(item.tensor)
                 ]
                 self._own_memory.update(map(storage_id, fakes))
-                super().run(program)
+                super().run(program, interruption)
+            if interruption.raised is not None:
+                raise interruption.raised.error
         except FarspanError:
             raise
         except Exception as error:

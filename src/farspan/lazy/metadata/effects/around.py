@@ -16,10 +16,14 @@ from torch import nn
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.metadata.effects.reachable import State, is_same
 
-__all__ = ["content_of", "globals_of", "nothing_changed_around"]
+__all__ = ["AroundError", "code_of", "content_of", "globals_of", "nothing_changed_around"]
 
 _ABSENT = object()
 _ENDS = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, property, staticmethod, classmethod)
+
+
+class AroundError(LeakError):
+    """Something around the code of a module has changed while it ran: by the module, or by another thread."""
 
 
 @contextlib.contextmanager
@@ -27,9 +31,9 @@ def nothing_changed_around(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Put back what the body changes around the code of `modules`.
 
     Raises:
-        LeakError: It has changed something.
+        AroundError: Something has changed.
     """
-    classes, functions = _code_of(modules)
+    classes, functions = code_of(modules)
     before: list[tuple[Any, str, Any]] = [
         (cls, name, item) for cls in classes for name, item in vars(cls).items() if _can_change(name, item)
     ]
@@ -42,7 +46,7 @@ def nothing_changed_around(modules: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         names = _undo(before, state)
     if names:
-        raise LeakError(f"it changes {' and '.join(dict.fromkeys(names))} outside the module")
+        raise AroundError(f"it changes {' and '.join(dict.fromkeys(names))} outside the module")
 
 
 def _undo(before: Sequence[tuple[Any, str, Any]], state: State) -> list[str]:
@@ -56,7 +60,7 @@ def _undo(before: Sequence[tuple[Any, str, Any]], state: State) -> list[str]:
     return [name or "a variable of a function around it" for name in names]
 
 
-def _code_of(modules: Sequence[nn.Module]) -> tuple[list[type], list[types.FunctionType]]:
+def code_of(modules: Sequence[nn.Module]) -> tuple[list[type], list[types.FunctionType]]:
     """The classes of `modules` that are not torch's, and the functions of their files that they can call."""
     classes = {cls: None for module in modules for cls in type(module).__mro__ if not _is_library(cls)}
     functions = {item: None for cls in classes for item in vars(cls).values() if isinstance(item, types.FunctionType)}

@@ -1,0 +1,143 @@
+"""A call of an op on values that have been computed: it is not recorded until a recorded call needs its result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from farspan.graph import EVERYWHERE, Call, Value
+from farspan.lazy.metadata import Entry
+from farspan.lazy.tensor import LazyTensor
+from farspan.lazy.torch_private import DisableTorchFunction
+
+__all__ = [
+    "MOST_BYTES",
+    "DeferredCall",
+    "are_known",
+    "can_go_back",
+    "is_deferred",
+    "is_ready",
+    "is_view",
+    "size_of",
+    "sources_are_held",
+    "sources_of",
+    "viewed_by",
+]
+
+MOST_BYTES = 1 << 20
+"""Of what an op takes. One that takes more is recorded at once, for a rank that reads it would have to fetch all that;
+but views are not, of which a rank fetches the part that it reads.
+"""
+
+
+class DeferredCall(Call):
+    """A call that is not recorded while it is in no segment."""
+
+    __slots__ = ("__weakref__", "is_outdated", "results", "tensors")
+
+    def __init__(self, *, tensors: Sequence[torch.Tensor], **known: Any) -> None:
+        super().__init__(**known)
+        self.tensors: Sequence[torch.Tensor] = tensors
+        """Its arguments: as long as they are held, their owners keep the data."""
+        self.results: list[torch.Tensor] | None = None
+        """What it gives, once this rank has computed it."""
+        self.is_outdated = False
+        """Whether what it is made of has been written into since."""
+        self.segment: Any = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every rank that has made the call has computed it, so that it is never recorded."""
+        return self.segment is None and self.arguments is None
+
+    @property
+    def is_large_view(self) -> bool:
+        """Whether its result is too large to be fetched without being read."""
+        return is_view(self.entry, self.arguments or ()) and sum(map(size_of, self.outputs)) > MOST_BYTES
+
+    def uses(self, values: set[Value]) -> bool:
+        """Whether it is made of one of `values`."""
+        return any(item in values for item in sources_of(self))
+
+    def is_held(self) -> bool:
+        """Whether the program can read what it gives."""
+        return any(value.is_readable for value in self.outputs)
+
+
+def is_deferred(value: Any) -> bool:
+    """Whether it is the result of a call that is not recorded."""
+    return isinstance(value, Value) and type(value.call) is DeferredCall and value.segment is None
+
+
+def is_ready(call: DeferredCall) -> bool:
+    """Whether all that a deferred call is made of has been computed."""
+    return not any(value.pending for value in sources_of(call))
+
+
+def sources_are_held(call: DeferredCall) -> bool:
+    """Whether the owners keep what a deferred call is made of."""
+    return all(value.is_readable for value in sources_of(call))
+
+
+def sources_of(call: DeferredCall) -> list[Value]:
+    """The values that a deferred call is made of, itself or by other deferred calls."""
+    found: list[Value] = []
+    todo: list[Any] = [call]
+    while todo:
+        for item in todo.pop().arguments or ():
+            if is_deferred(item):
+                todo.append(item.call)
+            elif isinstance(item, Value):
+                found.append(item)
+    return found
+
+
+def are_known(arguments: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the arguments of a call have all been computed, some of them by the model, and are not too large."""
+    size_bytes = 0
+    for item in arguments:
+        if isinstance(item, Value):
+            if not _is_computed(item):
+                return False
+            size_bytes += size_of(item)
+        else:
+            with DisableTorchFunction():
+                size_bytes += item.numel() * item.element_size()
+    return size_bytes <= MOST_BYTES and any(type(tensor) is LazyTensor for tensor in tensors)
+
+
+def is_view(entry: Entry, arguments: Sequence[Any]) -> bool:
+    """Whether a call only takes views of one value that has been computed."""
+    if len(arguments) != 1 or not isinstance(arguments[0], Value) or not _is_computed(arguments[0]):
+        return False
+    return bool(entry.num_results) and min(entry.shares) >= 0
+
+
+def viewed_by(call: DeferredCall) -> Value | None:
+    """The value of which it takes views, if it does nothing else."""
+    arguments = call.arguments
+    return arguments[0] if arguments and is_view(call.entry, arguments) else None
+
+
+def size_of(value: Value) -> int:
+    """In bytes."""
+    return value.meta.numel * value.meta.dtype.itemsize
+
+
+def can_go_back(value: Value) -> bool:
+    """Whether a backward may still come through what has made the value."""
+    call = value.call
+    if not value.meta.requires_grad or call is None:
+        return value.meta.requires_grad
+    if is_deferred(value):
+        return any(can_go_back(item) for item in call.arguments or () if isinstance(item, Value))
+    return call.arguments is not None
+
+
+def _is_computed(value: Value) -> bool:
+    """Whether it has been computed, and stays what it is: no parameter, no gradient, no state."""
+    if value.pending or value.name or value.gradient_of or value.state_of is not None or value.stage == EVERYWHERE:
+        return False
+    return value.call is not None or value.index > 0
