@@ -14,7 +14,7 @@ from torch import nn
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
 from farspan.lazy import glue_at, plan_by_model
-from farspan.placing import KeptPlan, agree_on_model, is_measuring, measure_first, place_first
+from farspan.placing import KeptPlan, agree_on_model, check_model, is_measuring, measure_first, place_first
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
 from farspan.profile import atoms
@@ -101,6 +101,7 @@ def distribute(
         )
     if model in plan_by_model:
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
+    check_model(model)
     trial = current_trial()
     if trial is not None and seed is None:
         seed = 0  # it is about times, and may have no data

@@ -1,4 +1,4 @@
-"""Objects that a module moves on in its forward: once for each call, on every rank, and never by predictions."""
+"""Objects that a module holds and moves on in its forward: once for each call, on every rank, whatever is predicted."""
 
 from __future__ import annotations
 

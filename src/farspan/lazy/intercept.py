@@ -173,9 +173,9 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     num_begun = len(recorder.current.calls)
     try:
         return call_container(module, *args, **kwargs)
-    except WholeError:
+    except (WholeError, RuntimeError) as error:
         recorder.frame = outer
-        leaf = close(recorder, module, num_begun)
+        leaf = close(recorder, module, num_begun, error)
         if leaf is None:
             raise
     finally:

@@ -99,7 +99,7 @@ class Leaf:
         """In the paths of what is drawn inside."""
         self.module = module
         self.stage = stage
-        self.modules = tuple(module.modules())
+        self.modules = tuple(part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule))
         self.placed = tuple(placed)
         """All parameters and buffers below that the plan has placed."""
         self.tables = Tables(self.modules, {id(item.tensor) for item in placed})

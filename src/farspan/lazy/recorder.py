@@ -107,6 +107,8 @@ class Recorder:
         self._modes: list[Any] = []
         self.is_writing = False
         self.regions = Regions()
+        self.reached: Any = None
+        """The error of what went to torch's core with a recorded tensor, until somebody has seen to it."""
         self.outermost: Any = None
         """The module that the program has called last, from outside any other."""
         self.here: tuple[int, ...] = ()
@@ -361,7 +363,7 @@ class Recorder:
     def begin_module(self, module: Any) -> None:
         """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""
         self.draws.first_seed = host_seed()
-        self.outermost = module
+        self.outermost, self.reached = module, None
         if id(module) in self.roots and not torch.is_grad_enabled():
             self.next_graph()
             if len(self.pending) >= _MAX_FORWARD_ONLY and self.num_pending_backwards == 0:

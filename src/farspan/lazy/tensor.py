@@ -58,13 +58,15 @@ class LazyTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise WholeError(
+        error = WholeError(
             f"{func} reached a tensor that has no data on this rank.",
             why="torch.func (vmap, jacrev, ...), or code that is not Python (compiled, scripted), uses it: that\n"
             "cannot be recorded over a distributed model.",
             hint="put the operation into a module of the model without buffers, which runs as a whole where it is\n"
             "placed, or read the value first (tensor.item(), tensor.tolist())",
         )
+        _recorder_in(args, kwargs).reached = error  # what runs scripted code raises an error of its own
+        raise error
 
     # Metadata, without a dispatch: plain attributes of the class come before torch's own.
     shape = property(lambda self: torch.Size(self._value.meta.shape))  # type: ignore[assignment]
@@ -122,7 +124,6 @@ class LazyTensor(torch.Tensor):
     # Reading.
     def read(self) -> torch.Tensor:
         """The value as a plain tensor without gradient history; computes what has been recorded if necessary."""
-        _check_not_inside(self._recorder)
         return self._recorder.read(self)
 
     def item(self) -> Any:

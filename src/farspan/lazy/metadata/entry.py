@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from farspan.graph import Meta
+from farspan.lazy.leaf import WholeError
 from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.effects.changes import Changes
 from farspan.lazy.randomness.movement import Draws
 from farspan.lazy.torch_private import DisableTorchFunction
 
-__all__ = ["Entry", "Unknown", "intern", "meta_of"]
+__all__ = ["Entry", "Unknown", "intern", "meta_of", "refuse_nested"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,10 +79,30 @@ _interned: dict[Meta, Meta] = {}
 
 
 def meta_of(tensor: torch.Tensor) -> Meta:
-    """The metadata of `tensor`; equal metadata is the same object."""
-    with DisableTorchFunction():  # six questions that the function mode need not see
+    """The metadata of `tensor`; equal metadata is the same object.
+
+    Raises:
+        WholeError: It is a nested tensor.
+    """
+    with DisableTorchFunction():  # seven questions that the function mode need not see
+        refuse_nested(tensor)
         stride = tuple(map(int, tensor.stride())) if tensor.layout is torch.strided else ()
         return intern(Meta(tuple(map(int, tensor.shape)), stride, tensor.dtype, tensor.device, tensor.requires_grad))
+
+
+def refuse_nested(*tensors: torch.Tensor) -> None:
+    """Raise if one of `tensors` cannot be recorded.
+
+    Raises:
+        WholeError: It is a nested tensor, whose sizes are no numbers.
+    """
+    if any(tensor.is_nested for tensor in tensors):
+        raise WholeError(
+            "a nested tensor cannot be given to a module of a distributed model, nor come out of one.",
+            why="its sizes are no numbers that all ranks could know.",
+            hint="give the values and offsets: values = nested.values(), offsets = nested.offsets(), and make it\n"
+            "inside the module: torch.nested.nested_tensor_from_jagged(values, offsets)",
+        )
 
 
 def intern(meta: Meta) -> Meta:

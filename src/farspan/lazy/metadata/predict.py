@@ -23,7 +23,7 @@ from farspan.lazy.metadata.effects.changes import (
     describe_result,
     rebuild_arguments,
 )
-from farspan.lazy.metadata.entry import Entry, meta_of
+from farspan.lazy.metadata.entry import Entry, meta_of, refuse_nested
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import numbers_of, rebuild
 from farspan.lazy.nodes.inside import without_hooks_on_tensors
@@ -183,6 +183,7 @@ def observe(
             or (type(target) is Leaf and storage_id(tensor) in watch.updated)
         )
         outputs = [*results, *(tensors[i] for i in mutated)]
+        refuse_nested(*outputs)
         if not in_symbols and _holds_symbols(described, outputs):
             raise DynamicShapeError
         positions = {id(tensor): i for i, tensor in enumerate(tensors)}
@@ -207,8 +208,7 @@ def observe(
         places = {id(item): number for number, item in enumerate(target.placed)} if is_leaf else {}
         unused_parameters = [places[id(item)] for item, tensor in held if storage_id(tensor) not in watch.used]
     keep(outputs)
-    name = name_of(target)
-    state = target.state_key() if is_leaf else None
+    name, state = name_of(target), target.state_key() if is_leaf else None
     result_parts = (described.template, output_metas, described.changes)
     return Entry(
         name=name,

@@ -12,7 +12,7 @@ from torch import nn
 
 from farspan.lazy.context.outer import is_clear_around
 from farspan.lazy.hooks import has_user_hooks
-from farspan.lazy.leaf import Leaf
+from farspan.lazy.leaf import Leaf, WholeError
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
@@ -20,17 +20,33 @@ if TYPE_CHECKING:
 __all__ = ["close"]
 
 
-def close(recorder: Recorder, module: nn.Module, num_begun: int) -> Leaf | None:
+def close(recorder: Recorder, module: nn.Module, num_begun: int, error: Exception) -> Leaf | None:
     """Let `module`, which is a container, be called as one unit from now on.
 
     Args:
         recorder: Whose module it is.
-        module: Its forward has been tried and has ended in a `WholeError`.
+        module: Its forward has been tried and has ended in an error.
         num_begun: How many calls the present graph had before that.
+        error: It; code that is not Python raises another one than the `WholeError` that it meets.
 
     Returns:
         The leaf; None where that would not help, or the attempt has changed something already.
+
+    Raises:
+        WholeError: That which scripted code has met, where that would not help.
     """
+    reached, recorder.reached = recorder.reached, None
+    if isinstance(error, WholeError):
+        return _closed(recorder, module, num_begun)
+    if reached is None:
+        return None
+    leaf = _closed(recorder, module, num_begun)
+    if leaf is None:
+        raise reached from error
+    return leaf
+
+
+def _closed(recorder: Recorder, module: nn.Module, num_begun: int) -> Leaf | None:
     below = [*module.parameters(), *module.buffers()]
     placed = [recorder.placed[id(item)] for item in below if id(item) in recorder.placed]
     if not placed or id(module) in recorder.leaves or has_user_hooks(module) or not is_clear_around():

@@ -1,0 +1,39 @@
+"""What a model must be before it can be distributed: all its weights there, and its code in Python."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from farspan.errors import PlanError
+
+__all__ = ["check_model"]
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise if the calls of a model could not be recorded; before the ranks tell each other anything about it.
+
+    Raises:
+        PlanError: A parameter or buffer has no shape yet, or a module with weights is scripted or traced.
+    """
+    for name, item in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(item):
+            raise PlanError(
+                f"the {'parameter' if isinstance(item, nn.Parameter) else 'buffer'} '{name}' has no shape yet.",
+                why="it belongs to a lazy module, which learns its shape in its first forward.",
+                hint="run the model once on an example before farspan.distribute(model)",
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and _has_weights(module):
+            raise PlanError(
+                f"{f'the module {name!r}' if name else 'the model'} is scripted or traced.",
+                why="TorchScript keeps its weights where nothing can stand for them, and its code is no Python.",
+                hint="distribute the module it was made of; script or trace a copy of that for export",
+            )
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(chain(module.parameters(), module.buffers()), None) is not None
