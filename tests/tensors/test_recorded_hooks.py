@@ -192,7 +192,8 @@ def read_before_and_after(model: Any) -> Any:
     """Values are read while hooks are registered, and the graph is used twice."""
     seen: list[float] = []
     hidden = model.blocks[0](X)
-    print(hidden.mean().item())
+    seen.append(hidden.mean().item())
+    hidden.register_hook(lambda gradient: seen.append(gradient.std().item()))
     out = model.head(torch.relu(model.blocks[1](hidden)))
     out.register_hook(lambda gradient: seen.append(gradient.abs().sum().item()))
     loss = out.square().mean()

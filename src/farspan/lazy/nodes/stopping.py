@@ -36,6 +36,8 @@ def run_hooks(recorder: Recorder, backward: Backward, call: Call) -> None:
             if gradient is None and given[number] is not None:
                 gradients[number] = torch.zeros_like(given[number])
     found = [gradients[_value_at(stop).index] for stop in stops]
+    for gradient in found:
+        recorder.deferred.record_one(gradient)
     if any(type(gradient) is LazyTensor and gradient._value.pending for gradient in found):
         recorder.engine.flush("gradients that hooks have changed")
     for stop, gradient in zip(stops, found, strict=True):
