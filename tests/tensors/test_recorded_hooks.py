@@ -149,10 +149,11 @@ def retained(model: Any) -> Any:
     for loss in losses:
         loss.retain_grad()
     (losses[0] * 2 + losses[1]).backward(retain_graph=True)
-    first = [item.grad.tolist() for item in (hidden, x, *losses)]
+    first = [item.grad.tolist() for item in (hidden, x, *losses) if item.grad is not None]
     out.sum().backward()
     assert hidden.retains_grad
     assert not out.retains_grad
+    assert x.grad is not None
     return first, hidden.grad.tolist(), x.grad.tolist(), gradients_of(model)
 
 
