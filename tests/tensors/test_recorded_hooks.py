@@ -149,10 +149,11 @@ def retained(model: Any) -> Any:
     for loss in losses:
         loss.retain_grad()
     (losses[0] * 2 + losses[1]).backward(retain_graph=True)
-    first = [item.grad.tolist() for item in (hidden, x, *losses)]
+    first = [item.grad.tolist() for item in (hidden, x, *losses) if item.grad is not None]
     out.sum().backward()
     assert hidden.retains_grad
     assert not out.retains_grad
+    assert x.grad is not None
     return first, hidden.grad.tolist(), x.grad.tolist(), gradients_of(model)
 
 
@@ -192,7 +193,8 @@ def read_before_and_after(model: Any) -> Any:
     """Values are read while hooks are registered, and the graph is used twice."""
     seen: list[float] = []
     hidden = model.blocks[0](X)
-    print(hidden.mean().item())
+    seen.append(hidden.mean().item())
+    hidden.register_hook(lambda gradient: seen.append(gradient.std().item()))
     out = model.head(torch.relu(model.blocks[1](hidden)))
     out.register_hook(lambda gradient: seen.append(gradient.abs().sum().item()))
     loss = out.square().mean()

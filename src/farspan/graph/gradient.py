@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farspan.graph.value import Value
     from farspan.graph.wanted import Wanted
 
-__all__ = ["Edge", "Part", "earliest_uses", "passed", "route"]
+__all__ = ["Edge", "Part", "differentiated", "earliest_uses", "passed", "route"]
 
 
 class Edge:
@@ -133,7 +133,7 @@ def route(backward: Backward, hosts: Sequence[int], released: Collection[Call] =
         part.calls.append(call)
         if hasattr(call.target, "placed"):
             leaf_calls.setdefault(call.target, {}).setdefault(part, []).append(call)
-        for value in _differentiated(call, active):
+        for value in differentiated(call, active):
             if leading is not None and value not in leading:
                 continue
             if value.name and value.stage == segment.stage:
@@ -164,7 +164,7 @@ def earliest_uses(backward: Backward) -> dict[str, tuple[int, int]]:
         for number, placed in enumerate(getattr(call.target, "placed", ())):
             if placed.is_parameter and number not in call.entry.unused_parameters:
                 uses[placed.name] = place
-        uses.update((value.name, place) for value in _differentiated(call, active) if value.name)
+        uses.update((value.name, place) for value in differentiated(call, active) if value.name)
     return uses
 
 
@@ -179,7 +179,7 @@ def passed(backward: Backward, active: set[Value] | None = None) -> Iterator[Cal
         call = heapq.heappop(queue)[2]
         if call.arguments is None:
             continue  # `route` says what is wrong
-        for value in _differentiated(call, active):
+        for value in differentiated(call, active):
             active.add(value)
             if value.call is not None and value.call not in queued:
                 queued.add(value.call)
@@ -187,7 +187,7 @@ def passed(backward: Backward, active: set[Value] | None = None) -> Iterator[Cal
         yield call
 
 
-def _differentiated(call: Call, active: Collection[Any]) -> list[Value]:
+def differentiated(call: Call, active: Collection[Any]) -> list[Value]:
     """The arguments that get gradient from those outputs of `call` that are active."""
     assert call.arguments is not None
     reached: set[int] = set()
@@ -206,16 +206,16 @@ def _leading(roots: Sequence[Value], wanted: Wanted) -> set[Value | Call]:
         call = todo.pop()
         if call is not None and call not in calls and call.arguments is not None:
             calls.add(call)
-            todo += [value.call for value in _differentiated(call, call.outputs)]
+            todo += [value.call for value in differentiated(call, call.outputs)]
     leading: set[Value | Call] = set()
     for call in sorted(calls, key=lambda call: (call.graph.index, call.index)):
-        for value in _differentiated(call, call.outputs):
+        for value in differentiated(call, call.outputs):
             is_outside = value.stage == EVERYWHERE and bool(wanted.outside)
             if value.name in wanted.names or is_outside or value in wanted.values:
                 leading.add(value)
         has_wanted = not wanted.names.isdisjoint(getattr(call.target, "parameter_names", ()))
         for output in call.outputs:
-            if has_wanted or not leading.isdisjoint(_differentiated(call, [output])):
+            if has_wanted or not leading.isdisjoint(differentiated(call, [output])):
                 leading.update((call, output))
     return leading
 

@@ -261,8 +261,6 @@ class Graph:
                     self.add_source(value)
                 if source is not None:
                     source.outputs[value] = None
-            else:
-                value.has_near_users = True
         call.graph = self
         call.segment = segment
         call.level = level
@@ -280,8 +278,6 @@ class Graph:
             return
         self.calls, self.record, self.segments, self.read_level = [], [], [], {}
         self._by_level, self._last_user, self._latest, self._num_noted = {}, {}, None, 0
-        for output in [output for item in calls for output in item.outputs]:
-            output.has_near_users = False
         for item, note in zip(calls, records, strict=True):
             level, arguments = item.level + (shift if item.index > call.index else 0), item.arguments or ()
             unused = item.entry.unused

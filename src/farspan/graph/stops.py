@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from farspan.graph.gradient import Part, passed
+from farspan.graph.gradient import Part, differentiated, passed
 from farspan.graph.graph import Backward, Call
 from farspan.graph.value import Value
 
@@ -96,6 +96,17 @@ def _output(part: Part) -> int:
     return key.index
 
 
-def hooked_calls(backward: Backward) -> list[Call]:
-    """The calls with hooks that `backward` goes through, the latest first."""
-    return [call for call in passed(backward) if call.hooks]
+def hooked_calls(backward: Backward) -> tuple[list[Call], Value | None]:
+    """The calls with hooks that `backward` goes through, the latest first; and a value of theirs at which it cannot
+    stop, for it comes from a user in the same segment, if there is one.
+    """
+    calls: list[Call] = []
+    near: Value | None = None
+    active = set(backward.roots)
+    for call in passed(backward, active):
+        if call.hooks:
+            calls.append(call)
+        for value in differentiated(call, active):
+            if value.call is not None and value.call.hooks and value.segment is call.segment:
+                near = value
+    return calls, near

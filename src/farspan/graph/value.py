@@ -55,7 +55,6 @@ class Value:
         "call",
         "data",
         "gradient_of",
-        "has_near_users",
         "index",
         "is_kept",
         "is_weight",
@@ -88,8 +87,6 @@ class Value:
         """For a source that an optimizer keeps: the optimizer, what for, its place among the tensors kept for it."""
         self.data: Any = None
         """The real tensor, on the rank that has it."""
-        self.has_near_users = False
-        """Whether calls of its own segment use it, so that its gradient comes together inside autograd."""
         self.lazy: weakref.ref[Any] | None = None
         """The user's handle; dead when the user's program can no longer read this value."""
         self.is_kept = False

@@ -75,7 +75,13 @@ def record_backward(
             value.segment.outputs[value] = None
     graph.note_backward(backward, _digest_of(bool(retain_graph), backward.modes))
     if recorder.has_hooked_calls:
-        calls = hooked_calls(backward)
+        calls, near = hooked_calls(backward)
+        if near is not None and near.call is not None:
+            recorder.refuse(
+                f"a backward cannot stop for the hooks on {near.describe()}",
+                why=f"at {format_where(near.call.where)}: it was computed together with its use, when one was read.",
+                hint="register the hook before a value is read (loss.item(), print(loss))",
+            )
         if calls:
             backward.stops = Stops(calls)
             graph.note_path([number for call in calls for number in (call.graph.index, call.index)])

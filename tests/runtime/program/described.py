@@ -72,7 +72,6 @@ def described(program: Program, name: Name = itself) -> dict[str, Any]:
         "reaches": program.reaches,
         "reached": [set(part.backward.wanted.reached) for part in parts if part.backward.wanted],
         "released": list(map(name, program.released)),
-        "passed on": program.passed_on,
         "gpu channels": program.gpu_channels,
         "micro-batches": program.num_micro_batches,
         "schedule": program.schedule,

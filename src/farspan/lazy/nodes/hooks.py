@@ -18,7 +18,6 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from farspan.lazy.ops.autograd_function import FunctionCall
-from farspan.lazy.ops.functions import format_where
 
 if TYPE_CHECKING:
     from farspan.graph import Value
@@ -120,7 +119,9 @@ def is_retained(lazy: LazyTensor) -> bool:
 
 
 def _hooks_of(lazy: LazyTensor) -> CallHooks:
-    recorder, value = lazy._recorder, lazy._value
+    recorder = lazy._recorder
+    recorder.deferred.record_one(lazy)
+    value = lazy._value
     call = value.call
     if call is None:
         recorder.refuse(f"a hook cannot be registered on {value.describe()}", hint="register it on what is made of it")
@@ -128,12 +129,6 @@ def _hooks_of(lazy: LazyTensor) -> CallHooks:
         recorder.engine.flush("a hook is registered on what an earlier backward goes through")
     if value.pending:
         call.graph.cut_behind(call)
-    elif value.has_near_users and not call.hooks:
-        recorder.refuse(
-            f"a hook cannot be registered on {value.describe()} any more",
-            why=f"at {format_where(call.where)}: it was computed together with what uses it, when a value was read.",
-            hint="register the hook before a value is read (loss.item(), print(loss))",
-        )
     if call.hooks is None:
         call.hooks = CallHooks()
     recorder.has_hooked_calls = True
