@@ -50,7 +50,7 @@ class PerSample(Part):
             return functional_call(self.energy, parameters, (sample,)).sum()
 
         gradients = vmap(grad(energy_of), in_dims=(None, 0))(dict(self.energy.named_parameters()), x)
-        norms = sum(gradient.flatten(1).square().sum(1) for gradient in gradients.values())
+        norms = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients.values()]).sum(0)
         return x * torch.exp(-0.1 * norms)[:, None]
 
 
@@ -68,7 +68,7 @@ class InnerLoop(Part):
     """Two steps of gradient descent inside, in the manner of MAML."""
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = dict(self.energy.named_parameters())
+        weights: dict[str, Tensor] = dict(self.energy.named_parameters())
         for _ in range(2):
             loss = functional_call(self.energy, weights, (x,)).square().mean()
             gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)

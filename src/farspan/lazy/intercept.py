@@ -24,7 +24,7 @@ from farspan.lazy.memory.pickling import reduce_module, reduce_placed
 from farspan.lazy.memory.transfer import check_assigned, transferring
 from farspan.lazy.nodes.inside import install_hooks_on_fakes
 from farspan.lazy.ops.autograd_function import install_apply
-from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH
+from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH, SHOWS
 from farspan.lazy.ops.places import calls_for_a_place
 from farspan.lazy.parameters.copying import copy_module, copy_parameter, copy_plainly
 from farspan.lazy.parameters.outside import GRADIENT_ACCESS, access_gradient
@@ -97,6 +97,8 @@ class Intercept(TorchFunctionMode):
         if func in PASS_THROUGH:
             if func in GRADIENT_ACCESS:
                 return access_gradient(recorder, func, args)
+            if func in SHOWS:
+                recorder.before_read(args[0])
             with DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if types and not _concerns(args, kwargs, recorder.placed):
@@ -141,7 +143,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if recorder is not None and recorder.is_recording:
             return call_container(module, *args, **kwargs)
         recorder = None
-    if recorder is None and adopt(module, args, kwargs, _is_watched, watch_module):
+    if recorder is None and adopt(module, args, kwargs, lambda part: id(part) in _recorder_of_module, watch_module):
         recorder = _recorder_of_module[id(module)]
     if recorder is not None and recorder.is_in_optimizer:
         recorder.leave_optimizer()  # a step that raised has not said that it is over
@@ -187,10 +189,6 @@ def _call_leaf(recorder: Recorder, leaf: Leaf, *args: Any, **kwargs: Any) -> Any
     return recorder.call_leaf(leaf, args, kwargs)
 
 
-def _is_watched(module: nn.Module) -> bool:
-    return id(module) in _recorder_of_module
-
-
 def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module of the model for real."""
     scope = active.scope
@@ -199,8 +197,14 @@ def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return scope.call_module(module, _original_call, args, kwargs)
 
 
-def _get_grad(parameter: Any) -> Any:
+def _recorder_of(parameter: Any) -> Recorder | None:
+    """Whose parameter it is; models that are gone had others of the same id."""
     recorder = _recorder_of_parameter.get(id(parameter))
+    return recorder if recorder is not None and id(parameter) in recorder.placed else None
+
+
+def _get_grad(parameter: Any) -> Any:
+    recorder = _recorder_of(parameter)
     if recorder is None:
         return access_gradient(active.recorder, raw_grad, (parameter,))
     if not recorder.is_recording:
@@ -210,7 +214,7 @@ def _get_grad(parameter: Any) -> Any:
 
 
 def _set_grad(parameter: Any, gradient: Any) -> None:
-    recorder = _recorder_of_parameter.get(id(parameter))
+    recorder = _recorder_of(parameter)
     if recorder is None:
         access_gradient(active.recorder, set_raw_grad, (parameter, gradient))
     elif recorder.step_view is not None:
@@ -221,8 +225,7 @@ def _set_grad(parameter: Any, gradient: Any) -> None:
         recorder.gradients.set(recorder.placed[id(parameter)], gradient)
 
 
-def _delete_grad(parameter: Any) -> None:
-    _set_grad(parameter, None)
+_delete_grad = functools.partial(_set_grad, gradient=None)
 
 
 _original_deepcopy: Any = nn.Parameter.__deepcopy__
@@ -278,7 +281,7 @@ def _is_already(module: nn.Module, name: str, value: Any) -> bool:
 
 
 def _deepcopy_parameter(parameter: Any, memo: dict[int, Any]) -> Any:
-    recorder = _recorder_of_parameter.get(id(parameter))
+    recorder = parameter._recorder if type(parameter) is StubParameter else _recorder_of(parameter)
     if recorder is None or not recorder.is_recording:
         return _original_deepcopy(parameter, memo)
     return copy_parameter(recorder, recorder.placed[id(parameter)], memo)

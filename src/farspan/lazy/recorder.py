@@ -64,8 +64,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorder"]
 
-_MAX_FORWARD_ONLY = 64
-"""Forward-only micro-batches that are recorded before they are run unasked, so that memory stays bounded."""
+_MAX_FORWARD_ONLY = 64  # micro-batches that wait; then they are run unasked, so that memory stays bounded
 
 
 class Recorder:
@@ -85,19 +84,16 @@ class Recorder:
         self.leaf_parts: set[int] = set()
         """Ids of all modules inside leaves, the leaves included."""
         self.roots: dict[int, str] = {}
-        """By id of a distributed model, what stands before the names of its parts."""
-        self.keep_alive: list[Any] = []
-        """What the tables above know by id."""
+        """By id of a model, what stands before the names of its parts."""
+        self.keep_alive: list[Any] = []  # what the tables above know by id
         self.cache = MetadataCache(functools.partial(run_without_modes_of, self), self.placed)
         self.pending: list[Graph] = []
         self.num_graphs = 1
         self.num_pending_backwards = 0
-        self.runs_each_backward = False
-        """Weights may change at each: a leaf writes into its own."""
+        self.runs_each_backward = False  # weights may change at each: a leaf writes into its own
         self.has_hooked_calls = False  # whether there have been hooks on recorded tensors
         self.held_objects = HeldObjects(self)
-        self.num_copies = 0
-        """Of distributed models and their parts."""
+        self.num_copies = 0  # of distributed models and their parts
         self.current = Graph(0)
         self.parameter_values = ParameterValues()
         self.gradients = Gradients(self)
@@ -305,9 +301,8 @@ class Recorder:
 
     def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value:
         """A parameter or buffer as a source, as leaves have written it by now; `is_alias`: without its gradient."""
+        self.before_read(placed.tensor)
         is_fixed = placed.is_written and not self.is_writing
-        if is_fixed and self.has_pending():
-            self.engine.flush(f"{placed.name}, which a module writes, is used outside it")
         if is_alias:
             return alias_of(placed)
         return self.parameter_values.of(placed, is_fixed=is_fixed and not placed.is_parameter)
@@ -385,7 +380,14 @@ class Recorder:
     def read(self, lazy: LazyTensor) -> torch.Tensor:
         return self.gradients.read(lazy._value) if self.step_view is None else self.step_view.read(lazy)
 
+    def before_read(self, tensor: Any) -> None:
+        """Run what is recorded, if it writes into a parameter or buffer of which the program asks the data."""
+        placed = self.placed.get(id(tensor)) if self.is_recording and not self.is_writing else None
+        if placed is not None and placed.is_written and self.has_pending():
+            self.engine.flush(f"{placed.name}, which a module writes, is read")
+
     def read_parameter(self, stub: StubParameter) -> torch.Tensor:
+        self.before_read(stub)
         return self.step_view.read(stub) if self.step_view else self.engine.read_parameter(self.placed[id(stub)])
 
     def forget_parameter_values(self) -> None:

@@ -32,6 +32,7 @@ def reduce_module(recorder: Recorder, module: nn.Module, protocol: Any) -> Any:
 
 def reduce_placed(recorder: Recorder, placed: Placed, protocol: Any) -> Any:
     """What `pickle` writes of a parameter, or of a buffer that another rank owns."""
+    recorder.before_read(placed.tensor)
     recorder.is_recording = False
     try:
         if placed.is_owned:

@@ -14,6 +14,7 @@ __all__ = [
     "READERS",
     "REFUSED",
     "RUNNING_STATISTICS",
+    "SHOWS",
     "find_where",
     "format_where",
     "name_of",
@@ -45,6 +46,9 @@ PASS_THROUGH: frozenset[Any] = frozenset(
     ]
 )  # fmt: skip
 """Functions that ask for metadata only, and answer without data."""
+
+SHOWS = frozenset([_T.__repr__, _T.__format__, _T.__reduce_ex__])
+"""Those of them that need the data of a parameter or buffer after all."""
 
 READERS: frozenset[Any] = frozenset(
     [

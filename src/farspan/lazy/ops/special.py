@@ -75,7 +75,12 @@ def _backward(recorder: Recorder, function: Any, args: Any, kwargs: dict[str, An
 
 def _read(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
     """The data are asked for: fetch them, and let the function run on them."""
-    args, kwargs = map_tensors((args, kwargs), read_data)
+
+    def read(tensor: Any) -> Any:
+        recorder.before_read(tensor)
+        return read_data(tensor)
+
+    args, kwargs = map_tensors((args, kwargs), read)
     return function(*args, **kwargs)
 
 

@@ -36,6 +36,7 @@ def copy_plainly(module: nn.Module, memo: dict[int, Any]) -> Any:
 def copy_parameter(recorder: Recorder, placed: Placed, memo: dict[int, Any]) -> torch.Tensor:
     """Copy a parameter without its module: a plain one, of its present value, on each rank that asks."""
     tensor = placed.tensor
+    recorder.before_read(tensor)
     recorder.is_recording = False
     try:
         data = recorder.engine.read_parameter(placed).clone()

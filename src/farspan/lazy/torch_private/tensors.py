@@ -71,8 +71,8 @@ def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
     """Whether a transformation of `torch.func` has put `tensor` around another one: it has no memory of its own."""
-    functions: Any = torch._C._functorch
-    return functions.is_functorch_wrapped_tensor(tensor)
+    core: Any = torch._C
+    return core._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 has_compatible_type: Any = torch._has_compatible_shallow_copy_type

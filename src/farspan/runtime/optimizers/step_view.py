@@ -27,7 +27,7 @@ from farspan.graph import Meta, Value
 from farspan.lazy import LazyTensor, Placed, StubParameter, intern, meta_of
 from farspan.lazy.memory.exchange import become_plain
 from farspan.lazy.metadata import Unknown, current_modes, flatten, flatten_arguments, map_tensors, rebuild
-from farspan.lazy.ops.functions import PASS_THROUGH, READERS, name_of
+from farspan.lazy.ops.functions import PASS_THROUGH, READERS, SHOWS, name_of
 from farspan.lazy.ops.special import NUMBERS
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["StepView"]
 
 _T: Any = torch.Tensor
-_SHOW = frozenset([_T.__repr__, _T.__format__, _T.__reduce_ex__])
 _RECORDED = (LazyTensor, StubParameter)
 _COMPUTES, _WRITES, _ASKS, _READS, _LISTS, _INDEXES = range(1, 7)
 """Kinds of functions: the last four need no data, the data of all they are given, and each its own way."""
@@ -133,9 +132,9 @@ class StepView(TorchFunctionMode):
     def _kind_of(self, func: Any) -> int:
         """What a torch function needs: alike on every rank."""
         name = getattr(func, "__name__", "")
-        if func in PASS_THROUGH and func not in _SHOW:
+        if func in PASS_THROUGH and func not in SHOWS:
             kind = _ASKS
-        elif func in READERS or func in _SHOW or func is torch.tensor or has_dynamic_shape(func):
+        elif func in READERS or func in SHOWS or func is torch.tensor or has_dynamic_shape(func):
             kind = _READS if func is not _T.__deepcopy__ else _COMPUTES
         elif name.startswith(("_foreach_", "_fused_")):
             kind = _LISTS

@@ -26,7 +26,7 @@ class _Part(NamedTuple):
     segment: tuple[int, int] | None
     """(graph, number)."""
     stage: int
-    order: tuple[int, int, int]
+    order: tuple[int, ...]
     """With the number of the graph in the step."""
     calls: tuple[int, ...]
     touches: tuple[Any, ...]
