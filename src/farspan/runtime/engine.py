@@ -193,6 +193,7 @@ class Engine:
         if has_backward:
             self.last_training_step = self.last_step
         self.values.advance()
+        self.recorder.cache.flushed()
         self.console.step_ended(self.last_step)
 
     def _settings(self) -> Settings:

@@ -195,6 +195,7 @@ def test_what_has_been_computed_is_used_as_in_one_process(program: Callable[...,
 
 
 def test_of_a_large_tensor_a_rank_fetches_what_it_reads() -> None:
+    @torch.no_grad()
     def program(model: nn.Module) -> Any:
         out = model(torch.ones(4, 3))
         out.mean().item()
@@ -218,9 +219,10 @@ def test_of_a_large_tensor_a_rank_fetches_what_it_reads() -> None:
     assert results[0][3] == [16, 16, 4]
 
 
-def test_what_was_taken_with_gradient_is_refused_after_a_write() -> None:
+def test_what_is_made_of_a_used_graph_is_refused_after_a_write() -> None:
     def program(model: nn.Module) -> Any:
         out = model(X)
+        out.sum().backward()
         out.sum().item()
         doubled = out * 2
         with torch.no_grad():
@@ -232,6 +234,32 @@ def test_what_was_taken_with_gradient_is_refused_after_a_write() -> None:
         return True
 
     assert on_ranks(2, lambda model: program(farspan.distribute(model))) == [True, True]
+
+
+class Branches(nn.Module):
+    """What several later modules take, after a value has been read: its gradients are added up in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.part, self.last = nn.Linear(12, 8), nn.Linear(8, 5), nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.softplus(self.first(x))
+        scale = hidden.max().item()
+        early, middle, late = (hidden / scale).sin(), self.part(hidden), hidden.exp()
+        return self.last(middle + (late[:, :5] + early[:, 3:]))
+
+
+@pytest.mark.parametrize("num_ranks", [1, *RANKS])
+def test_gradients_of_what_was_computed_early_are_added_up_in_the_programs_order(num_ranks: int) -> None:
+    def build() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            return Branches()
+
+    wanted = _train(build(), _row)
+    for got in on_ranks(num_ranks, lambda model: _train(farspan.distribute(model), _row), build):
+        assert got == wanted
 
 
 def test_what_was_deferred_and_dropped_keeps_nothing() -> None:

@@ -62,6 +62,8 @@ class Deferred:
         """Whether a call needs only what has been computed, and writes into nothing else: alike on every rank."""
         if entry.is_random or not self._is_op(target):
             return False
+        if entry.requires_grad and any(isinstance(item, Value) and can_go_back(item) for item in arguments):
+            return False  # gradients are added up in the order in which calls are recorded
         if any(shared >= 0 and type(tensors[shared]) is not LazyTensor for shared in entry.shares):
             return False  # a view of a plain tensor, into which the program may write
         if entry.mutated:
@@ -88,6 +90,8 @@ class Deferred:
         value, modes = recorder.argument(tensor), current_modes()
         metas = [value.meta if isinstance(value, Value) else meta_of(value)]
         entry: Any = recorder.predict(view, template, metas, modes)
+        if entry.requires_grad and isinstance(value, Value) and can_go_back(value):
+            return recorder.record(view, template, [tensor], None)
         return self.defer(view, template, [value], entry, modes, [tensor], ((), {}))
 
     def defer(

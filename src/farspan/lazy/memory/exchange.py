@@ -34,10 +34,10 @@ def can_be_recorded(recorder: Recorder, plain: torch.Tensor) -> bool:
         return False
     if not has_weak_references(plain):
         return True
-    if recorder.cache.num_collected == len(recorder.cache.entries):
+    if recorder.cache.num_collected == recorder.cache.num_runs:
         return False
     gc.collect()  # those of a run on fakes, which is a circle, go at another time on each rank
-    recorder.cache.num_collected = len(recorder.cache.entries)
+    recorder.cache.num_collected = recorder.cache.num_runs
     return not has_weak_references(plain)
 
 

@@ -26,14 +26,12 @@ from farspan.lazy.metadata.effects.leaks import remove_leaked
 from farspan.lazy.metadata.entry import Entry, Unknown
 from farspan.lazy.metadata.modes import Modes
 from farspan.lazy.metadata.predict import DynamicShapeError, predict
+from farspan.lazy.metadata.recent import Recent
 from farspan.lazy.metadata.sizes import Family, Numbers, generalise
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.torch_private import DynamicOutputShapeException, is_fake_limit, is_not_torchs_device
 
 __all__ = ["MetadataCache"]
-
-_MOST_KEPT = 4096
-"""Calls that a table keeps; with ever new sizes it would grow as long as the program runs."""
 
 
 def _find_out(
@@ -117,20 +115,6 @@ def _forget_frames(error: BaseException, handled: BaseException | None) -> None:
             errors += [each.__cause__, each.__context__]
 
 
-class _Latest(dict[Any, Any]):
-    """A dictionary of at most `most` entries: a new one takes the place of the one that was made first."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self.most = most
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if key not in self:
-            while len(self) >= self.most:
-                del self[next(iter(self))]
-        super().__setitem__(key, value)
-
-
 class MetadataCache:
     """Entries by call, argument template, argument metadata and modes."""
 
@@ -138,13 +122,14 @@ class MetadataCache:
         self.aside = aside
         """Runs a function while nothing is recorded: (function, *its arguments)."""
         self.num_collected = 0
-        """How many kinds of calls were known when garbage was collected last."""
+        """How many runs on fakes there had been when garbage was collected last."""
         self.placed = placed
         """Ids of the parameters and buffers that have an owner."""
-        self.entries: dict[Any, Entry | Unknown] = _Latest(_MOST_KEPT)
+        self.entries = Recent()
+        """An entry, or an `Unknown`, by what is called with what."""
         self.families: dict[Any, Family] = {}
         """Of calls that differ in numbers only."""
-        self.known: dict[Any, tuple[Any, Entry]] = _Latest(_MOST_KEPT)
+        self.known = Recent()
         """Template and entry of ordinary calls whose arguments are tensors and plain values, by their own keys."""
         self.num_runs = 0
         """Of calls, on fakes."""
@@ -185,9 +170,14 @@ class MetadataCache:
 
     def forget_leaves(self) -> None:
         """Modules that were called as a whole no longer are, or others are."""
-        for table in (self.entries, self.families, self.known):
-            for key in [key for key in table if type(key[0]) is Leaf]:
-                del table[key]
+        for table in (self.entries, self.known):
+            table.forget(lambda key: type(key[0]) is Leaf)
+        self.families = {key: family for key, family in self.families.items() if type(key[0]) is not Leaf}
+
+    def flushed(self) -> None:
+        """The program has run what it had recorded."""
+        self.entries.flushed()
+        self.known.flushed()
 
 
 def _key(target: Any, template: Any, metas: tuple[int, ...], modes: Modes) -> Any:

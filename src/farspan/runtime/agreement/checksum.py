@@ -80,7 +80,7 @@ def _sample_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(data.reshape(-1)[::step] if data.flags.c_contiguous else data.flat[::step])
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=128)
 def _step_for(size: int) -> int:
     """The least step that leaves at most `_MOST` of `size` elements and meets all columns, rows and channels."""
     step = max(1, -(-size // _MOST))
@@ -89,7 +89,7 @@ def _step_for(size: int) -> int:
     return step
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=128)
 def _groups_of(size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Where each group of `size` elements begins, and how many elements it has."""
     begins = np.unique(np.linspace(0, size, _NUM_GROUPS, endpoint=False).astype(np.int64))
