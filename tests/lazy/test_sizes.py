@@ -12,7 +12,7 @@ from torch import nn
 
 import farspan
 from farspan.lazy.leaf import Leaf
-from farspan.lazy.metadata import MetadataCache, Unknown, current_modes, flatten_arguments, ladder, meta_of
+from farspan.lazy.metadata import MetadataCache, Unknown, current_modes, flatten_arguments, ladder, meta_of, recent
 from farspan.runtime.world import current_engine
 
 
@@ -111,15 +111,19 @@ def test_the_third_size_of_a_module_is_known_without_a_run(monkeypatch: pytest.M
 
 
 def test_calls_of_ever_new_sizes_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent, "_FEW", 8)
+    monkeypatch.setattr(recent, "_FLUSHES", 4)
     model = farspan.distribute(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
     engine = current_engine()
     assert engine is not None
     cache = engine.recorder.cache
-    for table in (cache.known, cache.entries):
-        table.clear()
-        monkeypatch.setattr(table, "most", 16)
-    for size in range(2, 42):
-        loss = (model(torch.randn(size, 3)) + torch.ones(size, 1)).square().mean()
-        loss.backward()
-        loss.item()
-    assert 0 < len(cache.known) <= 16 and len(cache.entries) <= 16
+    cache.known, cache.entries = recent.Recent(), recent.Recent()
+    for size in range(2, 60):
+        for of in (size, 1):  # what is used again and again stays
+            loss = (model(torch.randn(of, 3)) + torch.ones(of, 1)).square().mean()
+            loss.backward()
+            loss.item()
+        assert len(cache.known) < 60 and len(cache.entries) < 60
+    num_runs = cache.num_runs
+    model(torch.randn(1, 3)).square().mean().item()
+    assert cache.num_runs == num_runs
