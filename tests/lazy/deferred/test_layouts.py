@@ -86,6 +86,15 @@ def _written_often(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     return seen, [row.tolist(), flat.tolist(), out.tolist()]
 
 
+def _drawn_into(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """The program draws random numbers into views of what has been computed."""
+    torch.manual_seed(7)
+    out = _train(model, optimizer).detach()
+    out[0].bernoulli_(0.5)
+    out[1:3].normal_()
+    return out.tolist()
+
+
 def _long_history(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """Each op takes the last result twice, with gradient, and there are many."""
     out = model(X)
@@ -99,7 +108,7 @@ def _long_history(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     return best, [parameter.tolist() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("program", [_expanded, _written_often, _long_history])
+@pytest.mark.parametrize("program", [_expanded, _written_often, _drawn_into, _long_history])
 def test_what_has_been_computed_is_used_as_in_one_process(program: Callable[..., Any]) -> None:
     def on(model: nn.Module) -> Any:
         return program(model, torch.optim.SGD(model.parameters(), lr=0.1))
