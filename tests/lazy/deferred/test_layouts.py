@@ -89,10 +89,10 @@ def _written_often(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
 def _drawn_into(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """The program draws random numbers into views of what has been computed."""
     torch.manual_seed(7)
-    out = _train(model, optimizer).detach()
+    out = _train(model, optimizer).detach().softmax(-1)
     out[0].bernoulli_(0.5)
     out[1:3].normal_()
-    return out.tolist()
+    return out.tolist(), torch.rand(2).tolist()
 
 
 def _long_history(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
