@@ -96,17 +96,28 @@ def sources_are_held(call: DeferredCall) -> bool:
     return all(value.is_readable for value in sources_of(call))
 
 
-def sources_of(call: DeferredCall) -> list[Value]:
-    """The values that a deferred call is made of, itself or by other deferred calls."""
-    found: list[Value] = []
-    todo: list[Any] = [call]
+def sources_of(call: DeferredCall, *, is_to_compute: bool = False) -> list[Value]:
+    """The values that a deferred call is made of, itself or by other deferred calls.
+
+    Args:
+        call: Which.
+        is_to_compute: Only those that this rank needs to compute it, with what it has computed already.
+    """
+    found: dict[Value, None] = {}
+    todo: list[DeferredCall] = [call]
+    seen = {call}
     while todo:
-        for item in todo.pop().arguments or ():
-            if is_deferred(item):
+        last = todo.pop()
+        if is_to_compute and last.results is not None:
+            continue
+        for item in last.arguments or ():
+            if not is_deferred(item):
+                if isinstance(item, Value):
+                    found[item] = None
+            elif item.call not in seen:
+                seen.add(item.call)
                 todo.append(item.call)
-            elif isinstance(item, Value):
-                found.append(item)
-    return found
+    return list(found)
 
 
 def are_known(arguments: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
@@ -147,12 +158,18 @@ def _size_of_meta(meta: Meta) -> int:
 
 def can_go_back(value: Value) -> bool:
     """Whether a backward may still come through what has made the value."""
-    call = value.call
-    if not value.meta.requires_grad or call is None:
-        return value.meta.requires_grad
-    if is_deferred(value):
-        return any(can_go_back(item) for item in call.arguments or () if isinstance(item, Value))
-    return call.arguments is not None
+    todo, seen = [value], {value}
+    while todo:
+        last = todo.pop()
+        call = last.call
+        if not last.meta.requires_grad:
+            continue
+        if call is None or (not is_deferred(last) and call.arguments is not None):
+            return True
+        needed = [item for item in call.arguments or () if isinstance(item, Value) and item not in seen]
+        todo += needed if is_deferred(last) else []
+        seen.update(needed)
+    return False
 
 
 def _is_computed(value: Value) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Value
-from farspan.lazy.deferred.call import MOST_BYTES, DeferredCall, size_of, sources_of, viewed_by
+from farspan.lazy.deferred.call import MOST_BYTES, DeferredCall, is_ready, size_of, sources_of, viewed_by
 from farspan.lazy.metadata import apply_modes, flatten, rebuild
 from farspan.lazy.torch_private import without_modes_of
 
@@ -34,8 +34,10 @@ class Computing:
             return False
         return call.segment is None or value.pending
 
-    def compute(self, last: Any) -> list[torch.Tensor]:
+    def compute(self, last: Any) -> Any:
         """The results of a call."""
+        if last.results is None and not is_ready(last):
+            self.recorder.engine.flush("a value is read")
         todo = [last]
         while todo:
             call = todo[-1]
@@ -62,7 +64,7 @@ class Computing:
 
     def compute_all(self, calls: Sequence[DeferredCall]) -> None:
         """Compute several calls, with one request to each rank that has something of what they take."""
-        sources = dict.fromkeys(value for call in calls if call.results is None for value in sources_of(call))
+        sources = dict.fromkeys(value for call in calls for value in sources_of(call, is_to_compute=True))
         far = [value for value in sources if value.data is None and value.ticket is None and value not in self._fetched]
         for value, data in self.recorder.engine.fetch([each for each in far if size_of(each) <= MOST_BYTES]).items():
             self._keep(value, data)
@@ -100,9 +102,13 @@ class Computing:
         return self._keep(item, self.recorder.engine.read(item)) if known is None else known
 
     def _keep(self, value: Value, data: torch.Tensor) -> torch.Tensor:
+        """Keep what was fetched, laid out as the program's tensor; expanded dimensions share their memory there."""
         meta = value.meta
         kept = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=_device_here(meta.device))
-        self._fetched[value] = kept.copy_(data)
+        dimensions = zip(meta.shape, meta.stride, strict=True)
+        once = [slice(0, 1) if stride == 0 and size > 1 else slice(None) for size, stride in dimensions]
+        kept[tuple(once)].copy_(data[tuple(once)])
+        self._fetched[value] = kept
         return kept
 
     def _parts(self, last: DeferredCall) -> list[torch.Tensor] | None:
@@ -127,6 +133,8 @@ class Computing:
                 args, kwargs = rebuild(call.template, [view])
                 views = flatten(call.target(*args, **kwargs))[1]
                 view = views[index]
+        if any(each.dtype != meta.dtype or each.is_conj() or each.is_neg() for each in (*views, view)):
+            return None  # its sizes and strides count other elements than those of the source
         engine, device = self.recorder.engine, _device_here(meta.device)
         return [engine.read(source, (each.size(), each.stride(), each.storage_offset())).to(device) for each in views]
 

@@ -249,10 +249,9 @@ class Deferred:
         if not self._calls:
             return
         alive = self._alive()
-        self.computing.compute_all(
-            [call for call in alive if call.is_held() and not call.is_large_view and is_ready(call)]
-        )
-        _settle(call for call in alive if call.results is not None and not call.entry.requires_grad)
+        ready = [call for call in alive if call.is_held() and not call.is_large_view and is_ready(call)]
+        self.computing.compute_all(ready)
+        _settle(call for call in ready if not call.entry.requires_grad)  # not all that this rank has read already
         for call in alive:
             if not call.is_settled:
                 call.is_outdated |= not sources_are_held(call)  # their owners release them now

@@ -38,8 +38,9 @@ def run_hooks(recorder: Recorder, backward: Backward, call: Call) -> None:
     found = [gradients[_value_at(stop).index] for stop in stops]
     for gradient in found:
         recorder.deferred.record_one(gradient)
-    if any(type(gradient) is LazyTensor and gradient._value.pending for gradient in found):
-        recorder.engine.flush("gradients that hooks have changed")
+    is_pending = any(type(gradient) is LazyTensor and gradient._value.pending for gradient in found)
+    if is_pending or _is_gradient_used(recorder):
+        recorder.engine.flush("gradients that hooks use, before more is added to them")
     for stop, gradient in zip(stops, found, strict=True):
         is_recorded = type(gradient) is LazyTensor
         stop.stage = gradient._value.stage if is_recorded else _value_at(stop).stage
@@ -56,6 +57,12 @@ def take_up(recorder: Recorder, backward: Backward) -> None:
     graph.backwards.append(backward)
     graph.note_backward(backward, digest_of("goes on"))
     recorder.next_graph()
+
+
+def _is_gradient_used(recorder: Recorder) -> bool:
+    """Whether recorded calls take parameters' gradients, to which the backward may add when it goes on."""
+    graphs = (*recorder.pending, recorder.current)
+    return any(source.gradient_of for graph in graphs for source in graph.sources)
 
 
 def _arrived(recorder: Recorder, backward: Backward, stops: list[Part]) -> list[Any]:

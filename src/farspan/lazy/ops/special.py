@@ -16,6 +16,7 @@ from farspan.lazy.metadata import Entry, map_tensors
 from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import READERS, REFUSED, RUNNING_STATISTICS, name_of
 from farspan.lazy.ops.places import to
+from farspan.lazy.ops.views import Through
 from farspan.lazy.parameters.hooks import HOOKS, register
 from farspan.lazy.parameters.scaling import SCALING
 from farspan.lazy.parameters.wanted import record_grad
@@ -57,7 +58,7 @@ def is_own_draw(function: Any, entry: Entry) -> bool:
     model's logits): with its own generator, as in one process, on every rank. Not where a gradient would get lost.
     """
     has_gradient = any(meta.requires_grad for meta in entry.metas)
-    return type(function) is not FunctionCall and not entry.mutated and not has_gradient
+    return type(function) not in (FunctionCall, Through) and not entry.mutated and not has_gradient
 
 
 def data_to_draw(function: Any, tensor: Any) -> Any:
