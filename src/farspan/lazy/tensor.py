@@ -254,7 +254,8 @@ class StubParameter(torch.Tensor):
         return self.read().numpy(force=True)
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
-        return repr(self.read())
+        value = self.read().detach()
+        return repr(torch.nn.Parameter(value, self.requires_grad) if self._is_param else value)
 
     def __hash__(self) -> int:
         return id(self)
