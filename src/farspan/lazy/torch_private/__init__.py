@@ -45,10 +45,10 @@ from farspan.lazy.torch_private.modes import run_without_modes_of as run_without
 from farspan.lazy.torch_private.modes import take_modes_of as take_modes_of
 from farspan.lazy.torch_private.modes import without_any_mode as without_any_mode
 from farspan.lazy.torch_private.modes import without_modes_of as without_modes_of
-from farspan.lazy.torch_private.symbols import SYMBOLS as SYMBOLS
-from farspan.lazy.torch_private.symbols import Symbols as Symbols
 from farspan.lazy.torch_private.shown import history_of as history_of
 from farspan.lazy.torch_private.shown import with_history as with_history
+from farspan.lazy.torch_private.symbols import SYMBOLS as SYMBOLS
+from farspan.lazy.torch_private.symbols import Symbols as Symbols
 from farspan.lazy.torch_private.tensors import has_compatible_type as has_compatible_type
 from farspan.lazy.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
 from farspan.lazy.torch_private.tensors import has_other_users as has_other_users
