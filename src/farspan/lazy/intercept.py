@@ -173,6 +173,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
     num_begun = len(recorder.current.calls)
+    bring_generators_back = recorder.draws.mark()
     try:
         return call_container(module, *args, **kwargs)
     except (WholeError, RuntimeError) as error:
@@ -180,6 +181,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         leaf = close(recorder, module, num_begun, error)
         if leaf is None:
             raise
+        bring_generators_back()  # it is called once more, and draws then
     finally:
         recorder.frame = outer
     return recorder.call_leaf(leaf, args, kwargs)

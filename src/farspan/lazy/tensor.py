@@ -10,7 +10,7 @@ import torch
 
 from farspan.errors import RecordError
 from farspan.lazy.leaf import LeakError, WholeError
-from farspan.lazy.torch_private import disabled_torch_function, make_wrapper
+from farspan.lazy.torch_private import DisableTorchFunction, disabled_torch_function, make_wrapper, with_history
 
 if TYPE_CHECKING:
     from farspan.graph import Meta, Value
@@ -168,10 +168,16 @@ class LazyTensor(torch.Tensor):
         return iter(self.unbind(0))
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
-        return repr(self.read())
+        value, call = self.read(), self._value.call
+        histories = () if call is None else call.entry.histories
+        name = histories[self._value.index] if self._value.index < len(histories) else ""
+        if not self._value.meta.requires_grad or not name:
+            return repr(value)
+        with DisableTorchFunction():
+            return repr(with_history(value, name))
 
     def __format__(self, spec: str) -> str:
-        return format(self.read(), spec)
+        return format(self.read(), spec) if not self.dim() or spec else repr(self)
 
     def __hash__(self) -> int:
         return id(self)
@@ -254,7 +260,8 @@ class StubParameter(torch.Tensor):
         return self.read().numpy(force=True)
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
-        return repr(self.read())
+        value = self.read().detach()
+        return repr(torch.nn.Parameter(value, self.requires_grad) if self._is_param else value)
 
     def __hash__(self) -> int:
         return id(self)

@@ -26,18 +26,24 @@ class Transfer:
         self.recorder = recorder
         self.is_loading = is_loading
         self._fetched: dict[str, torch.Tensor] = {}
+        self._given: dict[int, torch.Tensor] = {}
+        """By id of what is loaded, its values."""
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Write into a parameter at its owner only; read one by fetching it from there."""
         placed = self.recorder.placed.get(id(args[0])) if args else None
         if function in _WRITES and placed is not None:
-            self.recorder.engine.loaded(placed.name, (*args, None)[1])
+            source = (*args, None)[1]
+            if id(source) not in self.recorder.placed:  # of a parameter, each rank has something else at hand
+                self.recorder.engine.loaded(placed.name, source)
             if placed.is_owned:
-                function(*args, **kwargs)
+                given, kwargs = map_tensors((args[1:], kwargs), self._fetch)
+                function(args[0], *given, **kwargs)
             return args[0]
         if function in _WRITES and type(args[0]) is LazyTensor:  # a buffer that the model has set to what it computed
             plain = torch.empty(args[0].shape, dtype=args[0].dtype, device=args[0].device)
-            function(plain, *args[1:], **kwargs)
+            given, kwargs = map_tensors((args[1:], kwargs), self._fetch)
+            function(plain, *given, **kwargs)
             become_plain(self.recorder, args[0], plain)
             return args[0]
         args, kwargs = map_tensors((args, kwargs), self._fetch)
@@ -46,7 +52,16 @@ class Transfer:
             self.recorder.copies.add(result, placed)
         return result
 
+    def fetch_all(self, state: Mapping[str, Any]) -> None:
+        """Fetch what is recorded, and parameters, before anybody writes into what they are made of."""
+        placed = self.recorder.placed
+        for item in state.values():
+            if isinstance(item, torch.Tensor) and (type(item) is LazyTensor or id(item) in placed):
+                self._given[id(item)] = self._fetch(item)
+
     def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in self._given:
+            return self._given[id(tensor)]
         if type(tensor) is LazyTensor:
             return tensor.read()
         placed = self.recorder.placed.get(id(tensor))
@@ -78,12 +93,14 @@ def check_assigned(recorder: Recorder, module: nn.Module, state: Mapping[str, An
 def transferring(recorder: Recorder, *, is_loading: bool, state: Any = None) -> Iterator[None]:
     """Within, parameters are copied between ranks instead of recorded."""
     recorder.flush_before_change("load_state_dict" if is_loading else "state_dict")
+    transfer = Transfer(recorder, is_loading=is_loading)
     if is_loading:
         recorder.copies.refresh(state)
+        transfer.fetch_all(state)
         recorder.engine.meet("load_state_dict")  # nobody reads the old values any more
     outer = recorder.transfer
     if outer is None or is_loading:  # else the state of a module inside one whose state is made
-        recorder.transfer = Transfer(recorder, is_loading=is_loading)
+        recorder.transfer = transfer
     try:
         yield
     finally:

@@ -65,6 +65,8 @@ class Entry:
     """Equal on all ranks for equal calls."""
     draws: Draws | None = None
     """What it draws from torch's CPU generator; None where only a run tells how far it moves that."""
+    histories: tuple[str, ...] = ()
+    """For each of `metas`, how torch shows its `grad_fn`; "" where it has none."""
     differentiable: tuple[int, ...] = field(init=False)
     """Arguments to which gradient flows from any output."""
     requires_grad: bool = field(init=False)
@@ -115,6 +117,7 @@ class Unknown:
 
     __slots__ = ("digest", "is_dynamic", "last", "name", "reason")
 
+    histories: tuple[str, ...] = ()
     is_random = True
     is_random_in_python = True
     draws: Draws | None = None

@@ -37,6 +37,7 @@ from farspan.lazy.torch_private import (
     compiling_nothing,
     fake_mode,
     forget_casts,
+    history_of,
     is_compiled,
     reached_from,
 )
@@ -193,6 +194,7 @@ def observe(
         leaf_numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
         depends_on = tuple(reached_from(output, leaf_numbers) for output in outputs)
         output_metas = tuple(meta_of(output) for output in outputs)
+        histories = tuple(map(history_of, outputs))
         is_ordered = False
         for item, tensor, ids in memory:
             ids.add(storage_id(replaced.get(id(tensor), tensor)))  # another one where its `.data` have been set
@@ -237,6 +239,7 @@ def observe(
         is_ordered=is_ordered,
         flops=watch.flops,
         digest=digest_of((name, template, metas, modes, state, result_parts)),
+        histories=histories,
         draws=watch.draws() if not (is_real or generators.were_seeded or _holds_compiled(target)) else None,
     )
 

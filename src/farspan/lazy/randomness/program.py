@@ -145,6 +145,22 @@ class ProgramDraws:
                 self._stretch = stretch  # as if nothing had been: one rank alone may have put it back
                 self.generator.set_state(stretch.state)
 
+    def mark(self) -> Callable[[], None]:
+        """Where all generators stand in the plain program; call the result to bring them back there."""
+        stretch, in_python = self._stretch, states_in_python()
+        end = None if stretch is None else stretch.end
+        state = self.generator.get_state() if stretch is None else None
+
+        def bring_back() -> None:
+            put_in_python(in_python)
+            if stretch is None or end is None:
+                assert state is not None
+                self.set_state(state)
+            elif self._stretch is not stretch or stretch.end != end:
+                self.set_state(stretch.state_at(end))
+
+        return bring_back
+
     def end_interrupted(self, state: torch.Tensor | None) -> None:
         """Some of what was recorded has not run: the generator stands at `state`, or where it stood before."""
         if self.is_plain and state is not None:

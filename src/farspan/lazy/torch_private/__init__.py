@@ -45,6 +45,8 @@ from farspan.lazy.torch_private.modes import run_without_modes_of as run_without
 from farspan.lazy.torch_private.modes import take_modes_of as take_modes_of
 from farspan.lazy.torch_private.modes import without_any_mode as without_any_mode
 from farspan.lazy.torch_private.modes import without_modes_of as without_modes_of
+from farspan.lazy.torch_private.shown import history_of as history_of
+from farspan.lazy.torch_private.shown import with_history as with_history
 from farspan.lazy.torch_private.symbols import SYMBOLS as SYMBOLS
 from farspan.lazy.torch_private.symbols import Symbols as Symbols
 from farspan.lazy.torch_private.tensors import has_compatible_type as has_compatible_type
@@ -113,7 +115,9 @@ __all__ = [
     "run_without_modes_of",
     "set_raw_grad",
     "set_version",
+    "history_of",
     "shape_at",
+    "with_history",
     "storage_at",
     "take_modes_of",
     "tensor_of_class",
