@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 import torch
 from tests.support.plainly import X, assert_same_as_plainly
+from tests.support.ranks import run_threads
 from torch import Tensor, nn
+
+import farspan
+from farspan.lazy.leaf import WholeError
 
 
 class Critic(nn.Module):
@@ -59,3 +63,73 @@ def train(model: Any) -> Any:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_gradient_penalty_draws_once(num_ranks: int) -> None:
     assert_same_as_plainly(Gan, train, num_ranks)
+
+
+class Counting(Penalty):
+    """Counts its calls, and keeps what it has drawn; the first calls need no derivatives."""
+
+    def __init__(self, critic: Critic) -> None:
+        super().__init__(critic)
+        self.number, self.log, self.seen = 0, [], {"shares": torch.zeros(())}
+
+    def forward(self, real: Tensor, fake: Tensor) -> Tensor:
+        self.number += 1
+        self.log.append(self.number)
+        if self.number <= 4:
+            return self.critic(fake).mean()
+        self.seen["shares"] = self.seen["shares"] + torch.rand(()).detach()
+        self.latest = real.mean().item()
+        return super().forward(real, fake)
+
+
+class CountingGan(Gan):
+    def __init__(self) -> None:
+        super().__init__()
+        self.penalty = Counting(self.critic)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_what_the_first_attempt_has_changed_is_put_back(num_ranks: int) -> None:
+    def train_and_look(model: Any) -> Any:
+        result = train(model)
+        penalty = model.penalty
+        return result, penalty.number, penalty.log, penalty.seen["shares"].item(), penalty.latest
+
+    assert_same_as_plainly(CountingGan, train_and_look, num_ranks)
+
+
+def second_derivatives(critic: nn.Module, x: Tensor) -> Tensor:
+    (slope,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+    return slope.square().mean()
+
+
+class Late(Penalty):
+    """Asks for them by a function of its own, in its fifth call."""
+
+    def __init__(self, critic: Critic) -> None:
+        super().__init__(critic)
+        self.number = 0
+
+    def forward(self, real: Tensor, fake: Tensor) -> Tensor:
+        self.number += 1
+        if self.number < 5:
+            return self.critic(real).mean()
+        return second_derivatives(self.critic, real.clone().requires_grad_(True))
+
+
+class LateGan(Gan):
+    def __init__(self) -> None:
+        super().__init__()
+        self.penalty = Late(self.critic)
+
+
+def test_what_cannot_be_put_back_is_an_error() -> None:
+    def program(model: Any) -> bool:
+        for _ in range(4):
+            model.penalty(X, X)
+        with pytest.raises(WholeError, match="as one unit only, and has been called part by part before"):
+            model.penalty(X, X)
+        return True
+
+    models = [LateGan(), LateGan()]
+    assert run_threads(2, lambda rank: program(farspan.distribute(models[rank]))) == [True, True]

@@ -43,6 +43,7 @@ from farspan.lazy.randomness import (
 from farspan.lazy.recorder import Recorder
 from farspan.lazy.shared.traces import watched
 from farspan.lazy.surgery.adopted import adopt
+from farspan.lazy.surgery.attempt import begin_attempt
 from farspan.lazy.surgery.closed import close
 from farspan.lazy.surgery.variants import note_attribute, present_leaf
 from farspan.lazy.tensor import LazyTensor, StubParameter
@@ -173,15 +174,14 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
     num_begun = len(recorder.current.calls)
-    bring_generators_back = recorder.draws.mark()
+    attempt = begin_attempt(recorder, module)
     try:
         return call_container(module, *args, **kwargs)
     except (WholeError, RuntimeError) as error:
         recorder.frame = outer
-        leaf = close(recorder, module, num_begun, error)
+        leaf = close(recorder, module, num_begun, error, attempt)
         if leaf is None:
             raise
-        bring_generators_back()  # it is called once more, and draws then
     finally:
         recorder.frame = outer
     return recorder.call_leaf(leaf, args, kwargs)

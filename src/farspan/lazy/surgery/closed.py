@@ -16,18 +16,22 @@ from farspan.lazy.leaf import Leaf, WholeError
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
+    from farspan.lazy.surgery.attempt import Attempt
 
 __all__ = ["close"]
 
 
-def close(recorder: Recorder, module: nn.Module, num_begun: int, error: Exception) -> Leaf | None:
-    """Let `module`, which is a container, be called as one unit from now on.
+def close(
+    recorder: Recorder, module: nn.Module, num_begun: int, error: Exception, attempt: Attempt | None
+) -> Leaf | None:
+    """Let `module`, which is a container, be called as one unit from now on, and undo what the attempt has changed.
 
     Args:
         recorder: Whose module it is.
         module: Its forward has been tried and has ended in an error.
         num_begun: How many calls the present graph had before that.
         error: It; code that is not Python raises another one than the `WholeError` that it meets.
+        attempt: The call that has ended in it; None if nothing is known of what it has changed.
 
     Returns:
         The leaf; None where that would not help, or the attempt has changed something already.
@@ -37,12 +41,25 @@ def close(recorder: Recorder, module: nn.Module, num_begun: int, error: Exceptio
     """
     reached, recorder.reached = recorder.reached, None
     if isinstance(error, WholeError):
-        return _closed(recorder, module, num_begun)
+        return _undone(_closed(recorder, module, num_begun), module, attempt, error)
     if reached is None:
         return None
     leaf = _closed(recorder, module, num_begun)
     if leaf is None:
         raise reached from error
+    return _undone(leaf, module, attempt, error)
+
+
+def _undone(leaf: Leaf | None, module: nn.Module, attempt: Attempt | None, error: Exception) -> Leaf | None:
+    if leaf is None:
+        return None
+    if attempt is None:
+        raise WholeError(
+            f"{type(module).__name__} can run as one unit only, and has been called part by part before.",
+            why="this call needs second derivatives or torch.func; nobody knows what it has changed already.",
+            hint="place its parts on one rank, or let a call of this kind be among its first",
+        ) from error
+    attempt.undo()
     return leaf
 
 
