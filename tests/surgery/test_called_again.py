@@ -103,12 +103,12 @@ def second_derivatives(critic: nn.Module, x: Tensor) -> Tensor:
     return slope.square().mean()
 
 
-class Late(Penalty):
+class Late(nn.Module):
     """Asks for them by a function of its own, in its fifth call."""
 
     def __init__(self, critic: Critic) -> None:
-        super().__init__(critic)
-        self.number = 0
+        super().__init__()
+        self.critic, self.number = critic, 0
 
     def forward(self, real: Tensor, fake: Tensor) -> Tensor:
         self.number += 1
@@ -117,9 +117,10 @@ class Late(Penalty):
         return second_derivatives(self.critic, real.clone().requires_grad_(True))
 
 
-class LateGan(Gan):
+class LateGan(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.generator, self.critic = nn.Linear(3, 8), Critic()
         self.penalty = Late(self.critic)
 
 

@@ -12,10 +12,12 @@ from farspan.lazy.torch_private.autocast import forget_casts as forget_casts
 from farspan.lazy.torch_private.autocast import in_autocast_region as in_autocast_region
 from farspan.lazy.torch_private.autocast import is_any_autocast_enabled as is_any_autocast_enabled
 from farspan.lazy.torch_private.autocast import watch_autocast_regions as watch_autocast_regions
+from farspan.lazy.torch_private.autograd import history_of as history_of
 from farspan.lazy.torch_private.autograd import hooks_on_saved as hooks_on_saved
 from farspan.lazy.torch_private.autograd import reached_from as reached_from
 from farspan.lazy.torch_private.autograd import saved_by as saved_by
 from farspan.lazy.torch_private.autograd import shape_at as shape_at
+from farspan.lazy.torch_private.autograd import with_history as with_history
 from farspan.lazy.torch_private.calls import are_all_modules_hooked as are_all_modules_hooked
 from farspan.lazy.torch_private.calls import call_container as call_container
 from farspan.lazy.torch_private.calls import call_without_compiling as call_without_compiling
@@ -45,8 +47,6 @@ from farspan.lazy.torch_private.modes import run_without_modes_of as run_without
 from farspan.lazy.torch_private.modes import take_modes_of as take_modes_of
 from farspan.lazy.torch_private.modes import without_any_mode as without_any_mode
 from farspan.lazy.torch_private.modes import without_modes_of as without_modes_of
-from farspan.lazy.torch_private.shown import history_of as history_of
-from farspan.lazy.torch_private.shown import with_history as with_history
 from farspan.lazy.torch_private.symbols import SYMBOLS as SYMBOLS
 from farspan.lazy.torch_private.symbols import Symbols as Symbols
 from farspan.lazy.torch_private.tensors import has_compatible_type as has_compatible_type

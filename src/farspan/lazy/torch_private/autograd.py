@@ -1,14 +1,15 @@
-"""What nodes of autograd's graph keep."""
+"""Nodes of autograd's graph: what they keep, and how torch shows a tensor that has one (`grad_fn=<MeanBackward0>`)."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["hooks_on_saved", "reached_from", "saved_by", "shape_at"]
+__all__ = ["history_of", "hooks_on_saved", "reached_from", "saved_by", "shape_at", "with_history"]
 
 
 def hooks_on_saved(node: Any, names: Sequence[str]) -> list[Any] | None:
@@ -82,3 +83,28 @@ def reached_from(output: torch.Tensor, leaf_numbers: dict[int, int]) -> tuple[in
                 seen.add(following)
                 stack.append(following)
     return tuple(sorted(found))
+
+
+def history_of(tensor: torch.Tensor) -> str:
+    """The name that torch shows for what has made `tensor`; "" where it shows none."""
+    node: Any = tensor.grad_fn
+    if node is None:
+        return ""
+    name = type(node).__name__
+    return node.name().rpartition("::")[2] if name == "CppFunction" else name
+
+
+def with_history(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """`tensor`, which torch shows as made by something of this name; to be shown only."""
+    with torch.inference_mode(False), torch.enable_grad():
+        return _function_named(name).apply(tensor.detach().clone().requires_grad_())
+
+
+@functools.cache
+def _function_named(name: str) -> Any:
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    function: Any = type(name, (torch.autograd.Function,), {"forward": staticmethod(forward)})
+    function._backward_cls.__name__ = name
+    return function
