@@ -58,14 +58,16 @@ class LazyTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        error = WholeError(
+        recorder = _recorder_in(args, kwargs)
+        kind = RecordError if recorder.frame is recorder.root else WholeError  # in a module, which can be one unit
+        error = kind(
             f"{func} reached a tensor that has no data on this rank.",
             why="torch.func (vmap, jacrev, ...), or code that is not Python (compiled, scripted), uses it: that\n"
             "cannot be recorded over a distributed model.",
             hint="put the operation into a module of the model without buffers, which runs as a whole where it is\n"
             "placed, or read the value first (tensor.item(), tensor.tolist())",
         )
-        _recorder_in(args, kwargs).reached = error  # what runs scripted code raises an error of its own
+        recorder.reached = error  # what runs scripted code raises an error of its own
         raise error
 
     # Metadata, without a dispatch: plain attributes of the class come before torch's own.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ __all__ = [
     "are_known",
     "can_go_back",
     "is_deferred",
+    "is_local",
     "is_ready",
     "is_view",
     "size_of",
@@ -74,7 +75,7 @@ class DeferredCall(Call):
 
     def uses(self, values: set[Value]) -> bool:
         """Whether it is made of one of `values`."""
-        return any(item in values for item in sources_of(self))
+        return any(item in values for item in _values_behind(self))
 
     def is_held(self) -> bool:
         """Whether the program can read what it gives."""
@@ -84,6 +85,12 @@ class DeferredCall(Call):
 def is_deferred(value: Any) -> bool:
     """Whether it is the result of a call that is not recorded."""
     return isinstance(value, Value) and type(value.call) is DeferredCall and value.segment is None
+
+
+def is_local(value: Value) -> bool:
+    """Whether it is the result of a deferred call that has not been run by its owner: recorded or not."""
+    call = value.call
+    return type(call) is DeferredCall and (call.segment is None or value.pending)
 
 
 def is_ready(call: DeferredCall) -> bool:
@@ -104,20 +111,26 @@ def sources_of(call: DeferredCall, *, is_to_compute: bool = False) -> list[Value
         is_to_compute: Only those that this rank needs to compute it, with what it has computed already.
     """
     found: dict[Value, None] = {}
-    todo: list[DeferredCall] = [call]
+    for item in _values_behind(call, is_to_compute=is_to_compute):
+        if not is_local(item):
+            found[item] = None
+    return list(found)
+
+
+def _values_behind(call: DeferredCall, *, is_to_compute: bool = False) -> Iterator[Value]:
+    """All values that a call is made of, at any depth of calls that their owner has not run."""
+    todo: list[Any] = [call]
     seen = {call}
     while todo:
         last = todo.pop()
         if is_to_compute and last.results is not None:
             continue
         for item in last.arguments or ():
-            if not is_deferred(item):
-                if isinstance(item, Value):
-                    found[item] = None
-            elif item.call not in seen:
-                seen.add(item.call)
-                todo.append(item.call)
-    return list(found)
+            if isinstance(item, Value):
+                yield item
+                if is_local(item) and item.call not in seen:
+                    seen.add(item.call)
+                    todo.append(item.call)
 
 
 def are_known(arguments: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:

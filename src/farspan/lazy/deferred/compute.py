@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Value
-from farspan.lazy.deferred.call import MOST_BYTES, DeferredCall, is_ready, size_of, sources_of, viewed_by
+from farspan.lazy.deferred.call import MOST_BYTES, DeferredCall, is_local, size_of, sources_of, viewed_by
 from farspan.lazy.metadata import apply_modes, flatten, rebuild
 from farspan.lazy.torch_private import without_modes_of
 
@@ -32,12 +32,10 @@ class Computing:
         call = value.call if isinstance(value, Value) else None
         if type(call) is not DeferredCall or (call.is_outdated and call.results is None):
             return False
-        return call.segment is None or value.pending
+        return is_local(value)
 
     def compute(self, last: Any) -> Any:
         """The results of a call."""
-        if last.results is None and not is_ready(last):
-            self.recorder.engine.flush("a value is read")
         todo = [last]
         while todo:
             call = todo[-1]

@@ -235,7 +235,12 @@ class Deferred:
 
     def read(self, value: Value) -> torch.Tensor:
         """Compute a value here, of what other ranks have."""
-        return self.computing.compute(value.call)[value.index]
+        call: Any = value.call
+        if call.results is None and not is_ready(call):
+            self.recorder.engine.flush("a value is read")
+            if not self.can_read(value):
+                return self.recorder.engine.read(value)
+        return self.computing.compute(call)[value.index]
 
     def computed(self, tensor: Any) -> Any:
         """The tensor, or the plain one that every rank computes in its place."""

@@ -62,9 +62,12 @@ def leave_memory(lazy: LazyTensor) -> LazyTensor | None:
     """
     if lazy._twin_of is not None:
         lazy._twin_of._twins = [item for item in lazy._twin_of._twins or () if item() not in (None, lazy)]
-    if lazy._view is not None and type(lazy._view.root) is LazyTensor:
-        root = lazy._view.root
+    root = None if lazy._view is None else lazy._view.root
+    if type(root) is LazyTensor:
         root._family = [item for item in root._family or () if item() is not None and item() is not lazy]
+    elif root is not None:  # a parameter
+        aliases = lazy._recorder.placed[id(root)].aliases
+        aliases[:] = [item for item in aliases if item() is not None and item() is not lazy]
     if lazy._alias_of is not None:
         aliases = lazy._alias_of.aliases
         aliases[:] = [item for item in aliases if item() is not None and item() is not lazy]
