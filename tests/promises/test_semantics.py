@@ -280,7 +280,7 @@ def reuses_a_buffer(model: Any) -> None:
     [
         (Plain, reuses_a_buffer, "written to since"),
         (Plain, lambda model: model(X).sum().backward(create_graph=True), "create_graph"),
-        (Plain, lambda model: model(X).register_hook(print), "gradient hook"),
+        (Plain, lambda model: model(X).grad_fn.register_hook(print), "grad_fn"),
     ],
 )
 def test_what_cannot_be_right_is_a_named_error(build: Callable[[], nn.Module], program: Any, words: str) -> None:

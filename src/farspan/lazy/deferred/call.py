@@ -120,7 +120,7 @@ def sources_of(call: DeferredCall, *, is_to_compute: bool = False) -> list[Value
 def _values_behind(call: DeferredCall, *, is_to_compute: bool = False) -> Iterator[Value]:
     """All values that a call is made of, at any depth of calls that their owner has not run."""
     todo: list[Any] = [call]
-    seen = {call}
+    seen: set[Any] = {call}
     while todo:
         last = todo.pop()
         if is_to_compute and last.results is not None:
