@@ -85,6 +85,15 @@ def another_parameter(model: Any) -> Any:
     return losses, train(model), outcome(model)
 
 
+def cropped(model: Any) -> Any:
+    """A parameter becomes a part of what it was, as when a shorter context is chosen."""
+    losses = train(model)
+    for block in model.blocks:
+        block[0].weight, block[0].bias = nn.Parameter(block[0].weight[:5]), nn.Parameter(block[0].bias[:5])
+        block[2].weight = nn.Parameter(block[2].weight[:, :5])
+    return losses, train(model), outcome(model)
+
+
 def adapters(model: Any) -> Any:
     for block in model.blocks:
         block[0] = Adapted(block[0])
@@ -149,8 +158,8 @@ def registered(model: Any) -> Any:
 @pytest.mark.parametrize(
     "program",
     [
-        another_head, another_parameter, adapters, blocks_come_and_go, in_the_middle_of_a_step, pruned, normalised,
-        registered,
+        another_head, another_parameter, cropped, adapters, blocks_come_and_go, in_the_middle_of_a_step, pruned,
+        normalised, registered,
     ],
     ids=lambda program: program.__name__,
 )  # fmt: skip
