@@ -194,6 +194,31 @@ def test_what_has_been_computed_is_used_as_in_one_process(program: Callable[...,
         assert got == wanted
 
 
+def test_one_rank_alone_looks_at_what_waits_to_be_recorded_again() -> None:
+    """What was deferred and is then recorded is still there for each rank to compute."""
+
+    def program(model: nn.Module, looks: bool) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state, seen = torch.zeros(5), []
+        for _ in range(3):
+            optimizer.zero_grad()
+            out = model(X)
+            loss = F.cross_entropy(out + state, Y)
+            if looks:
+                seen.append((state[1:].sum().item(), (state * 2).tolist()))
+            loss.backward()
+            optimizer.step()
+            state = out.detach().softmax(-1).mean(0)
+        return loss.item(), state.tolist(), seen
+
+    *wanted, wanted_seen = program(mlp(), True)
+    models = [mlp() for _ in range(3)]
+    for rank, (*got, seen) in enumerate(
+        run_threads(3, lambda rank: program(farspan.distribute(models[rank]), rank == 1))
+    ):
+        assert got == wanted and seen == (wanted_seen if rank == 1 else [])
+
+
 def test_of_a_large_tensor_a_rank_fetches_what_it_reads() -> None:
     @torch.no_grad()
     def program(model: nn.Module) -> Any:

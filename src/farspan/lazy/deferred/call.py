@@ -187,6 +187,8 @@ def can_go_back(value: Value) -> bool:
 
 def _is_computed(value: Value) -> bool:
     """Whether it has been computed, and stays what it is: no parameter, no gradient, no state."""
-    if value.pending or value.name or value.gradient_of or value.state_of is not None or value.stage == EVERYWHERE:
+    if value.pending and not is_local(value):
+        return False
+    if value.name or value.gradient_of or value.state_of is not None or value.stage == EVERYWHERE:
         return False
     return value.call is not None or value.index > 0
