@@ -31,7 +31,7 @@ class Stops:
         stands for the stop."""
         self.has_begun = False
         self.left: list[Part] = []
-        """What has not run, in the order it can."""
+        """The parts of the backward that have not run, in the order in which they can run."""
         self.done: set[Part] = set()
         """What has run, and the stops behind which the backward has gone on."""
         self.arrived: list[tuple[Value, Any]] = []

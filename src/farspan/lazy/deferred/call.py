@@ -46,13 +46,13 @@ class DeferredCall(Call):
         self.values: list[weakref.ref[Value]] = []
         """What it gives, while it is not recorded: it ends with the last of them, and what it takes is free."""
         self.results: list[torch.Tensor] | None = None
-        """What it gives, once this rank has computed it."""
+        """The tensors that the call gives, once this rank has computed them; None before that."""
         self.is_outdated = False
         """Whether what it is made of has been written into since."""
         self.segment: Any = None
 
     def give(self) -> None:
-        """Let go of the outputs, which the program has now."""
+        """Keep only weak references to the outputs: the program has them now, and they end with it."""
         self.values, self.outputs = [weakref.ref(value) for value in self.outputs], ()
 
     def take_back(self) -> None:
@@ -74,11 +74,11 @@ class DeferredCall(Call):
         return is_view(self.entry, self.arguments or ()) and sum(map(_size_of_meta, self.entry.metas)) > MOST_BYTES
 
     def uses(self, values: set[Value]) -> bool:
-        """Whether it is made of one of `values`."""
+        """Whether the call takes one of `values`, itself or through other deferred calls."""
         return any(item in values for item in _values_behind(self))
 
     def is_held(self) -> bool:
-        """Whether the program can read what it gives."""
+        """Whether the program still holds a result of the call."""
         return any(value is not None and value.is_readable for value in [item() for item in self.values])
 
 
@@ -161,7 +161,7 @@ def viewed_by(call: DeferredCall) -> Value | None:
 
 
 def size_of(value: Value) -> int:
-    """In bytes."""
+    """The size of a value's data in bytes."""
     return _size_of_meta(value.meta)
 
 

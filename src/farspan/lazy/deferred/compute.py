@@ -71,7 +71,7 @@ class Computing:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """What runs in the body is not recorded."""
+        """Run the torch functions in the body for real, without recording them."""
         recorder = self.recorder
         was_recording, recorder.is_recording = recorder.is_recording, False
         try:
@@ -81,7 +81,7 @@ class Computing:
             recorder.is_recording = was_recording
 
     def forget(self) -> None:
-        """What was fetched may change."""
+        """Drop the fetched data: a step is about to run, which may change them at their owners."""
         self._fetched.clear()
 
     def _results(self, call: DeferredCall) -> list[torch.Tensor]:

@@ -230,7 +230,7 @@ class Deferred:
     # When a rank reads.
 
     def can_read(self, value: Value) -> bool:
-        """Whether this rank can compute the value alone."""
+        """Whether this rank can compute the data of `value` without the other ranks running anything."""
         return self.computing.can_compute(value)
 
     def read(self, value: Value) -> torch.Tensor:

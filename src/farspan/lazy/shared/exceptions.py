@@ -95,7 +95,7 @@ _WITH_FORM = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, Bas
 
 
 def _kinds_of(calls: Iterable[Call]) -> dict[str, type[Exception]]:
-    """By name, what `calls` can raise, as far as can be told from their code: the same on every rank."""
+    """By name, what `calls` can raise, as far as their code shows: the same on every rank."""
     modules = {module: None for call in calls for module in _modules_of(call.target)}
     classes, functions = code_of([*modules])
     near: list[Any] = [item for cls in classes for item in vars(cls).values()]

@@ -30,7 +30,7 @@ def close(
         recorder: Whose module it is.
         module: Its forward has been tried and has ended in an error.
         num_begun: How many calls the present graph had before that.
-        error: It; code that is not Python raises another one than the `WholeError` that it meets.
+        error: It; code that is not Python raises another one than the `WholeError` that it runs into.
         attempt: The call that has ended in it; None if nothing is known of what it has changed.
 
     Returns:

@@ -106,7 +106,7 @@ def check_computed(value: Value) -> None:
         raise RecordError(
             f"{value.describe()} has not been computed.",
             why=f"the step that it belongs to has ended with {value.call.raised}.",
-            hint="compute it anew after the exception",
+            hint="compute it again after the exception",
         )
 
 

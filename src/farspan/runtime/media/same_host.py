@@ -267,7 +267,7 @@ class SameHostMedium:
             connection.memory.write(chunk.source, chunk.destination, chunk.size)
         except OSError as failure:
             connection.must_end_by(failure, f"cannot write {chunk.size} bytes of")
-            self._end(connection)  # the neighbour may ack the message, of which this chunk is missing
+            self._end(connection)  # the peer may ack the message, of which this chunk is missing
             return
         if not connection.acks.send(_ACK.pack(_WRITTEN, chunk.message)):
             connection.must_end()

@@ -250,7 +250,7 @@ class Executor:
 
 
 def _drop_if_over(value: Value) -> None:
-    """Let go of data without history that nobody is to take any more."""
+    """Release data without history that no later segment takes."""
     if value.num_readers > 0 or value.is_held or value.call is None or value.data is None:
         return
     if value.meta.requires_grad and not value.data.requires_grad:  # a backward has gone through it

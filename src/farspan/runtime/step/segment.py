@@ -64,7 +64,7 @@ def run_forward(
         segment: What to run.
         device: Where.
         around: Gives the context in which the calls run.
-        before: Is told of each call that is about to run.
+        before: Called with each call that is about to run.
         chosen: Those that run, if not all do.
     """
     for value in segment.inputs:
