@@ -13,7 +13,7 @@ __all__ = ["history_of", "hooks_on_saved", "reached_from", "saved_by", "shape_at
 
 
 def hooks_on_saved(node: Any, names: Sequence[str]) -> list[Any] | None:
-    """The hooks through which a node of autograd gets what it keeps from its forward; None if torch does not show them."""
+    """The hooks through which a node of autograd gets what it keeps from its forward, None if torch hides them."""
     hooks: list[Any] = []
     for name in names:
         saved: Any = getattr(node, f"_raw_saved_{name}", None)
