@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,8 @@ _FIRST_CALLS = 3
 _NAMES = frozenset(
     ["grad", "vjp", "jvp", "jacrev", "jacfwd", "jacobian", "hessian", "vmap", "linearize", "functional_call"]
 )
-"""What code names that may need its module as one unit. Where another one turns out to, after its first calls, that is
-an error: nobody knows what the attempt has changed.
+"""What code names that may need its module as one unit; it only saves noting what all other containers hold. Where one
+of those turns out to need it after its first calls, that is an error: nobody knows what the attempt has changed.
 """
 _num_calls: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
 """By id: modules may compare as they like."""
@@ -34,7 +35,7 @@ def begin_attempt(recorder: Recorder, module: nn.Module) -> Attempt | None:
     """
     known, number = _num_calls.get(id(module), (None, 0))
     if known is None or known() is not module:
-        known, number = weakref.ref(module), 0
+        known, number = weakref.ref(module, functools.partial(_forget, id(module))), 0
     if number < _FIRST_CALLS:
         _num_calls[id(module)] = (known, number + 1)
     elif not _names_gradients(type(module)):
@@ -56,6 +57,10 @@ class Attempt:
         for part, held in self._before:
             put_own_attributes(part, held)
         self._state.put_back(self._state.changed())
+
+
+def _forget(module_id: int, _: Any) -> None:
+    _num_calls.pop(module_id, None)
 
 
 def _names_gradients(cls: type) -> bool:
