@@ -82,3 +82,27 @@ def test_a_step_that_changes_state_waits_for_those_who_still_read_it() -> None:
     finished = run_threads(2, lambda rank: program(farspan.distribute(models[rank], plan=PLAN), rank))
     assert [found for found, _ in finished] == [after] * 2
     assert torch.allclose(torch.tensor(finished[1][1]), torch.tensor(before))
+
+
+@pytest.mark.parametrize("uses_hidden", [False, True])
+def test_what_a_step_releases_is_kept_for_those_who_still_read_it(uses_hidden: bool) -> None:
+    """A backward goes through values that the owner then drops, while another rank is still reading them."""
+
+    def program(model: Any, rank: int = 0, late: Any = contextlib.nullcontext) -> list[Any]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        out = model(X)
+        hidden = out.exp()
+        out.sum().item()
+        seen = None
+        if rank == 0:
+            with late():
+                seen = (hidden if uses_hidden else out).tolist()
+        (hidden if uses_hidden else out.square()).mean().backward()
+        del out, hidden
+        optimizer.step()
+        return [model(X).sum().item(), seen]
+
+    after, seen = program(mlp())
+    models = [mlp() for _ in range(2)]
+    found = run_threads(2, lambda rank: program(farspan.distribute(models[rank], plan=PLAN), rank, reading_late))
+    assert found == [[after, seen], [after, None]]
