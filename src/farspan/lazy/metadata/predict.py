@@ -23,6 +23,7 @@ from farspan.lazy.metadata.effects.changes import (
     describe_result,
     rebuild_arguments,
 )
+from farspan.lazy.metadata.effects.registered import Registered
 from farspan.lazy.metadata.entry import Entry, meta_of, refuse_nested
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import numbers_of, rebuild
@@ -323,15 +324,11 @@ def _run(
         without_user_hooks(target.module),
         without_hooks_on_tensors(),
     ):
-        tables: list[Any] = [module._buffers for module in target.modules]
-        slots = [(table, name, buffer) for table in tables for name, buffer in table.items()]
+        registered = Registered(
+            target.modules, name_of(target), {id(fake) for item, fake in owned if not item.is_parameter}
+        )
         result = call_without_compiling(target.module, *args, **kwargs)
-        now = target.tables.slot_tensors()
-        if any(tensor is not given for tensor, given in zip(now, extra[len(target.foreign) :], strict=True)):
-            raise LeakError(f"{name_of(target)} sets a parameter or buffer that it was given")
-        for table, name, fake in slots:
-            if isinstance(buffer := table.get(name), torch.Tensor) and buffer is not fake:
-                replaced[id(fake)] = buffer
+        replaced.update(registered.check())
         return result, arguments
 
 
