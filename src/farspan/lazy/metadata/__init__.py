@@ -17,6 +17,7 @@ from farspan.lazy.metadata.effects.changes import describe_result as describe_re
 from farspan.lazy.metadata.effects.changes import objects_given as objects_given
 from farspan.lazy.metadata.effects.changes import rebuild_arguments as rebuild_arguments
 from farspan.lazy.metadata.effects.reachable import State as State
+from farspan.lazy.metadata.effects.registered import Registered as Registered
 from farspan.lazy.metadata.entry import Entry as Entry
 from farspan.lazy.metadata.entry import Unknown as Unknown
 from farspan.lazy.metadata.entry import intern as intern
@@ -44,6 +45,7 @@ __all__ = [
     "MutableArguments",
     "OwnObjects",
     "Regions",
+    "Registered",
     "State",
     "Unknown",
     "apply_modes",
