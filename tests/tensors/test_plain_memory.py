@@ -136,6 +136,7 @@ class Codes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.codes: torch.Tensor
         self.register_buffer("codes", torch.zeros(6, 12))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -221,7 +221,7 @@ class Recorder:
             if not entry.has_tensors_only:
                 args, kwargs = rebuild(template, [read_data(tensor) for tensor in tensors])
                 return target(*args, **kwargs)
-            if entry.is_random and self.frame is self.root and is_own_draw(target, entry):
+            if entry.is_random and is_own_draw(self, target, entry, given[1]):
                 args, kwargs = rebuild(template, [data_to_draw(target, tensor) for tensor in tensors])
                 return self.draws.now(target, args, kwargs)
             if not entry.mutated and entry.num_results and min(entry.same_as) >= 0:

@@ -20,6 +20,7 @@ from farspan.lazy.ops.views import Through
 from farspan.lazy.parameters.hooks import HOOKS, register
 from farspan.lazy.parameters.scaling import SCALING
 from farspan.lazy.parameters.wanted import record_grad
+from farspan.lazy.randomness.draws import has_own_generator
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import has_compatible_type
 
@@ -53,10 +54,13 @@ def read_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: item.item() if name in NUMBERS and torch.is_tensor(item) else item for name, item in kwargs.items()}
 
 
-def is_own_draw(function: Any, entry: Entry) -> bool:
-    """Whether the program itself, outside every module, makes a new tensor of random numbers (`torch.multinomial` on a
-    model's logits): with its own generator, as in one process, on every rank. Not where a gradient would get lost.
+def is_own_draw(recorder: Recorder, function: Any, entry: Entry, kwargs: dict[str, Any]) -> bool:
+    """Whether a new tensor of random numbers is the program's own: made outside every module (`torch.multinomial` on a
+    model's logits), or with a generator of its own. Every rank draws it, as in one process. Not where a gradient would
+    get lost.
     """
+    if recorder.frame is not recorder.root and not has_own_generator(kwargs):
+        return False
     has_gradient = any(meta.requires_grad for meta in entry.metas)
     return type(function) not in (FunctionCall, Through) and not entry.mutated and not has_gradient
 

@@ -20,6 +20,7 @@ from farspan.lazy.metadata import (
     attributes_with_tensors,
     current_modes,
     digest_of,
+    generators_held,
     holds_hidden,
     meta_of,
     rebuild,
@@ -71,7 +72,7 @@ def learn(
         target.attributes.update(dict.fromkeys(held))
         target.own_objects = None
         return recorder._call_leaf(target, given[0], given[1])
-    if type(target) is Leaf and holds_hidden(target.modules):
+    if type(target) is Leaf and (holds_hidden(target.modules) or generators_held(target.modules, template)):
         raise LeakError("it holds an object that its owner alone would move on")
     path = path_of(recorder, target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
