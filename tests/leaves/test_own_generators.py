@@ -31,6 +31,7 @@ class Masked(Noisy):
     def draw(self, x: Tensor) -> Tensor:
         generator = self.held["generator"]
         kept = torch.bernoulli(torch.sigmoid(x).detach(), generator=generator)
+        kept *= torch.empty_like(x).bernoulli_(0.5, generator=generator)
         return kept + torch.multinomial(x.detach().abs() + 1, 1, generator=generator)
 
 

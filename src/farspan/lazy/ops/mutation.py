@@ -20,6 +20,7 @@ from farspan.lazy.parameters.outside import plain_of
 from farspan.lazy.parameters.values import renew_aliases
 from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import DisableTorchFunction
+from farspan.lazy.watch import storage_id
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
@@ -189,20 +190,29 @@ def _check_every_rank_can_write(
     """Raise if a call that writes into plain memory cannot do so on every rank, on fetched values.
 
     Returns:
-        Whether gradient would flow through it, into a tensor that is no view: `buffer.data.copy_(x)`. Whoever else
-        uses that memory sees what is written, and no gradient, in one process too.
+        Whether gradient would flow through it, into what shares its memory with a buffer: `buffer.data.copy_(x)`. The
+        buffer holds what is written, and no gradient, in one process too.
 
     Raises:
-        RecordError: It is a module's call, writes into recorded tensors too, or gradient would flow into a view.
+        RecordError: It is a module's call, writes into recorded tensors too, or gradient would flow into other memory.
     """
     is_module = type(target) is Leaf or type(target) is FunctionCall
     has_gradient = torch.is_grad_enabled() and any(
         (type(item) is LazyTensor or id(item) in recorder.placed) and item.requires_grad for item in tensors
     )
-    is_alias = len(plain) == 1 and plain[0]._base is None and not plain[0].requires_grad
-    if is_module or len(plain) < len(entry.mutated) or (has_gradient and not is_alias):
+    if is_module or len(plain) < len(entry.mutated) or (has_gradient and not _is_data_of_buffer(recorder, plain)):
         _refuse_shared(recorder, entry.name, where)
     return has_gradient
+
+
+def _is_data_of_buffer(recorder: Recorder, plain: Sequence[torch.Tensor]) -> bool:
+    """Whether one plain tensor, no view, shares its memory with a buffer of the model that is running."""
+    if len(plain) != 1 or plain[0]._base is not None or plain[0].requires_grad or recorder.outermost is None:
+        return False
+    with DisableTorchFunction():
+        memory = storage_id(plain[0])
+        buffers = [item for item in recorder.outermost.buffers() if type(item) is torch.Tensor]
+        return any(storage_id(item) == memory and item is not plain[0] for item in buffers)
 
 
 def _end_gradient(recorder: Recorder, plain: torch.Tensor, name: str, where: str) -> None:
