@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,10 @@ def train(model: nn.Module, num_steps: int, *, is_varied: bool) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     warm_up = num_steps // 5
     notes: list[float] = []
+    # in no order: a batch that grows needs more memory in any loop
+    sizes = random.Random(0).sample(range(8, 8 + num_steps), num_steps) if is_varied else [64] * num_steps
     for number in range(num_steps):
-        size = 8 + number if is_varied else 64
+        size = sizes[number]
         x, y = torch.randn(size, 16), torch.randint(0, 4, (size,))
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)

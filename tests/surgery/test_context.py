@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -147,8 +148,12 @@ def functional_call_under_vmap(model: nn.Module) -> Any:
     return vmap(grad(lambda own, x: functional_call(model, own, (x,)).sum()), (None, 0))(weights, X[None])
 
 
+ONE_AT_A_TIME = threading.Lock()
+"""A process has one level of dual numbers, and here the ranks are threads."""
+
+
 def under_dual_numbers(model: nn.Module) -> Any:
-    with torch.autograd.forward_ad.dual_level():
+    with ONE_AT_A_TIME, torch.autograd.forward_ad.dual_level():
         return model(torch.autograd.forward_ad.make_dual(X, X))
 
 

@@ -91,7 +91,8 @@ class Call:
         """Grad mode, autocast: what has to be set again when the call runs."""
         self.where = where
         """The user's line, as (code object, line number)."""
-        self.outputs: tuple[Value, ...] = ()
+        self.outputs: Sequence[Value] = ()
+        """In the order in which it gives them; once it has run, without those that nothing refers to (`graph.over`)."""
         self.index = -1
         self.level = 0
         self.graph: Graph
@@ -259,7 +260,7 @@ class Graph:
                 segment.inputs[value] = None
                 if source is None or source.executed or source.graph is not self:
                     self.add_source(value)
-                if source is not None:
+                if source is not None and not source.executed:
                     source.outputs[value] = None
         call.graph = self
         call.segment = segment
@@ -388,7 +389,7 @@ class Graph:
 
     def end(self) -> None:
         """It has run."""
-        self.calls = []
-        self.record = []
-        self.sources = {}
+        self.calls, self.record, self.segments, self.backwards = [], [], [], []
+        self.sources, self.read_level, self._by_level, self._last_user = {}, {}, {}, {}
+        self._latest = None
         self.content = array("q")

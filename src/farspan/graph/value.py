@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ EVERYWHERE = -1
 """In the place of a stage: of a source that every rank has, for it lies outside the model."""
 
 _OF_CALL, _OF_PARAMETER, _OF_INPUT = range(3)
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,12 @@ class Meta:
     """A leaf of autograd, which must not be written in place where gradients are recorded."""
 
     numel: int = field(init=False, compare=False, default=0)
+    number: int = field(init=False, compare=False, repr=False, default=0)
+    """Of this object, in this process: unlike its `id`, no other ever gets it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "numel", prod(self.shape))
+        object.__setattr__(self, "number", next(_numbers))
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"

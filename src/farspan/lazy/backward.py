@@ -71,7 +71,7 @@ def record_backward(
     graph.backwards.append(backward)
     # The roots may lie in earlier graphs: their segments must deliver, so they count as inputs of this graph.
     for value in values:
-        if value.segment is not None:
+        if value.segment is not None and not value.segment.executed:
             value.segment.outputs[value] = None
     graph.note_backward(backward, _digest_of(bool(retain_graph), backward.modes))
     if recorder.has_hooked_calls:

@@ -150,7 +150,7 @@ class Recorder:
             template, tensors = flatten_arguments(args, kwargs)
             return self.record(target, template, tensors, stage, given=(args, kwargs))
         arguments = [self.argument(tensor) for tensor in tensors]
-        metas = tuple([id(item.meta if isinstance(item, Value) else meta_of(item)) for item in arguments])
+        metas = tuple([(item.meta if isinstance(item, Value) else meta_of(item)).number for item in arguments])
         modes = current_modes()
         key = (target, shape, metas, modes, target.state_key() if type(target) is Leaf else None)
         known = self.cache.known.get(key)

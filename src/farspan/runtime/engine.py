@@ -33,7 +33,7 @@ from farspan.runtime.exchange import changes_state
 from farspan.runtime.failures import first_line, is_transport_error
 from farspan.runtime.gradient_masks import GradientMasks, accumulate
 from farspan.runtime.media import Medium
-from farspan.runtime.program import Programs, Settings, sites_of
+from farspan.runtime.program import Program, Programs, Settings, sites_of
 from farspan.runtime.resolved import broadcast_result
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.channel import Channels
@@ -177,8 +177,8 @@ class Engine:
             self.recorder.draws.end_flush()
             if learning is not None:
                 learning[1]()
-        self.settle(graphs, program.released)
         has_backward = any(graph.backwards for graph in graphs)
+        self.settle(graphs, program)
         self.last_step = StepRecord(
             number=step,
             rank=self.rank,
@@ -260,13 +260,13 @@ class Engine:
         if self._failure is not None:
             raise self._failure
 
-    def settle(self, graphs: Sequence[Graph], released: Sequence[Call]) -> None:
+    def settle(self, graphs: Sequence[Graph], program: Program) -> None:
         """What has run is let go, but for what the program can still read or differentiate."""
         self.recorder.forget_parameter_values()
         self.values.keep(
             value for graph in graphs for call in graph.calls for value in call.outputs if self.is_mine(value)
         )
-        let_go(graphs, released)
+        let_go(graphs, program.released, program.parts)
         self._history.end()
 
     # Values that every rank will want.

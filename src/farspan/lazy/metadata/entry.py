@@ -12,6 +12,7 @@ from farspan.graph import Meta
 from farspan.lazy.leaf import WholeError
 from farspan.lazy.metadata.canonical import digest_of
 from farspan.lazy.metadata.effects.changes import Changes
+from farspan.lazy.metadata.recent import Recent
 from farspan.lazy.randomness.movement import Draws
 from farspan.lazy.torch_private import DisableTorchFunction
 
@@ -77,11 +78,12 @@ class Entry:
         object.__setattr__(self, "requires_grad", any(meta.requires_grad for meta in self.metas))
 
 
-_interned: dict[Meta, Meta] = {}
+interned = Recent()
+"""Metadata, each by itself."""
 
 
 def meta_of(tensor: torch.Tensor) -> Meta:
-    """The metadata of `tensor`; equal metadata is the same object.
+    """The metadata of `tensor`; equal metadata is the same object (see `intern`).
 
     Raises:
         WholeError: It is a nested tensor.
@@ -108,8 +110,11 @@ def refuse_nested(*tensors: torch.Tensor) -> None:
 
 
 def intern(meta: Meta) -> Meta:
-    """The one object that stands for all metadata equal to `meta`."""
-    return _interned.setdefault(meta, meta)
+    """The object that stands for all metadata equal to `meta`, unless that has not been used for a while."""
+    known = interned.get(meta)
+    if known is None:
+        known = interned[meta] = meta
+    return known
 
 
 class Unknown:

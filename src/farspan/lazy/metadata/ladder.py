@@ -23,7 +23,7 @@ from farspan.graph import Meta
 from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.metadata.effects.around import AroundError
 from farspan.lazy.metadata.effects.leaks import remove_leaked
-from farspan.lazy.metadata.entry import Entry, Unknown
+from farspan.lazy.metadata.entry import Entry, Unknown, interned
 from farspan.lazy.metadata.modes import Modes
 from farspan.lazy.metadata.predict import DynamicShapeError, predict
 from farspan.lazy.metadata.recent import Recent
@@ -140,13 +140,13 @@ class MetadataCache:
         Args:
             target: A `Leaf`, or a torch function.
             template: Of (args, kwargs).
-            metas: Of the tensors in template order; interned, so compared by identity.
+            metas: Of the tensors in template order; interned, so compared by their numbers.
             modes: Grad mode and autocast.
 
         Raises:
             Whatever the call itself raises on such arguments (a shape error, say).
         """
-        key = _key(target, template, tuple(map(id, metas)), modes)
+        key = _key(target, template, tuple([meta.number for meta in metas]), modes)
         entry = self.entries.get(key)
         if entry is not None:
             return entry
@@ -163,7 +163,7 @@ class MetadataCache:
 
     def learned(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes, entry: Entry) -> None:
         """The call has run and given `entry`."""
-        key = _key(target, template, tuple(map(id, metas)), modes)
+        key = _key(target, template, tuple([meta.number for meta in metas]), modes)
         known = self.entries.get(key)
         if type(known) is Unknown and known.confirms(entry):
             self.entries[key] = entry
@@ -176,8 +176,8 @@ class MetadataCache:
 
     def flushed(self) -> None:
         """The program has run what it had recorded."""
-        self.entries.flushed()
-        self.known.flushed()
+        for table in (self.entries, self.known, interned):
+            table.flushed()
 
 
 def _key(target: Any, template: Any, metas: tuple[int, ...], modes: Modes) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+
+from farspan.locks import Lock
 
 __all__ = [
     "GENERATORS",
@@ -24,7 +25,7 @@ __all__ = [
     "states_in_python",
 ]
 
-GENERATORS = threading.RLock()
+GENERATORS = Lock("the random generators")
 """Held by whoever has changed a generator until it is as it was (ranks may be threads of one process)."""
 
 

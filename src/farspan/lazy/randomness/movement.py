@@ -39,7 +39,7 @@ Operation = tuple[str, Any, tuple[Any, ...]]
 """An operation that draws: its name, the template of its arguments, and what to know of the tensors among them."""
 _operations: dict[str, Any] = {}
 _known: dict[tuple[Operation, int], Any] = {}
-_MOST_KNOWN = 4096
+_MOST_KNOWN = 256
 
 
 @dataclass(frozen=True, slots=True)

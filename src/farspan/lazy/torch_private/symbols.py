@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from farspan.locks import Lock
+
 __all__ = ["SYMBOLS", "Symbols"]
 
-SYMBOLS = threading.RLock()
+SYMBOLS = Lock("symbols for sizes")
 """Held while symbols are in use: sympy makes its constants at their first use, which is not safe among threads."""
 
 

@@ -220,6 +220,7 @@ class _Builder:
             prologue_receives=prologue_receives,
             reaches=_reaches(parts),
             released=[call for part in parts if not part.backward.retain_graph for call in part.calls],
+            parts=parts,
             gpu_channels=self.gpu_channels,
             num_micro_batches=sum(number >= 0 for number in numbers),
             schedule=Schedule(tasks=tuple(self.tasks), orders=tuple(map(tuple, orders))),

@@ -152,6 +152,7 @@ class Layout:
             prologue_receives=[bundles[number] for number in self.prologue_receives],
             reaches={graphs[last].index: graphs[first].index for last, first in self.reaches},
             released=[calls[number] for number in self.released],
+            parts=parts,
             gpu_channels=set(self.gpu_channels),
             num_micro_batches=self.num_micro_batches,
             schedule=self.schedule,

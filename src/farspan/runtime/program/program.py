@@ -77,6 +77,8 @@ class Program:
     """For each graph that ends with a backward, the first graph that this goes through; by their indices."""
     released: list[Call]
     """Calls, of all ranks, through which no later backward can go."""
+    parts: list[Part]
+    """The backward work of this rank, and what it knows of that of others."""
     gpu_channels: set[tuple[int, int, int]]
     """(source, destination, channel) of everything that goes from one GPU to another, on all ranks."""
     num_micro_batches: int

@@ -83,7 +83,7 @@ class StepEnd:
         self.exchange.resolve()
         self._take_masks()
         engine.values.halts.end(self.step)
-        engine.settle(self.graphs, program.released)
+        engine.settle(self.graphs, program)
         engine.values.advance()
         for act in tuple(engine.after_abort):
             act()

@@ -386,7 +386,7 @@ def _release(part: Part) -> None:
                 segment.entries.pop(edge.key, None)
     for call in part.calls:
         for value in call.outputs:
-            if value.data is not None and value.data.requires_grad:
+            if value is not None and value.data is not None and value.data.requires_grad:
                 _drop(value)
 
 

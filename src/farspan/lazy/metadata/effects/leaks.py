@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import threading
 import weakref
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -12,10 +11,12 @@ from typing import Any
 
 import torch
 
+from farspan.locks import Lock
+
 __all__ = ["remove_leaked"]
 
 _CacheWrapper: Any = type(functools.lru_cache(lambda: None))
-_one_at_a_time = threading.Lock()
+_one_at_a_time = Lock("the search for what keeps a tensor")
 _CACHE_DEPTH = 5
 """From a cache to a tensor in what it keeps: its table, an entry, the result, a tuple or an object in it."""
 

@@ -1,0 +1,87 @@
+"""What has run ends with the last tensor that the program holds of it, and is not left to Python's cycle collector."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.loop import X, Y, on_ranks
+from torch import nn
+
+import farspan
+
+SIZES = (6, 5, 6)
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, size: int) -> None:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(X[:size]), Y[:size])
+    loss.backward()
+    optimizer.step()
+    loss.item()
+
+
+def _evaluate(model: nn.Module, optimizer: torch.optim.Optimizer, size: int) -> None:
+    """With gradients, as people do who forget `no_grad`: no backward ever comes."""
+    F.cross_entropy(model(X[:size]), Y[:size]).item()
+
+
+def _accumulate(model: nn.Module, optimizer: torch.optim.Optimizer, size: int) -> None:
+    for part, target in zip(X[:size].split(3), Y[:size].split(3), strict=True):
+        F.cross_entropy(model(part), target).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _read_first(model: nn.Module, optimizer: torch.optim.Optimizer, size: int) -> None:
+    """The loss is read, and printed, before its backward; another goes through the same graph."""
+    out = model(X[:size])
+    loss = F.cross_entropy(out, Y[:size])
+    assert loss.item() > 0
+    loss.backward(retain_graph=True)
+    out.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _derive(model: nn.Module, optimizer: torch.optim.Optimizer, size: int) -> None:
+    x = X[:size].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x).sum(), x)
+    gradient.norm().item()
+
+
+def _count() -> Counter[str]:
+    """How many calls, values, segments, ... there are."""
+    kinds = [type(item) for item in gc.get_objects()]
+    return Counter(kind.__name__ for kind in kinds if str(kind.__module__).startswith("farspan.graph"))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("step", [_train, _evaluate, _accumulate, _read_first, _derive])
+def test_steps_leave_nothing_to_the_collector(step: Callable[..., None], num_ranks: int) -> None:
+    together = threading.Barrier(num_ranks, timeout=60)
+
+    def program(model: Any) -> list[Counter[str]]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        counts: list[Counter[str]] = []
+        for number in range(18):
+            step(model, optimizer, SIZES[number % 3])
+            if number >= 12:  # the first steps are measured, and planned again
+                together.wait()
+                counts.append(_count())
+                together.wait()
+        return counts
+
+    gc.collect()
+    gc.disable()
+    try:
+        counts = on_ranks(num_ranks, lambda model: program(farspan.distribute(model)))[0]
+    finally:
+        gc.enable()
+    assert counts[3:] == counts[:3]  # of the same sizes
