@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.errors import FarspanError
+from farspan.errors import FarspanError, RecordError
 from farspan.graph import Call, Value
 from farspan.lazy.context.outer import saved_hooks
 from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.memory.exchange import can_be_recorded
 from farspan.lazy.metadata import (
     Entry,
+    Registered,
     Unknown,
     attributes_with_tensors,
     current_modes,
     digest_of,
+    generators_held,
     holds_hidden,
     meta_of,
     rebuild,
@@ -24,7 +28,7 @@ from farspan.lazy.metadata import (
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.autograd_function import FunctionCall
-from farspan.lazy.ops.functions import find_where
+from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.ops.mutation import let_record_written, plain_versions
 from farspan.lazy.ops.special import read_data
 from farspan.lazy.ops.stages import stage_for
@@ -36,11 +40,11 @@ from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import is_not_torchs_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["learn", "learned_from_run", "learned_from_text", "text_for_others"]
+__all__ = ["learn", "learned_from_run", "learned_from_text", "registering_nothing", "text_for_others"]
 
 
 def learn(
@@ -68,7 +72,7 @@ def learn(
         target.attributes.update(dict.fromkeys(held))
         target.own_objects = None
         return recorder._call_leaf(target, given[0], given[1])
-    if type(target) is Leaf and holds_hidden(target.modules):
+    if type(target) is Leaf and (holds_hidden(target.modules) or generators_held(target.modules, template)):
         raise LeakError("it holds an object that its owner alone would move on")
     path = path_of(recorder, target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
@@ -181,6 +185,39 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
         call.segment.outputs[value] = None  # wanted, by whoever asked for the call
 
 
+@contextlib.contextmanager
+def registering_nothing(call: Call, copies: Collection[torch.Tensor]) -> Iterator[None]:
+    """Run a call of a leaf in the body, and see to it that its modules' parameters and parts stay what they are.
+
+    A run on fakes has seen to it, but for what depends on data.
+
+    Args:
+        call: About to run, at its owner.
+        copies: What stands for buffers of the leaf.
+
+    Raises:
+        LeakError: They do not, and nothing is known of the call yet.
+        RecordError: They do not, and they did when such calls have run before.
+    """
+    is_new = type(call.entry) is Unknown
+    if not is_new and not call.target.is_learned:
+        yield
+        return
+    own = {*map(id, copies), *(id(item.tensor) for item in call.target.buffers)}
+    registered = Registered(call.target.modules, call.entry.name, own)
+    yield
+    try:
+        registered.check()
+    except LeakError as error:
+        if is_new:
+            raise
+        raise RecordError(
+            f"{call.entry.name} did something else to its own modules than before: {error.what}.",
+            why=f"at {format_where(call.where)}: it depends on the data, and was not so in the first calls.",
+            hint="write into what is there: with torch.no_grad(): self.weight.copy_(value)",
+        ) from None
+
+
 def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:
     """Changes when a run writes into what it is given, or into its module's parameters and buffers."""
     owned = [item.tensor for item in getattr(call.target, "placed", ()) if item.is_owned]
@@ -204,6 +241,8 @@ def learned_from_text(call: Call, text: bytes) -> None:
 
 def _know(call: Call, entry: Entry) -> None:
     call.entry = entry
+    if type(call.target) is Leaf:
+        call.target.is_learned = True
     for item in getattr(call.target, "placed", ()):  # nothing has shown which
         item.is_written |= entry.is_ordered or not item.is_parameter
         item.is_saved |= not item.is_parameter

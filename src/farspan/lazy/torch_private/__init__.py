@@ -53,6 +53,7 @@ from farspan.lazy.torch_private.tensors import has_compatible_type as has_compat
 from farspan.lazy.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
 from farspan.lazy.torch_private.tensors import has_other_users as has_other_users
 from farspan.lazy.torch_private.tensors import has_weak_references as has_weak_references
+from farspan.lazy.torch_private.tensors import is_same_generator as is_same_generator
 from farspan.lazy.torch_private.tensors import is_used_below as is_used_below
 from farspan.lazy.torch_private.tensors import is_wrapped as is_wrapped
 from farspan.lazy.torch_private.tensors import make_wrapper as make_wrapper
@@ -97,6 +98,7 @@ __all__ = [
     "is_caching_parametrizations",
     "is_compiled",
     "is_compiled_wrapper",
+    "is_same_generator",
     "is_fake",
     "is_fake_limit",
     "is_hook_of_all_modules",
