@@ -37,11 +37,11 @@ from farspan.lazy.torch_private import (
     Symbols,
     call_without_compiling,
     compiling_nothing,
-    fake_mode,
     forget_casts,
     history_of,
     is_compiled,
     is_same_generator,
+    on_fakes,
     reached_from,
 )
 from farspan.lazy.versions import note_saved
@@ -95,7 +95,7 @@ def predict(
         _no_casts_left(),
         compiling_nothing(),
         torch.inference_mode(False),
-        fake_mode(is_symbolic=is_symbolic, symbols=symbols),
+        on_fakes(is_symbolic=is_symbolic, symbols=symbols),
         apply_modes(modes),
     ):
         leaves = [_fake(meta) for meta in metas]

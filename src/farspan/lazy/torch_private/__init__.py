@@ -38,6 +38,7 @@ from farspan.lazy.torch_private.fakes import flops_of as flops_of
 from farspan.lazy.torch_private.fakes import is_fake as is_fake
 from farspan.lazy.torch_private.fakes import is_fake_limit as is_fake_limit
 from farspan.lazy.torch_private.fakes import is_not_torchs_device as is_not_torchs_device
+from farspan.lazy.torch_private.fakes import on_fakes as on_fakes
 from farspan.lazy.torch_private.fakes import watch_hooks_on_fakes as watch_hooks_on_fakes
 from farspan.lazy.torch_private.modes import disabled_torch_function as disabled_torch_function
 from farspan.lazy.torch_private.modes import is_mode_active as is_mode_active
@@ -107,6 +108,7 @@ __all__ = [
     "is_wrapped",
     "make_wrapper",
     "no_dispatch",
+    "on_fakes",
     "put_modes",
     "put_module_apply",
     "raw_grad",
