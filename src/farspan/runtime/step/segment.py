@@ -34,6 +34,7 @@ from farspan.lazy import (
     format_where,
     in_region,
     learned_from_run,
+    note_raised,
     own_versions,
     plain_versions,
     real_attributes,
@@ -179,7 +180,13 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
         if copies and active.units is not None:
             active.units.written.update(map(id, copies))
         stack.enter_context(without_user_hooks(target.module))
-        return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
+        try:
+            result = nn.Module.__call__(target.module, *args, **kwargs)  # its own `__call__` has run already
+        except Exception as error:
+            if type(call.entry) is not Unknown or not note_raised(call, error):
+                raise
+            result = None
+    return result, arguments
 
 
 _NO_OBJECTS = MutableArguments({})
