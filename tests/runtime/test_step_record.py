@@ -39,11 +39,15 @@ def test_the_third_step_is_compared_with_the_plan(caplog) -> None:
         estimates={"micro_batch_s": [1e-9, 1e9]},
     )
     caplog.set_level(logging.INFO, logger="farspan.runtime.console")
+    logging.getLogger("farspan").addHandler(caplog.handler)
 
     def program(model: nn.Module) -> None:
         steps(farspan.distribute(model, plan=plan), torch.optim.SGD(model.parameters(), 0.1), 4)
 
-    on_ranks(2, program)
+    try:
+        on_ranks(2, program)
+    finally:
+        logging.getLogger("farspan").removeHandler(caplog.handler)
     (line,) = [record.getMessage() for record in caplog.records if "differs from the plan" in record.getMessage()]
     (more, less) = re.findall(r"rank \d .*? \(([-+]\d+) %\)", line)
     assert int(more) > 100_000 and int(less) == -100
