@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["learn", "learned_from_run", "learned_from_text", "note_raised", "text_for_others"]
+__all__ = ["learn", "learned_from_run", "learned_from_text", "noting_raised", "text_for_others"]
 
 
 def learn(
@@ -178,7 +180,7 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
             return  # nothing has come of it
         if isinstance(error, FarspanError):
             raise
-        note_raised(call, error)
+        call.raised = told_as(error, [call])
         return
     _know(call, entry)
     for value, tensor in zip(call.outputs, outputs, strict=True):
@@ -186,16 +188,17 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
         call.segment.outputs[value] = None  # wanted, by whoever asked for the call
 
 
-def note_raised(call: Call, error: Exception) -> bool:
-    """Let `call` know of an exception in its run, which is for the program to catch, on every rank.
-
-    Returns:
-        Whether it is; not if the call must be opened, or the step fails.
+@contextlib.contextmanager
+def noting_raised(call: Call) -> Iterator[None]:
+    """The body is a run of `call`: if it is the first one, an exception ends the body, and `call.raised` is it, for the
+    program to catch on every rank. Not one for which the call must be opened, nor our own.
     """
-    if _reaches_outside(error) or isinstance(error, FarspanError):
-        return False
-    call.raised = told_as(error, [call])
-    return True
+    try:
+        yield
+    except Exception as error:
+        if type(call.entry) is not Unknown or _reaches_outside(error) or isinstance(error, FarspanError):
+            raise
+        call.raised = told_as(error, [call])
 
 
 def _reaches_outside(error: Exception) -> bool:

@@ -34,7 +34,7 @@ from farspan.lazy import (
     format_where,
     in_region,
     learned_from_run,
-    note_raised,
+    noting_raised,
     own_versions,
     plain_versions,
     real_attributes,
@@ -49,6 +49,7 @@ from farspan.lazy.torch_private import raw_grad, set_raw_grad
 from farspan.runtime.backward import Deferred, split_backward
 
 __all__ = ["run_backward", "run_call", "run_forward"]
+_NO_OBJECTS = MutableArguments({})
 
 
 def run_forward(
@@ -180,16 +181,9 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
         if copies and active.units is not None:
             active.units.written.update(map(id, copies))
         stack.enter_context(without_user_hooks(target.module))
-        try:
-            result = nn.Module.__call__(target.module, *args, **kwargs)  # its own `__call__` has run already
-        except Exception as error:
-            if type(call.entry) is not Unknown or not note_raised(call, error):
-                raise
-            result = None
-    return result, arguments
-
-
-_NO_OBJECTS = MutableArguments({})
+        stack.enter_context(noting_raised(call))
+        return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
+    return None, arguments
 
 
 def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
