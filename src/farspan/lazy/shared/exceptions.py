@@ -24,44 +24,112 @@ from farspan.lazy.metadata.effects.around import code_of, content_of, globals_of
 __all__ = ["exception_from_json", "exception_to_json", "told_as"]
 
 _PLAIN = (bool, int, float, str, type(None))
+_SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list, "size": torch.Size}
+_MOST_CAUSES = 8
+"""How many exceptions behind one are told."""
 
 
 def told_as(error: Exception, calls: Iterable[Call]) -> Exception:
     """The exception that all ranks raise: `error` itself if other ranks can make the same one, else one of its nearest
-    class that all have, with its text.
+    class that all have, with its text. What it was raised from is such an exception, too.
 
     Args:
         error: Was raised by one of `calls`, or by their backward.
         calls: Every rank has recorded them.
     """
-    is_plain = all(type(item) in _PLAIN for item in error.args)
-    if is_plain and _kinds_of(calls).get(_name_of(type(error))) is type(error):
-        return error
-    known = _common_kinds()
-    kinds = [kind for kind in type(error).__mro__ if known.get(_name_of(kind)) is kind]
-    kind = next(kind for kind in kinds if kind not in _WITH_FORM)
-    text = str(error) if kind is type(error) else f"{type(error).__name__}: {error}"
-    found = _make(kind, [text], {})
-    found.__cause__, found.__notes__ = error, list(getattr(error, "__notes__", ()))
+    return _told(error, _kinds_of(calls), _MOST_CAUSES)
+
+
+def _told(error: Exception, kinds: Mapping[str, type[Exception]], most_causes: int) -> Exception:
+    is_named = kinds.get(_name_of(type(error))) is type(error)
+    if isinstance(error, ExceptionGroup):
+        parts = [_told(part, kinds, most_causes) for part in error.exceptions]
+        found = error if is_named and parts == [*error.exceptions] else ExceptionGroup(error.message, parts)
+    elif is_named and all(map(_is_plain, error.args)):
+        found = error
+    else:
+        known = _common_kinds()
+        near = [kind for kind in type(error).__mro__ if known.get(_name_of(kind)) is kind]
+        kind = next(kind for kind in near if kind not in _WITH_FORM)
+        found = _make(kind, [str(error) if kind is type(error) else f"{type(error).__name__}: {error}"], {})
+    cause, context = (
+        _told(other, kinds, most_causes - 1) if isinstance(other, Exception) and most_causes else None
+        for other in (error.__cause__, error.__context__)
+    )
+    if found is not error:
+        for note in getattr(error, "__notes__", ()):
+            found.add_note(note)
+        found.__traceback__ = error.__traceback__
+    _chain(found, cause, context, is_hidden=error.__suppress_context__)
     return found
+
+
+def _chain(error: Exception, cause: Exception | None, context: Exception | None, *, is_hidden: bool) -> None:
+    error.__cause__, error.__context__ = cause, context
+    error.__suppress_context__ = is_hidden  # setting the cause has changed it
 
 
 def exception_to_json(error: Exception) -> bytes:
     """Write an exception that `told_as` has given."""
-    attributes = {name: item for name, item in vars(error).items() if type(item) in _PLAIN}
-    notes = [str(note) for note in getattr(error, "__notes__", ())]
-    return json.dumps([_name_of(type(error)), list(error.args), attributes, notes]).encode()
+    return json.dumps(_document_of(error)).encode()
+
+
+def _document_of(error: BaseException | None) -> dict[str, Any] | None:
+    if not isinstance(error, Exception):
+        return None
+    is_group = isinstance(error, ExceptionGroup)
+    return {
+        "name": _name_of(type(error)),
+        "arguments": [error.message] if is_group else [*map(_written, error.args)],
+        "parts": [_document_of(part) for part in error.exceptions] if is_group else None,
+        "attributes": {name: _written(item) for name, item in vars(error).items() if _is_plain(item)},
+        "notes": [str(note) for note in getattr(error, "__notes__", ())],
+        "cause": _document_of(error.__cause__),
+        "context": _document_of(error.__context__),
+        "is_hidden": error.__suppress_context__,
+    }
+
+
+def _is_plain(item: Any) -> bool:
+    return type(item) in _PLAIN or (type(item) in _SEQUENCES.values() and all(map(_is_plain, item)))
+
+
+def _written(item: Any) -> Any:
+    """A plain value, or a sequence of such, for JSON."""
+    for name, kind in _SEQUENCES.items():
+        if type(item) is kind:
+            return {name: [*map(_written, item)]}
+    return item
+
+
+def _read(item: Any) -> Any:
+    """What `_written` has written."""
+    if not isinstance(item, dict):
+        return item
+    ((name, parts),) = item.items()
+    return _SEQUENCES[name](map(_read, parts))
 
 
 def exception_from_json(text: bytes, calls: Iterable[Call]) -> Exception:
     """Make the exception that another rank has written, which one of `calls` has raised there."""
-    name, arguments, attributes, notes = json.loads(text)
-    kind = _kinds_of(calls).get(name)
+    return _from_document(json.loads(text), _kinds_of(calls))
+
+
+def _from_document(document: Mapping[str, Any], kinds: Mapping[str, type[Exception]]) -> Exception:
+    arguments, parts = [*map(_read, document["arguments"])], document["parts"]
+    kind = kinds.get(document["name"])
     if kind is None:  # the rank's code is not the same
-        return RuntimeError(f"{name}: {', '.join(map(str, arguments))}")
-    error = _make(kind, arguments, attributes)
-    for note in notes:
+        error = RuntimeError(f"{document['name']}: {', '.join(map(str, arguments))}")
+    else:
+        if parts is not None:
+            arguments = [*arguments, [_from_document(part, kinds) for part in parts]]
+        error = _make(kind, arguments, {name: _read(item) for name, item in document["attributes"].items()})
+    for note in document["notes"]:
         error.add_note(str(note))
+    cause, context = (
+        None if document[key] is None else _from_document(document[key], kinds) for key in ("cause", "context")
+    )
+    _chain(error, cause, context, is_hidden=document["is_hidden"])
     return error
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["learn", "learned_from_run", "learned_from_text", "registering_nothing", "text_for_others"]
+__all__ = ["learn", "learned_from_run", "learned_from_text", "noting_raised", "registering_nothing", "text_for_others"]
 
 
 def learn(
@@ -109,7 +109,8 @@ def learn(
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         let_record_written(recorder, call, tensors, recordable)
         recorder.runs_each_backward |= entry.is_ordered
-        if not (entry.is_random and recorder.draws.is_plain):  # else it may draw more, or fewer, the next time
+        draws_freely = entry.is_random and recorder.draws.is_plain  # it may draw more, or fewer, the next time
+        if call.raised is None and not draws_freely:
             recorder.cache.learned(target, template, metas, modes, entry)
         answers.append(answer(recorder, call, entry, tensors, given))
 
@@ -152,7 +153,11 @@ def _check_written(recorder: Recorder, call: Call, entry: Entry, arguments: list
 
 
 def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list[torch.Tensor]], Any]) -> None:
-    """Run `call` with `leaves` as its tensors, and let it know what it gives; nothing if it must be opened."""
+    """Run `call` with `leaves` as its tensors, and let it know what it gives; nothing if it must be opened.
+
+    If it raises, `call.raised` is the exception, for the program; what a module has done before that is done all the
+    same: what it has set on itself, counted, written into its arguments.
+    """
     assert call.arguments is not None
     metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in call.arguments]
     outputs: list[torch.Tensor] = []
@@ -172,12 +177,12 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
             call.target, call.template, metas, call.modes, leaves, run_seen, keep=outputs.extend, is_real=True
         )
     except Exception as error:
-        reaches_outside = isinstance(error, LeakError) or is_not_torchs_device(error)
-        if reaches_outside and hasattr(call.target, "is_open") and _written(call, leaves) == before:
+        if _reaches_outside(error) and hasattr(call.target, "is_open") and _written(call, leaves) == before:
+            call.raised = None
             return  # nothing has come of it
         if isinstance(error, FarspanError):
             raise
-        call.raised = told_as(error, [call])  # for the program to catch, on every rank
+        call.raised = told_as(error, [call])
         return
     _know(call, entry)
     for value, tensor in zip(call.outputs, outputs, strict=True):
@@ -218,6 +223,23 @@ def registering_nothing(call: Call, copies: Collection[torch.Tensor]) -> Iterato
         ) from None
 
 
+@contextlib.contextmanager
+def noting_raised(call: Call) -> Iterator[None]:
+    """The body is a run of `call`: if it is the first one, an exception ends the body, and `call.raised` is it, for the
+    program to catch on every rank. Not one for which the call must be opened, nor our own.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(call.entry) is not Unknown or _reaches_outside(error) or isinstance(error, FarspanError):
+            raise
+        call.raised = told_as(error, [call])
+
+
+def _reaches_outside(error: Exception) -> bool:
+    return isinstance(error, LeakError) or is_not_torchs_device(error)
+
+
 def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:
     """Changes when a run writes into what it is given, or into its module's parameters and buffers."""
     owned = [item.tensor for item in getattr(call.target, "placed", ()) if item.is_owned]
@@ -226,17 +248,18 @@ def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:
 
 def text_for_others(call: Call) -> bytes:
     """What the owner tells of a call it has learned."""
-    if call.raised is not None:
-        return exception_to_json(call.raised)
-    return b"" if type(call.entry) is Unknown else entry_to_json(call.entry, call.template)
+    raised = b"" if call.raised is None else exception_to_json(call.raised)
+    entry = b"" if type(call.entry) is Unknown else entry_to_json(call.entry, call.template)
+    return raised + b"\n" + entry
 
 
 def learned_from_text(call: Call, text: bytes) -> None:
     """Let `call` know what its owner has told."""
-    if text.startswith(b"["):
-        call.raised = exception_from_json(text, [call])
-    elif text:
-        _know(call, entry_from_json(text, call.template))
+    raised, _, entry = text.partition(b"\n")
+    if raised:
+        call.raised = exception_from_json(raised, [call])
+    if entry:
+        _know(call, entry_from_json(entry, call.template))
 
 
 def _know(call: Call, entry: Entry) -> None:

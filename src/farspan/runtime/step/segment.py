@@ -34,6 +34,7 @@ from farspan.lazy import (
     format_where,
     in_region,
     learned_from_run,
+    noting_raised,
     own_versions,
     plain_versions,
     real_attributes,
@@ -49,6 +50,7 @@ from farspan.lazy.torch_private import raw_grad, set_raw_grad
 from farspan.runtime.backward import Deferred, split_backward
 
 __all__ = ["run_backward", "run_call", "run_forward"]
+_NO_OBJECTS = MutableArguments({})
 
 
 def run_forward(
@@ -181,10 +183,9 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
             active.units.written.update(map(id, copies))
         stack.enter_context(registering_nothing(call, copies))
         stack.enter_context(without_user_hooks(target.module))
+        stack.enter_context(noting_raised(call))
         return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
-
-
-_NO_OBJECTS = MutableArguments({})
+    return None, arguments
 
 
 def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
