@@ -50,6 +50,7 @@ from farspan.lazy.recompute import as_packed as as_packed
 from farspan.lazy.recompute import repeated_blocks as repeated_blocks
 from farspan.lazy.recompute import unpacks_again as unpacks_again
 from farspan.lazy.recorder import Recorder as Recorder
+from farspan.lazy.received.checked import damaged as damaged
 from farspan.lazy.shared.exceptions import exception_from_json as exception_from_json
 from farspan.lazy.shared.exceptions import exception_to_json as exception_to_json
 from farspan.lazy.shared.exceptions import told_as as told_as
@@ -58,8 +59,11 @@ from farspan.lazy.shared.inputs import take_in as take_in
 from farspan.lazy.shared.learning import learned_from_run as learned_from_run
 from farspan.lazy.shared.learning import learned_from_text as learned_from_text
 from farspan.lazy.shared.learning import text_for_others as text_for_others
+from farspan.lazy.shared.wire import names_in as names_in
 from farspan.lazy.shared.wire import structure_from_json as structure_from_json
 from farspan.lazy.shared.wire import structure_to_json as structure_to_json
+from farspan.lazy.shared.wire import unknown_class as unknown_class
+from farspan.lazy.shared.wire import unknown_names as unknown_names
 from farspan.lazy.tensor import LazyTensor as LazyTensor
 from farspan.lazy.tensor import PassedBy as PassedBy
 from farspan.lazy.tensor import StubParameter as StubParameter
@@ -87,6 +91,7 @@ __all__ = [
     "around_backward",
     "as_packed",
     "can_go",
+    "damaged",
     "describe_result",
     "digest_of",
     "exception_from_json",
@@ -106,6 +111,7 @@ __all__ = [
     "meta_of",
     "moves",
     "name_of",
+    "names_in",
     "own_versions",
     "place",
     "place_anew",
@@ -125,6 +131,8 @@ __all__ = [
     "text_for_others",
     "told_as",
     "under_saved_hooks",
+    "unknown_class",
+    "unknown_names",
     "unpacks_again",
     "watch_module",
     "watch_parameter",
