@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import enum
 import json
-import os
-import subprocess
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +23,6 @@ from transformers.modeling_outputs import BaseModelOutput
 import farspan
 from farspan.errors import RecordError
 from farspan.lazy import flatten, meta_of, rebuild, structure_from_json, structure_to_json
-from farspan.lazy.shared import inputs
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "named_classes.py"
 CALLED: list[Any] = []
@@ -157,7 +154,7 @@ def test_nothing_that_another_rank_names_is_called(attack: str, tmp_path: Path) 
             run_threads(2, lambda rank: farspan.from_rank(0, X if rank == 0 else None))
         else:
             assert len(set(run_threads(2, program))) == 1
-    assert not mark.exists() and "from the wire" not in CALLED and subprocess is not None
+    assert not mark.exists() and "from the wire" not in CALLED
 
 
 def test_an_object_is_rebuilt_without_its_own_code() -> None:
@@ -216,7 +213,7 @@ def test_a_class_that_some_program_does_not_name_is_an_error_on_every_rank() -> 
     for item in finished:
         assert item.code == 0, item.stderr
         taken, words, after = json.loads(item.stdout.splitlines()[-1])
-        assert taken == ["Named", "NamedInside", "BatchEncoding"] and after == 7
+        assert taken == ["Named", "NamedInside"] and after == 7
         assert words == json.loads(finished[0].stdout.splitlines()[-1])[1]
         assert "Fraction" in words and "ranks 1, 2" in words and "from fractions import Fraction" in words
 
@@ -244,7 +241,3 @@ def test_what_a_call_gives_is_made_of_what_its_code_names(num_ranks: int) -> Non
         return list(out.tensor.left.shape)
 
     assert len({tuple(item) for item in run_threads(num_ranks, program)}) == 1
-
-
-def test_this_test_attacks_what_exists() -> None:
-    assert callable(os.system) and callable(inputs.announce)

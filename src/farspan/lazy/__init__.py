@@ -44,13 +44,13 @@ from farspan.lazy.randomness import active as active
 from farspan.lazy.randomness import around_backward as around_backward
 from farspan.lazy.randomness import key_of as key_of
 from farspan.lazy.randomness import seeded as seeded
+from farspan.lazy.received.checked import damaged as damaged
 from farspan.lazy.recompute import ModuleUnits as ModuleUnits
 from farspan.lazy.recompute import Unit as Unit
 from farspan.lazy.recompute import as_packed as as_packed
 from farspan.lazy.recompute import repeated_blocks as repeated_blocks
 from farspan.lazy.recompute import unpacks_again as unpacks_again
 from farspan.lazy.recorder import Recorder as Recorder
-from farspan.lazy.received.checked import damaged as damaged
 from farspan.lazy.shared.exceptions import exception_from_json as exception_from_json
 from farspan.lazy.shared.exceptions import exception_to_json as exception_to_json
 from farspan.lazy.shared.exceptions import told_as as told_as

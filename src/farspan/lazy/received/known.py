@@ -108,7 +108,15 @@ def _fixed() -> dict[str, type]:
     kinds += [collections.UserDict, collections.UserList, types.SimpleNamespace, functools.partial, uuid.UUID]
     kinds += [pathlib.PurePath, pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.Path, pathlib.PosixPath]
     kinds += [torch.Tensor, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator]
-    kinds += [abc.ABCMeta, enum.EnumMeta, type(torch.Tensor), torch.SymInt, nn.Parameter, nn.Module, nn.utils.rnn.PackedSequence]
+    kinds += [
+        abc.ABCMeta,
+        enum.EnumMeta,
+        type(torch.Tensor),
+        torch.SymInt,
+        nn.Parameter,
+        nn.Module,
+        nn.utils.rnn.PackedSequence,
+    ]
     return {f"{kind.__module__}:{kind.__qualname__}": kind for kind in kinds if isinstance(kind, type)}
 
 

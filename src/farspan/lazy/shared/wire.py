@@ -50,7 +50,7 @@ __all__ = [
 
 _FIELDS = tuple(item.name for item in dataclasses.fields(Entry) if item.init and item.name not in ("metas", "draws"))
 _PLAIN = (bool, int, str, type(None))
-_NAMES = re.compile(rb'\{"(?:name|enum)": "([^"\\]{1,1000})"')
+_NAMES = re.compile(rb'\{"(?:name": "([^"\\]{1,1000})"\}|enum": "([^"\\]{1,1000})", "member")')
 """A quotation mark within a text has a backslash before it: only a name can look like this."""
 
 
@@ -125,7 +125,7 @@ def names_in(text: bytes) -> list[str]:
     """What a text from `entry_to_json` or `structure_to_json` names that not every program has: the same, and in the
     same order, on every rank that has the text.
     """
-    found = {name.decode(errors="replace") for name in _NAMES.findall(text)}
+    found = {(name or of_enum).decode(errors="replace") for name, of_enum in _NAMES.findall(text)}
     return sorted(name for name in found if not is_fixed(name))
 
 
