@@ -237,8 +237,8 @@ def _refuse_finalizer(cls: type) -> None:
 def _not_a_factory(cls: type, part: Any) -> RecordError:
     factory = _plain(part[2]) if len(part) == 3 else None
     return RecordError(
-        f"a {cls.__qualname__} that makes its defaults by {getattr(factory, '__qualname__', 'something unknown')} cannot be "
-        "told to the other ranks.",
+        f"a {cls.__qualname__} cannot be told to the other ranks: it makes defaults by "
+        f"{getattr(factory, '__qualname__', 'something unknown')}.",
         why="what another rank names is not called; only list, dict, int and their like are.",
         hint="defaultdict(list), or dict(the dictionary)",
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import functools
 import json
-import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,6 +19,8 @@ from torch import nn
 
 from farspan.graph import Call
 from farspan.lazy.metadata.effects.around import code_of, content_of, globals_of
+from farspan.lazy.received.checked import damaged
+from farspan.lazy.received.known import in_modules
 
 __all__ = ["exception_from_json", "exception_to_json", "told_as"]
 
@@ -54,15 +55,35 @@ def exception_to_json(error: Exception) -> bytes:
 
 
 def exception_from_json(text: bytes, calls: Iterable[Call]) -> Exception:
-    """Make the exception that another rank has written, which one of `calls` has raised there."""
-    name, arguments, attributes, notes = json.loads(text)
+    """Make the exception that another rank has written, which one of `calls` has raised there.
+
+    Raises:
+        RecordError: It is no such text.
+    """
+    name, arguments, attributes, notes = _read(text)
     kind = _kinds_of(calls).get(name)
-    if kind is None:  # the rank's code is not the same
+    if kind is None or issubclass(kind, _WITH_FORM):  # the rank's code is not the same
         return RuntimeError(f"{name}: {', '.join(map(str, arguments))}")
     error = _make(kind, arguments, attributes)
     for note in notes:
         error.add_note(str(note))
     return error
+
+
+def _read(text: bytes) -> tuple[str, list[Any], dict[str, Any], list[str]]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        raise damaged("an exception that is no JSON") from None
+    if not isinstance(document, list) or [type(part) for part in document] != [str, list, dict, list]:
+        raise damaged("an exception without its parts")
+    name, arguments, attributes, notes = document
+    if not all(type(item) in _PLAIN for item in [*arguments, *attributes.values()]):
+        raise damaged("an exception of what is no plain value")
+    if not all(type(note) is str for note in notes):
+        raise damaged("an exception with notes that are no texts")
+    attributes.pop("__notes__", None)
+    return name, arguments, attributes, notes
 
 
 def _make(kind: type[Exception], arguments: Iterable[Any], attributes: Mapping[str, Any]) -> Exception:
@@ -102,7 +123,7 @@ def _kinds_of(calls: Iterable[Call]) -> dict[str, type[Exception]]:
     near += [item for function in functions for _, item in globals_of(function)]
     near += [content_of(cell) for function in functions for cell in function.__closure__ or ()]
     for function in functions:
-        near += _in_modules(function)
+        near += in_modules(function)
     named = {_name_of(item): item for item in near if isinstance(item, type) and issubclass(item, Exception)}
     return named | _common_kinds()
 
@@ -110,10 +131,3 @@ def _kinds_of(calls: Iterable[Call]) -> dict[str, type[Exception]]:
 def _modules_of(target: Any) -> tuple[nn.Module, ...]:
     modules: tuple[nn.Module, ...] = getattr(target, "modules", ())
     return modules
-
-
-def _in_modules(function: types.FunctionType) -> list[Any]:
-    """What a function's code names in Python modules that it names: `errors.TooLarge`."""
-    names = function.__code__.co_names
-    rooms = [item for name in names if isinstance(item := function.__globals__.get(name), types.ModuleType)]
-    return [vars(room)[name] for room in rooms for name in names if name in vars(room)]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ import farspan
 from farspan.errors import RecordError
 from farspan.lazy import flatten, meta_of, rebuild, structure_from_json, structure_to_json
 
-PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "named_classes.py"
+PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "named_classes.py"
 CALLED: list[Any] = []
 """What the code of this file's own classes has been called with."""
 
@@ -46,7 +46,7 @@ class Record:
 class Guarded:
     """Its constructor and its setter do something."""
 
-    def __new__(cls, *args: Any) -> Guarded:
+    def __new__(cls, *args: Any) -> Self:
         CALLED.append(args)
         return super().__new__(cls)
 
@@ -116,20 +116,21 @@ ATTACKS: dict[str, Callable[[Path], Any]] = {
     ),
     "a function as a set": lambda path: seq(6, 0, name("subprocess:check_output"), {"frozenset": [command(path)]}),
     "a function in this file's globals": lambda path: seq(
-        4, name("tests.lazy.test_received:subprocess.getoutput"), seq(atom(command(path)))
+        4, name(f"{__name__}:subprocess.getoutput"), seq(atom(command(path)))
     ),
     "a factory of defaults": lambda path: seq(
         5, 0, name("collections:defaultdict"), seq(),
         seq(seq("default_factory", seq(1, {"unnamed": "function"}, {"by_id": name("os:getcwd")}))),
     ),
     "a property's setter": lambda path: seq(
-        7, 0, name("tests.lazy.test_received:Guarded"), seq(seq("path", atom("from the wire")))
+        7, 0, name(f"{__name__}:Guarded"), seq(seq("path", atom("from the wire")))
     ),
     "a finalizer": lambda path: seq(
-        7, 0, name("tests.lazy.test_received:Finalized"), seq(seq("path", atom("from the wire")))
+        7, 0, name(f"{__name__}:Finalized"), seq(seq("path", atom("from the wire")))
     ),
     "a class by assignment": lambda path: seq(
-        7, 0, name("types:SimpleNamespace"), seq(seq("__class__", seq(1, name("builtins:type"), {"by_id": name("subprocess:Popen")})))
+        7, 0, name("types:SimpleNamespace"),
+        seq(seq("__class__", seq(1, name("builtins:type"), {"by_id": name("subprocess:Popen")}))),
     ),
     "an attribute of torch": lambda path: seq(1, {"torch": "load"}, {"torch": "load"}),
 }  # fmt: skip
@@ -180,7 +181,7 @@ KINDS: dict[str, Any] = {
     "counts": Counter("abca"),
     "space": SimpleNamespace(x=X),
     "colour": {Colour.RED: Colour.RED},
-    "array": {"a": np.arange(6, dtype=np.int16).reshape(2, 3), "n": np.float32(1.5), "d": np.array("2020-01-01", "M8[D]")},
+    "array": [np.arange(6, dtype=np.int16).reshape(2, 3), np.float32(1.5), np.array("2020-01-01", "M8[D]")],
     "largest": torch.max(X, 1),
     "size": [torch.Size([2, 3]), torch.bfloat16, torch.channels_last, {(1, "a"): {None: X}}],
     "path": Path("a") / "b",
