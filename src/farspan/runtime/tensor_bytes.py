@@ -23,15 +23,6 @@ __all__ = [
     "unpack_tensor",
     "unpack_tensors",
 ]
-    "array_of",
-    "buffer_of",
-    "pack_tensor",
-    "pack_tensors",
-    "raw_bytes",
-    "sparse_tensor",
-    "unpack_tensor",
-    "unpack_tensors",
-]
 
 _MOST_DIMENSIONS = 64
 _DTYPES = {
