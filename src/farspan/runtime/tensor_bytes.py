@@ -69,8 +69,9 @@ def _size_of(header: Any) -> int:
     """The bytes of a tensor, as its header says."""
     fields = header if isinstance(header, dict) else {}
     dtype, shape = fields.get("dtype"), fields.get("shape")
-    is_shape = isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS
-    if not is_shape or not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+        raise damaged("a tensor without a shape")
+    if not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
         raise damaged("a tensor whose shape is none")
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise damaged("a tensor without a dtype")

@@ -138,6 +138,9 @@ def mutated(draw: st.DrawFn, texts: list[Any]) -> bytes:
     return text[:at] + draw(st.binary(max_size=3)) + text[at:] if draw(st.integers(0, 19)) == 0 else text
 
 
+SLOW_STARTS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
 def check_structure(text: bytes) -> None:
     with nothing_called():
         try:
@@ -178,7 +181,7 @@ def test_what_a_call_gives_arrives_as_it_was() -> None:
     assert entry.digest == _entry().digest and entry.template == _entry().template and entry.changes
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=SLOW_STARTS)
 @given(mutated([ENTRY]))
 def test_a_damaged_result_is_the_clear_error_or_data(text: bytes) -> None:
     with nothing_called():
@@ -189,7 +192,7 @@ def test_a_damaged_result_is_the_clear_error_or_data(text: bytes) -> None:
         apply_result(entry.template, entry.changes, [object() for _ in entry.metas], objects_given(some_arguments()))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=SLOW_STARTS)
 @given(mutated(TEXTS))
 def test_a_damaged_batch_is_the_clear_error_or_data(text: bytes) -> None:
     check_structure(text)
@@ -197,13 +200,13 @@ def test_a_damaged_batch_is_the_clear_error_or_data(text: bytes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10_000, deadline=None, suppress_health_check=SLOW_STARTS)
 @given(mutated(TEXTS))
 def test_ten_thousand_damaged_batches(text: bytes) -> None:
     check_structure(text)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=SLOW_STARTS)
 @given(mutated([["builtins:ValueError", ["a"], {"x": 1}, ["note"]], ["builtins:OSError", [2, "b"], {}, []]]))
 def test_a_damaged_exception_is_the_clear_error_or_an_exception(text: bytes) -> None:
     with nothing_called(), suppress(RecordError):

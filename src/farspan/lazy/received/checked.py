@@ -200,11 +200,11 @@ class Checker:
             self.check(part)
 
     @staticmethod
-    def _check_elements(cls: type, item: Any) -> None:
+    def _check_elements(kind: type, item: Any) -> None:
         """Those of a list or deque of a class of its own."""
         name, part, *length = item
         is_list = type(part) is tuple and len(part) == 3 and part[:2] == (_LIST, -1)
-        if name != "" or not is_list or not issubclass(cls, deque if length else list):
+        if name != "" or not is_list or not issubclass(kind, deque if length else list):
             raise damaged("elements of what is no list")
         if length and length[0] is not None and (type(length[0]) is not int or not 0 <= length[0] < 1 << 62):
             raise damaged("a deque without a length")
