@@ -177,7 +177,7 @@ ENTRY = json.loads(entry_to_json(_entry(), TEMPLATE))
 
 
 def test_what_a_call_gives_arrives_as_it_was() -> None:
-    entry = entry_from_json(json.dumps(ENTRY).encode(), TEMPLATE, TARGET)
+    entry = entry_from_json(json.dumps(ENTRY).encode(), TEMPLATE, 1, TARGET)
     assert entry.digest == _entry().digest and entry.template == _entry().template and entry.changes
 
 
@@ -186,7 +186,7 @@ def test_what_a_call_gives_arrives_as_it_was() -> None:
 def test_a_damaged_result_is_the_clear_error_or_data(text: bytes) -> None:
     with nothing_called():
         try:
-            entry = entry_from_json(text, TEMPLATE, TARGET)
+            entry = entry_from_json(text, TEMPLATE, 1, TARGET)
         except RecordError:
             return
         apply_result(entry.template, entry.changes, [object() for _ in entry.metas], objects_given(some_arguments()))

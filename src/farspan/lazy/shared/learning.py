@@ -199,7 +199,7 @@ def learned_from_text(call: Call, text: bytes) -> None:
     if text.startswith(b"["):
         call.raised = exception_from_json(text, [call])
     elif text:
-        _know(call, entry_from_json(text, call.template, call.target))
+        _know(call, entry_from_json(text, call.template, len(call.arguments or ()), call.target))
 
 
 def _know(call: Call, entry: Entry) -> None:

@@ -70,12 +70,13 @@ def entry_to_json(entry: Entry, arguments: Any) -> bytes:
     return json.dumps(document).encode()
 
 
-def entry_from_json(text: bytes, arguments: Any, target: Any = None) -> Entry:
+def entry_from_json(text: bytes, arguments: Any, num_arguments: int, target: Any = None) -> Entry:
     """Read what `entry_to_json` wrote.
 
     Args:
         text: From the rank that has run the call.
         arguments: The template of this rank's arguments of the same call.
+        num_arguments: How many tensors the call has been given.
         target: What is called, on this rank.
 
     Raises:
@@ -89,7 +90,7 @@ def entry_from_json(text: bytes, arguments: Any, target: Any = None) -> Entry:
     fields = {name: decoder.decode(document[name]) for name in _FIELDS}
     metas = fields["metas"] = decode_metas(document["metas"])
     nodes = {**nodes_of(arguments), ATTRIBUTES: (5, 0, dict, (), ())}
-    _check_fields(fields, _num_slots(arguments))
+    _check_fields(fields, num_arguments)
     checker = Checker(len(metas), decoder.known, nodes)
     checker.check(fields["template"])
     for number, contents in fields["changes"]:
@@ -164,15 +165,6 @@ def _encode_metas(metas: Sequence[Meta]) -> list[Any]:
         [list(meta.shape), list(meta.stride), str(meta.dtype)[6:], str(meta.device), meta.requires_grad]
         for meta in metas
     ]
-
-
-def _num_slots(template: Any) -> int:
-    """How many tensors a template of this rank's has."""
-    if type(template) is not tuple:
-        return 0
-    if len(template) == 2 and template[0] == 0 and type(template[0]) is int and type(template[1]) is int:
-        return template[1] + 1
-    return max(map(_num_slots, template), default=0)
 
 
 _BOOLS = ("names_arguments", "has_tensors_only", "is_one_new_tensor", "is_random", "is_random_in_python", "is_ordered")
