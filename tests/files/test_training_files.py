@@ -10,13 +10,14 @@ from tests.files.scripts import run_script
 from tests.support.ranks import run_processes
 
 TRAINS = """
-import csv, os, sqlite3
+import csv, logging, os, sqlite3
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 import farspan
 
+logging.basicConfig(level=logging.INFO, filename="train.log", format="%(message)s")
 torch.manual_seed(0)
 model = farspan.distribute(nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)]), measure=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -44,6 +45,7 @@ for epoch in range(first, first + 3):
         os.symlink("best.pt", "latest")
     with open("log.csv", "a", newline="") as file:
         csv.writer(file).writerow([epoch, f"{loss.item():.6f}"])
+    logging.info("epoch %d", epoch)
     np.savez("metrics.npz", loss=loss.item(), epoch=epoch)
     mapped = np.memmap("mapped.bin", dtype=np.float32, mode="w+", shape=(3,))
     mapped[:] = epoch
@@ -65,6 +67,7 @@ def test_save_best_load_best_and_going_on(tmp_path: Path) -> None:
     together = run_script(tmp_path, TRAINS, 3)
     assert together.printed == alone.printed * 3
     assert together.files == alone.files
+    assert (tmp_path / "work" / "train.log").read_text() == "epoch 0\nepoch 1\nepoch 2\n"  # no line of ours
     for name in ("best.pt", "last.pt"):  # the next run finds what the first has left
         (tmp_path / "start" / name).write_bytes((tmp_path / "work" / name).read_bytes())
     alone, together = run_script(tmp_path, TRAINS, 1), run_script(tmp_path, TRAINS, 2)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.interrupted import state
 from tests.interrupted.loops import MICRO_BATCHES, PAD, build, found_by
 from tests.support.ranks import run_processes, run_threads
 
@@ -22,6 +23,20 @@ def test_same_as_the_plain_loop(num_ranks: int, environment: dict[str, str]) -> 
     assert [process.stderr for process in finished if process.code] == []
     for process in finished:
         assert json.loads(process.stdout.splitlines()[-1]) == {}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_what_a_module_has_done_before_it_raises_is_done(num_ranks: int) -> None:
+    finished = run_processes(num_ranks, SCRIPT.with_name("state.py"), timeout_s=120.0)
+    assert [process.stderr for process in finished if process.code] == []
+    for process in finished:
+        assert json.loads(process.stdout.splitlines()[-1]) == {}
+
+
+@pytest.mark.parametrize("name", state.LOOPS)
+def test_what_a_module_has_done_before_it_raises_is_done_on_one_rank(name: str) -> None:
+    wanted = state.found_by(name, lambda model: model)
+    assert repr(state.found_by(name, farspan.distribute)) == repr(wanted)
 
 
 @pytest.mark.parametrize("name", ["forward, twice in a row", "accumulation"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -44,6 +46,24 @@ def test_attention_without_weights_on_the_fast_path() -> None:
         models = [copy.deepcopy(model) for _ in range(2)]
         found = run_threads(2, lambda rank: evaluated(farspan.distribute(models[rank], plan=plan)))  # noqa: B023
         assert found == [wanted, wanted]
+
+
+def test_a_run_on_fakes_leaves_no_weak_reference_to_what_it_met() -> None:
+    """Whether a tensor is known elsewhere must not depend on when garbage is collected."""
+    average = torch.zeros(8)
+
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - average
+
+    model = farspan.distribute(nn.Sequential(nn.Linear(8, 8), Centred()), measure=False)
+    gc.disable()
+    try:
+        for size in (2, 3, 4, 5):  # on fakes, and with symbols in the place of sizes
+            model(torch.ones(size, 8))
+        assert not weakref.getweakrefs(average)
+    finally:
+        gc.enable()
 
 
 def test_what_fakes_cannot_tell_leaves_nothing_to_collect(monkeypatch: pytest.MonkeyPatch) -> None:

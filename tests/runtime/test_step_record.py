@@ -32,13 +32,15 @@ def test_what_the_loop_computes_beside_its_micro_batches_is_none() -> None:
     assert found[1][1] == {-1, 0, 1, 2}  # where the losses are
 
 
-def test_the_third_step_is_compared_with_the_plan(caplog) -> None:
+def test_the_third_step_is_compared_with_the_plan(caplog, monkeypatch) -> None:
     plan = farspan.Plan(
         stages=("rank:0", "rank:1"),
         placement={"layers.0": 0, "*": 1},
         estimates={"micro_batch_s": [1e-9, 1e9]},
     )
     caplog.set_level(logging.INFO, logger="farspan.runtime.console")
+    monkeypatch.setattr(logging.getLogger("farspan"), "handlers", [caplog.handler])
+    monkeypatch.setattr(logging.getLogger("farspan"), "propagate", False)
 
     def program(model: nn.Module) -> None:
         steps(farspan.distribute(model, plan=plan), torch.optim.SGD(model.parameters(), 0.1), 4)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import farspan
+from farspan.errors import RecordError
 from farspan.runtime.values import SharedValues
 
 
@@ -128,3 +129,47 @@ def test_what_a_model_says_is_counted_in_plain_tensors(num_ranks: int) -> None:
     wanted = counted(mlp())
     for got in on_ranks(num_ranks, lambda model: counted(farspan.distribute(model))):
         assert got == wanted
+
+
+class Codes(nn.Module):
+    """The first batch is its codebook, and it holds nothing but buffers: no rank owns it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes: torch.Tensor
+        self.register_buffer("codes", torch.zeros(6, 12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.codes.any():
+            self.codes.data.copy_(x)
+        return x - self.codes
+
+
+def around_codes(part: Callable[[], nn.Module] = Codes) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 12), part(), nn.Linear(12, 5))
+
+
+def with_codes(model: nn.Module) -> Any:
+    for _ in range(2):
+        F.cross_entropy(model(X + 1), Y).backward()
+    return [item.grad.tolist() for item in model.parameters() if item.grad is not None], weights(model)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_carries_gradient_is_written_into_the_data_of_a_buffer(num_ranks: int) -> None:
+    wanted = with_codes(around_codes())
+    for got in on_ranks(num_ranks, lambda model: with_codes(farspan.distribute(model)), around_codes):
+        assert got == wanted
+
+
+class Alias(Codes):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        codes = self.codes.data
+        codes.copy_(x)
+        return x - 2 * codes
+
+
+def test_gradient_that_comes_to_the_data_of_a_buffer_is_refused() -> None:
+    with pytest.raises(RecordError, match="whose memory others use too"):
+        on_ranks(2, lambda model: with_codes(farspan.distribute(model)), lambda: around_codes(Alias))

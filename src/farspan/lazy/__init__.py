@@ -58,6 +58,8 @@ from farspan.lazy.shared.inputs import announce as announce
 from farspan.lazy.shared.inputs import take_in as take_in
 from farspan.lazy.shared.learning import learned_from_run as learned_from_run
 from farspan.lazy.shared.learning import learned_from_text as learned_from_text
+from farspan.lazy.shared.learning import noting_raised as noting_raised
+from farspan.lazy.shared.learning import registering_nothing as registering_nothing
 from farspan.lazy.shared.learning import text_for_others as text_for_others
 from farspan.lazy.shared.wire import names_in as names_in
 from farspan.lazy.shared.wire import structure_from_json as structure_from_json
@@ -108,6 +110,7 @@ __all__ = [
     "key_of",
     "learned_from_run",
     "learned_from_text",
+    "noting_raised",
     "meta_of",
     "moves",
     "name_of",
@@ -123,6 +126,7 @@ __all__ = [
     "rebuild",
     "rebuild_arguments",
     "repeated_blocks",
+    "registering_nothing",
     "seeded",
     "structure_from_json",
     "structure_to_json",

@@ -78,6 +78,7 @@ class Leaf:
         "foreign",
         "has_buffers",
         "has_been_called",
+        "is_learned",
         "is_open",
         "key",
         "module",
@@ -107,6 +108,8 @@ class Leaf:
         """Kept until a flag of one of the modules or parameters is set."""
         self.is_open = False
         """Whether its parts are called one by one instead, since it reaches outside itself."""
+        self.is_learned = False
+        """Whether a run has told what a call of it gives, since that depends on data: another run may do otherwise."""
         self.attributes: dict[str, None] = {}
         """What its calls have been seen to write on its modules."""
         self.buffers = tuple(item for item in placed if not item.is_parameter)

@@ -46,7 +46,7 @@ from farspan.lazy.ops.mutation import (
     write_parameters,
     written_parameters,
 )
-from farspan.lazy.ops.special import HANDLERS, data_to_draw, is_own_draw, read_data, read_numbers
+from farspan.lazy.ops.special import HANDLERS, draw_here, is_own_draw, read_data, read_numbers
 from farspan.lazy.ops.stages import stage_for
 from farspan.lazy.parameters.gradients import Gradients
 from farspan.lazy.parameters.hooks import Hooks
@@ -221,9 +221,8 @@ class Recorder:
             if not entry.has_tensors_only:
                 args, kwargs = rebuild(template, [read_data(tensor) for tensor in tensors])
                 return target(*args, **kwargs)
-            if entry.is_random and self.frame is self.root and is_own_draw(target, entry):
-                args, kwargs = rebuild(template, [data_to_draw(target, tensor) for tensor in tensors])
-                return self.draws.now(target, args, kwargs)
+            if entry.is_random and is_own_draw(self, target, entry, tensors, given[1]):
+                return draw_here(self, target, template, tensors, entry)
             if not entry.mutated and entry.num_results and min(entry.same_as) >= 0:
                 return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # as x.to(its own dtype)
             if entry.mutated and not self.is_writing and written_parameters(self, entry, tensors):

@@ -50,7 +50,8 @@ class Watch(TorchDispatchMode):
         """What has drawn, from torch's CPU generator, as many numbers as its shapes say."""
         self.can_foresee = True
         """Whether that is all."""
-        self.draws_from_own = False
+        self.own_generators: list[Any] = []
+        """Those other than torch's from which it draws."""
         self.function: Any = None
         """The torch function that is running, where this is known."""
         self.written: set[int] = set()
@@ -125,7 +126,7 @@ class Watch(TorchDispatchMode):
     def _note_draw(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         generator = kwargs.get("generator")
         if generator not in (None, torch.default_generator):
-            self.draws_from_own = True
+            self.own_generators.append(generator)
             return
         made = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
         if made and made[0].device.type != "cpu":
@@ -143,7 +144,7 @@ class Watch(TorchDispatchMode):
 
     def draws(self) -> Draws | None:
         """What has been drawn from torch's CPU generator; None where that does not follow from shapes."""
-        return Draws(self.operations, has_own=self.draws_from_own) if self.can_foresee else None
+        return Draws(self.operations, has_own=bool(self.own_generators)) if self.can_foresee else None
 
 
 class _Generators:

@@ -17,7 +17,7 @@ from farspan.runtime.side import SideChannel
 from farspan.runtime.step.observe import StepRecord
 from farspan.units import format_seconds
 
-__all__ = ["Console"]
+__all__ = ["Console", "keep_log_apart"]
 
 _log = logging.getLogger(__name__)
 _REPORTED_STEPS = (3, 10, 30)
@@ -26,6 +26,24 @@ _COMPARED_STEP = 3
 """After which training step it is said how far the plan was off."""
 _UNEVEN = 1.1
 """From which ratio of two ranks' errors on another plan may be better."""
+
+
+class _StandardError(logging.Handler):
+    """Writes warnings to standard error, and what the program has asked for by setting the level of "farspan"."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING or logging.getLogger("farspan").level != logging.NOTSET:
+            sys.stderr.write(f"{record.getMessage()}\n")
+
+
+def keep_log_apart() -> None:
+    """Let no log of the script's have our lines: it is to be that of one process. Unless the script gives our logger
+    handlers of its own.
+    """
+    logger = logging.getLogger("farspan")
+    if not logger.handlers:
+        logger.addHandler(_StandardError())
+        logger.propagate = False
 
 
 class Console:

@@ -33,8 +33,9 @@ def broadcast_result(engine: Engine, call: Call, *, is_foreseen: bool) -> None:
     end = 8 + int.from_bytes(blob[:8], "little")
     if end > len(blob):
         raise damaged("what a call gives, without its end")
-    if not is_foreseen and blob[8:9] == b"{":
-        agree_on_names(engine.agreement, blob[8:end], call.target)
+    entry = blob[8:end].partition(b"\n")[2]
+    if not is_foreseen and entry:
+        agree_on_names(engine.agreement, entry, call.target)
     if owner != engine.rank and not is_foreseen:
         learned_from_text(call, blob[8:end])
     if len(blob) > end:

@@ -21,6 +21,7 @@ from farspan.launch.rank.trained import note_joining
 from farspan.lazy import Recorder, activate, install
 from farspan.runtime.abort.aborted import rank_that_raised
 from farspan.runtime.agreement import Agreement
+from farspan.runtime.console import keep_log_apart
 from farspan.runtime.engine import Engine
 from farspan.runtime.failures import first_line
 from farspan.runtime.media import GlooMedium, NcclMedium, Roads, SameHostMedium
@@ -84,6 +85,7 @@ def deadline_s() -> float:
 
 
 def _set_up(seed: int | None) -> Engine:
+    keep_log_apart()
     limit_s = deadline_s()
     install()
     recorder = Recorder()

@@ -18,7 +18,15 @@ from tests.lazy.received.test_named import CALLED, KINDS
 from torch import nn
 
 from farspan.errors import RecordError
-from farspan.lazy import exception_from_json, flatten, meta_of, rebuild, structure_from_json, structure_to_json
+from farspan.lazy import (
+    exception_from_json,
+    exception_to_json,
+    flatten,
+    meta_of,
+    rebuild,
+    structure_from_json,
+    structure_to_json,
+)
 from farspan.lazy.metadata import Entry, current_modes, observe, rebuild_arguments
 from farspan.lazy.metadata.effects.changes import apply_result, objects_given
 from farspan.lazy.shared.wire import entry_from_json, entry_to_json
@@ -138,6 +146,10 @@ def mutated(draw: st.DrawFn, texts: list[Any]) -> bytes:
     return text[:at] + draw(st.binary(max_size=3)) + text[at:] if draw(st.integers(0, 19)) == 0 else text
 
 
+EXCEPTIONS = [
+    json.loads(exception_to_json(error))
+    for error in (ValueError("a", (1, [2])), OSError(2, "b"), ExceptionGroup("c", [KeyError("d")]))
+]
 SLOW_STARTS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
@@ -207,7 +219,7 @@ def test_ten_thousand_damaged_batches(text: bytes) -> None:
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=SLOW_STARTS)
-@given(mutated([["builtins:ValueError", ["a"], {"x": 1}, ["note"]], ["builtins:OSError", [2, "b"], {}, []]]))
+@given(mutated(EXCEPTIONS))
 def test_a_damaged_exception_is_the_clear_error_or_an_exception(text: bytes) -> None:
     with nothing_called(), suppress(RecordError):
         assert isinstance(exception_from_json(text, []), Exception)

@@ -16,7 +16,9 @@ from farspan.lazy.metadata.effects.changes import apply_result as apply_result
 from farspan.lazy.metadata.effects.changes import describe_result as describe_result
 from farspan.lazy.metadata.effects.changes import objects_given as objects_given
 from farspan.lazy.metadata.effects.changes import rebuild_arguments as rebuild_arguments
+from farspan.lazy.metadata.effects.hidden import generators_held as generators_held
 from farspan.lazy.metadata.effects.reachable import State as State
+from farspan.lazy.metadata.effects.registered import Registered as Registered
 from farspan.lazy.metadata.entry import Entry as Entry
 from farspan.lazy.metadata.entry import Unknown as Unknown
 from farspan.lazy.metadata.entry import intern as intern
@@ -44,6 +46,7 @@ __all__ = [
     "MutableArguments",
     "OwnObjects",
     "Regions",
+    "Registered",
     "State",
     "Unknown",
     "apply_modes",
@@ -55,6 +58,7 @@ __all__ = [
     "digest_of",
     "flatten",
     "flatten_arguments",
+    "generators_held",
     "holds_hidden",
     "in_region",
     "intern",

@@ -4,8 +4,8 @@ a call like one before                  the cache
 like several before, but for numbers    symbols (`sizes.py`)
 most calls                              fakes
 x[x > 0].sum()                          fakes with symbols: none comes out
-no rule for fakes, `.item()` inside     learned: the owner runs the call and tells; expected to stay so after
-                                        it gave the same twice
+no rule for fakes, `.item()` inside,    learned: the owner runs the call and tells; expected to stay so after
+a module that raises an exception       it gave the same twice
 nonzero, a mask as index                learned each time
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from farspan.errors import FarspanError
 from farspan.graph import Meta
 from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.metadata.effects.around import AroundError
@@ -28,6 +29,7 @@ from farspan.lazy.metadata.modes import Modes
 from farspan.lazy.metadata.predict import DynamicShapeError, predict
 from farspan.lazy.metadata.recent import Recent
 from farspan.lazy.metadata.sizes import Family, Numbers, generalise
+from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.torch_private import DynamicOutputShapeException, is_fake_limit, is_not_torchs_device
 
@@ -46,7 +48,8 @@ def _find_out(
     Raises:
         LeakError: The call has kept something of the run outside itself; it has been taken away there. Or it names a
             place, or uses a parameter of another module: only its parts can be called.
-        Whatever the call itself raises on such arguments (a shape error, say).
+        Whatever an op raises on such arguments (a shape error, say). What a module raises comes from a real run of it,
+            for what it has drawn, written and counted before that counts in the plain program.
     """
     made: list[weakref.ref[torch.Tensor]] = []
     handled = sys.exc_info()[1]
@@ -60,7 +63,8 @@ def _find_out(
     except Exception as error:
         if is_not_torchs_device(error):
             raise LeakError(f"{name_of(target)} moves a tensor to a place") from error
-        if not is_fake_limit(error):
+        is_of_users = type(target) in (Leaf, FunctionCall) and not isinstance(error, FarspanError)
+        if not is_of_users and not is_fake_limit(error):
             raise
         limit = error
     else:

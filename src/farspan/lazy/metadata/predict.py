@@ -23,6 +23,8 @@ from farspan.lazy.metadata.effects.changes import (
     describe_result,
     rebuild_arguments,
 )
+from farspan.lazy.metadata.effects.hidden import generators_held
+from farspan.lazy.metadata.effects.registered import Registered
 from farspan.lazy.metadata.entry import Entry, meta_of, refuse_nested
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import numbers_of, rebuild
@@ -35,10 +37,11 @@ from farspan.lazy.torch_private import (
     Symbols,
     call_without_compiling,
     compiling_nothing,
-    fake_mode,
     forget_casts,
     history_of,
     is_compiled,
+    is_same_generator,
+    on_fakes,
     reached_from,
 )
 from farspan.lazy.versions import note_saved
@@ -92,7 +95,7 @@ def predict(
         _no_casts_left(),
         compiling_nothing(),
         torch.inference_mode(False),
-        fake_mode(is_symbolic=is_symbolic, symbols=symbols),
+        on_fakes(is_symbolic=is_symbolic, symbols=symbols),
         apply_modes(modes),
     ):
         leaves = [_fake(meta) for meta in metas]
@@ -203,6 +206,8 @@ def observe(
             is_ordered |= is_written and item.is_parameter and item.stage == target.stage
         if owned:
             is_ordered |= note_saved(outputs, [(item, ids) for item, _, ids in memory])
+        if is_leaf and watch.own_generators:
+            _check_generators(target, template, watch.own_generators)
         attributes = list(arguments.objects.get(ATTRIBUTES, ()))
         if owned and watch.written_plain:
             attributes += [key for key in _holding(target, watch.written_plain) if key not in attributes]
@@ -242,6 +247,17 @@ def observe(
         histories=histories,
         draws=watch.draws() if not (is_real or generators.were_seeded or _holds_compiled(target)) else None,
     )
+
+
+def _check_generators(leaf: Leaf, template: Any, drawn_from: Sequence[torch.Generator]) -> None:
+    """Raise if a call draws from a generator of the program's.
+
+    Raises:
+        LeakError: It would be moved on at the owner only.
+    """
+    held = generators_held(leaf.modules, template)
+    if any(is_same_generator(one, other) for one in held for other in drawn_from):
+        raise LeakError(f"{name_of(leaf)} draws from a generator that every rank has")
 
 
 def _holds_compiled(target: Any) -> bool:
@@ -323,15 +339,11 @@ def _run(
         without_user_hooks(target.module),
         without_hooks_on_tensors(),
     ):
-        tables: list[Any] = [module._buffers for module in target.modules]
-        slots = [(table, name, buffer) for table in tables for name, buffer in table.items()]
+        registered = Registered(
+            target.modules, name_of(target), {id(fake) for item, fake in owned if not item.is_parameter}
+        )
         result = call_without_compiling(target.module, *args, **kwargs)
-        now = target.tables.slot_tensors()
-        if any(tensor is not given for tensor, given in zip(now, extra[len(target.foreign) :], strict=True)):
-            raise LeakError(f"{name_of(target)} sets a parameter or buffer that it was given")
-        for table, name, fake in slots:
-            if isinstance(buffer := table.get(name), torch.Tensor) and buffer is not fake:
-                replaced[id(fake)] = buffer
+        replaced.update(registered.check())
         return result, arguments
 
 

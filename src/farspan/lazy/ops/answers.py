@@ -50,4 +50,6 @@ def answer(recorder: Recorder, call: Call, entry: Entry, tensors: list[torch.Ten
             call.target.attributes.update(dict.fromkeys(entry.attributes))
             call.target.own_objects = None
         put_attributes(call.target.modules, call.target.attributes, objects[ATTRIBUTES])
+        if any(name.endswith(".training") for name in call.target.attributes):
+            recorder.forget_states()  # `self.norm.eval()` in a forward
     return result

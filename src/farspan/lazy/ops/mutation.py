@@ -20,6 +20,7 @@ from farspan.lazy.parameters.outside import plain_of
 from farspan.lazy.parameters.values import renew_aliases
 from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import DisableTorchFunction
+from farspan.lazy.watch import storage_id
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
@@ -101,9 +102,12 @@ def write_apart(
     if not all(can_be_recorded(recorder, tensor) for tensor in plain):
         if type(target) is Leaf:
             raise LeakError("it writes into plain memory that others use too")
-        _check_every_rank_can_write(recorder, target, entry, tensors, len(plain), where)
+        has_gradient = _check_every_rank_can_write(recorder, target, entry, tensors, plain, where)
         args, kwargs = rebuild(template, list(map(read_data, tensors)))
-        return True, target(*args, **kwargs)  # type: ignore[operator]
+        result = target(*args, **kwargs)  # type: ignore[operator]
+        if has_gradient:
+            _end_gradient(recorder, plain[0], entry.name, where)
+        return True, result
     for tensor in plain:
         if type(tensor) is not LazyTensor:
             known = [item for item in tensors if type(item) is LazyTensor or id(item) in recorder.placed]
@@ -181,19 +185,40 @@ def let_record_written(recorder: Recorder, call: Call, tensors: list[torch.Tenso
 
 
 def _check_every_rank_can_write(
-    recorder: Recorder, target: Any, entry: Entry, tensors: list[torch.Tensor], num_plain: int, where: str
-) -> None:
+    recorder: Recorder, target: Any, entry: Entry, tensors: list[torch.Tensor], plain: list[torch.Tensor], where: str
+) -> bool:
     """Raise if a call that writes into plain memory cannot do so on every rank, on fetched values.
 
+    Returns:
+        Whether gradient would flow through it, into what shares its memory with a buffer: `buffer.data.copy_(x)`. The
+        buffer holds what is written, and no gradient, in one process too.
+
     Raises:
-        RecordError: It is a module's call, writes into recorded tensors too, or gradient would flow through it.
+        RecordError: It is a module's call, writes into recorded tensors too, or gradient would flow into other memory.
     """
     is_module = type(target) is Leaf or type(target) is FunctionCall
     has_gradient = torch.is_grad_enabled() and any(
         (type(item) is LazyTensor or id(item) in recorder.placed) and item.requires_grad for item in tensors
     )
-    if has_gradient or is_module or num_plain < len(entry.mutated):
+    if is_module or len(plain) < len(entry.mutated) or (has_gradient and not _is_data_of_buffer(recorder, plain)):
         _refuse_shared(recorder, entry.name, where)
+    return has_gradient
+
+
+def _is_data_of_buffer(recorder: Recorder, plain: Sequence[torch.Tensor]) -> bool:
+    """Whether one plain tensor, no view, shares its memory with a buffer of the model that is running."""
+    if len(plain) != 1 or plain[0]._base is not None or plain[0].requires_grad or recorder.outermost is None:
+        return False
+    with DisableTorchFunction():
+        memory = storage_id(plain[0])
+        buffers = [item for item in recorder.outermost.buffers() if type(item) is torch.Tensor]
+        return any(storage_id(item) == memory and item is not plain[0] for item in buffers)
+
+
+def _end_gradient(recorder: Recorder, plain: torch.Tensor, name: str, where: str) -> None:
+    """Let a tensor into which values have been written require grad, as in one process, and refuse what comes to it."""
+    with DisableTorchFunction():
+        plain.requires_grad_().register_hook(lambda _: _refuse_shared(recorder, name, where))
 
 
 def _refuse_shared(recorder: Recorder, name: str, where: str) -> NoReturn:

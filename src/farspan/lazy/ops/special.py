@@ -5,14 +5,14 @@ A handler takes (recorder, function, args, kwargs); NotImplemented means: record
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from farspan.lazy.memory.addresses import ADDRESSES
 from farspan.lazy.memory.rebinding import data_of, set_data
-from farspan.lazy.metadata import Entry, map_tensors
+from farspan.lazy.metadata import Entry, map_tensors, rebuild
 from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import READERS, REFUSED, RUNNING_STATISTICS, name_of
 from farspan.lazy.ops.places import to
@@ -20,13 +20,14 @@ from farspan.lazy.ops.views import Through
 from farspan.lazy.parameters.hooks import HOOKS, register
 from farspan.lazy.parameters.scaling import SCALING
 from farspan.lazy.parameters.wanted import record_grad
+from farspan.lazy.randomness.draws import has_own_generator
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import has_compatible_type
 
 if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["HANDLERS", "NUMBERS", "data_to_draw", "is_own_draw", "read_data", "read_numbers", "read_recorded"]
+__all__ = ["HANDLERS", "NUMBERS", "draw_here", "is_own_draw", "read_data", "read_numbers", "read_recorded"]
 
 Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 _T: Any = torch.Tensor
@@ -53,12 +54,32 @@ def read_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: item.item() if name in NUMBERS and torch.is_tensor(item) else item for name, item in kwargs.items()}
 
 
-def is_own_draw(function: Any, entry: Entry) -> bool:
-    """Whether the program itself, outside every module, makes a new tensor of random numbers (`torch.multinomial` on a
-    model's logits): with its own generator, as in one process, on every rank. Not where a gradient would get lost.
+def is_own_draw(
+    recorder: Recorder, function: Any, entry: Entry, tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]
+) -> bool:
+    """Whether random numbers are the program's own: a new tensor, made outside every module (`torch.multinomial` on a
+    model's logits), or whatever it draws with a generator of its own. Every rank draws them, as one process does. Not
+    where a gradient would get lost.
     """
+    has_own = has_own_generator(kwargs)
+    if recorder.frame is not recorder.root and not has_own:
+        return False
     has_gradient = any(meta.requires_grad for meta in entry.metas)
-    return type(function) not in (FunctionCall, Through) and not entry.mutated and not has_gradient
+    is_new = not entry.mutated or (has_own and all(type(tensors[number]) is LazyTensor for number in entry.mutated))
+    return type(function) not in (FunctionCall, Through) and is_new and not has_gradient
+
+
+def draw_here(recorder: Recorder, function: Any, template: Any, tensors: Sequence[torch.Tensor], entry: Entry) -> Any:
+    """Draw random numbers of `is_own_draw`, on this rank as on all."""
+    data = [data_to_draw(function, tensor) for tensor in tensors]
+    for number in entry.mutated:
+        data[number] = data[number].clone()
+    args, kwargs = rebuild(template, data)
+    result = recorder.draws.now(function, args, kwargs)
+    for number in entry.mutated:
+        recorder.dispatch(torch.Tensor.copy_, (tensors[number], data[number]), {})
+        result = tensors[number] if result is data[number] else result
+    return result
 
 
 def data_to_draw(function: Any, tensor: Any) -> Any:

@@ -124,8 +124,8 @@ class ProgramDraws:
     def state(self) -> torch.Tensor:
         """The generator's state, for the program to keep; nothing changes by it."""
         stretch = self._stretch
-        if stretch is None:
-            return self.generator.get_state()
+        if stretch is None:  # calls that have run since may have left torch's own where they ended
+            return self.generator.get_state() if self._resting is None else self._resting.clone()
         state = stretch.state_at(stretch.end)
         stretch.remember(stretch.end, state)
         self._lent = (stretch, stretch.end, state)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.errors import FarspanError
+from farspan.errors import FarspanError, RecordError
 from farspan.graph import Call, Value
 from farspan.lazy.context.outer import saved_hooks
 from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.memory.exchange import can_be_recorded
 from farspan.lazy.metadata import (
     Entry,
+    Registered,
     Unknown,
     attributes_with_tensors,
     current_modes,
     digest_of,
+    generators_held,
     holds_hidden,
     meta_of,
     rebuild,
@@ -24,7 +28,7 @@ from farspan.lazy.metadata import (
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
 from farspan.lazy.ops.autograd_function import FunctionCall
-from farspan.lazy.ops.functions import find_where
+from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.ops.mutation import let_record_written, plain_versions
 from farspan.lazy.ops.special import read_data
 from farspan.lazy.ops.stages import stage_for
@@ -36,11 +40,11 @@ from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import is_not_torchs_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["learn", "learned_from_run", "learned_from_text", "text_for_others"]
+__all__ = ["learn", "learned_from_run", "learned_from_text", "noting_raised", "registering_nothing", "text_for_others"]
 
 
 def learn(
@@ -68,7 +72,7 @@ def learn(
         target.attributes.update(dict.fromkeys(held))
         target.own_objects = None
         return recorder._call_leaf(target, given[0], given[1])
-    if type(target) is Leaf and holds_hidden(target.modules):
+    if type(target) is Leaf and (holds_hidden(target.modules) or generators_held(target.modules, template)):
         raise LeakError("it holds an object that its owner alone would move on")
     path = path_of(recorder, target)
     recorder.engine.flush(f"what {unknown.name} gives depends on data")
@@ -105,7 +109,8 @@ def learn(
         metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
         let_record_written(recorder, call, tensors, recordable)
         recorder.runs_each_backward |= entry.is_ordered
-        if not (entry.is_random and recorder.draws.is_plain):  # else it may draw more, or fewer, the next time
+        draws_freely = entry.is_random and recorder.draws.is_plain  # it may draw more, or fewer, the next time
+        if call.raised is None and not draws_freely:
             recorder.cache.learned(target, template, metas, modes, entry)
         answers.append(answer(recorder, call, entry, tensors, given))
 
@@ -148,7 +153,11 @@ def _check_written(recorder: Recorder, call: Call, entry: Entry, arguments: list
 
 
 def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list[torch.Tensor]], Any]) -> None:
-    """Run `call` with `leaves` as its tensors, and let it know what it gives; nothing if it must be opened."""
+    """Run `call` with `leaves` as its tensors, and let it know what it gives; nothing if it must be opened.
+
+    If it raises, `call.raised` is the exception, for the program; what a module has done before that is done all the
+    same: what it has set on itself, counted, written into its arguments.
+    """
     assert call.arguments is not None
     metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in call.arguments]
     outputs: list[torch.Tensor] = []
@@ -168,17 +177,67 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
             call.target, call.template, metas, call.modes, leaves, run_seen, keep=outputs.extend, is_real=True
         )
     except Exception as error:
-        reaches_outside = isinstance(error, LeakError) or is_not_torchs_device(error)
-        if reaches_outside and hasattr(call.target, "is_open") and _written(call, leaves) == before:
+        if _reaches_outside(error) and hasattr(call.target, "is_open") and _written(call, leaves) == before:
+            call.raised = None
             return  # nothing has come of it
         if isinstance(error, FarspanError):
             raise
-        call.raised = told_as(error, [call])  # for the program to catch, on every rank
+        call.raised = told_as(error, [call])
         return
     _know(call, entry)
     for value, tensor in zip(call.outputs, outputs, strict=True):
         value.data = tensor
         call.segment.outputs[value] = None  # wanted, by whoever asked for the call
+
+
+@contextlib.contextmanager
+def registering_nothing(call: Call, copies: Collection[torch.Tensor]) -> Iterator[None]:
+    """Run a call of a leaf in the body, and see to it that its modules' parameters and parts stay what they are.
+
+    A run on fakes has seen to it, but for what depends on data.
+
+    Args:
+        call: About to run, at its owner.
+        copies: What stands for buffers of the leaf.
+
+    Raises:
+        LeakError: They do not, and nothing is known of the call yet.
+        RecordError: They do not, and they did when such calls have run before.
+    """
+    is_new = type(call.entry) is Unknown
+    if not is_new and not call.target.is_learned:
+        yield
+        return
+    own = {*map(id, copies), *(id(item.tensor) for item in call.target.buffers)}
+    registered = Registered(call.target.modules, call.entry.name, own)
+    yield
+    try:
+        registered.check()
+    except LeakError as error:
+        if is_new:
+            raise
+        raise RecordError(
+            f"{call.entry.name} did something else to its own modules than before: {error.what}.",
+            why=f"at {format_where(call.where)}: it depends on the data, and was not so in the first calls.",
+            hint="write into what is there: with torch.no_grad(): self.weight.copy_(value)",
+        ) from None
+
+
+@contextlib.contextmanager
+def noting_raised(call: Call) -> Iterator[None]:
+    """The body is a run of `call`: if it is the first one, an exception ends the body, and `call.raised` is it, for the
+    program to catch on every rank. Not one for which the call must be opened, nor our own.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(call.entry) is not Unknown or _reaches_outside(error) or isinstance(error, FarspanError):
+            raise
+        call.raised = told_as(error, [call])
+
+
+def _reaches_outside(error: Exception) -> bool:
+    return isinstance(error, LeakError) or is_not_torchs_device(error)
 
 
 def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:
@@ -189,21 +248,24 @@ def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:
 
 def text_for_others(call: Call) -> bytes:
     """What the owner tells of a call it has learned."""
-    if call.raised is not None:
-        return exception_to_json(call.raised)
-    return b"" if type(call.entry) is Unknown else entry_to_json(call.entry, call.template)
+    raised = b"" if call.raised is None else exception_to_json(call.raised)
+    entry = b"" if type(call.entry) is Unknown else entry_to_json(call.entry, call.template)
+    return raised + b"\n" + entry
 
 
 def learned_from_text(call: Call, text: bytes) -> None:
     """Let `call` know what its owner has told."""
-    if text.startswith(b"["):
-        call.raised = exception_from_json(text, [call])
-    elif text:
-        _know(call, entry_from_json(text, call.template, len(call.arguments or ()), call.target))
+    raised, _, entry = text.partition(b"\n")
+    if raised:
+        call.raised = exception_from_json(raised, [call])
+    if entry:
+        _know(call, entry_from_json(entry, call.template, len(call.arguments or ()), call.target))
 
 
 def _know(call: Call, entry: Entry) -> None:
     call.entry = entry
+    if type(call.target) is Leaf:
+        call.target.is_learned = True
     for item in getattr(call.target, "placed", ()):  # nothing has shown which
         item.is_written |= entry.is_ordered or not item.is_parameter
         item.is_saved |= not item.is_parameter

@@ -38,6 +38,7 @@ from farspan.lazy.torch_private.fakes import flops_of as flops_of
 from farspan.lazy.torch_private.fakes import is_fake as is_fake
 from farspan.lazy.torch_private.fakes import is_fake_limit as is_fake_limit
 from farspan.lazy.torch_private.fakes import is_not_torchs_device as is_not_torchs_device
+from farspan.lazy.torch_private.fakes import on_fakes as on_fakes
 from farspan.lazy.torch_private.fakes import watch_hooks_on_fakes as watch_hooks_on_fakes
 from farspan.lazy.torch_private.modes import disabled_torch_function as disabled_torch_function
 from farspan.lazy.torch_private.modes import is_mode_active as is_mode_active
@@ -53,6 +54,7 @@ from farspan.lazy.torch_private.tensors import has_compatible_type as has_compat
 from farspan.lazy.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
 from farspan.lazy.torch_private.tensors import has_other_users as has_other_users
 from farspan.lazy.torch_private.tensors import has_weak_references as has_weak_references
+from farspan.lazy.torch_private.tensors import is_same_generator as is_same_generator
 from farspan.lazy.torch_private.tensors import is_used_below as is_used_below
 from farspan.lazy.torch_private.tensors import is_wrapped as is_wrapped
 from farspan.lazy.torch_private.tensors import make_wrapper as make_wrapper
@@ -97,6 +99,7 @@ __all__ = [
     "is_caching_parametrizations",
     "is_compiled",
     "is_compiled_wrapper",
+    "is_same_generator",
     "is_fake",
     "is_fake_limit",
     "is_hook_of_all_modules",
@@ -105,6 +108,7 @@ __all__ = [
     "is_wrapped",
     "make_wrapper",
     "no_dispatch",
+    "on_fakes",
     "put_modes",
     "put_module_apply",
     "raw_grad",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ __all__ = [
     "is_fake",
     "is_fake_limit",
     "is_not_torchs_device",
+    "on_fakes",
     "watch_hooks_on_fakes",
 ]
 
@@ -37,6 +39,19 @@ def fake_mode(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> F
     if not is_symbolic and symbols is None:
         return FakeTensorMode(allow_non_fake_inputs=True)
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=(symbols or Symbols()).environment)
+
+
+@contextmanager
+def on_fakes(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> Iterator[None]:
+    """Run on fake tensors. No weak reference is left to the real ones that the run has met: it would end when garbage
+    is collected, at another time on each rank.
+    """
+    mode = fake_mode(is_symbolic=is_symbolic, symbols=symbols)
+    with mode:
+        try:
+            yield
+        finally:
+            mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
 
 
 def watch_hooks_on_fakes(check: Callable[[torch.Tensor], None]) -> None:

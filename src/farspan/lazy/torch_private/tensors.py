@@ -12,6 +12,7 @@ __all__ = [
     "has_compatible_type",
     "has_memory_of_its_own",
     "has_other_users",
+    "is_same_generator",
     "is_wrapped",
     "has_weak_references",
     "is_used_below",
@@ -30,6 +31,11 @@ _raw_grad = torch.Tensor.grad
 raw_grad = _raw_grad.__get__  # type: ignore[attr-defined]
 set_raw_grad = _raw_grad.__set__  # type: ignore[attr-defined]
 raw_grad_fn = torch.Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+
+
+def is_same_generator(one: torch.Generator, other: torch.Generator) -> bool:
+    """Whether two objects of Python stand for one generator: an operation is handed a new one each time."""
+    return one._cdata == other._cdata  # type: ignore[attr-defined]
 
 
 def has_memory_of_its_own(tensor: torch.Tensor) -> bool:

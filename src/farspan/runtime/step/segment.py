@@ -34,11 +34,13 @@ from farspan.lazy import (
     format_where,
     in_region,
     learned_from_run,
+    noting_raised,
     own_versions,
     plain_versions,
     real_attributes,
     rebuild,
     rebuild_arguments,
+    registering_nothing,
     seeded,
     under_saved_hooks,
     watched_attributes,
@@ -48,6 +50,7 @@ from farspan.lazy.torch_private import raw_grad, set_raw_grad
 from farspan.runtime.backward import Deferred, split_backward
 
 __all__ = ["run_backward", "run_call", "run_forward"]
+_NO_OBJECTS = MutableArguments({})
 
 
 def run_forward(
@@ -178,11 +181,11 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
         copies = stack.enter_context(own_versions(target, is_known=type(call.entry) is not Unknown))
         if copies and active.units is not None:
             active.units.written.update(map(id, copies))
+        stack.enter_context(registering_nothing(call, copies))
         stack.enter_context(without_user_hooks(target.module))
+        stack.enter_context(noting_raised(call))
         return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
-
-
-_NO_OBJECTS = MutableArguments({})
+    return None, arguments
 
 
 def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
@@ -350,11 +353,6 @@ def _passed_on(part: Part, parameters: Mapping[str, Placed]) -> Iterator[None]:
             placed.is_passed_on = False
 
 
-def _leaf(part: Part, value: Value) -> torch.Tensor:
-    assert part.segment is not None
-    return part.segment.leaves[value]
-
-
 def _entry(part: Part, value: Value) -> torch.Tensor:
     """Where the gradients of the users of `value` are added up, latest first."""
     assert part.segment is not None
@@ -364,9 +362,9 @@ def _entry(part: Part, value: Value) -> torch.Tensor:
 def _source_of(edge: Edge, part: Part, parameters: Mapping[str, Placed]) -> tuple[torch.Tensor, bool]:
     """The tensor whose .grad will hold what `edge` carries, and whether it is a parameter at home."""
     key = edge.key
-    if not isinstance(key, str):
-        return _leaf(part, key), False
     assert part.segment is not None
+    if not isinstance(key, str):
+        return part.segment.leaves[key], False
     for value, leaf in part.segment.leaves.items():
         if value.name == key:
             return leaf, False

@@ -43,7 +43,7 @@ Attributes = dict[str, Any]
 _ABSENT = object()
 _REAL = (torch.Tensor, nn.Parameter, nn.Buffer)
 _CONTENTS = (list, dict, set)
-_OF_TORCH = frozenset(nn.Module().__dict__) | {"_flat_weights", "_flat_weight_refs", "_all_weights"}
+_OF_TORCH = frozenset(nn.Module().__dict__) - {"training"} | {"_flat_weights", "_flat_weight_refs", "_all_weights"}
 
 
 def attributes_of(modules: Sequence[nn.Module], keys: Collection[str]) -> Attributes:

@@ -13,7 +13,7 @@ import copy
 import pickle
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -21,8 +21,11 @@ import numpy as np
 import torch
 
 from farspan.lazy.leaf import LeakError
+from farspan.lazy.metadata.effects.around import code_of, content_of, globals_of
+from farspan.lazy.metadata.effects.reachable import State
+from farspan.lazy.metadata.template import ById
 
-__all__ = ["copies_of_hidden", "hidden_in"]
+__all__ = ["copies_of_hidden", "generators_held", "hidden_in"]
 
 _SEEN_THROUGH = (
     torch.Tensor, torch.nn.Module, torch.Generator, type, types.FunctionType, types.MethodType, types.ModuleType, str,
@@ -87,6 +90,27 @@ def copies_of_hidden(hidden: list[Hidden]) -> Iterator[None]:
         for each, state in zip(hidden, before, strict=True):
             if _state_of(each.copy) != state:
                 raise LeakError(f"it moves on a {type(each.item).__name__} that it holds")
+
+
+def generators_held(modules: Sequence[torch.nn.Module], template: Any) -> list[torch.Generator]:
+    """The generators of torch's that modules hold, that their code names, or that a call is given: the program's, and
+    not made by the call itself.
+
+    Args:
+        modules: Of a leaf.
+        template: Of the arguments of its call.
+    """
+    functions = code_of(modules)[1]
+    roots = [item for module in modules for item in vars(module).values()]
+    roots += [item for function in functions for _, item in globals_of(function)]
+    roots += [content_of(cell) for function in functions for cell in function.__closure__ or ()]
+    return State([*roots, *_by_identity(template)]).generators
+
+
+def _by_identity(part: Any) -> list[Any]:
+    if type(part) is ById:
+        return [part.value]
+    return [item for inner in part for item in _by_identity(inner)] if type(part) is tuple else []
 
 
 def _may_hide(item: Any) -> bool:

@@ -53,6 +53,7 @@ class State:
         """Of everything reached, the ends included."""
         self.tensors: dict[int, torch.Tensor] = {}
         self.modules: list[torch.nn.Module] = []
+        self.generators: list[torch.Generator] = []
         for root in roots:
             self._follow(root)
 
@@ -61,6 +62,7 @@ class State:
         ids: set[int] = set()
         tensors: list[torch.Tensor] = []
         modules: list[torch.nn.Module] = []
+        generators: list[torch.Generator] = []
         stack = [root]
         while stack:
             item = stack.pop()
@@ -73,6 +75,8 @@ class State:
                 tensors.append(item)
             elif isinstance(item, torch.nn.Module):
                 modules.append(item)
+            elif isinstance(item, torch.Generator):
+                generators.append(item)
             elif not isinstance(item, _ENDS) and not type(item).__module__.startswith("torch."):
                 found = _look_into(item)
                 if found is not None:
@@ -84,6 +88,7 @@ class State:
         self.ids |= ids
         self.tensors.update((id(tensor), tensor) for tensor in tensors)
         self.modules += modules
+        self.generators += generators
 
     @property
     def objects(self) -> list[Any]:
