@@ -44,6 +44,7 @@ from farspan.lazy.randomness import active as active
 from farspan.lazy.randomness import around_backward as around_backward
 from farspan.lazy.randomness import key_of as key_of
 from farspan.lazy.randomness import seeded as seeded
+from farspan.lazy.received.checked import damaged as damaged
 from farspan.lazy.recompute import ModuleUnits as ModuleUnits
 from farspan.lazy.recompute import Unit as Unit
 from farspan.lazy.recompute import as_packed as as_packed
@@ -60,8 +61,11 @@ from farspan.lazy.shared.learning import learned_from_text as learned_from_text
 from farspan.lazy.shared.learning import noting_raised as noting_raised
 from farspan.lazy.shared.learning import registering_nothing as registering_nothing
 from farspan.lazy.shared.learning import text_for_others as text_for_others
+from farspan.lazy.shared.wire import names_in as names_in
 from farspan.lazy.shared.wire import structure_from_json as structure_from_json
 from farspan.lazy.shared.wire import structure_to_json as structure_to_json
+from farspan.lazy.shared.wire import unknown_class as unknown_class
+from farspan.lazy.shared.wire import unknown_names as unknown_names
 from farspan.lazy.tensor import LazyTensor as LazyTensor
 from farspan.lazy.tensor import PassedBy as PassedBy
 from farspan.lazy.tensor import StubParameter as StubParameter
@@ -89,6 +93,7 @@ __all__ = [
     "around_backward",
     "as_packed",
     "can_go",
+    "damaged",
     "describe_result",
     "digest_of",
     "exception_from_json",
@@ -109,6 +114,7 @@ __all__ = [
     "meta_of",
     "moves",
     "name_of",
+    "names_in",
     "own_versions",
     "place",
     "place_anew",
@@ -129,6 +135,8 @@ __all__ = [
     "text_for_others",
     "told_as",
     "under_saved_hooks",
+    "unknown_class",
+    "unknown_names",
     "unpacks_again",
     "watch_module",
     "watch_parameter",

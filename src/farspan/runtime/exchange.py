@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from farspan.graph import Graph, Value
+from farspan.lazy import damaged
 from farspan.runtime.side import SideChannel
 from farspan.runtime.tensor_bytes import raw_bytes
 
@@ -73,6 +74,9 @@ class Exchange:
         if self._parts is not None:
             return
         self._parts = self.side.gathered(self.key, self.deadline_s)
+        for part in self._parts:
+            if len(part) < _HEADER.size or len(part) < _HEADER.size + self._mask_size(part):
+                raise damaged("the end of a step, without its parts")
         ends = [_HEADER.size + self._mask_size(part) for part in self._parts]
         for reference, meta, owner in self._scalars:
             begin = ends[owner]
@@ -80,6 +84,8 @@ class Exchange:
             value = reference()
             if value is not None and value.ticket is self:
                 raw = bytearray(self._parts[owner][begin : ends[owner]])
+                if len(raw) != meta.dtype.itemsize:
+                    raise damaged("the end of a step, without all of its scalars")
                 value.data = torch.frombuffer(raw, dtype=meta.dtype).reshape(meta.shape)
                 value.ticket = None
         self._scalars = []

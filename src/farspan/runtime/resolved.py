@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farspan.lazy import learned_from_text, text_for_others
+from farspan.lazy import damaged, learned_from_text, text_for_others
+from farspan.runtime.agreement import agree_on_names
 from farspan.runtime.step.rng import load_generators, save_generators
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ def broadcast_result(engine: Engine, call: Call, *, is_foreseen: bool) -> None:
         blob = len(text).to_bytes(8, "little") + text + states
     blob = engine.agreement.tell("what a call gives", blob, owner)
     end = 8 + int.from_bytes(blob[:8], "little")
+    if end > len(blob):
+        raise damaged("what a call gives, without its end")
+    entry = blob[8:end].partition(b"\n")[2]
+    if not is_foreseen and entry:
+        agree_on_names(engine.agreement, entry, call.target)
     if owner != engine.rank and not is_foreseen:
         learned_from_text(call, blob[8:end])
     if len(blob) > end:

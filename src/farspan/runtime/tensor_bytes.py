@@ -11,8 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["array_of", "buffer_of", "pack_tensor", "pack_tensors", "raw_bytes", "unpack_tensor", "unpack_tensors"]
+from farspan.lazy import damaged
 
+__all__ = [
+    "array_of",
+    "buffer_of",
+    "pack_tensor",
+    "pack_tensors",
+    "raw_bytes",
+    "sparse_tensor",
+    "unpack_tensor",
+    "unpack_tensors",
+]
+
+_MOST_DIMENSIONS = 64
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -41,11 +53,29 @@ def unpack_tensors(header: dict[str, Any], payload: bytes | bytearray) -> list[t
     """The tensors of `pack_tensors`, each with memory of its own."""
     found: list[torch.Tensor] = []
     begin, view = 0, memoryview(payload)
-    for each in header["tensors"]:
-        end = begin + math.prod(each["shape"]) * _DTYPES[each["dtype"]].itemsize
+    headers = header.get("tensors")
+    if not isinstance(headers, list):
+        raise damaged("tensors without a list")
+    for each in headers:
+        end = begin + _size_of(each)
         found.append(unpack_tensor(each, bytearray(view[begin:end])))
         begin = end
+    if begin != len(view):
+        raise damaged(f"{len(view)} bytes for tensors of {begin}")
     return found
+
+
+def _size_of(header: Any) -> int:
+    """The bytes of a tensor, as its header says."""
+    fields = header if isinstance(header, dict) else {}
+    dtype, shape = fields.get("dtype"), fields.get("shape")
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+        raise damaged("a tensor without a shape")
+    if not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
+        raise damaged("a tensor whose shape is none")
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise damaged("a tensor without a dtype")
+    return math.prod(shape) * _DTYPES[dtype].itemsize
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,9 +124,32 @@ def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def unpack_tensor(header: dict[str, Any], payload: bytes | bytearray) -> torch.Tensor:
-    """The tensor of `pack_tensor`; it owns `payload`'s memory if that can be written to."""
+    """The tensor of `pack_tensor`; it owns `payload`'s memory if that can be written to.
+
+    Raises:
+        RecordError: The payload is not of the size that the header says.
+    """
+    size = _size_of(header)
+    if size != len(payload):
+        raise damaged(f"{len(payload)} bytes for a tensor of {size}")
     dtype, shape = _DTYPES[header["dtype"]], header["shape"]
     if not payload:
         return torch.empty(shape, dtype=dtype)
     buffer = payload if isinstance(payload, bytearray) else bytearray(payload)
     return torch.frombuffer(buffer, dtype=dtype).reshape(shape)
+
+
+def sparse_tensor(
+    indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int], is_coalesced: bool
+) -> torch.Tensor:
+    """A sparse tensor of parts that another rank has sent: an index outside of it would be a write outside its memory.
+
+    Raises:
+        RecordError: The parts do not fit.
+    """
+    try:
+        return torch.sparse_coo_tensor(
+            indices, values, torch.Size(shape), is_coalesced=is_coalesced, check_invariants=True
+        )
+    except RuntimeError as error:
+        raise damaged(f"a sparse tensor ({str(error).splitlines()[0][:100]})") from None

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from farspan.errors import RecordError
-from farspan.graph import Value
-from farspan.lazy import Placed
+from farspan.graph import Meta, Value
+from farspan.lazy import Placed, damaged
 from farspan.lazy.torch_private import raw_grad
 from farspan.runtime.abort import Halts
 from farspan.runtime.optimizers.states import OptimizerStates
 from farspan.runtime.reading.ahead import ParametersAhead
 from farspan.runtime.side import SideChannel
-from farspan.runtime.tensor_bytes import pack_tensor, pack_tensors, unpack_tensor, unpack_tensors
+from farspan.runtime.tensor_bytes import pack_tensor, pack_tensors, sparse_tensor, unpack_tensor, unpack_tensors
 
 __all__ = ["Part", "SharedValues"]
 
@@ -94,10 +94,7 @@ class SharedValues:
             return gradient
         indices, values, is_coalesced = unpack_tensors(*self._ask(rank, "sparse", placed.name))
         meta = placed.meta
-        copy = torch.sparse_coo_tensor(
-            indices, values, torch.Size(meta.shape), is_coalesced=bool(is_coalesced), check_invariants=False
-        )
-        return copy.to(meta.device)
+        return sparse_tensor(indices, values, meta.shape, bool(is_coalesced)).to(meta.device)
 
     def pull(self, rank: int, kind: str, what: Any, part: Part | None = None) -> torch.Tensor:
         """Ask `rank` for a "gradient" or "initial" weight by name, or for a "value", or part of one, by key."""
@@ -176,6 +173,7 @@ class SharedValues:
         if not part or value is None:
             return pack_tensor(data)
         meta, (size, stride, offset) = value.meta, part
+        _check_part(meta, size, stride, offset)
         if data.stride() != meta.stride:
             data = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=data.device).copy_(data)
         return pack_tensor(data.as_strided(size, stride, data.storage_offset() + offset))
@@ -191,3 +189,14 @@ class SharedValues:
             why="its program has let go of the tensor.",
             hint="keep a reference to the tensor on every rank until it has been read",
         )
+
+
+def _check_part(meta: Meta, size: Sequence[int], stride: Sequence[int], offset: int) -> None:
+    """Raise if another rank asks for what does not lie within a tensor of `meta`."""
+    numbers = [*size, *stride, offset]
+    if len(size) != len(stride) or not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
+        raise damaged("a question for part of a tensor")
+    last = offset + sum((each - 1) * step for each, step in zip(size, stride, strict=True))
+    inside = sum((each - 1) * step for each, step in zip(meta.shape, meta.stride, strict=True))
+    if 0 not in size and (0 in meta.shape or last > inside):
+        raise damaged("a question for more of a tensor than there is")

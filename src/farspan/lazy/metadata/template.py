@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from farspan.lazy.metadata.making import new_object, new_tuple, note_used, put_attribute
+
 __all__ = [
     "HOLE",
     "ById",
@@ -104,11 +106,14 @@ class Flattener:
             return (_TUPLE, tuple([self.walk(part) for part in item]))
         if isinstance(item, tuple) and not isinstance(item, _BY_IDENTITY):
             parts = tuple([self.walk(part) for part in item])
+            note_used(kind)
             return (_NAMED, kind, parts) if hasattr(kind, "_fields") else (_NAMED, ById(kind), parts)
         if isinstance(item, _BY_IDENTITY):
             self.has_opaque |= not isinstance(item, type) and id(item) not in self.known
+            note_used(item if isinstance(item, type) else kind)
             return (_ATOM, kind, ById(item))
         if isinstance(item, enum.Enum):
+            note_used(kind)
             return (_ATOM, kind, item)
         if kind is slice:
             return (_SLICE, self.walk((item.start, item.stop, item.step)))
@@ -132,6 +137,7 @@ class Flattener:
             return (_LIST, number, tuple([self.walk(part) for part in item]))
         if kind is dict:
             return (_DICT, number, dict, tuple([(self._key(key), self.walk(part)) for key, part in item.items()]), ())
+        note_used(kind)
         if isinstance(item, dict):
             items = OrderedDict.items(item) if isinstance(item, OrderedDict) else dict.items(item)
             pairs = tuple([(self._key(key), self.walk(part)) for key, part in items])
@@ -294,7 +300,7 @@ class Rebuilder:
         if kind == _NAMED:
             _, cls, parts = template
             values = [self.build(part) for part in parts]
-            return cls(*values) if not isinstance(cls, ById) else _other_tuple(cls.value, values)
+            return new_tuple(cls.value if type(cls) is ById else cls, values)
         if kind == _AGAIN:
             return self.made[template[1]]
         if kind == _GIVEN:
@@ -305,7 +311,7 @@ class Rebuilder:
         if kind == _SET:
             result = self.made[template[1]] = template[2](map(_plain, template[3]))
             return result
-        result = self.made[template[1]] = [] if kind == _LIST else template[2].__new__(template[2])
+        result = self.made[template[1]] = [] if kind == _LIST else new_object(template[2])
         self.fill(result, template)
         return result
 
@@ -320,7 +326,7 @@ class Rebuilder:
             _, _, cls, pairs, attributes = template
             for key, part in pairs:
                 dict.__setitem__(result, _plain(key), self.build(part))
-                if cls is not dict and hasattr(cls, "move_to_end"):
+                if cls is not dict and issubclass(cls, OrderedDict):
                     _restore_order(result, _plain(key))
             self._set_attributes(result, attributes)
         else:
@@ -330,9 +336,9 @@ class Rebuilder:
     def refill(self, item: Any, template: Any) -> None:
         """Let the list, dictionary, set or object `item` hold what `template` says, and nothing else."""
         kind = template[0]
-        if kind == _DICT and hasattr(type(item), "move_to_end"):
+        if isinstance(item, OrderedDict):
             OrderedDict.clear(item)
-        elif kind == _DICT:
+        elif isinstance(item, dict):
             dict.clear(item)
         elif isinstance(item, list):
             list.clear(item)
@@ -340,7 +346,7 @@ class Rebuilder:
             item.clear()
         attributes = {name for name, *_ in template[4 if kind == _DICT else 3]} if kind in (_DICT, _OBJECT) else ()
         for name in [name for name in getattr(item, "__dict__", {}) if name not in attributes]:
-            object.__delattr__(item, name)
+            del item.__dict__[name]
         self.fill(item, template)
 
     def _set_attributes(self, result: Any, attributes: Any) -> None:
@@ -351,7 +357,7 @@ class Rebuilder:
             elif name == "":
                 list.extend(result, value)
             else:
-                object.__setattr__(result, name, value)
+                put_attribute(result, name, value)
 
 
 def _plain(key: Any) -> Any:
@@ -361,11 +367,6 @@ def _plain(key: Any) -> Any:
 def _restore_order(result: Any, key: Any) -> None:
     """An OrderedDict keeps its own list of keys, which dict.__setitem__ does not extend."""
     OrderedDict.__setitem__(result, key, dict.__getitem__(result, key))
-
-
-def _other_tuple(cls: Any, values: list[Any]) -> Any:
-    """A tuple subclass without fields: torch.return_types take one sequence."""
-    return cls(values) if cls.__module__.startswith("torch") else tuple.__new__(cls, values)
 
 
 def map_tensors(item: Any, function: Any) -> Any:

@@ -20,6 +20,7 @@ from torch import nn
 
 from farspan.graph import Call
 from farspan.lazy.metadata.effects.around import code_of, content_of, globals_of
+from farspan.lazy.received.checked import damaged
 
 __all__ = ["exception_from_json", "exception_to_json", "told_as"]
 
@@ -111,8 +112,35 @@ def _read(item: Any) -> Any:
 
 
 def exception_from_json(text: bytes, calls: Iterable[Call]) -> Exception:
-    """Make the exception that another rank has written, which one of `calls` has raised there."""
-    return _from_document(json.loads(text), _kinds_of(calls))
+    """Make the exception that another rank has written, which one of `calls` has raised there.
+
+    Raises:
+        RecordError: It is no such text.
+    """
+    try:
+        document = json.loads(text)
+        _check_document(document)
+        return _from_document(document, _kinds_of(calls))
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):  # a constructor of Python's refuses, too
+        raise damaged("an exception that none has written") from None
+
+
+def _check_document(document: Any) -> None:
+    """Raise if a document has not what `_document_of` writes.
+
+    Raises:
+        TypeError, KeyError: It has not.
+    """
+    kinds: dict[str, Any] = {"name": str, "arguments": list, "attributes": dict, "notes": list, "is_hidden": bool}
+    if type(document) is not dict or any(type(document[key]) is not kind for key, kind in kinds.items()):
+        raise TypeError
+    for item in [*document["arguments"], *document["attributes"].values()]:
+        if not _is_plain(_read(item)):
+            raise TypeError
+    document["attributes"].pop("__notes__", None)
+    parts = [] if document["parts"] is None else document["parts"]
+    for part in [*parts, *(document[key] for key in ("cause", "context") if document[key] is not None)]:
+        _check_document(part)
 
 
 def _from_document(document: Mapping[str, Any], kinds: Mapping[str, type[Exception]]) -> Exception:

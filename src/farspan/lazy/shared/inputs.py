@@ -17,6 +17,7 @@ from farspan.errors import RecordError
 from farspan.graph import Value
 from farspan.lazy.metadata import flatten, meta_of, rebuild
 from farspan.lazy.ops.functions import find_where, format_where
+from farspan.lazy.received.checked import damaged
 from farspan.lazy.shared.wire import structure_from_json, structure_to_json
 from farspan.lazy.tensor import LazyTensor
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
 __all__ = ["announce", "take_in"]
+
+_MOST_TEXT = 4_000
 
 
 def announce(batch: Any) -> tuple[bytes, list[torch.Tensor]]:
@@ -68,13 +71,24 @@ def take_in(
         RecordError: The batch cannot be told; the same on every rank.
     """
     if text.startswith(b"{"):
-        what, why, hint = json.loads(text)["error"]
-        raise RecordError(what, why=why, hint=hint)
+        raise _told_error(text)
     template, metas = structure_from_json(text)
     values = [Value(meta, stage_of(meta.device), index=number()) for meta in metas]
     for value, tensor in zip(values, data, strict=False):
         value.data = tensor
     return rebuild(template, [LazyTensor.make(value, recorder) for value in values]), values
+
+
+def _told_error(text: bytes) -> RecordError:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return damaged("an error that is no JSON")
+    parts = document.get("error")
+    if document.keys() != {"error"} or not isinstance(parts, list) or len(parts) != 3:
+        return damaged("an error without its parts")
+    what, why, hint = [str(part)[:_MOST_TEXT] for part in parts]
+    return RecordError(what, why=why, hint=hint)
 
 
 def _check(tensor: torch.Tensor) -> None:

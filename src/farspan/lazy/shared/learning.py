@@ -259,7 +259,7 @@ def learned_from_text(call: Call, text: bytes) -> None:
     if raised:
         call.raised = exception_from_json(raised, [call])
     if entry:
-        _know(call, entry_from_json(entry, call.template))
+        _know(call, entry_from_json(entry, call.template, len(call.arguments or ()), call.target))
 
 
 def _know(call: Call, entry: Entry) -> None:

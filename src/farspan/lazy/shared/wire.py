@@ -1,7 +1,8 @@
 """Entries as JSON: what the rank that has run a call, or has read a batch, tells the others about it.
 
-Nothing is unpickled or imported: classes and functions are named, and must be loaded under that name already; what the
-call was given is named by its place among the arguments.
+Nothing is unpickled, imported or searched for among what is loaded: classes and functions are named, and looked up in
+what this rank's own program has used or names (`Known`); what the call was given is named by its place among the
+arguments. All is checked before anything is made of it, and whatever is wrong is a RecordError.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import base64
 import dataclasses
 import enum
 import json
+import re
 import sys
-import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,23 +21,37 @@ import torch
 
 from farspan.errors import RecordError
 from farspan.graph import Meta
-from farspan.lazy.metadata.entry import Entry, intern
+from farspan.lazy.metadata.effects.changes import ATTRIBUTES
+from farspan.lazy.metadata.entry import Entry
+from farspan.lazy.metadata.making import note_used
 from farspan.lazy.metadata.template import ById
+from farspan.lazy.received.checked import Checker, damaged, is_tuple_of, nodes_of
+from farspan.lazy.received.decoder import (
+    ARRAY_TYPE,
+    AS_LISTS,
+    MOST_DEPTH,
+    TORCH_NAMES,
+    UNNAMED,
+    Decoder,
+    decode_metas,
+)  # fmt: skip
+from farspan.lazy.received.decoder import unknown_class as unknown_class
+from farspan.lazy.received.known import Known, is_fixed, name_of
 
-__all__ = ["entry_from_json", "entry_to_json", "structure_from_json", "structure_to_json"]
+__all__ = [
+    "entry_from_json",
+    "entry_to_json",
+    "names_in",
+    "structure_from_json",
+    "structure_to_json",
+    "unknown_class",
+    "unknown_names",
+]
 
 _FIELDS = tuple(item.name for item in dataclasses.fields(Entry) if item.init and item.name not in ("metas", "draws"))
 _PLAIN = (bool, int, str, type(None))
-_TORCH_NAMES = (torch.dtype, torch.layout, torch.memory_format)
-_UNNAMED = {
-    kind.__name__: kind
-    for kind in (
-        type(None), type(Ellipsis), type(NotImplemented), types.FunctionType, types.BuiltinFunctionType,
-        types.MethodType, types.ModuleType,
-    )
-}  # fmt: skip
-"""Classes that are not found under their own names."""
-_AS_LISTS: dict[str, type] = {"tuple": tuple, "frozenset": frozenset, "size": torch.Size}
+_NAMES = re.compile(rb'\{"(?:name": "([^"\\]{1,1000})"\}|enum": "([^"\\]{1,1000})", "member")')
+"""A quotation mark within a text has a backslash before it: only a name can look like this."""
 
 
 def entry_to_json(entry: Entry, arguments: Any) -> bytes:
@@ -55,12 +70,31 @@ def entry_to_json(entry: Entry, arguments: Any) -> bytes:
     return json.dumps(document).encode()
 
 
-def entry_from_json(text: bytes, arguments: Any) -> Entry:
-    """Read what `entry_to_json` wrote; `arguments` is the template of this rank's arguments of the same call."""
+def entry_from_json(text: bytes, arguments: Any, num_arguments: int, target: Any = None) -> Entry:
+    """Read what `entry_to_json` wrote.
+
+    Args:
+        text: From the rank that has run the call.
+        arguments: The template of this rank's arguments of the same call.
+        num_arguments: How many tensors the call has been given.
+        target: What is called, on this rank.
+
+    Raises:
+        RecordError: It is no such text, or names what this rank does not have.
+    """
     given = list(_identities(arguments))
-    document = json.loads(text)
-    fields = {name: _decode(document[name], given) for name in _FIELDS}
-    fields["metas"] = _decode_metas(document["metas"])
+    document = _parse(text)
+    if not isinstance(document, dict) or document.keys() != {*_FIELDS, "metas"}:
+        raise damaged("what a call gives, without its parts")
+    decoder = Decoder(Known([*_call_of(target), *given]), given)
+    fields = {name: decoder.decode(document[name]) for name in _FIELDS}
+    metas = fields["metas"] = decode_metas(document["metas"])
+    nodes = {**nodes_of(arguments), ATTRIBUTES: (5, 0, dict, (), ())}
+    _check_fields(fields, num_arguments)
+    checker = Checker(len(metas), decoder.known, nodes)
+    checker.check(fields["template"])
+    for number, contents in fields["changes"]:
+        checker.check_contents(number, contents)
     return Entry(**fields)
 
 
@@ -70,13 +104,60 @@ def structure_to_json(template: Any, metas: Sequence[Meta]) -> bytes:
     Raises:
         RecordError: It holds an object that has no name.
     """
-    return json.dumps([_encode(template, {}), _encode_metas(metas)]).encode()
+    return json.dumps([_encode(template, None), _encode_metas(metas)]).encode()
 
 
 def structure_from_json(text: bytes) -> tuple[Any, tuple[Meta, ...]]:
-    """Read what `structure_to_json` wrote: the template and its tensors' metadata."""
-    template, metas = json.loads(text)
-    return _decode(template, []), _decode_metas(metas)
+    """Read what `structure_to_json` wrote: the template and its tensors' metadata.
+
+    Raises:
+        RecordError: It is no such text, or names what this rank's program does not.
+    """
+    document = _parse(text)
+    if not isinstance(document, list) or len(document) != 2:
+        raise damaged("a batch without a structure")
+    decoder = Decoder(Known(), [])
+    template, metas = decoder.decode(document[0]), decode_metas(document[1])
+    Checker(len(metas), decoder.known).check(template)
+    return template, metas
+
+
+def names_in(text: bytes) -> list[str]:
+    """What a text from `entry_to_json` or `structure_to_json` names that not every program has: the same, and in the
+    same order, on every rank that has the text.
+    """
+    found = {(name or of_enum).decode(errors="replace") for name, of_enum in _NAMES.findall(text)}
+    return sorted(name for name in found if not is_fixed(name))
+
+
+def unknown_names(names: Sequence[str], target: Any = None) -> list[str]:
+    """Those of `names` that this rank does not have: neither its program nor the code of `target`. Classes that it has
+    count as used from now on.
+    """
+    known, unknown = Known(_call_of(target)), list[str]()
+    for name in names:
+        found = known.find(name)
+        if isinstance(found, type):
+            note_used(found)
+        elif found is None:
+            unknown.append(name)
+    return unknown
+
+
+def _call_of(target: Any) -> list[Any]:
+    """What a call is made of: its modules, or its function."""
+    return [] if target is None else [*getattr(target, "modules", ()), target]
+
+
+def _parse(text: bytes) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant, parse_float=_no_constant)
+    except (ValueError, RecursionError):
+        raise damaged("it is no JSON, or nested too deeply") from None
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(text)
 
 
 def _encode_metas(metas: Sequence[Meta]) -> list[Any]:
@@ -86,11 +167,35 @@ def _encode_metas(metas: Sequence[Meta]) -> list[Any]:
     ]
 
 
-def _decode_metas(metas: list[Any]) -> tuple[Meta, ...]:
-    return tuple(
-        intern(Meta(tuple(shape), tuple(stride), getattr(torch, dtype), torch.device(device), requires_grad))
-        for shape, stride, dtype, device, requires_grad in metas
-    )
+_BOOLS = ("names_arguments", "has_tensors_only", "is_one_new_tensor", "is_random", "is_random_in_python", "is_ordered")
+
+
+def _check_fields(fields: dict[str, Any], num_arguments: int) -> None:
+    """Raise if the parts of an entry, templates apart, are not what an entry has."""
+    num_metas, kinds = len(fields["metas"]), {**dict.fromkeys(_BOOLS, bool), "name": str, "num_results": int}
+
+    def is_numbers(item: Any, first: int, end: int) -> bool:
+        return is_tuple_of(item, int) and all(first <= number < end for number in item)
+
+    wrong = [name for name, kind in kinds.items() if type(fields[name]) is not kind]
+    wrong += [name for name in ("flops", "digest") if type(fields[name]) is not int or fields[name].bit_length() > 512]
+    for name in ("unused", "unused_parameters"):
+        if type(fields[name]) is not frozenset or not is_numbers(tuple(fields[name]), 0, 1 << 32):
+            wrong.append(name)
+    wrong += [name for name in ("attributes", "histories") if not is_tuple_of(fields[name], str)]
+    wrong += [name for name in ("same_as", "shares") if not is_numbers(fields[name], -1, num_arguments)]
+    if not is_numbers(fields["mutated"], 0, num_arguments):
+        wrong.append("mutated")
+    ways = fields["depends_on"]
+    if not is_tuple_of(ways, tuple) or not all(is_numbers(item, 0, num_arguments) for item in ways):
+        wrong.append("depends_on")
+    if type(fields["num_results"]) is int and not 0 <= fields["num_results"] <= num_metas:
+        wrong.append("num_results")
+    changes = fields["changes"]
+    if not is_tuple_of(changes, tuple) or any(len(change) != 2 for change in changes):
+        wrong.append("changes")
+    if wrong:
+        raise damaged(f"what a call gives, with a wrong {wrong[0]}")
 
 
 def _identities(template: Any) -> Iterator[Any]:
@@ -102,96 +207,70 @@ def _identities(template: Any) -> Iterator[Any]:
             yield from _identities(part)
 
 
-def _encode(item: Any, given: dict[int, int]) -> Any:
+def _encode(item: Any, given: dict[int, int] | None, depth: int = 0) -> Any:
+    """`item` as JSON; what is `given`, by id, as its number. Without that, functions cannot be named."""
     kind = type(item)
     if kind in _PLAIN:
         return item
-    for name, sequence in _AS_LISTS.items():
+    if depth >= MOST_DEPTH:
+        raise _untold("an object nested this deeply")
+    for name, sequence in AS_LISTS.items():
         if kind is sequence:
-            return {name: [_encode(part, given) for part in item]}
+            return {name: [_encode(part, given, depth + 1) for part in item]}
     if kind is ById:
-        if id(item.value) in given:
+        if given is not None and id(item.value) in given:
             return {"given": given[id(item.value)]}
-        return {"by_id": _encode(item.value, given)}
+        return {"by_id": _encode(item.value, given, depth + 1)}
     if kind in (float, complex):
         return {kind.__name__: repr(item)}
     if kind is bytes:
         return {"bytes": base64.b64encode(item).decode()}
     if kind is range:
         return {"range": [item.start, item.stop, item.step]}
-    if kind in _TORCH_NAMES:
+    if kind in TORCH_NAMES:
         return {"torch": str(item).removeprefix("torch.")}
     if kind is torch.device:
         return {"device": str(item)}
-    if isinstance(item, enum.Enum):
-        return {"enum": _name_of(kind), "member": item.name}
-    if kind is type and _UNNAMED.get(item.__name__) is item:
+    if isinstance(item, enum.Enum) and kind._member_map_.get(item.name or "") is item:
+        return {"enum": _own_name(kind), "member": item.name}
+    if kind is type and UNNAMED.get(item.__name__) is item:
         return {"unnamed": item.__name__}
     if item is Ellipsis or item is NotImplemented:
         return {"builtin": repr(item)}
-    if isinstance(item, (np.ndarray, np.generic)) and not item.dtype.hasobject:
-        data = base64.b64encode(np.ascontiguousarray(item).tobytes()).decode()
-        return {"array": data, "dtype": item.dtype.str, "shape": list(item.shape), "scalar": kind is not np.ndarray}
-    return {"name": _name_of(item)}
+    if kind in (np.ndarray, np.memmap) or isinstance(item, np.generic):
+        return _encode_array(item)
+    if given is None and not isinstance(item, type):
+        raise _untold(kind.__qualname__)
+    return {"name": _own_name(item)}
 
 
-def _decode(item: Any, given: list[Any]) -> Any:
-    if not isinstance(item, dict):
-        return item
-    key, value = next(iter(item.items()))
-    if key in _AS_LISTS:
-        return _AS_LISTS[key](_decode(part, given) for part in value)
-    if key == "given":
-        return ById(given[value])
-    if key == "by_id":
-        return ById(_decode(value, given))
-    if key in ("float", "complex"):
-        return float(value) if key == "float" else complex(value)
-    if key == "bytes":
-        return base64.b64decode(value)
-    if key == "range":
-        return range(*value)
-    if key == "torch":
-        return getattr(torch, value)
-    if key == "device":
-        return torch.device(value)
-    if key == "enum":
-        return _find(value)[item["member"]]
-    if key == "unnamed":
-        return _UNNAMED[value]
-    if key == "builtin":
-        return {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}[value]
-    if key == "array":
-        array = np.frombuffer(base64.b64decode(value), np.dtype(item["dtype"])).reshape(item["shape"]).copy()
-        return array[()] if item["scalar"] else array
-    return _find(value)
+def _encode_array(item: Any) -> Any:
+    if item.dtype.hasobject or not ARRAY_TYPE.fullmatch(item.dtype.str) or np.dtype(item.dtype.str) != item.dtype:
+        raise _untold(type(item).__qualname__)
+    data = base64.b64encode(np.ascontiguousarray(item).tobytes()).decode()
+    return {"array": data, "dtype": item.dtype.str, "shape": list(item.shape), "scalar": isinstance(item, np.generic)}
 
 
-def _name_of(item: Any) -> str:
-    name = f"{getattr(item, '__module__', None)}:{getattr(item, '__qualname__', None)}"
-    if _lookup(name) is not item:
-        raise RecordError(
-            f"a module returned an object that cannot be told to the other ranks: {type(item).__qualname__}.",
-            why="what it returns depends on the data, so only the rank that ran it knows it.",
-            hint="return tensors, numbers, strings, or lists, dictionaries and objects made of them",
-        )
+def _own_name(item: Any) -> str:
+    """The name of a class, function or module of this rank's."""
+    name = name_of(item)
+    if name is None or _loaded(name) is not item:
+        raise _untold(type(item).__qualname__)
     return name
 
 
-def _find(name: str) -> Any:
-    found = _lookup(name)
-    if found is None:
-        raise RecordError(
-            f"{name} is not loaded on this rank.",
-            why="another rank has an object of it, in a batch or from a module that it ran.",
-            hint="import it at the top of the program, so that every rank has it",
-        )
-    return found
-
-
-def _lookup(name: str) -> Any:
+def _loaded(name: str) -> Any:
+    """What this rank itself has loaded under its own name: only what is to be sent is looked up like this."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
-    for part in path.split("."):
+    for part in path.split(".") if path else ():
         found = getattr(found, part, None)
     return found
+
+
+def _untold(kind: str) -> RecordError:
+    return RecordError(
+        f"a module returned an object that cannot be told to the other ranks: {kind}.",
+        why="what it returns depends on the data, so only the rank that ran it knows it.",
+        hint="return tensors, numbers, strings, or lists, dictionaries and objects made of them",
+    )

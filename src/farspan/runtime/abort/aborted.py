@@ -10,7 +10,7 @@ import torch
 
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Value
-from farspan.lazy import exception_from_json, exception_to_json, go_on, told_as
+from farspan.lazy import damaged, exception_from_json, exception_to_json, go_on, told_as
 from farspan.runtime.abort.interruption import Interruption, Raised
 from farspan.runtime.abort.order import Place, place_of_backward, place_of_call
 
@@ -65,16 +65,14 @@ def end_aborted(
     found: list[tuple[Place, int, str, str, bytes]] = []
     for rank, report in enumerate(reports):
         if report:
-            end = 8 + int.from_bytes(report[:8], "little")
-            place, text, words = json.loads(report[8:end])
-            found.append((tuple(place), rank, text, words, report[end:]))
+            found.append(_read_report(report, rank, graphs))
     place, rank, text, words, state = min(found)
     raised = interruption.raised
     if rank == engine.rank and raised is not None:
         error = told_as(raised.error, _calls_at(place, graphs))
         failed = raised.part if raised.is_in_pieces else None
     else:
-        error, failed = exception_from_json(text.encode(), _calls_at(place, graphs)), None
+        error, failed = exception_from_json(text.encode(errors="replace"), _calls_at(place, graphs)), None
         vars(error)[_RAISED_BY] = rank
     interruption.undo.check(place, f"{type(error).__name__} in {words}")
     interruption.undo.undo(place, failed=failed)
@@ -86,6 +84,21 @@ def end_aborted(
     program.released = [call for call in program.released if _is_over(call, place)]
     _drop(graphs, place, f"{type(error).__name__} in {words}")
     return error, place
+
+
+def _read_report(report: bytes, rank: int, graphs: Sequence[Graph]) -> tuple[Place, int, str, str, bytes]:
+    end = 8 + int.from_bytes(report[:8], "little")
+    try:
+        place, text, words = json.loads(report[8:end])
+    except (ValueError, TypeError, RecursionError):
+        raise damaged("an exception of a step that is no JSON") from None
+    graph = next((graph for graph in graphs if isinstance(place, list) and place and graph.index == place[0]), None)
+    is_place = graph is not None and len(place) >= 2 and all(type(number) is int for number in place)
+    if graph is None or not is_place or not (place[1] or (len(place) == 3 and 0 <= place[2] < len(graph.calls))):
+        raise damaged("an exception of a step, at no place of it")
+    if not isinstance(text, str) or not isinstance(words, str):
+        raise damaged("an exception of a step, without its text")
+    return tuple(place), rank, text, words, report[end:]
 
 
 def rank_that_raised(error: BaseException) -> int | None:

@@ -22,6 +22,8 @@ class Agreement:
     def __init__(self, side: SideChannel, deadline_s: float) -> None:
         self.side = side
         self.deadline_s = deadline_s
+        self.names: set[str] = set()
+        """Of classes that another rank has named, and that all ranks have."""
         self._number = 0
 
     def meet(self, what: str) -> None:

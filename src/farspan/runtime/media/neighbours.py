@@ -236,7 +236,7 @@ class _Setup:
             is_meant = higher[rank].pid == pid and lane in _LANES and lane not in self.pairs.get(rank, {})
             if not is_meant or not secrets.compare_digest(token, self.card.token):
                 return False
-        except (ValueError, KeyError, TypeError, ConnectionError) as error:
+        except (ValueError, KeyError, TypeError, ConnectionError, RecursionError) as error:
             _log.debug("rank %d was greeted wrongly by process %d: %s", self.rank, pid, error)
             return False
         self.pairs.setdefault(rank, {})[lane] = connection

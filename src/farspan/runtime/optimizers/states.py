@@ -14,7 +14,17 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from farspan.errors import RecordError
-from farspan.lazy import LazyTensor, Placed, flatten, meta_of, rebuild, structure_from_json, structure_to_json
+from farspan.graph import Meta
+from farspan.lazy import (
+    LazyTensor,
+    Placed,
+    damaged,
+    flatten,
+    meta_of,
+    rebuild,
+    structure_from_json,
+    structure_to_json,
+)  # fmt: skip
 from farspan.lazy.metadata import map_tensors
 from farspan.runtime.optimizers.kept import find_kept, raw_state
 from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
@@ -107,19 +117,40 @@ class OptimizerStates:
 
         What lay on the parameter's device comes to `device`, if one is given.
         """
-        template, metas = structure_from_json(header["structure"].encode())
+        structure, packed, beside = (header.get(name) for name in ("structure", "tensors", "is_beside"))
+        if not isinstance(structure, str) or not isinstance(packed, list) or not isinstance(beside, list):
+            raise damaged("what an optimizer keeps, without its parts")
+        template, metas = structure_from_json(structure.encode(errors="replace"))
+        if not len(metas) == len(packed) == len(beside):
+            raise damaged("what an optimizer keeps, with other tensors than its structure has")
         tensors: list[torch.Tensor] = []
         begin = 0
-        for (of_tensor, size), meta in zip(header["tensors"], metas, strict=True):
-            tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
-            tensor.copy_(unpack_tensor(of_tensor, bytes(payload[begin : begin + size])))
+        for item, meta, is_beside in zip(packed, metas, beside, strict=True):
+            of_tensor, size = item if isinstance(item, list) and len(item) == 2 else ({}, 0)
+            if type(size) is not int or not 0 <= size <= len(payload) - begin:
+                raise damaged("what an optimizer keeps, with more than was sent")
+            found = unpack_tensor(of_tensor, bytes(payload[begin : begin + size]))
+            if tuple(found.shape) != meta.shape or found.dtype != meta.dtype:
+                raise damaged("what an optimizer keeps, with another shape than it says")
+            tensor = _as_laid_out(meta)
+            tensor.copy_(found)
             begin += size
-            is_beside = header["is_beside"][len(tensors)]
             tensors.append(tensor.to(device) if device is not None and is_beside else tensor)
         state = rebuild(template, tensors)
         if type(state) is dict:  # names as the optimizer has them, once: a file of the state has each once
             state = {sys.intern(name) if type(name) is str else name: item for name, item in state.items()}
         return state
+
+
+def _as_laid_out(meta: Meta) -> torch.Tensor:
+    """Memory for a tensor: in its own order if that has no gaps, else in that of its shape."""
+    expected, is_dense = 1, len(meta.stride) == len(meta.shape)
+    for step, size in sorted(zip(meta.stride, meta.shape, strict=False)):
+        is_dense &= size == 1 or step == expected
+        expected *= size
+    if not is_dense:
+        return torch.empty(meta.shape, dtype=meta.dtype)
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
 
 
 def placed_in(optimizer: Optimizer, placed: Mapping[int, Placed]) -> list[Placed]:

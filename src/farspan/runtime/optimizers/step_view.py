@@ -24,7 +24,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from farspan.graph import Meta, Value
-from farspan.lazy import LazyTensor, Placed, StubParameter, intern, meta_of
+from farspan.lazy import LazyTensor, Placed, StubParameter, damaged, intern, meta_of
 from farspan.lazy.memory.exchange import become_plain
 from farspan.lazy.metadata import Unknown, current_modes, flatten, flatten_arguments, map_tensors, rebuild
 from farspan.lazy.ops.functions import PASS_THROUGH, READERS, SHOWS, name_of
@@ -36,7 +36,7 @@ from farspan.lazy.torch_private import (
 from farspan.runtime.optimizers.functions import has_dynamic_shape, shape_of, stand_in, writes_by_name
 from farspan.runtime.optimizers.lists import over_lists
 from farspan.runtime.optimizers.own import make_own
-from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
+from farspan.runtime.tensor_bytes import pack_tensor, sparse_tensor, unpack_tensor
 
 if TYPE_CHECKING:
     from farspan.runtime.engine import Engine
@@ -265,7 +265,9 @@ class StepView(TorchFunctionMode):
         blob = self.engine.agreement.tell("a sparse gradient", blob, self.engine.stages[placed.stage].rank)
         if gradient is not None:
             return gradient
-        number = int(torch.frombuffer(bytearray(blob[:8]), dtype=torch.int64)[0])
+        number = int.from_bytes(blob[:8], "little")
+        if not 3 <= number <= 64 or len(blob) < 8 + 8 * number:
+            raise damaged("a sparse gradient without its sizes")
         *shape, num_sparse, is_coalesced = torch.frombuffer(
             bytearray(blob[8 : 8 + 8 * number]), dtype=torch.int64
         ).tolist()
@@ -274,10 +276,7 @@ class StepView(TorchFunctionMode):
         indices = unpack_tensor({"dtype": "int64", "shape": [num_sparse, shape[0]]}, blob[begin:end])
         header = {"dtype": str(placed.meta.dtype).removeprefix("torch."), "shape": shape}
         values = unpack_tensor(header, blob[end:])
-        copy = torch.sparse_coo_tensor(
-            indices, values, placed.meta.shape, is_coalesced=bool(is_coalesced), check_invariants=False
-        )
-        return copy.to(placed.meta.device)
+        return sparse_tensor(indices, values, placed.meta.shape, bool(is_coalesced)).to(placed.meta.device)
 
     def _with_sparse(self, kind: int, func: Any, args: Any, kwargs: Any) -> Any:
         """A function that is given a sparse gradient: what a rank has of it alone is written into there, or told."""

@@ -34,6 +34,8 @@ Handler = Callable[[dict[str, Any]], tuple[dict[str, Any], Any]]
 
 PART_BYTES = 1 << 20
 WINDOW_BYTES = 8 * PART_BYTES
+_MOST_BYTES = 1 << 44
+"""Of one answer."""
 
 
 @dataclass(slots=True)
@@ -133,10 +135,13 @@ class Calls:
             if question is None or question.rank != header["from"]:
                 return bytearray(size)
             if question.payload is None:
-                question.payload = bytearray(header["size"])
-                question.missing_bytes = header["size"]
+                size_bytes = header["size"]
+                if type(size_bytes) is not int or not 0 <= size_bytes <= _MOST_BYTES:
+                    raise ProtocolError(f"an answer of {str(size_bytes)[:40]} bytes")
+                question.payload = bytearray(size_bytes)
+                question.missing_bytes = size_bytes
             at = header["at"]
-            if not 0 <= at <= at + size <= len(question.payload):
+            if type(at) is not int or not 0 <= at <= at + size <= len(question.payload):
                 raise ProtocolError(f"part {at}+{size} of an answer of {len(question.payload)} bytes")
             return memoryview(question.payload)[at : at + size]
 

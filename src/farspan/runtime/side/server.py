@@ -193,7 +193,7 @@ class HubServer:
     def _hear(self, conn: _Connection, rank: int, frame: Frame) -> None:
         try:
             self._outbox.extend(self._hub.on_message(rank, frame.header, frame.payload))
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
             _log.warning("side channel: rank %d sent %r: %r", rank, frame.header.get("t"), error)
             self._drop(conn)
             return

@@ -228,5 +228,7 @@ def parts_of(frame: Frame) -> list[bytes]:
     """The payload of a frame, cut where its header says."""
     view = memoryview(frame.payload)
     sizes: list[int] = frame.header["sizes"]
+    if not all(type(size) is int and size >= 0 for size in sizes) or sum(sizes) != len(view):
+        raise ProtocolError(f"parts of other sizes than the {len(view)} bytes there are")
     ends = list(itertools.accumulate(sizes))
     return [bytes(view[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]

@@ -13,8 +13,8 @@ import torch
 
 from farspan.errors import DivergenceError, RecordError
 from farspan.graph import Graph, Meta, Value
-from farspan.lazy import Recorder, announce, find_where, format_where, plain_versions, take_in
-from farspan.runtime.agreement import Agreement
+from farspan.lazy import Recorder, announce, damaged, find_where, format_where, plain_versions, take_in
+from farspan.runtime.agreement import Agreement, agree_on_names
 from farspan.runtime.step.rng import load_generators, save_generators
 from farspan.runtime.step.sites import StageSite, check_rank, host_stage
 from farspan.runtime.values import SharedValues
@@ -50,14 +50,19 @@ class Inputs:
         generators = save_generators()
         digest = hashlib.blake2b(generators, digest_size=8).digest()
         parts = self.agreement.gather("a batch", _HEADER.pack(rank, digest) + text)
+        if any(len(part) < _HEADER.size for part in parts):
+            raise damaged("a batch without a head")
         owners, digests = zip(*[_HEADER.unpack_from(part) for part in parts], strict=True)
         self._check_owners(owners)
+        text = parts[rank][_HEADER.size :]
+        if not text.startswith(b"{"):
+            agree_on_names(self.agreement, text)
         if any(other != digests[rank] for other in digests):  # reading has drawn random numbers, as loaders do
             load_generators(self.agreement.tell("generators", generators if rank == side.rank else b"", rank))
         self.values.let_go(dropped)  # all ranks have come here
         result, values = take_in(
             self.recorder,
-            parts[rank][_HEADER.size :],
+            text,
             data,
             lambda device: host_stage(self.stages, rank, device),
             lambda: next(self._numbers),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from farspan.lazy import damaged
 from farspan.lazy.randomness import GENERATORS
 
 __all__ = ["load_generators", "save_generators"]
@@ -28,10 +29,13 @@ def save_generators(in_torch: torch.Tensor | None = None) -> bytes:
 def load_generators(saved: bytes, put_in_torch: Callable[[torch.Tensor], None] = torch.set_rng_state) -> None:
     """Set them to what `save_generators` gave, torch's by `put_in_torch`."""
     end = 8 + int.from_bytes(saved[:8], "little")
-    version, internal, gauss, kind, position, has_gauss, cached = json.loads(saved[8:end])
-    keys = np.frombuffer(saved, dtype=np.uint32, count=624, offset=end)
-    in_torch = torch.frombuffer(bytearray(saved[end + keys.nbytes :]), dtype=torch.uint8)
-    with GENERATORS:
-        random.setstate((version, tuple(internal), gauss))
-        np.random.set_state((kind, keys, position, has_gauss, cached))
-        put_in_torch(in_torch)
+    try:
+        version, internal, gauss, kind, position, has_gauss, cached = json.loads(saved[8:end])
+        keys = np.frombuffer(saved, dtype=np.uint32, count=624, offset=end)
+        in_torch = torch.frombuffer(bytearray(saved[end + keys.nbytes :]), dtype=torch.uint8)
+        with GENERATORS:
+            random.setstate((version, tuple(internal), gauss))
+            np.random.set_state((kind, keys, position, has_gauss, cached))
+            put_in_torch(in_torch)
+    except (ValueError, TypeError, RecursionError, OverflowError, RuntimeError) as error:
+        raise damaged(f"the states of random generators ({error})"[:200]) from None
