@@ -134,11 +134,11 @@ def of_program() -> Iterator[Any]:
         if not str(frame.f_globals.get("__name__", "")).startswith("farspan."):
             frames.append(frame)
         frame = frame.f_back
-    rooms += [item.f_globals for item in frames if item.f_globals not in rooms]
+    rooms += [item.f_globals for item in frames]
     for item in frames:
         yield from list(item.f_locals.values())
         yield from _named_in(item.f_code, item.f_globals)
-    for room in rooms:
+    for room in {id(room): room for room in rooms}.values():
         yield from list(room.values())
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import functools
 import json
-import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import nn
 from farspan.graph import Call
 from farspan.lazy.metadata.effects.around import code_of, content_of, globals_of
 from farspan.lazy.received.checked import damaged
+from farspan.lazy.received.known import in_modules
 
 __all__ = ["exception_from_json", "exception_to_json", "told_as"]
 
@@ -198,7 +198,7 @@ def _kinds_of(calls: Iterable[Call]) -> dict[str, type[Exception]]:
     near += [item for function in functions for _, item in globals_of(function)]
     near += [content_of(cell) for function in functions for cell in function.__closure__ or ()]
     for function in functions:
-        near += _in_modules(function)
+        near += in_modules(function)
     named = {_name_of(item): item for item in near if isinstance(item, type) and issubclass(item, Exception)}
     return named | _common_kinds()
 
@@ -206,10 +206,3 @@ def _kinds_of(calls: Iterable[Call]) -> dict[str, type[Exception]]:
 def _modules_of(target: Any) -> tuple[nn.Module, ...]:
     modules: tuple[nn.Module, ...] = getattr(target, "modules", ())
     return modules
-
-
-def _in_modules(function: types.FunctionType) -> list[Any]:
-    """What a function's code names in Python modules that it names: `errors.TooLarge`."""
-    names = function.__code__.co_names
-    rooms = [item for name in names if isinstance(item := function.__globals__.get(name), types.ModuleType)]
-    return [vars(room)[name] for room in rooms for name in names if name in vars(room)]
