@@ -49,3 +49,22 @@ def test_what_a_state_keeps() -> None:
     assert position_of(state_after(1, 0)) == 624
     assert position_of(state_after(1, 1)) == 1
     assert position_of(state_after(1, 624)) == 624
+
+
+@pytest.mark.parametrize("count", [1, 2, 623, 2 * mersenne._CHUNK - 1, 2 * mersenne._CHUNK, 2 * mersenne._CHUNK + 1])
+def test_numbers_drawn_two_at_a_time_are_as_many(count: int) -> None:
+    before = state_after(6, 1)
+    generator = torch.Generator()
+    generator.set_state(before)
+    torch.empty(count, dtype=torch.int32).random_(generator=generator)
+    assert torch.equal(advanced(before, count), generator.get_state())
+
+
+@pytest.mark.parametrize("cached", range(4))
+def test_what_neither_uses_nor_makes_normal_numbers_is_skipped_and_not_repeated(cached: int) -> None:
+    """Another rank's dropout costs a jump, not the drawing of its mask."""
+    before = mersenne.with_cached_normals(state_after(7, 3), cached)
+    generator = torch.Generator()
+    generator.set_state(before)
+    torch.empty(100).bernoulli_(0.9, generator=generator)
+    assert mersenne.keeps_the_same(before, generator.get_state())
