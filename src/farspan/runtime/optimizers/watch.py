@@ -139,9 +139,10 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
         steps.depth += 1
         _begin(engine, optimizer)
         return None
-    if not _begins_with_closure(optimizer, args, kwargs):
+    begins_with_closure = _begins_with_closure(optimizer, args, kwargs)
+    if not begins_with_closure:
         _run_recorded(engine, "optimizer.step()")
-    args, kwargs = _with_recording_closure(engine, args, kwargs)
+    args, kwargs = _with_recording_closure(engine, args, kwargs, has_changed=not begins_with_closure)
     _begin(engine, optimizer)
     steps.depth = 1
     _enter(engine)
@@ -200,14 +201,21 @@ def _begins_with_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> bool:
     return has_closure and type(optimizer).step.__module__.startswith("torch.optim.")
 
 
-def _with_recording_closure(engine: Engine, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The optimizer (first argument) may get a closure: what it does is recorded as ever, and run before it returns."""
+def _with_recording_closure(engine: Engine, args: Any, kwargs: Any, *, has_changed: bool) -> tuple[Any, Any]:
+    """The optimizer (first argument) may get a closure: what it does is recorded as ever, and run before it returns.
+
+    `has_changed`: whether the step may have written into parameters before it calls the closure for the first time. If
+    not, a slower rank may still read what it reads before the step.
+    """
 
     def wrap(closure: Any) -> Any:
         def recorded() -> Any:
+            nonlocal has_changed
             depth = engine.values.optimizers.depth
             engine.recorder.leave_optimizer()
-            engine.parameters_changed()
+            if has_changed:
+                engine.parameters_changed()
+            has_changed = True
             result = closure()  # if it raises, the program is where it may catch that: outside of the step
             _run_recorded(engine, "the closure of optimizer.step()")
             engine.values.optimizers.depth = depth
