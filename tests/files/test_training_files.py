@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 import torch
 from tests.files.scripts import run_script
 from tests.support.ranks import run_processes
@@ -75,6 +76,55 @@ def test_save_best_load_best_and_going_on(tmp_path: Path) -> None:
     assert together.printed == alone.printed * 2
     # pickle writes a text twice that came twice from a file: the state of another rank's optimizer came in one piece
     assert {**together.files, "last.pt": ""} == {**alone.files, "last.pt": ""}
+
+
+WRITES_BY_ITSELF = """
+import os
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from torch import nn
+from torch.profiler import profile
+from transformers import PreTrainedTokenizerFast
+
+rank = int(os.environ["FARSPAN_RANK"])
+torch.manual_seed(0)
+os.mkdir("saved")
+scripted = torch.jit.script(nn.Linear(rank + 1, 1))
+scripted.save("saved/method.pt")
+torch.jit.save(scripted, "saved/function.pt")
+torch.jit.script(nn.ReLU())._save_for_lite_interpreter("saved/mobile.pt")
+torch.jit.trace(lambda x: x + rank, torch.zeros(1)).save("saved/traced.pt")
+save_file({"rank": torch.tensor(rank)}, "saved/rank.safetensors")
+tokenizer = Tokenizer(models.WordLevel({"unknown": 0, f"rank{rank}": 1}, unk_token="unknown"))
+tokenizer.save("saved/tokenizer.json")
+PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained("saved/words")
+with profile() as seen:
+    torch.zeros(rank + 1).sum()
+seen.export_chrome_trace("saved/trace.json")
+print(torch.jit.load("saved/method.pt").weight.numel(), torch.jit.load("saved/function.pt").weight.numel())
+print(torch.jit.load("saved/traced.pt")(torch.zeros(1)).item(), load_file("saved/rank.safetensors")["rank"].item())
+print(Tokenizer.from_file("saved/tokenizer.json").get_vocab_size(), os.path.getsize("saved/mobile.pt") > 0)
+print(Tokenizer.from_file("saved/tokenizer.json").id_to_token(1), len(open("saved/trace.json").read()) > 0)
+print(min(PreTrainedTokenizerFast.from_pretrained("saved/words").get_vocab()))
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_library_that_opens_files_by_itself_writes_those_of_the_first_rank(tmp_path: Path) -> None:
+    alone = run_script(tmp_path, WRITES_BY_ITSELF, 1)
+    together = run_script(tmp_path, WRITES_BY_ITSELF, 2, late=1)  # which would write last
+    first, second = together.printed
+    assert first == alone.printed[0]
+    assert "2 2\n1.0 1\n" in second and "rank1" in second and "rank0" not in second
+    saved = tmp_path / "work" / "saved"
+    assert torch.jit.load(saved / "method.pt").weight.numel() == 1
+    assert torch.jit.load(saved / "function.pt").weight.numel() == 1
+    assert torch.jit.load(saved / "traced.pt")(torch.zeros(1)).item() == 0.0
+    for files in (alone.files, together.files):
+        for name in ("trace.json", "method.pt", "function.pt", "traced.pt"):
+            del files[f"saved/{name}"]  # has times, or the lines that called the script, in it
+    assert together.files == alone.files
 
 
 def test_ranks_of_another_launcher_keep_their_files_apart_from_distribute_on(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_reads_the_process_environment_by_default(monkeypatch):
     assert numbers(read_environment()) == (3, 8, 1, 2)
 
 
-OURS = {f"FARSPAN_{name}": text for name, text in FULL.items()}
+OURS = {f"FARSPAN_{name}": text for name, text in FULL.items() if name not in MASTER} | {"FARSPAN_STORE": "/run/store"}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,8 @@ def test_rank_and_world_size(given, launcher):
     environment = read_environment(given)
     assert numbers(environment) == (3, 8, 1, 2)
     assert environment.launcher == launcher
-    assert (environment.master_addr, environment.master_port) == ("node1", 29500)
+    meeting = (environment.master_addr, environment.master_port, environment.store)
+    assert meeting == ((None, None, "/run/store") if launcher == "run" else ("node1", 29500, None))
 
 
 def test_all_on_one_machine_where_nobody_says():
@@ -126,6 +127,7 @@ def test_one_process_needs_no_address():
         (FULL | {"MASTER_PORT": "70000"}, "from 1 to 65535"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT not set"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "but MASTER_PORT not set"),
+        ({"FARSPAN_RANK": "0", "FARSPAN_WORLD_SIZE": "2"} | MASTER, "but FARSPAN_STORE not set"),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "scontrol show hostnames"),
     ],
 )

@@ -263,7 +263,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: {"x": torch.zeros(2, requires_grad=True)}, r"float32\[2\] requires grad"),
     (lambda: torch.eye(3).to_sparse(), "sparse"),
     (lambda: [torch.zeros(2).as_subclass(Subclass)], "class Subclass"),
-    (lambda: {"collate": lambda items: items}, "a function cannot be told"),
+    (lambda: {"collate": lambda items: items}, "a function cannot be sent"),
 ]
 
 

@@ -281,5 +281,5 @@ def test_an_object_without_a_name_is_a_named_error() -> None:
             return self.linear(x), lambda: number
 
     models = [nn.Sequential(nn.Linear(8, 8), Hidden()) for _ in range(2)]
-    with pytest.raises(FarspanError, match="cannot be told to the other ranks"):
+    with pytest.raises(FarspanError, match="cannot be sent to the other ranks"):
         run_threads(2, lambda rank: farspan.distribute(models[rank])(X))

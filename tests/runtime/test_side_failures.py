@@ -65,6 +65,35 @@ def test_a_failure_reaches_everyone_and_wakes_every_wait(ranks):
     assert told[3] == []
 
 
+@pytest.mark.parametrize("what", ["answer", "failure"])
+def test_closing_waits_for_what_a_thread_is_doing(ranks, what):
+    """One that is in torch when the interpreter ends aborts the process."""
+    channels = ranks(2)
+    began, may_end, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def busy(_):
+        began.set()
+        assert may_end.wait(LONG_S)
+        return {}, b""
+
+    channels[1].on_failure = busy
+    channels[1].serve(busy)
+
+    def act(channel):
+        channel.request(1, {}, LONG_S) if what == "answer" else channel.fail(ValueError("boom"))
+
+    acting = threading.Thread(target=lambda: each(channels[:1], act))
+    acting.start()
+    assert began.wait(LONG_S)
+    closing = threading.Thread(target=lambda: (channels[1].close(LONG_S), closed.set()))
+    closing.start()
+    assert not closed.wait(0.1)
+    may_end.set()
+    assert closed.wait(LONG_S)
+    for thread in (acting, closing):
+        thread.join()
+
+
 def test_only_the_first_failure_counts(ranks):
     channels = ranks(3)
     channels[2].start(0, 1)

@@ -9,6 +9,7 @@ generators of their process, so what rests on either is only seen by processes. 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import multiprocessing
@@ -118,9 +119,11 @@ class Finished:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """One below those that systems give to whoever asks for any: no connection takes it before it is used."""
+    while True:
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", 10_000 + secrets.randbelow(20_000)))
+            return int(listener.getsockname()[1])
 
 
 def run_processes(

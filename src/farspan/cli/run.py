@@ -10,7 +10,7 @@ from farspan.errors import LaunchError
 
 __all__ = ["add_command", "split_script"]
 
-_WITH_VALUE = ("-n", "--num-processes", "--log-dir", "--report", "--port", "--files")
+_WITH_VALUE = ("-n", "--num-processes", "--log-dir", "--report", "--files")
 _EXAMPLES = """\
 everything after the script or module belongs to it:
   farspan run -n 4 train.py --lr 3e-4
@@ -44,7 +44,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="whose files are the script's: those of the first rank (the others' are removed at the end), or of all",
     )
     parser.add_argument("--verbose", action="store_true", help="say more, here and in the script")
-    parser.add_argument("--port", type=int, metavar="P", help="port of rank 0 (default: a free one)")
     parser.set_defaults(execute=_execute)
 
 
@@ -84,7 +83,6 @@ def _execute(arguments: argparse.Namespace) -> int:
         script_argv,
         arguments.num_processes,
         log_dir=arguments.log_dir,
-        port=arguments.port,
         environment=environment,
         files=arguments.files,
         verbose=arguments.verbose,

@@ -1,4 +1,4 @@
-"""What has run is let go, but for what the program can still read or differentiate.
+"""What has run is released, but for what the program can still read or differentiate.
 
 Calls, values, segments and graphs know each other. The ways from the whole to its parts are cut here, so that what is
 over ends with the last tensor that the program holds of it, without waiting for Python's cycle collector: that looks

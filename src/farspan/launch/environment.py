@@ -8,9 +8,9 @@
     srun                         SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_TASKS_PER_NODE
     nothing of these             0, 1, 0, 1
 
-The first row that is there wins; with it the address of rank 0, MASTER_ADDR and MASTER_PORT, for farspan run with
-FARSPAN_ before them. farspan run hides the variables of all other rows from the script, which is to see one process.
-SLURM comes last because its variables are inherited: `mpirun`, called
+The first row that is there wins; with it the address of rank 0, MASTER_ADDR and MASTER_PORT, or for farspan run, which
+is on one machine, FARSPAN_STORE, a file. farspan run hides the variables of all other rows from the script, which is to
+see one process. SLURM comes last because its variables are inherited: `mpirun`, called
 from a batch script, hands the script's own SLURM_PROCID=0 to every rank of that machine.
 """
 
@@ -20,6 +20,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from farspan.errors import LaunchError
 
@@ -40,8 +41,9 @@ class Environment:
         local_world_size: Number of processes on its machine; the world size where no launcher said it.
         launcher: "run" (farspan run), "torchrun", "plain" (RANK set by something else), "openmpi", "pmi",
             "slurm", or "none".
-        master_addr: Host at which rank 0 listens; None only when the world size is 1.
-        master_port: Its port; None only when the world size is 1.
+        master_addr: Host at which rank 0 listens; None where the world size is 1, or there is a `store`.
+        master_port: Its port; None as well.
+        store: A file by which the processes of one machine find each other, where the launcher gives one.
     """
 
     rank: int = 0
@@ -51,6 +53,7 @@ class Environment:
     launcher: str = "none"
     master_addr: str | None = None
     master_port: int | None = None
+    store: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +65,8 @@ class _Source:
     world_size: tuple[str, ...]
     local_rank: str
     local_world_size: str
-    master_addr: str = "MASTER_ADDR"
-    master_port: str = "MASTER_PORT"
+    meeting: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT")
+    """Where the processes meet: an address and a port, or a file."""
 
 
 _SOURCES = (
@@ -73,8 +76,7 @@ _SOURCES = (
         world_size=(f"{PREFIX}WORLD_SIZE",),
         local_rank=f"{PREFIX}LOCAL_RANK",
         local_world_size=f"{PREFIX}LOCAL_WORLD_SIZE",
-        master_addr=f"{PREFIX}MASTER_ADDR",
-        master_port=f"{PREFIX}MASTER_PORT",
+        meeting=(f"{PREFIX}STORE",),
     ),
     _Source(
         launcher="plain",
@@ -135,8 +137,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     given = {name: text for name, text in everything.items() if text.strip()}
     source = _pick_source(given)
     if source is None:
-        addr, port = _read_master(given, _SOURCES[-1])
-        return Environment(master_addr=addr, master_port=port)
+        return Environment(**_read_meeting(given, _SOURCES[-1]))
     launcher = source.launcher
     if launcher == "plain" and "TORCHELASTIC_RUN_ID" in given:
         launcher = "torchrun"
@@ -150,9 +151,8 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
             hint=f"{source.rank}=0 to {source.rank}={world_size - 1}, or {size_name}={rank + 1}",
         )
     local_rank, local_world_size = _read_local(given, source, rank, world_size)
-    addr, port = _read_master(given, source)
-    if world_size > 1 and (addr is None or port is None):
-        missing = [n for n, v in ((source.master_addr, addr), (source.master_port, port)) if v is None]
+    missing = [name for name in source.meeting if name not in given]
+    if world_size > 1 and missing:
         raise LaunchError(
             f"the {world_size} processes cannot find each other.",
             why=f"{size_name}={world_size}, but {' and '.join(missing)} not set (launcher: {launcher}).",
@@ -164,8 +164,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         local_rank=local_rank,
         local_world_size=local_world_size,
         launcher=launcher,
-        master_addr=addr,
-        master_port=port,
+        **_read_meeting(given, source),
     )
 
 
@@ -173,8 +172,7 @@ def launch_variables(names: Iterable[str]) -> list[str]:
     """Those of `names` by which a launcher tells a process its place."""
     known = {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}  # torchrun's
     for source in _SOURCES:
-        known |= {source.rank, *source.world_size, source.local_rank, source.local_world_size}
-        known |= {source.master_addr, source.master_port}
+        known |= {source.rank, *source.world_size, source.local_rank, source.local_world_size, *source.meeting}
     return [name for name in names if name in known or name.startswith("TORCHELASTIC_")]
 
 
@@ -244,10 +242,14 @@ def _slurm_tasks_here(given: Mapping[str, str], world_size: int) -> int | None:
     return counts[int(node)]
 
 
-def _read_master(given: Mapping[str, str], source: _Source) -> tuple[str | None, int | None]:
-    addr, name = given.get(source.master_addr), source.master_port
-    port = _read_integer(given, name, least=1, most=65535) if name in given else None
-    return (None if addr is None else addr.strip()), port
+def _read_meeting(given: Mapping[str, str], source: _Source) -> dict[str, Any]:
+    """`store`, or `master_addr` and `master_port`, of an `Environment`."""
+    first, *port = source.meeting
+    if not port:
+        return {"store": given.get(first)}
+    host = given[first].strip() if first in given else None
+    number = _read_integer(given, port[0], least=1, most=65535) if port[0] in given else None
+    return {"master_addr": host, "master_port": number}
 
 
 def _read_integer(given: Mapping[str, str], name: str, *, least: int, most: int | None = None) -> int:

@@ -14,12 +14,12 @@ import contextlib
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from farspan.errors import LaunchError
 from farspan.launch.console import say
@@ -45,7 +45,6 @@ class Job:
         self.num_processes = num_processes
         self.log_dir = log_dir
         self.grace_s = grace_s
-        # SimpleQueue, because only its put() may be called from within a signal handler.
         self.events: queue.SimpleQueue[_Ended | signal.Signals] = queue.SimpleQueue()
         self.ranks: list[Rank] = []
         self.ended: list[Rank] = []  # in the order of their ends
@@ -136,20 +135,31 @@ class Job:
 
 @contextlib.contextmanager
 def signals_to(events: queue.SimpleQueue[_Ended | signal.Signals]) -> Generator[None, None, None]:
-    """Turns SIGINT and SIGTERM into events; those that are ignored (nohup, `&` in a script) stay ignored."""
+    """Turns SIGINT and SIGTERM into events; those that are ignored (nohup, `&` in a script) stay ignored.
 
-    def handle(number: int, _frame: FrameType | None) -> None:
-        events.put(signal.Signals(number))
-
+    A handler written in Python runs when the main thread comes to its next line: not before a wait has ended that began
+    just after the signal. So the number of the signal goes to a thread, through a socket, at once.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     signals = [signal.SIGINT, signal.SIGTERM]
     before = {s: signal.getsignal(s) or signal.SIG_DFL for s in signals}
     before = {s: handler for s, handler in before.items() if handler is not signal.SIG_IGN}
+    source, sink = socket.socketpair()
+    sink.setblocking(False)
+
+    def pass_on() -> None:
+        while number := source.recv(1):
+            if number[0] in signals:
+                events.put(signal.Signals(number[0]))
+
+    passing = threading.Thread(target=pass_on, daemon=True)
+    passing.start()
+    sink_before = signal.set_wakeup_fd(sink.fileno())
     try:
         for number in before:
-            signal.signal(number, handle)
+            signal.signal(number, lambda number, frame: None)
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # or nobody could learn an exit code
             before[signal.SIGCHLD] = signal.SIG_IGN
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -157,3 +167,7 @@ def signals_to(events: queue.SimpleQueue[_Ended | signal.Signals]) -> Generator[
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(sink_before)
+        sink.close()
+        passing.join()
+        source.close()

@@ -11,11 +11,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -33,7 +31,6 @@ from farspan.launch.rank.trained import trains_copies
 
 __all__ = ["run"]
 
-_ADDR = "127.0.0.1"
 _EXAMPLE = "farspan run -n 4 train.py"
 _ALONE = """\
 farspan run: nothing called farspan.distribute(model): {n} copies of the model were trained, each by itself.
@@ -45,7 +42,6 @@ def run(
     num_processes: int,
     *,
     log_dir: str | os.PathLike[str] | None = None,
-    port: int | None = None,
     environment: Mapping[str, str] | None = None,
     files: str | None = None,
     verbose: bool = False,
@@ -53,9 +49,9 @@ def run(
 ) -> int:
     """Runs `num_processes` processes of a script on this machine, until all have ended.
 
-    Every process gets FARSPAN_RANK, _LOCAL_RANK, _WORLD_SIZE, _LOCAL_WORLD_SIZE, _MASTER_ADDR, _MASTER_PORT,
-    OMP_NUM_THREADS (its share of the cores, unless set), PYTHONUNBUFFERED, FARSPAN_LAUNCHER=run and
-    FARSPAN_LOG_DIR, and none of another launcher's variables: a script that asks for RANK or WORLD_SIZE, to decide
+    Every process gets FARSPAN_RANK, _LOCAL_RANK, _WORLD_SIZE, _LOCAL_WORLD_SIZE, _STORE (the file by which several
+    find each other), OMP_NUM_THREADS (its share of the cores, unless set), PYTHONUNBUFFERED, FARSPAN_LAUNCHER=run
+    and FARSPAN_LOG_DIR, and none of another launcher's variables: a script that asks for RANK or WORLD_SIZE, to decide
     whether it is one of several processes, must find that it is not. Several processes also get
     one PYTHONHASHSEED, unless set, and one entropy (`entropy.py`). If a rank fails, the others get
     `grace_s` seconds to end before they are ended; then stderr says once which rank failed first, how, and its own
@@ -65,11 +61,10 @@ def run(
         script_argv: A python file, `-m` and a module, or an executable; then its arguments.
         num_processes: Number of ranks, at least 1.
         log_dir: Folder for `rank1.log`, `rank2.log`, ...; None makes a fresh one for temporary files.
-        port: Port at which rank 0 will listen; None picks a free one.
         environment: Further variables for every process.
         files: "first": the files of rank 0 are the script's, those of others go to a folder that is removed at the
             end; "all": every rank writes where the script says. None: what FARSPAN_FILES says, or else "first".
-        verbose: Say on stderr where the port and the logs are, before the start.
+        verbose: Say on stderr where the logs are, before the start.
         grace_s: Seconds between the first failure and SIGTERM; SIGKILL follows 3 seconds later.
 
     Returns:
@@ -77,7 +72,7 @@ def run(
         130 unless all ranks ended well.
 
     Raises:
-        LaunchError: Nothing was started: no such script, bad number, folder or port.
+        LaunchError: Nothing was started: no such script, bad number or folder.
     """
     if num_processes < 1:
         raise LaunchError(
@@ -86,11 +81,10 @@ def run(
             hint=_EXAMPLE,
         )
     command = _find_command(script_argv)
-    port = _pick_port(port)
     folder = _make_log_dir(log_dir)
     if verbose:
-        say(f"farspan run: {num_processes} processes, port {port}, logs in {folder}")
-    shared = _shared_variables(num_processes, port, folder) | dict(environment or {})
+        say(f"farspan run: {num_processes} processes, logs in {folder}")
+    shared = _shared_variables(num_processes, folder) | dict(environment or {})
     run_folder = _make_run_folder(shared, num_processes, files)
     if num_processes > 1:
         shared |= entropy_variables(os.environ | shared)
@@ -196,21 +190,6 @@ def _explain_missing(script: Path) -> LaunchError:
     )
 
 
-def _pick_port(port: int | None) -> int:
-    if port is not None and not 1 <= port <= 65535:
-        raise LaunchError(f"there is no port {port}.", why="ports go from 1 to 65535.", hint="--port 29500")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_ADDR, port or 0))
-        except OSError as error:
-            why = "another program listens there" if error.errno == errno.EADDRINUSE else str(error)
-            raise LaunchError(
-                f"port {port} cannot be used.", why=f"{why}.", hint="leave --port out: a free one is found"
-            ) from None
-        return int(probe.getsockname()[1])
-
-
 def _make_log_dir(log_dir: str | os.PathLike[str] | None) -> Path:
     if log_dir is None:
         return Path(tempfile.mkdtemp(prefix="farspan-"))
@@ -227,20 +206,23 @@ def _make_log_dir(log_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def _make_run_folder(shared: dict[str, str], num_processes: int, files: str | None) -> str | None:
-    """Make the folder for the files of other ranks than 0, of which every Python that starts learns by `shared`."""
+    """Make the folder, which is this user's alone, where the ranks find each other, and for the files of other ranks
+    than 0; every Python that starts learns of it by `shared`.
+    """
     shared["FARSPAN_FILES"] = files or shared.get("FARSPAN_FILES") or os.environ.get("FARSPAN_FILES") or "first"
     keeps_apart(shared["FARSPAN_FILES"])  # raises if it is no choice
     if num_processes == 1:
         shared["FARSPAN_RUN_FOLDER"] = ""
         return None
     folder = shared["FARSPAN_RUN_FOLDER"] = tempfile.mkdtemp(prefix="farspan-run-")
+    shared[f"{PREFIX}STORE"] = str(Path(folder) / "store")
     site = str(Path(__file__).with_name("files") / "site")
     known = shared.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     shared["PYTHONPATH"] = os.pathsep.join([each for each in (site, known) if each])
     return folder
 
 
-def _shared_variables(num_processes: int, port: int, log_dir: Path) -> dict[str, str]:
+def _shared_variables(num_processes: int, log_dir: Path) -> dict[str, str]:
     if hasattr(os, "sched_getaffinity"):
         num_cores = len(os.sched_getaffinity(0))
     else:
@@ -248,8 +230,6 @@ def _shared_variables(num_processes: int, port: int, log_dir: Path) -> dict[str,
     return {
         f"{PREFIX}WORLD_SIZE": str(num_processes),
         f"{PREFIX}LOCAL_WORLD_SIZE": str(num_processes),
-        f"{PREFIX}MASTER_ADDR": _ADDR,
-        f"{PREFIX}MASTER_PORT": str(port),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores // num_processes)),
         "PYTHONUNBUFFERED": "1",
         "FARSPAN_LAUNCHER": "run",

@@ -45,6 +45,7 @@ from farspan.lazy.randomness import around_backward as around_backward
 from farspan.lazy.randomness import key_of as key_of
 from farspan.lazy.randomness import seeded as seeded
 from farspan.lazy.received.checked import damaged as damaged
+from farspan.lazy.received.decoder import unknown_class as unknown_class
 from farspan.lazy.recompute import ModuleUnits as ModuleUnits
 from farspan.lazy.recompute import Unit as Unit
 from farspan.lazy.recompute import as_packed as as_packed
@@ -64,7 +65,6 @@ from farspan.lazy.shared.learning import text_for_others as text_for_others
 from farspan.lazy.shared.wire import names_in as names_in
 from farspan.lazy.shared.wire import structure_from_json as structure_from_json
 from farspan.lazy.shared.wire import structure_to_json as structure_to_json
-from farspan.lazy.shared.wire import unknown_class as unknown_class
 from farspan.lazy.shared.wire import unknown_names as unknown_names
 from farspan.lazy.tensor import LazyTensor as LazyTensor
 from farspan.lazy.tensor import PassedBy as PassedBy

@@ -13,11 +13,12 @@ from torch import nn
 from farspan.errors import RecordError
 from farspan.lazy.randomness.frame import key_of
 from farspan.lazy.surgery.tables import Tables
+from farspan.lazy.torch_private import is_not_torchs_device
 
 if TYPE_CHECKING:
     from farspan.graph import Meta
 
-__all__ = ["Leaf", "LeakError", "Placed", "WholeError", "swapped"]
+__all__ = ["Leaf", "LeakError", "Placed", "WholeError", "reaches_outside", "swapped"]
 
 
 class LeakError(RecordError):
@@ -26,6 +27,11 @@ class LeakError(RecordError):
 
     A module that does is not called as one unit. The user sees the error only where that comes too late.
     """
+
+
+def reaches_outside(error: BaseException) -> bool:
+    """Whether a call that raised `error` needs what is outside its module: its parts are called one by one instead."""
+    return isinstance(error, LeakError) or is_not_torchs_device(error)
 
 
 class WholeError(RecordError):
@@ -109,7 +115,7 @@ class Leaf:
         self.is_open = False
         """Whether its parts are called one by one instead, since it reaches outside itself."""
         self.is_learned = False
-        """Whether a run has told what a call of it gives, since that depends on data: another run may do otherwise."""
+        """Whether what a call gives was known only when it ran, since it depends on data: another run may differ."""
         self.attributes: dict[str, None] = {}
         """What its calls have been seen to write on its modules."""
         self.buffers = tuple(item for item in placed if not item.is_parameter)

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from farspan.errors import RecordError
-from farspan.lazy.leaf import Leaf, LeakError, Placed, swapped
-from farspan.lazy.torch_private import is_not_torchs_device, saved_by
+from farspan.lazy.leaf import Leaf, Placed, reaches_outside, swapped
+from farspan.lazy.torch_private import saved_by
 from farspan.lazy.watch import storage_id
 
 __all__ = ["copies_of", "note_saved", "own_versions"]
@@ -69,9 +69,7 @@ def own_versions(leaf: Leaf, *, is_known: bool) -> Iterator[list[torch.Tensor]]:
             try:
                 yield list(copies.values())
             except Exception as error:
-                if not isinstance(error, LeakError) and not is_not_torchs_device(
-                    error
-                ):  # else it is called part by part
+                if not reaches_outside(error):
                     written += [(item, _now(item, slots[id(item.tensor)])) for item in items]
                 raise
             written += [(item, _now(item, slots[id(item.tensor)])) for item in items]

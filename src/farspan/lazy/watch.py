@@ -51,7 +51,7 @@ class Watch(TorchDispatchMode):
         self.can_foresee = True
         """Whether that is all."""
         self.own_generators: list[Any] = []
-        """Those other than torch's from which it draws."""
+        """The generators that the call draws from, but for torch's default one."""
         self.function: Any = None
         """The torch function that is running, where this is known."""
         self.written: set[int] = set()

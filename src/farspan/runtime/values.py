@@ -44,6 +44,7 @@ class SharedValues:
         self.ahead = ParametersAhead(self._pull_parameters)
         self.halts = Halts(side, deadline_s)
         self._progress = 0
+        self._is_over = False
         self._progressed = threading.Condition()
         side.serve(self._answer)
 
@@ -53,6 +54,12 @@ class SharedValues:
         with self._progressed:
             self._progress += 1
             self.optimizers.advance()
+            self._progressed.notify_all()
+
+    def close(self) -> None:
+        """This rank gets no further: who waits for it is told so."""
+        with self._progressed:
+            self._is_over = True
             self._progressed.notify_all()
 
     def keep(self, values: Iterable[Value]) -> None:
@@ -136,8 +143,14 @@ class SharedValues:
             return heard
         wanted = request["progress"]
         with self._progressed:
-            if not self._progressed.wait_for(lambda: self._progress >= wanted, self.deadline_s):
+            if not self._progressed.wait_for(lambda: self._is_over or self._progress >= wanted, self.deadline_s):
                 raise TimeoutError(f"rank {self.side.rank} has not got as far as the program that asks")
+            if self._progress < wanted:
+                raise RecordError(
+                    f"rank {self.side.rank} has ended before it got as far as the program that asks.",
+                    why="the ranks' programs did not meet after the reading.",
+                    hint="look at that rank's log",
+                )
             if self._progress > wanted:
                 raise RecordError(
                     f"rank {self.side.rank} has gone on since; what it has now is newer than what was asked for.",

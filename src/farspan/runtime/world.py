@@ -194,6 +194,7 @@ def _watch_exit(engine: Engine, roads: Roads, remove_files: Callable[[], None]) 
             _fail_at_exit()
         roads.close()
         remove_files()
+        engine.values.close()
         side.close(linger_s=10.0)
 
     sys.excepthook = tell

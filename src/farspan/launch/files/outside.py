@@ -6,6 +6,7 @@ A writer that is not here writes to the disk on every rank (docs/limits.md).
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import urllib.parse
 from collections.abc import Callable
@@ -27,7 +28,7 @@ class _Entry:
     Attributes:
         module: Where it is.
         name: Its name there, through a class if need be.
-        position: Of the path among the arguments.
+        position: Of the path among the arguments; that of a method has the object before it.
         writes: Whether the file is changed.
         keeps: Whether it is changed in place, rather than written anew.
         if_set: Position of an argument that says whether the file is changed, if there is one.
@@ -48,11 +49,16 @@ _ENTRIES = (
     _Entry(module="torch._C", name="PyTorchFileReader"),
     _Entry(module="torch.storage", name="UntypedStorage.from_file", writes=True, keeps=True, if_set=1),
     _Entry(module="torch", name="from_file", writes=True, keeps=True, if_set=1),
-    _Entry(module="torch.jit._serialization", name="save", position=1, writes=True),
+    _Entry(module="torch._C", name="ScriptModule.save", position=1, writes=True),
+    _Entry(module="torch._C", name="ScriptModule._save_for_mobile", position=1, writes=True),
+    _Entry(module="torch._C", name="ScriptFunction.save", position=1, writes=True),
+    _Entry(module="torch.autograd.profiler", name="_ProfilerResult.save", position=1, writes=True),
     _Entry(module="torch.jit._serialization", name="load"),
     _Entry(module="_sqlite3", name="connect", writes=True, keeps=True, beside=("-journal", "-wal", "-shm")),
     _Entry(module="safetensors._safetensors_rust", name="safe_open"),
     _Entry(module="safetensors._safetensors_rust", name="serialize_file", position=1, writes=True),
+    _Entry(module="tokenizers", name="Tokenizer.save", position=1, writes=True),
+    _Entry(module="tokenizers", name="Tokenizer.from_file"),
     _Entry(module="h5py.h5f", name="create", writes=True),
     _Entry(module="h5py.h5f", name="open", writes=True, keeps=True, if_set=1),
     _Entry(module="torchvision.io.image", name="write_file", writes=True),
@@ -82,7 +88,8 @@ def _adapt(entries: list[_Entry], translate: Translate, replaced: dict[int, Any]
             continue  # of another version
         is_class = isinstance(original, type) and "__init__" in vars(original)
         adapted = _adapted_class(entry, translate, original) if is_class else _adapted(entry, translate, original)
-        setattr(holder, name, staticmethod(adapted) if owner else adapted)
+        is_static = isinstance(inspect.getattr_static(holder, name), staticmethod)
+        setattr(holder, name, staticmethod(adapted) if is_static else adapted)
         replaced[id(original)] = adapted
 
 

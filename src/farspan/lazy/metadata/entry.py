@@ -79,7 +79,7 @@ class Entry:
 
 
 interned = Recent()
-"""Metadata, each by itself."""
+"""By metadata the object that stands for it."""
 
 
 def meta_of(tensor: torch.Tensor) -> Meta:

@@ -42,7 +42,7 @@ def new_tuple(cls: Any, values: list[Any]) -> Any:
 
 
 def is_struct(cls: Any) -> bool:
-    """Whether a class is one of torch.return_types."""
+    """Whether `cls` is a tuple that torch itself defines in C, such as `torch.return_types.max`."""
     return vars(torch.return_types).get(cls.__name__) is cls
 
 

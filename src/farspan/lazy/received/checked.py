@@ -201,7 +201,7 @@ class Checker:
 
     @staticmethod
     def _check_elements(kind: type, item: Any) -> None:
-        """Those of a list or deque of a class of its own."""
+        """Raise if `item` is not how a template holds the elements of a subclass of list or deque."""
         name, part, *length = item
         is_list = type(part) is tuple and len(part) == 3 and part[:2] == (_LIST, -1)
         if name != "" or not is_list or not issubclass(kind, deque if length else list):
@@ -228,7 +228,7 @@ def _refuse_finalizer(cls: type) -> None:
     """A finalizer would run, on attributes that another rank has chosen."""
     if any("__del__" in vars(base) for base in cls.__mro__):
         raise RecordError(
-            f"a {cls.__qualname__} cannot be told to the other ranks.",
+            f"a {cls.__qualname__} cannot be sent to the other ranks.",
             why="it has a finalizer (`__del__`), which would run once for each copy.",
             hint="return, or read, tensors, numbers, strings, or lists, dictionaries and dataclasses made of them",
         )
@@ -237,7 +237,7 @@ def _refuse_finalizer(cls: type) -> None:
 def _not_a_factory(cls: type, part: Any) -> RecordError:
     factory = _plain(part[2]) if len(part) == 3 else None
     return RecordError(
-        f"a {cls.__qualname__} cannot be told to the other ranks: it makes defaults by "
+        f"a {cls.__qualname__} cannot be sent to the other ranks: it makes defaults by "
         f"{getattr(factory, '__qualname__', 'something unknown')}.",
         why="what another rank names is not called; only list, dict, int and their like are.",
         hint="defaultdict(list), or dict(the dictionary)",

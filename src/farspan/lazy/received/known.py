@@ -81,7 +81,7 @@ class Known:
         return found
 
     def may_make(self, factory: Any) -> bool:
-        """Whether a default dictionary may call `factory`."""
+        """Whether a default dictionary from another rank may have `factory`: it calls it for each missing key."""
         if factory is None or (isinstance(factory, type) and factory in FACTORIES):
             return True
         name = name_of(factory)
@@ -173,7 +173,7 @@ def _search(start: Iterable[Any], name: str, kinds: tuple[type, ...]) -> Any:
 
 
 def _behind(item: Any) -> list[Any]:
-    """What an object's code names."""
+    """The classes and functions to search next: those that the code of `item`, or of its class, refers to by name."""
     if isinstance(item, (staticmethod, classmethod)):
         return [item.__func__]
     if isinstance(item, property):

@@ -27,7 +27,7 @@ __all__ = ["exception_from_json", "exception_to_json", "told_as"]
 _PLAIN = (bool, int, float, str, type(None))
 _SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list, "size": torch.Size}
 _MOST_CAUSES = 8
-"""How many exceptions behind one are told."""
+"""How many causes and contexts of an exception are sent with it, one behind the other."""
 
 
 def told_as(error: Exception, calls: Iterable[Call]) -> Exception:
@@ -104,7 +104,7 @@ def _written(item: Any) -> Any:
 
 
 def _read(item: Any) -> Any:
-    """What `_written` has written."""
+    """The plain value or sequence for which `_written` has put this into JSON."""
     if not isinstance(item, dict):
         return item
     ((name, parts),) = item.items()

@@ -18,7 +18,7 @@ from farspan.graph import Value
 from farspan.lazy.metadata import flatten, meta_of, rebuild
 from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.received.checked import damaged
-from farspan.lazy.shared.wire import structure_from_json, structure_to_json
+from farspan.lazy.shared.wire import NotPlainError, structure_from_json, structure_to_json
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _MOST_TEXT = 4_000
 
 
 def announce(batch: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """What the rank that has read `batch` tells all ranks (also that it cannot be told), and the data of its tensors.
+    """What the rank that has read `batch` tells all ranks (also that it cannot be sent), and the data of its tensors.
 
     Args:
         batch: Any structure of lists, tuples, dictionaries and objects with tensors and plain values in it.
@@ -41,10 +41,9 @@ def announce(batch: Any) -> tuple[bytes, list[torch.Tensor]]:
             _check(tensor)
         return structure_to_json(template, list(map(meta_of, tensors))), [_detached(tensor) for tensor in tensors]
     except RecordError as error:
-        if "cannot be told to the other ranks" in error.what:
-            kind = error.what.rpartition(": ")[2].rstrip(".")
+        if isinstance(error, NotPlainError):
             error = _refused(
-                f"a {kind} cannot be told to the other ranks",
+                f"a {error.kind} cannot be sent to the other ranks",
                 why="only tensors, numbers, strings, arrays, and what is made of them can.",
                 hint="farspan.from_rank(rank, {...}) with what the model needs",
             )
@@ -68,7 +67,7 @@ def take_in(
         number: Gives every input its number, the same on every rank.
 
     Raises:
-        RecordError: The batch cannot be told; the same on every rank.
+        RecordError: The batch cannot be sent; the same on every rank.
     """
     if text.startswith(b"{"):
         raise _told_error(text)

@@ -11,7 +11,7 @@ import torch
 from farspan.errors import FarspanError, RecordError
 from farspan.graph import Call, Value
 from farspan.lazy.context.outer import saved_hooks
-from farspan.lazy.leaf import Leaf, LeakError
+from farspan.lazy.leaf import Leaf, LeakError, reaches_outside
 from farspan.lazy.memory.exchange import can_be_recorded
 from farspan.lazy.metadata import (
     Entry,
@@ -37,7 +37,6 @@ from farspan.lazy.shared.drawing import path_of
 from farspan.lazy.shared.exceptions import exception_from_json, exception_to_json, told_as
 from farspan.lazy.shared.wire import entry_from_json, entry_to_json
 from farspan.lazy.tensor import LazyTensor
-from farspan.lazy.torch_private import is_not_torchs_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -177,7 +176,7 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
             call.target, call.template, metas, call.modes, leaves, run_seen, keep=outputs.extend, is_real=True
         )
     except Exception as error:
-        if _reaches_outside(error) and hasattr(call.target, "is_open") and _written(call, leaves) == before:
+        if reaches_outside(error) and hasattr(call.target, "is_open") and _written(call, leaves) == before:
             call.raised = None
             return  # nothing has come of it
         if isinstance(error, FarspanError):
@@ -231,13 +230,9 @@ def noting_raised(call: Call) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(call.entry) is not Unknown or _reaches_outside(error) or isinstance(error, FarspanError):
+        if type(call.entry) is not Unknown or reaches_outside(error) or isinstance(error, FarspanError):
             raise
         call.raised = told_as(error, [call])
-
-
-def _reaches_outside(error: Exception) -> bool:
-    return isinstance(error, LeakError) or is_not_torchs_device(error)
 
 
 def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:

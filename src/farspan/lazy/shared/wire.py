@@ -35,16 +35,15 @@ from farspan.lazy.received.decoder import (
     Decoder,
     decode_metas,
 )  # fmt: skip
-from farspan.lazy.received.decoder import unknown_class as unknown_class
 from farspan.lazy.received.known import Known, is_fixed, name_of
 
 __all__ = [
+    "NotPlainError",
     "entry_from_json",
     "entry_to_json",
     "names_in",
     "structure_from_json",
     "structure_to_json",
-    "unknown_class",
     "unknown_names",
 ]
 
@@ -62,7 +61,7 @@ def entry_to_json(entry: Entry, arguments: Any) -> bytes:
         arguments: The template of the call's arguments; what it holds by identity, the reader has as well.
 
     Raises:
-        RecordError: The result holds an object that has no name.
+        NotPlainError: The result holds an object that has no name.
     """
     given = {id(item): number for number, item in enumerate(_identities(arguments))}
     document = {name: _encode(getattr(entry, name), given) for name in _FIELDS}
@@ -102,7 +101,7 @@ def structure_to_json(template: Any, metas: Sequence[Meta]) -> bytes:
     """Write an object graph without its tensors' data.
 
     Raises:
-        RecordError: It holds an object that has no name.
+        NotPlainError: It holds an object that has no name.
     """
     return json.dumps([_encode(template, None), _encode_metas(metas)]).encode()
 
@@ -213,7 +212,7 @@ def _encode(item: Any, given: dict[int, int] | None, depth: int = 0) -> Any:
     if kind in _PLAIN:
         return item
     if depth >= MOST_DEPTH:
-        raise _untold("an object nested this deeply")
+        raise _not_plain("an object nested this deeply")
     for name, sequence in AS_LISTS.items():
         if kind is sequence:
             return {name: [_encode(part, given, depth + 1) for part in item]}
@@ -240,13 +239,13 @@ def _encode(item: Any, given: dict[int, int] | None, depth: int = 0) -> Any:
     if kind in (np.ndarray, np.memmap) or isinstance(item, np.generic):
         return _encode_array(item)
     if given is None and not isinstance(item, type):
-        raise _untold(kind.__qualname__)
+        raise _not_plain(kind.__qualname__)
     return {"name": _own_name(item)}
 
 
 def _encode_array(item: Any) -> Any:
     if item.dtype.hasobject or not ARRAY_TYPE.fullmatch(item.dtype.str) or np.dtype(item.dtype.str) != item.dtype:
-        raise _untold(type(item).__qualname__)
+        raise _not_plain(type(item).__qualname__)
     data = base64.b64encode(np.ascontiguousarray(item).tobytes()).decode()
     return {"array": data, "dtype": item.dtype.str, "shape": list(item.shape), "scalar": isinstance(item, np.generic)}
 
@@ -255,7 +254,7 @@ def _own_name(item: Any) -> str:
     """The name of a class, function or module of this rank's."""
     name = name_of(item)
     if name is None or _loaded(name) is not item:
-        raise _untold(type(item).__qualname__)
+        raise _not_plain(type(item).__qualname__)
     return name
 
 
@@ -268,9 +267,17 @@ def _loaded(name: str) -> Any:
     return found
 
 
-def _untold(kind: str) -> RecordError:
-    return RecordError(
-        f"a module returned an object that cannot be told to the other ranks: {kind}.",
+class NotPlainError(RecordError):
+    """An object, of class `kind`, has no name by which another rank would know it."""
+
+    kind: str = ""
+
+
+def _not_plain(kind: str) -> NotPlainError:
+    error = NotPlainError(
+        f"a module returned an object that cannot be sent to the other ranks: {kind}.",
         why="what it returns depends on the data, so only the rank that ran it knows it.",
         hint="return tensors, numbers, strings, or lists, dictionaries and objects made of them",
     )
+    error.kind = kind
+    return error

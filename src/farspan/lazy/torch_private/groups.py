@@ -7,11 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
+from torch._C._distributed_c10d import FileStore as FileStore
 from torch._C._distributed_c10d import PrefixStore as PrefixStore
 from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
-__all__ = ["PrefixStore", "TCPStore", "gloo_group", "nccl_group", "store_of_default_group"]
+__all__ = ["FileStore", "PrefixStore", "TCPStore", "gloo_group", "nccl_group", "store_of_default_group"]
 
 
 def store_of_default_group() -> Any:

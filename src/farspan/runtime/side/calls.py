@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -90,8 +91,9 @@ class Calls:
             self._handler = handler
             self._condition.notify_all()
 
-    def stop(self) -> None:
-        self._workers.stop()
+    def stop(self, deadline_s: float) -> None:
+        """Answer nothing more; returns when nothing is being answered, or at the deadline."""
+        self._workers.stop(deadline_s)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -239,7 +241,7 @@ class _Workers:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_idle = 0
-        self._num_threads = 0
+        self._threads: list[threading.Thread] = []
         self._stopped = False
 
     def submit(self, job: Callable[[], None]) -> None:
@@ -250,16 +252,23 @@ class _Workers:
             if self._num_idle:
                 self._num_idle -= 1
             else:
-                self._num_threads += 1
-                threading.Thread(target=self._run, name=f"{self._name}-{self._num_threads}", daemon=True).start()
+                name = f"{self._name}-{len(self._threads) + 1}"
+                self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
+                self._threads[-1].start()
             self._jobs.put(job)
 
-    def stop(self) -> None:
-        """Idle threads end now, busy ones after their job."""
+    def stop(self, deadline_s: float) -> None:
+        """Idle threads end now, busy ones after their job: one that is still in torch when the interpreter ends, aborts
+        the process. Who waits longer than the deadline, waits in Python, where that does no harm.
+        """
         with self._lock:
             self._stopped = True
-            for _ in range(self._num_threads):
+            for _ in self._threads:
                 self._jobs.put(None)
+        until = time.monotonic() + deadline_s
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

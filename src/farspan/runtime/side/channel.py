@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from farspan.errors import DivergenceError, FarspanError
@@ -32,20 +33,18 @@ __all__ = ["SideChannel"]
 _log = logging.getLogger(__name__)
 _STATUS_S = 5.0
 """How long a late wait may take to ask the hub whom it waits for."""
-_FAIL_S = 5.0
-"""How long `fail` may take to see its news on their way."""
+_ENDING_S = 5.0
+"""How long `fail` may take to see its news on their way, and `close` to see each of this channel's threads idle."""
 _MAX_KEY = 1_000
 
 
+@dataclass(slots=True)
 class _Gather:
     """One all-gather that this rank takes part in."""
 
-    __slots__ = ("blobs", "forgotten", "void")
-
-    def __init__(self) -> None:
-        self.blobs: list[bytes] | None = None
-        self.void = ""
-        self.forgotten = False
+    blobs: list[bytes] | None = None
+    void: str = ""
+    forgotten: bool = False
 
 
 class SideChannel:
@@ -74,7 +73,7 @@ class SideChannel:
         self.world_size = world_size
         self.history: Callable[[int], Sequence[Entry]] | None = None
         self.failure: FarspanError | None = None
-        self.on_failure: Callable[[FarspanError], None] | None = None
+        self.on_failure: Callable[[FarspanError], None] = lambda error: None
         self._link = link
         self._server = server
         self._condition = threading.Condition()
@@ -87,6 +86,8 @@ class SideChannel:
         self._ids = itertools.count()
         self._statuses: dict[int, Header | None] = {}
         self._all_finished = False
+        self._failing = threading.Lock()
+        """Held while `on_failure` is called."""
         self._own_failure = ""
         self._fail_noted = False
         self._closed = False
@@ -260,7 +261,7 @@ class SideChannel:
         self._link.send({"t": "fail", **described(error)})
         if not self._link.is_listener():
             with self._condition:
-                self._condition.wait_for(lambda: self._fail_noted or self._closed, _FAIL_S)
+                self._condition.wait_for(lambda: self._fail_noted or self._closed, _ENDING_S)
 
     def finish(self, deadline_s: float, digest: int = 0) -> None:
         """Says that this rank's program is over, and goes on answering requests until all ranks have said so.
@@ -298,7 +299,9 @@ class SideChannel:
             self._condition.notify_all()
         self._link.send({"t": "bye"})
         self._link.finish()
-        self._calls.stop()
+        self._calls.stop(_ENDING_S)
+        if not self._link.is_listener() and self._failing.acquire(timeout=_ENDING_S):
+            self._failing.release()
         if self._server is not None:
             if not self._server.wait_ended(linger_s):
                 _log.warning("rank 0 ends after lingering for %g s; other ranks still run", linger_s)
@@ -352,9 +355,8 @@ class SideChannel:
                 self._agreed = header["step"]
             elif kind in ("gathered", "void"):
                 self._on_gathered(frame)
-            elif kind == "status":
-                if header["id"] in self._statuses:
-                    self._statuses[header["id"]] = header
+            elif kind == "status" and header["id"] in self._statuses:
+                self._statuses[header["id"]] = header
             elif kind == "noted":
                 self._fail_noted = True
             elif kind == "finished":
@@ -381,19 +383,17 @@ class SideChannel:
 
     def _on_end(self) -> None:
         with self._condition:
-            if self._closed or self._own_failure:
-                self._fail_noted = True
-                self._condition.notify_all()
-                return
+            self._fail_noted = True
+            self._condition.notify_all()
         self._set_failure(as_error(describe_death(0)))
 
     def _set_failure(self, error: FarspanError) -> None:
-        with self._condition:
-            if self.failure is not None or self._own_failure or self._closed:
-                return
-            self.failure = error
-            self._condition.notify_all()
-        if self.on_failure is not None:
+        with self._failing:
+            with self._condition:
+                if self.failure is not None or self._own_failure or self._closed:
+                    return
+                self.failure = error
+                self._condition.notify_all()
             try:
                 self.on_failure(error)
             except Exception:

@@ -4,7 +4,8 @@ Nothing here touches `torch.distributed`'s default group: `is_initialized()` sta
 
     the script has a default group    its store, under a prefix; rank and size are the group's
     torchrun                          the agent's store at MASTER_ADDR:MASTER_PORT, under a prefix for each restart
-    farspan run, srun, mpirun, ...    a store of ours, which rank 0 hosts at that address
+    srun, mpirun, ...                 a store of ours, which rank 0 hosts at that address
+    farspan run                       a file in a folder of this user's alone: all ranks are on one machine
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 from farspan.errors import LaunchError
 from farspan.launch.environment import Environment, read_environment
-from farspan.lazy.torch_private.groups import PrefixStore, TCPStore, store_of_default_group
+from farspan.lazy.torch_private.groups import FileStore, PrefixStore, TCPStore, store_of_default_group
 
 __all__ = ["Peers", "find_peers"]
 
@@ -65,8 +66,7 @@ def find_peers(limit_s: float) -> Peers | None:
         rank, world_size = environment.rank, environment.world_size
         if world_size == 1:
             return None
-        assert environment.master_addr is not None
-        host, launcher = environment.master_addr, environment.launcher
+        host, launcher = environment.master_addr or _LOOPBACK, environment.launcher
         try:
             store = _open_store(environment, limit_s)
         except (RuntimeError, ValueError) as error:
@@ -80,6 +80,10 @@ def find_peers(limit_s: float) -> Peers | None:
 
 
 def _open_store(environment: Environment, limit_s: float) -> Any:
+    if environment.store is not None:
+        store = FileStore(environment.store, environment.world_size)
+        store.set_timeout(timedelta(seconds=limit_s))
+        return PrefixStore("farspan", store)
     is_agents = environment.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     assert environment.master_addr is not None and environment.master_port is not None
     store = TCPStore(
