@@ -22,7 +22,7 @@ from farspan.lazy.leaf import Leaf, WholeError
 from farspan.lazy.memory.leaves import new_parameter
 from farspan.lazy.memory.pickling import reduce_module, reduce_placed
 from farspan.lazy.memory.transfer import check_assigned, transferring
-from farspan.lazy.nodes.inside import install_hooks_on_fakes
+from farspan.lazy.nodes.inside import install_watch_on_fakes
 from farspan.lazy.ops.autograd_function import install_apply
 from farspan.lazy.ops.functions import CHANGES_GRADIENT_FLOW, PASS_THROUGH, SHOWS
 from farspan.lazy.ops.places import calls_for_a_place
@@ -343,7 +343,7 @@ def install() -> None:
         return
     check_release()
     install_apply()
-    install_hooks_on_fakes()
+    install_watch_on_fakes()
     torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
     watch_autocast_regions()
     watch_backward_hooks(lambda module, hook: watched(_recorder_of_module.get(id(module)), hook))

@@ -28,7 +28,7 @@ from farspan.lazy.metadata.effects.registered import Registered
 from farspan.lazy.metadata.entry import Entry, meta_of, refuse_nested
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.template import numbers_of, rebuild
-from farspan.lazy.nodes.inside import without_hooks_on_tensors
+from farspan.lazy.nodes.inside import out_of_autograds_reach
 from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.randomness import DRAWS
@@ -337,7 +337,7 @@ def _run(
         watched_attributes(target.modules, attributes, is_real=False),
         target.holding(extra, {id(item.tensor): fake for item, fake in owned}),
         without_user_hooks(target.module),
-        without_hooks_on_tensors(),
+        out_of_autograds_reach(),
     ):
         registered = Registered(
             target.modules, name_of(target), {id(fake) for item, fake in owned if not item.is_parameter}

@@ -1,6 +1,7 @@
-"""Hooks that a module registers on tensors while it is called: it is then called part by part, and they are recorded.
+"""What is autograd's, and a module reaches for while it is called: hooks on tensors, gradients of parameters.
 
-Inside a call that runs as one unit they would be autograd's, at the owner alone.
+Inside a call that runs as one unit a hook would be registered at the owner alone, and a gradient be that of earlier
+micro-batches, whose backwards have not run. Such a module is called part by part, where both are recorded.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from farspan.lazy.leaf import LeakError
-from farspan.lazy.torch_private import watch_hooks_on_fakes
+from torch import nn
 
-__all__ = ["install_hooks_on_fakes", "without_hooks_on_tensors"]
+from farspan.lazy.leaf import LeakError
+from farspan.lazy.torch_private import watch_fakes
+
+__all__ = ["install_watch_on_fakes", "out_of_autograds_reach"]
 
 
 class _Here(threading.local):
@@ -24,8 +27,8 @@ _here = _Here()
 
 
 @contextlib.contextmanager
-def without_hooks_on_tensors() -> Iterator[None]:
-    """Let no hook be registered on a fake tensor in the body.
+def out_of_autograds_reach() -> Iterator[None]:
+    """Let no hook be registered on a fake tensor in the body, and no gradient of a fake parameter be touched.
 
     Raises:
         LeakError: One was.
@@ -37,11 +40,16 @@ def without_hooks_on_tensors() -> Iterator[None]:
         _here.is_refused = before
 
 
-def install_hooks_on_fakes() -> None:
+def install_watch_on_fakes() -> None:
     """Watch all fake tensors of the process."""
-    watch_hooks_on_fakes(_check)
+    watch_fakes(_check_hook, _check_gradient)
 
 
-def _check(tensor: Any) -> None:
+def _check_hook(tensor: Any) -> None:
     if _here.is_refused:
         raise LeakError("a module registers a hook on a tensor while it is called")
+
+
+def _check_gradient(tensor: Any) -> None:
+    if _here.is_refused and isinstance(tensor, nn.Parameter):
+        raise LeakError("a module reads or changes the gradient of a parameter while it is called")

@@ -39,7 +39,7 @@ from farspan.lazy.torch_private.fakes import is_fake as is_fake
 from farspan.lazy.torch_private.fakes import is_fake_limit as is_fake_limit
 from farspan.lazy.torch_private.fakes import is_not_torchs_device as is_not_torchs_device
 from farspan.lazy.torch_private.fakes import on_fakes as on_fakes
-from farspan.lazy.torch_private.fakes import watch_hooks_on_fakes as watch_hooks_on_fakes
+from farspan.lazy.torch_private.fakes import watch_fakes as watch_fakes
 from farspan.lazy.torch_private.modes import disabled_torch_function as disabled_torch_function
 from farspan.lazy.torch_private.modes import is_mode_active as is_mode_active
 from farspan.lazy.torch_private.modes import no_dispatch as no_dispatch
@@ -130,7 +130,7 @@ __all__ = [
     "update_scale_",
     "watch_autocast_regions",
     "watch_backward_hooks",
-    "watch_hooks_on_fakes",
+    "watch_fakes",
     "without_any_mode",
     "without_modes_of",
 ]

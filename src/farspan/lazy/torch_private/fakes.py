@@ -30,7 +30,7 @@ __all__ = [
     "is_fake_limit",
     "is_not_torchs_device",
     "on_fakes",
-    "watch_hooks_on_fakes",
+    "watch_fakes",
 ]
 
 
@@ -54,20 +54,36 @@ def on_fakes(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> It
             mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
 
 
-def watch_hooks_on_fakes(check: Callable[[torch.Tensor], None]) -> None:
-    """Let fake tensors call `check` with themselves before a hook is registered on them, or they retain their grad."""
+def watch_fakes(before_hook: Callable[[torch.Tensor], None], before_gradient: Callable[[torch.Tensor], None]) -> None:
+    """Let fake tensors tell of what would be autograd's.
+
+    Args:
+        before_hook: Called before a hook is registered on one, or it retains its gradient.
+        before_gradient: Called before its `.grad` is read, set or deleted.
+    """
     register, retain = torch.Tensor.register_hook, torch.Tensor.retain_grad
 
     def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
-        check(tensor)
+        before_hook(tensor)
         return register(tensor, hook)
 
     def retain_grad(tensor: torch.Tensor) -> None:
-        check(tensor)
+        before_hook(tensor)
         retain(tensor)
 
     FakeTensor.register_hook = register_hook  # type: ignore[method-assign]
     FakeTensor.retain_grad = retain_grad  # type: ignore[method-assign]
+    grad: Any = torch.Tensor.grad
+
+    def seen(access: Callable[..., Any]) -> Callable[..., Any]:
+        def access_gradient(tensor: torch.Tensor, *value: Any) -> Any:
+            before_gradient(tensor)
+            return access(tensor, *value)
+
+        return access_gradient
+
+    accesses = seen(grad.__get__), seen(grad.__set__), seen(grad.__delete__)
+    FakeTensor.grad = property(*accesses)  # type: ignore[assignment]
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
