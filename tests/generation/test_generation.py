@@ -208,9 +208,9 @@ def _config(transformers: Any, kind: str) -> Any:
     ("kind", "options"),
     [
         ("gpt2", {"num_beams": 2}),
-        ("gpt2", {"cache_implementation": "static"}),
+        pytest.param("gpt2", {"cache_implementation": "static"}, marks=pytest.mark.slow),
         ("mistral", {"repetition_penalty": 1.3}),
-        ("t5", {"output_scores": True, "return_dict_in_generate": True}),
+        pytest.param("t5", {"output_scores": True, "return_dict_in_generate": True}, marks=pytest.mark.slow),
         pytest.param("t5", {"num_beams": 2}, marks=pytest.mark.slow),
     ],
 )

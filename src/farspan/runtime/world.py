@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import secrets
@@ -131,17 +132,23 @@ def _open_roads(peers: Peers, side: SideChannel, limit_s: float) -> Roads:
 
 
 def _join_side_channel(peers: Peers, limit_s: float) -> SideChannel:
-    """Rank 0 hosts the hub and tells its address through the store."""
-    server = None
+    """Rank 0 hosts the hub and tells its address through the store.
+
+    With it goes the secret of the run, unless FARSPAN_SECRET says it: whoever can read the store could take part.
+    """
+    server, known = None, os.environ.get("FARSPAN_SECRET", "")
     if peers.rank == 0:
-        token = secrets.token_hex(16)
-        host = peers.master_addr
-        server = SideChannel.host(
-            peers.world_size, token, "0.0.0.0" if host not in ("127.0.0.1", "localhost") else "127.0.0.1"
+        secret = known or secrets.token_hex(32)
+        server = SideChannel.host(peers.world_size, secret, peers.address)
+        peers.store.set("hub", json.dumps([peers.address, server.address[1], "" if known else secret]))
+    host, port, told = json.loads(peers.store.get("hub"))
+    if bool(told) == bool(known):
+        raise LaunchError(
+            "the ranks do not agree on the secret of this run.",
+            why=f"FARSPAN_SECRET is set on {'this rank' if known else 'rank 0'} and not on the other.",
+            hint="the same FARSPAN_SECRET on every rank, or on none",
         )
-        peers.store.set("hub", f"{host} {server.address[1]} {token}")
-    host, port, token = peers.store.get("hub").decode().split()
-    return SideChannel.connect(peers.rank, peers.world_size, (host, int(port)), token, limit_s, server=server)
+    return SideChannel.connect(peers.rank, peers.world_size, (host, port), known or told, limit_s, server=server)
 
 
 _exit_codes: list[int] = []

@@ -94,22 +94,22 @@ class SideChannel:
         link.listen(self._on_frame, self._on_end, self._calls.place)
 
     @staticmethod
-    def host(world_size: int, token: str, bind_address: str | tuple[str, int]) -> HubServer:
-        """Starts the hub in this process (rank 0's). Tell its `.address` and the token to all ranks.
+    def host(world_size: int, secret: str, bind_address: str | tuple[str, int]) -> HubServer:
+        """Starts the hub in this process (rank 0's). Tell its `.address` to all ranks; all know the secret.
 
         Args:
             world_size: How many ranks there are.
-            token: A random secret; connections without it are refused.
+            secret: Who connects proves to know it, or is refused.
             bind_address: A host, or (host, port); port 0 takes a free one.
         """
-        return HubServer(world_size, token, bind_address)
+        return HubServer(world_size, secret, bind_address)
 
     @staticmethod
     def connect(
         rank: int,
         world_size: int,
         address: tuple[str, int],
-        token: str,
+        secret: str,
         deadline_s: float,
         *,
         server: HubServer | None = None,
@@ -120,7 +120,7 @@ class SideChannel:
             LaunchError: The hub cannot be reached, or refuses.
             DeadlineError: It does not answer in time.
         """
-        return SideChannel(rank, world_size, connect(rank, world_size, address, token, deadline_s), server)
+        return SideChannel(rank, world_size, connect(rank, world_size, address, secret, deadline_s), server)
 
     @staticmethod
     def alone() -> SideChannel:

@@ -19,6 +19,9 @@ from farspan.runtime.side.wire import (
     ProtocolError,
     adopt,
     encode,
+    is_proof,
+    nonce,
+    proof,
     send_all,
 )
 
@@ -151,11 +154,11 @@ class SocketLink:
             self._on_end()
 
 
-def connect(rank: int, world_size: int, address: tuple[str, int], token: str, deadline_s: float) -> SocketLink:
-    """Connects and says hello.
+def connect(rank: int, world_size: int, address: tuple[str, int], secret: str, deadline_s: float) -> SocketLink:
+    """Connects, and proves to each other that both ends belong to this run.
 
     Raises:
-        LaunchError: Nobody listens there, or the hub refused (wrong token, rank taken, other world size).
+        LaunchError: Nobody listens there, or not this run's hub, or it refused (rank taken, other world size).
         DeadlineError: No answer in time.
     """
     until = time.monotonic() + deadline_s
@@ -168,14 +171,9 @@ def connect(rank: int, world_size: int, address: tuple[str, int], token: str, de
     except OSError as error:
         what = f"rank {rank} cannot reach rank 0's side channel"
         raise LaunchError(what, why=f"{place}: {error}", hint=hint) from None
-    reader = FrameReader()
-    frames: list[Frame] = []
+    reader, frames = FrameReader(), list[Frame]()
     try:
-        hello = {"t": "hello", "protocol": PROTOCOL, "rank": rank, "world_size": world_size, "token": token}
-        send_all(sock, encode(hello))
-        while not frames:
-            sock.settimeout(max(0.001, min(until - time.monotonic(), threading.TIMEOUT_MAX)))
-            frames = reader.read(sock)
+        _greet(sock, reader, frames, until, secret, rank, world_size)
     except TimeoutError:
         sock.close()
         raise _late(rank, place, deadline_s, hint) from None
@@ -183,17 +181,48 @@ def connect(rank: int, world_size: int, address: tuple[str, int], token: str, de
         sock.close()
         why = f"{place} closed the connection during the hello ({error})"
         raise LaunchError(f"rank {rank} cannot reach rank 0's side channel", why=why, hint=hint) from None
-    first = frames.pop(0).header
-    if first.get("t") != "welcome":
+    except BaseException:
         sock.close()
-        raise LaunchError(
-            f"rank 0 refused rank {rank}'s side channel",
-            why=str(first.get("why", first)),
-            hint="is a process of an earlier run still alive, or are two runs using the same port?",
-        )
+        raise
     sock.settimeout(None)
     limit_sends(sock, deadline_s)
     return SocketLink(sock, reader, frames, f"farspan-side-{rank}")
+
+
+def _greet(
+    sock: socket.socket,
+    reader: FrameReader,
+    frames: list[Frame],
+    until: float,
+    secret: str,
+    rank: int,
+    world_size: int,
+) -> None:
+    """The rank's part of `wire.py`; leaves in `frames` what has come behind the welcome."""
+
+    def hear() -> Header:
+        while not frames:
+            sock.settimeout(max(0.001, min(until - time.monotonic(), threading.TIMEOUT_MAX)))
+            frames.extend(reader.read(sock))
+        return frames.pop(0).header
+
+    theirs, mine = str(hear().get("nonce")), nonce()
+    who = {"protocol": PROTOCOL, "rank": rank, "world_size": world_size}
+    said = (theirs, mine, rank, world_size)
+    send_all(sock, encode({"t": "hello", **who, "nonce": mine, "proof": proof(secret, "rank", *said)}))
+    answer = hear()
+    if answer.get("t") != "welcome":
+        raise LaunchError(
+            f"rank 0 refused rank {rank}'s side channel",
+            why=str(answer.get("why", answer)),
+            hint="is a process of an earlier run still alive, or are two runs using the same port?",
+        )
+    if not is_proof(answer.get("proof"), secret, "hub", *said):
+        raise LaunchError(
+            f"rank {rank} found a stranger where rank 0's side channel should be",
+            why="it does not know the secret of this run.",
+            hint="is a process of another run, or of another user, listening there?",
+        )
 
 
 def limit_sends(sock: socket.socket, deadline_s: float) -> None:

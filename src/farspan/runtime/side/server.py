@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import itertools
 import logging
 import selectors
@@ -25,6 +24,9 @@ from farspan.runtime.side.wire import (
     ProtocolError,
     adopt,
     encode,
+    is_proof,
+    nonce,
+    proof,
 )
 
 __all__ = ["HubServer"]
@@ -44,6 +46,7 @@ class _Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.rank: int | None = None
+        self.nonce = nonce()
         self.reader = FrameReader(max_header=_MAX_HELLO_BYTES, max_payload=0)
         self.queue: deque[Buffer] = deque()
         self.events = selectors.EVENT_READ
@@ -75,14 +78,14 @@ class HubServer:
         address: (host, port) that it listens on; tell it to the other ranks.
     """
 
-    def __init__(self, world_size: int, token: str, bind_address: str | tuple[str, int]) -> None:
+    def __init__(self, world_size: int, secret: str, bind_address: str | tuple[str, int]) -> None:
         host, port = (bind_address, 0) if isinstance(bind_address, str) else bind_address
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         self._listener = adopt(socket.create_server((host, port), family=family, backlog=max(128, world_size)))
         self._listener.setblocking(False)
         name = self._listener.getsockname()
         self.address: tuple[str, int] = (name[0], name[1])
-        self._token = token.encode()
+        self._secret = secret
         self._hub = Hub(world_size)
         self._by_rank: dict[int, _Connection] = {}
         self._strangers: dict[_Connection, None] = {}
@@ -167,6 +170,8 @@ class HubServer:
         conn = _Connection(sock)
         self._selector.register(sock, selectors.EVENT_READ, conn)
         self._strangers[conn] = None
+        conn.queue.extend(encode({"t": "challenge", "nonce": conn.nonce}))
+        self._flush(conn)
         if len(self._strangers) > _MAX_STRANGERS:
             self._drop(next(iter(self._strangers)))
 
@@ -203,7 +208,7 @@ class HubServer:
 
     def _greet(self, conn: _Connection, hello: Header) -> None:
         del self._strangers[conn]
-        refusal = self._refusal(hello)
+        refusal = self._refusal(conn, hello)
         if refusal:
             _log.warning("side channel: a connection was refused: %s", refusal)
             conn.queue.extend(encode({"t": "refused", "why": refusal}))
@@ -214,15 +219,17 @@ class HubServer:
         conn.rank = rank
         conn.reader.max_header, conn.reader.max_payload = MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES
         self._by_rank[rank] = conn
-        conn.queue.extend(encode({"t": "welcome"}))
+        proven = proof(self._secret, "hub", conn.nonce, hello["nonce"], rank, hello["world_size"])
+        conn.queue.extend(encode({"t": "welcome", "proof": proven}))
         conn.queue.extend(self._kept.pop(rank, ()))
         self._outbox.extend(self._hub.on_joined(rank))
         self._flush(conn)
 
-    def _refusal(self, hello: dict[str, Any]) -> str:
+    def _refusal(self, conn: _Connection, hello: dict[str, Any]) -> str:
         """Why this connection may not take part; "" if it may."""
-        if hello.get("t") != "hello" or not hmac.compare_digest(str(hello.get("token")).encode(), self._token):
-            return "it does not belong to this run (wrong token)"
+        said = ("rank", conn.nonce, hello.get("nonce"), hello.get("rank"), hello.get("world_size"))
+        if hello.get("t") != "hello" or not is_proof(hello.get("proof"), self._secret, *said):
+            return "it does not belong to this run (it does not know its secret)"
         if hello.get("protocol") != PROTOCOL:
             return f"another version of farspan: protocol {hello.get('protocol')} here, {PROTOCOL} on rank 0"
         rank, world_size = hello.get("rank"), hello.get("world_size")

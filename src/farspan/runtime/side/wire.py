@@ -7,9 +7,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import itertools
 import json
 import os
+import secrets
 import socket
 import struct
 import weakref
@@ -32,14 +35,17 @@ __all__ = [
     "advance",
     "as_bytes_view",
     "encode",
+    "is_proof",
+    "nonce",
     "send_all",
     "parts_of",
+    "proof",
 ]
 
 Header = dict[str, Any]
 Buffer = bytes | bytearray | memoryview
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_HEADER_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 64 << 20
 """Of one frame. What is larger travels as several frames (see calls.py)."""
@@ -232,3 +238,28 @@ def parts_of(frame: Frame) -> list[bytes]:
         raise ProtocolError(f"parts of other sizes than the {len(view)} bytes there are")
     ends = list(itertools.accumulate(sizes))
     return [bytes(view[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+# -- who belongs to a run ---------------------------------------------------------------------------------------------
+#
+#   hub   challenge: a random number of the hub's            --> rank
+#   rank  hello: who it is, a random number of its own,
+#         proof = HMAC(secret, "rank", both, who)            --> hub
+#   hub   welcome: proof = HMAC(secret, "hub", both, who)    --> rank
+
+
+def nonce() -> str:
+    """A random number that is said once."""
+    return secrets.token_hex(16)
+
+
+def proof(secret: str, *said: str | int) -> str:
+    """What only somebody who knows `secret` can say after `said`."""
+    return hmac.new(secret.encode(), json.dumps(said).encode(), hashlib.sha256).hexdigest()
+
+
+def is_proof(given: Any, secret: str, *said: Any) -> bool:
+    """Whether `given`, which may be anything, is the proof; what is no plain text or number cannot have been said."""
+    if not isinstance(given, str) or not all(type(item) in (str, int) for item in said):
+        return False
+    return hmac.compare_digest(given.encode(errors="replace"), proof(secret, *said).encode())

@@ -6,7 +6,7 @@ import threading
 import pytest
 from tests.support.side import LONG_S, SHORT_S, each, open_ranks, record, step
 
-from farspan.errors import DeadlineError, DivergenceError, FarspanError, LaunchError, RemoteError
+from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
 from farspan.runtime.side import SideChannel
 
 
@@ -209,44 +209,3 @@ def test_a_late_gather_names_who_is_missing(ranks):
         channels[2].gathered("k", SHORT_S)
     assert caught.value.what == "rank 2 waited 0.05 s for rank 0 to give their part of 'k'"
     assert caught.value.why == "rank 0: the last it did was: began step 4"
-
-
-# -- strangers ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rank", "world_size", "token", "why"),
-    [
-        (1, 2, "guess", "wrong token"),
-        (1, 3, "secret", "expects 3"),
-        (0, 2, "secret", "before"),
-        (7, 2, "secret", "no rank"),
-    ],
-)
-def test_who_does_not_belong_is_refused(ranks, rank, world_size, token, why):
-    (channel,) = ranks(2, absent=[1])
-    with pytest.raises(LaunchError, match=why):
-        SideChannel.connect(rank, world_size, channel._server.address, token, LONG_S)
-    assert channel.failure is None
-
-
-def test_strangers_do_no_harm(ranks):
-    channels = ranks(2)
-    strangers = [socket.create_connection(channels[0]._server.address) for _ in range(150)]
-    for stranger in strangers[::2]:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
-    assert each(channels, step(0)) == [None] * 2
-    for stranger in strangers:
-        stranger.close()
-
-
-def test_nobody_listens():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = server.getsockname()
-    with pytest.raises(LaunchError, match="cannot reach"):
-        SideChannel.connect(1, 2, address, "secret", LONG_S)
-
-
-def test_nobody_answers():
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(DeadlineError, match="answer its hello"):
-        SideChannel.connect(1, 2, server.getsockname(), "secret", SHORT_S)
