@@ -47,7 +47,7 @@ test-versions: .venv-torch-$(OLDEST_TORCH)/installed .venv-torch-$(NEWEST_TORCH)
 	.venv-torch-$(NEWEST_TORCH)/bin/pytest -m "not slow" -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 programs-packages: $(INSTALLED)  ## optimizers from pip, for benchmarks/programs, beside the environment (no other torch comes with them)
-	$(BIN)/pip install --no-compile $(PIP_ARGS) --no-deps --upgrade --target .packages-programs -r constraints-programs.txt
+	$(BIN)/pip install $(PIP_ARGS) --no-deps --upgrade --target .packages-programs -r constraints-programs.txt
 
 demo: $(INSTALLED)  ## train a GPT over two processes, and compare with one
 	@mkdir -p build
@@ -60,19 +60,19 @@ demo: $(INSTALLED)  ## train a GPT over two processes, and compare with one
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --no-compile $(PIP_ARGS) -c constraints.txt -e '.[test]'
+	$(BIN)/pip install $(PIP_ARGS) -c constraints.txt -e '.[test]'
 	@touch $@
 
 $(TRAINERS_VENV)/installed: pyproject.toml constraints.txt constraints-trainers.txt
 	$(PYTHON) -m venv $(TRAINERS_VENV)
-	$(TRAINERS_VENV)/bin/pip install --no-compile $(PIP_ARGS) -c constraints.txt torch
-	$(TRAINERS_VENV)/bin/pip install --no-compile $(PIP_ARGS) -c constraints.txt -c constraints-trainers.txt -e '.[trainers]'
+	$(TRAINERS_VENV)/bin/pip install $(PIP_ARGS) -c constraints.txt torch
+	$(TRAINERS_VENV)/bin/pip install $(PIP_ARGS) -c constraints.txt -c constraints-trainers.txt -e '.[trainers]'
 	@touch $@
 
 .venv-torch-%/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(@D)
 	sed 's/^torch==.*/torch==$*/' constraints.txt > $(@D)/constraints.txt
-	$(@D)/bin/pip install --no-compile $(PIP_ARGS) -c $(@D)/constraints.txt -e '.[test]'
+	$(@D)/bin/pip install $(PIP_ARGS) -c $(@D)/constraints.txt -e '.[test]'
 	@touch $@
 
 clean:  ## remove all that make has made, the environment too
