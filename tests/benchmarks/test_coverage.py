@@ -13,14 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 KINDS = [
     "afmoe",  # experts
     "bert",
-    "cohere_asr",
     "deepseek_vl",
     "mistral",
     "torch.in_place",
     "torch.wandering",
     "vit",
 ]
-"""One family or two of each kind of the tenth: text, speech, images with text, images, programs of torch alone."""
+"""One family or two of each kind of the tenth: text, images with text, images, programs of torch alone."""
 
 
 @pytest.mark.timeout(900)
