@@ -80,7 +80,7 @@ def train(model: nn.Module) -> Any:
     ("around", "num_ranks"),
     [
         *itertools.product([rounding, Doubles, lambda: torch.device("cpu")], [1, 2]),
-        # torch lets what it saves of fakes on the CPU hold itself: in a process of many objects the search takes long
+        # on the CPU an output saves itself, and so stays: to find that takes long in a process of many objects
         (save_on_cpu, 1),
         pytest.param(save_on_cpu, 2, marks=pytest.mark.slow),
     ],

@@ -65,8 +65,8 @@ class _Source:
     world_size: tuple[str, ...]
     local_rank: str
     local_world_size: str
-    meeting: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT")
-    """Where the processes meet: an address and a port, or a file."""
+    rendezvous: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT")
+    """What says where the processes find each other: an address and a port, or a file."""
 
 
 _SOURCES = (
@@ -76,7 +76,7 @@ _SOURCES = (
         world_size=(f"{PREFIX}WORLD_SIZE",),
         local_rank=f"{PREFIX}LOCAL_RANK",
         local_world_size=f"{PREFIX}LOCAL_WORLD_SIZE",
-        meeting=(f"{PREFIX}STORE",),
+        rendezvous=(f"{PREFIX}STORE",),
     ),
     _Source(
         launcher="plain",
@@ -137,7 +137,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     given = {name: text for name, text in everything.items() if text.strip()}
     source = _pick_source(given)
     if source is None:
-        return Environment(**_read_meeting(given, _SOURCES[-1]))
+        return Environment(**_read_rendezvous(given, _SOURCES[-1]))
     launcher = source.launcher
     if launcher == "plain" and "TORCHELASTIC_RUN_ID" in given:
         launcher = "torchrun"
@@ -151,7 +151,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
             hint=f"{source.rank}=0 to {source.rank}={world_size - 1}, or {size_name}={rank + 1}",
         )
     local_rank, local_world_size = _read_local(given, source, rank, world_size)
-    missing = [name for name in source.meeting if name not in given]
+    missing = [name for name in source.rendezvous if name not in given]
     if world_size > 1 and missing:
         raise LaunchError(
             f"the {world_size} processes cannot find each other.",
@@ -164,7 +164,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         local_rank=local_rank,
         local_world_size=local_world_size,
         launcher=launcher,
-        **_read_meeting(given, source),
+        **_read_rendezvous(given, source),
     )
 
 
@@ -172,7 +172,7 @@ def launch_variables(names: Iterable[str]) -> list[str]:
     """Those of `names` by which a launcher tells a process its place."""
     known = {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}  # torchrun's
     for source in _SOURCES:
-        known |= {source.rank, *source.world_size, source.local_rank, source.local_world_size, *source.meeting}
+        known |= {source.rank, *source.world_size, source.local_rank, source.local_world_size, *source.rendezvous}
     return [name for name in names if name in known or name.startswith("TORCHELASTIC_")]
 
 
@@ -242,9 +242,9 @@ def _slurm_tasks_here(given: Mapping[str, str], world_size: int) -> int | None:
     return counts[int(node)]
 
 
-def _read_meeting(given: Mapping[str, str], source: _Source) -> dict[str, Any]:
+def _read_rendezvous(given: Mapping[str, str], source: _Source) -> dict[str, Any]:
     """`store`, or `master_addr` and `master_port`, of an `Environment`."""
-    first, *port = source.meeting
+    first, *port = source.rendezvous
     if not port:
         return {"store": given.get(first)}
     host = given[first].strip() if first in given else None

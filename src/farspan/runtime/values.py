@@ -57,7 +57,7 @@ class SharedValues:
             self._progressed.notify_all()
 
     def close(self) -> None:
-        """This rank gets no further: who waits for it is told so."""
+        """This rank gets no further: who waits for it gets an error."""
         with self._progressed:
             self._is_over = True
             self._progressed.notify_all()
@@ -148,7 +148,7 @@ class SharedValues:
             if self._progress < wanted:
                 raise RecordError(
                     f"rank {self.side.rank} has ended before it got as far as the program that asks.",
-                    why="the ranks' programs did not meet after the reading.",
+                    why="its program is over, or has failed, while another one reads a value of it.",
                     hint="look at that rank's log",
                 )
             if self._progress > wanted:

@@ -141,14 +141,14 @@ def _join_side_channel(peers: Peers, limit_s: float) -> SideChannel:
         secret = known or secrets.token_hex(32)
         server = SideChannel.host(peers.world_size, secret, peers.address)
         peers.store.set("hub", json.dumps([peers.address, server.address[1], "" if known else secret]))
-    host, port, told = json.loads(peers.store.get("hub"))
-    if bool(told) == bool(known):
+    host, port, given = json.loads(peers.store.get("hub"))
+    if bool(given) == bool(known):
         raise LaunchError(
             "the ranks do not agree on the secret of this run.",
             why=f"FARSPAN_SECRET is set on {'this rank' if known else 'rank 0'} and not on the other.",
             hint="the same FARSPAN_SECRET on every rank, or on none",
         )
-    return SideChannel.connect(peers.rank, peers.world_size, (host, port), known or told, limit_s, server=server)
+    return SideChannel.connect(peers.rank, peers.world_size, (host, port), known or given, limit_s, server=server)
 
 
 _exit_codes: list[int] = []

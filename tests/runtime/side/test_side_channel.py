@@ -6,19 +6,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.support.side import LONG_S, SHORT_S, each, open_ranks, record, step
+from tests.support.side import LONG_S, SHORT_S, each, record, step
 
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
 from farspan.runtime.side import SideChannel
 from farspan.runtime.side.link import SocketLink, limit_sends
 from farspan.runtime.side.wire import FrameReader
-
-
-@pytest.fixture
-def ranks():
-    with open_ranks() as make:
-        yield make
-
 
 # -- agreement --------------------------------------------------------------------------------------------------------
 

@@ -4,17 +4,10 @@ import socket
 import threading
 
 import pytest
-from tests.support.side import LONG_S, SHORT_S, each, open_ranks, record, step
+from tests.support.side import LONG_S, SHORT_S, each, record, step
 
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
 from farspan.runtime.side import SideChannel
-
-
-@pytest.fixture
-def ranks():
-    with open_ranks() as make:
-        yield make
-
 
 # -- failures ---------------------------------------------------------------------------------------------------------
 

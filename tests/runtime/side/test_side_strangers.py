@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
 import threading
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.support.side import LONG_S, SHORT_S, each, open_ranks, step
+from tests.support.side import LONG_S, SHORT_S, each, step
 
 from farspan.errors import DeadlineError, LaunchError
 from farspan.runtime.side import SideChannel
 from farspan.runtime.side.wire import Frame, FrameReader, encode
-
-
-@pytest.fixture
-def ranks():
-    with open_ranks() as make:
-        yield make
 
 
 @pytest.mark.parametrize(
@@ -76,43 +71,53 @@ def _framed(text: bytes) -> bytes:
     return struct.pack("!4sIQ", b"FSC1", len(text), 0) + text
 
 
-def test_no_hello_harms_a_run() -> None:
-    with open_ranks() as ranks:
-        channels = ranks(2)
-        server = channels[0]._server
-        assert server is not None
+def test_no_hello_harms_a_run(ranks) -> None:
+    channels = ranks(2)
 
-        @settings(max_examples=300, deadline=None)
-        @example(_framed(_NO_TEXT))
-        @given(st.binary(max_size=100) | _HELLOS.map(lambda hello: json.dumps(hello).encode()).map(_framed))
-        def say(data: bytes) -> None:
-            with socket.create_connection(server.address) as stranger:
-                stranger.sendall(data)
+    def send(data: bytes) -> None:
+        with socket.create_connection(channels[0]._server.address) as stranger:
+            stranger.sendall(data)
 
-        say()
-        for depth in range(900, 1_050):  # some can just be read, and not be written again
-            nested = b"[" * depth + b"]" * depth
-            with socket.create_connection(server.address) as stranger:
-                stranger.sendall(_framed(b'{"t":"hello","proof":"","rank":' + nested + b"}"))
-        assert each(channels, step(0)) == [None] * 2
+    @settings(max_examples=300, deadline=None)
+    @example(_framed(_NO_TEXT))
+    @given(st.binary(max_size=100) | _HELLOS.map(lambda hello: json.dumps(hello).encode()).map(_framed))
+    def send_anything(data: bytes) -> None:
+        send(data)
+
+    send_anything()
+    for depth in range(900, 1_050):  # some can just be read, and not be written again
+        send(_framed(b'{"t":"hello","proof":"","rank":' + b"[" * depth + b"]" * depth + b"}"))
+    assert each(channels, step(0)) == [None] * 2
+
+
+@contextlib.contextmanager
+def listening(act: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
+    """Something at an address that lets a connection come, and acts."""
+
+    def accept() -> None:
+        with listener.accept()[0] as connection:
+            act(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(LONG_S)
+        acting = threading.Thread(target=accept)
+        acting.start()
+        yield listener.getsockname()
+        acting.join()
 
 
 def test_a_hello_that_was_overheard_is_of_no_use(ranks) -> None:
     (channel,) = ranks(2, absent=[1])
     said: list[Frame] = []
 
-    def overhear(listener: socket.socket) -> None:
+    def overhear(rank: socket.socket) -> None:
         """Between a rank and the hub: pass on the challenge, and keep the hello."""
-        with listener.accept()[0] as rank, socket.create_connection(channel._server.address) as hub:
+        with socket.create_connection(channel._server.address) as hub:
             rank.sendall(hub.recv(4096))
             said.extend(FrameReader().read(rank))
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        between = threading.Thread(target=overhear, args=(listener,))
-        between.start()
-        with pytest.raises(LaunchError, match="closed the connection"):
-            SideChannel.connect(1, 2, listener.getsockname(), "secret", LONG_S)
-        between.join()
+    with listening(overhear) as address, pytest.raises(LaunchError, match="closed the connection"):
+        SideChannel.connect(1, 2, address, "secret", LONG_S)
     assert "secret" not in json.dumps(said[0].header)
     with socket.create_connection(channel._server.address) as again:
         again.sendall(encode(said[0].header)[0])
@@ -123,17 +128,11 @@ def test_a_hello_that_was_overheard_is_of_no_use(ranks) -> None:
 
 
 def test_a_hub_that_does_not_know_the_secret_is_not_joined() -> None:
-    def pretend(listener: socket.socket) -> None:
-        with listener.accept()[0] as rank:
-            rank.sendall(b"".join(map(bytes, encode({"t": "challenge", "nonce": "1"}))))
-            FrameReader().read(rank)
-            answer: dict[str, Any] = {"t": "welcome", "proof": "2"}
-            rank.sendall(encode(answer)[0])
-            rank.recv(1)
+    def pretend(rank: socket.socket) -> None:
+        rank.sendall(encode({"t": "challenge", "nonce": "1"})[0])
+        FrameReader().read(rank)
+        rank.sendall(encode({"t": "welcome", "proof": "2"})[0])
+        rank.recv(1)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        pretending = threading.Thread(target=pretend, args=(listener,))
-        pretending.start()
-        with pytest.raises(LaunchError, match="a stranger where rank 0's side channel should be"):
-            SideChannel.connect(1, 2, listener.getsockname(), "secret", LONG_S)
-        pretending.join()
+    with listening(pretend) as address, pytest.raises(LaunchError, match="a stranger where rank 0's side channel"):
+        SideChannel.connect(1, 2, address, "secret", LONG_S)

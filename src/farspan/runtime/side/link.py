@@ -198,7 +198,7 @@ def _greet(
     rank: int,
     world_size: int,
 ) -> None:
-    """The rank's part of `wire.py`; leaves in `frames` what has come behind the welcome."""
+    """The rank's part of the proof (`wire.py`); leaves in `frames` what has come behind the welcome."""
 
     def hear() -> Header:
         while not frames:

@@ -36,7 +36,6 @@ class Peers:
         rank: Of this process.
         world_size: Number of processes.
         store: What all of them can write to and read from; keys are farspan's own.
-        master_addr: Host of rank 0, as the other ranks reach it.
         address: An address of this host at which all other ranks reach it.
         launcher: What started them, as in `Environment`; "program" if the script itself has set up a group.
     """
@@ -44,7 +43,6 @@ class Peers:
     rank: int
     world_size: int
     store: Any
-    master_addr: str
     address: str
     launcher: str
 
@@ -76,7 +74,7 @@ def find_peers(limit_s: float) -> Peers | None:
                 hint="start all ranks with the same MASTER_ADDR and MASTER_PORT, or by farspan run -n 2 train.py",
             ) from error
     address = _agree_on_address(store, rank, world_size, host)
-    return Peers(rank=rank, world_size=world_size, store=store, master_addr=host, address=address, launcher=launcher)
+    return Peers(rank=rank, world_size=world_size, store=store, address=address, launcher=launcher)
 
 
 def _open_store(environment: Environment, limit_s: float) -> Any:

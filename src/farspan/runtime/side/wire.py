@@ -249,13 +249,13 @@ def parts_of(frame: Frame) -> list[bytes]:
 
 
 def nonce() -> str:
-    """A random number that is said once."""
+    """A random number that is sent once."""
     return secrets.token_hex(16)
 
 
 def proof(secret: str, *said: str | int) -> str:
-    """What only somebody who knows `secret` can say after `said`."""
-    return hmac.new(secret.encode(), json.dumps(said).encode(), hashlib.sha256).hexdigest()
+    """The HMAC of `said`, which only who knows `secret` can compute."""
+    return hmac.new(os.fsencode(secret), json.dumps(said).encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(given: Any, secret: str, *said: Any) -> bool:
