@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from farspan.launch.rank.absent import watch_end
+
 if TYPE_CHECKING:
     from farspan.api import distribute as distribute
     from farspan.api import flush as flush
@@ -41,3 +43,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+watch_end("farspan.runtime.rendezvous.absent")

@@ -24,7 +24,7 @@ from typing import Any
 
 from farspan.errors import LaunchError
 
-__all__ = ["PREFIX", "Environment", "launch_variables", "read_environment"]
+__all__ = ["PREFIX", "Environment", "hosts_store", "launch_variables", "read_environment"]
 
 PREFIX = "FARSPAN_"
 """What stands before the usual names in the variables of farspan run."""
@@ -166,6 +166,13 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         launcher=launcher,
         **_read_rendezvous(given, source),
     )
+
+
+def hosts_store(environment: Environment, variables: Mapping[str, str] | None = None) -> bool:
+    """Whether this process is to host the store by which the ranks find each other; torchrun does it for its own."""
+    given = os.environ if variables is None else variables
+    is_agents = environment.launcher == "torchrun" and given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return environment.rank == 0 and not is_agents
 
 
 def launch_variables(names: Iterable[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
     running --a rank fails--> waiting (the others end by themselves) --grace--> SIGTERM --3 s--> SIGKILL
        |
+       +-----a rank ends before it has called farspan.distribute: SIGTERM to those who wait for it there
+       |
        +-----Ctrl-C, SIGTERM: passed on to all ranks; again: the ranks are ended at once
 
 Nothing polls: one thread per process waits for its end and puts an event on a queue; signals come by the
@@ -25,6 +27,7 @@ from farspan.errors import LaunchError
 from farspan.launch.console import say
 from farspan.launch.environment import PREFIX, launch_variables
 from farspan.launch.process import Rank
+from farspan.launch.rank.notes import has_joined, note_end, waiting_ranks
 
 __all__ = ["Job", "signals_to"]
 
@@ -39,15 +42,25 @@ class _Ended:
 
 
 class Job:
-    """All ranks, and what to do when one of them ends or a signal comes."""
+    """All ranks, and what to do when one of them ends or a signal comes.
 
-    def __init__(self, *, num_processes: int, log_dir: Path, grace_s: float) -> None:
+    Args:
+        num_processes: Number of ranks.
+        log_dir: Folder of their logs.
+        run_folder: Where they and this process leave notes for each other (`notes.py`); None for one rank.
+        grace_s: Seconds between the first failure and SIGTERM.
+    """
+
+    def __init__(self, *, num_processes: int, log_dir: Path, run_folder: str | None, grace_s: float) -> None:
         self.num_processes = num_processes
         self.log_dir = log_dir
+        self.run_folder = run_folder
         self.grace_s = grace_s
         self.events: queue.SimpleQueue[_Ended | signal.Signals] = queue.SimpleQueue()
         self.ranks: list[Rank] = []
         self.ended: list[Rank] = []  # in the order of their ends
+        self.never_joined: list[Rank] = []
+        """Ranks that have ended well before all had found each other, in the order of their ends."""
         self.interrupted_by: signal.Signals | None = None
         self.failed_before_interrupt = False
         self._deadline: float | None = None
@@ -107,10 +120,25 @@ class Job:
         event.rank.returncode = event.returncode
         event.rank.has_ended = True
         self.ended.append(event.rank)
+        if self.run_folder is not None and not has_joined(self.run_folder):
+            self._end_who_waits_for(event.rank, self.run_folder)
         if event.returncode != 0 and self._deadline is None and self._next_signal == signal.SIGTERM:
             self.failed_before_interrupt = self.interrupted_by is None
             grace_s = self.grace_s if self.failed_before_interrupt else _INTERRUPT_GRACE_S
             self._deadline = time.monotonic() + grace_s
+
+    def _end_who_waits_for(self, absent: Rank, run_folder: str) -> None:
+        """Without this rank the others wait in farspan.distribute until their deadline; later ones see the note."""
+        note_end(run_folder, absent.number)
+        if absent.returncode == 0:
+            self.never_joined.append(absent)
+        numbers = waiting_ranks(run_folder)
+        waiting = [rank for rank in self.ranks if not rank.has_ended and rank.number in numbers]
+        for rank in waiting:
+            rank.was_stopped = True
+            rank.send(signal.SIGTERM, group=True)
+        if waiting and self._deadline is None:
+            self._deadline = time.monotonic() + self.grace_s
 
     def _pass_on(self, number: signal.Signals) -> None:
         if self.interrupted_by is not None:

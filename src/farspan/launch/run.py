@@ -27,7 +27,7 @@ from farspan.launch.job import Job, signals_to
 from farspan.launch.logs import find_cause, only_heard_of_it
 from farspan.launch.process import Rank
 from farspan.launch.rank.entropy import entropy_variables
-from farspan.launch.rank.trained import trains_copies
+from farspan.launch.rank.notes import trains_copies
 
 __all__ = ["run"]
 
@@ -88,7 +88,7 @@ def run(
     run_folder = _make_run_folder(shared, num_processes, files)
     if num_processes > 1:
         shared |= entropy_variables(os.environ | shared)
-    job = Job(num_processes=num_processes, log_dir=folder, grace_s=grace_s)
+    job = Job(num_processes=num_processes, log_dir=folder, run_folder=run_folder, grace_s=grace_s)
     try:
         with signals_to(job.events):
             job.start(command, shared)
@@ -117,8 +117,11 @@ def _conclude(job: Job) -> int:
         say(f"farspan run: ended by {job.interrupted_by.name}; logs in {job.log_dir}")
         return 128 + job.interrupted_by
     # A rank that only noticed the failure of another may well have ended before it.
-    culprit = next((rank for rank in own if not only_heard_of_it(rank.read_tail())), own[0])
+    culprit = next((rank for rank in own if not only_heard_of_it(rank.read_tail())), [*own, *failed][0])
     stopped = [rank for rank in job.ended if rank.was_stopped]
+    if job.never_joined and (culprit.was_stopped or only_heard_of_it(culprit.read_tail())):
+        say(_describe_absence(job, job.never_joined[0]))
+        return 1
     say(_describe_failure(job, culprit, stopped))
     return culprit.returncode if culprit.returncode > 0 else 128 - culprit.returncode
 
@@ -139,6 +142,18 @@ def _describe_failure(job: Job, culprit: Rank, stopped: Sequence[Rank]) -> str:
         lines += [f"  then  ended after {job.grace_s:g} s, still running: rank {names}"]
     if job.num_processes > 1:
         lines += [f"  logs  {culprit.log or job.log_dir / 'rank*.log'}"]
+    return "\n".join(lines)
+
+
+def _describe_absence(job: Job, absent: Rank) -> str:
+    waited = sorted(rank.number for rank in job.ended if rank.returncode != 0)
+    names = ", ".join(map(str, waited))
+    lines = [
+        f"farspan run: rank {absent.number} of {job.num_processes} ended before it called farspan.distribute.",
+        f"  why   its program was over (exit code 0), while rank {names} waited for it.",
+        "  try   let every rank call farspan.distribute, or none",
+        f"  logs  {absent.log or job.log_dir / 'rank*.log'}",
+    ]
     return "\n".join(lines)
 
 

@@ -28,13 +28,13 @@ from farspan.lazy.torch_private import raw_grad, set_raw_grad, without_modes_of
 from farspan.runtime.abort.aborted import check_computed
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.agreement.history import History
+from farspan.runtime.agreement.resolved import broadcast_result
 from farspan.runtime.console import Console
 from farspan.runtime.exchange import changes_state
 from farspan.runtime.failures import first_line, is_transport_error
 from farspan.runtime.gradient_masks import GradientMasks, accumulate
 from farspan.runtime.media import Medium
 from farspan.runtime.program import Program, Programs, Settings, sites_of
-from farspan.runtime.resolved import broadcast_result
 from farspan.runtime.side import SideChannel
 from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.end import StepEnd

@@ -31,7 +31,7 @@ def _install() -> None:
         return
     try:
         from farspan.launch.files import install, keeps_apart
-        from farspan.launch.rank.trained import note_training
+        from farspan.launch.rank.notes import note_training
     except ModuleNotFoundError:  # a Python without farspan: a tool, whose files are not the script's
         return
     if keeps_apart():

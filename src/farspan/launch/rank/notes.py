@@ -1,0 +1,91 @@
+"""What the processes of `farspan run` and their launcher note for each other.
+
+    trained       by a rank    an optimizer has stepped: a script that never calls farspan.distribute trains copies
+    waiting-1     by rank 1    it has called farspan.distribute, and waits for the others
+    joined        by any rank  all have found each other
+    ended-1       by launcher  rank 1 has ended before that
+
+Each note is an empty file in the folder of the run.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from farspan.launch.rank.imports import when_imported
+
+__all__ = [
+    "has_ended",
+    "has_joined",
+    "note_end",
+    "note_joining",
+    "note_training",
+    "note_waiting",
+    "trains_copies",
+    "waiting_ranks",
+]
+
+_TRAINED, _JOINED = "trained", "joined"
+_WAITING, _ENDED = "waiting-", "ended-"
+
+
+def note_training(folder: str) -> None:
+    """See the first step of an optimizer of this process."""
+
+    def watch(module: Any) -> None:
+        notes = iter([functools.partial(_note, folder, _TRAINED)])
+
+        def note(*_: object) -> None:  # stays, for a hook cannot remove itself while hooks run
+            next(notes, _nothing)()
+
+        module.register_optimizer_step_pre_hook(note)
+
+    when_imported("torch.optim.optimizer", watch)
+
+
+def note_waiting(rank: int) -> None:
+    """Say to `farspan run`, if it has started this process, that this rank waits for the others."""
+    _note(os.environ.get("FARSPAN_RUN_FOLDER", ""), f"{_WAITING}{rank}")
+
+
+def note_joining() -> None:
+    """Say to `farspan run`, if it has started this process, that the ranks have found each other."""
+    _note(os.environ.get("FARSPAN_RUN_FOLDER", ""), _JOINED)
+
+
+def has_ended(rank: int) -> bool:
+    """Whether `farspan run` has seen that rank end before the ranks have found each other."""
+    folder = os.environ.get("FARSPAN_RUN_FOLDER", "")
+    return bool(folder) and os.path.exists(f"{folder}/{_ENDED}{rank}")
+
+
+def note_end(folder: str, rank: int) -> None:
+    """The launcher's word that a process has ended."""
+    _note(folder, f"{_ENDED}{rank}")
+
+
+def waiting_ranks(folder: str) -> set[int]:
+    """The ranks that wait for others to call `farspan.distribute`; none once all have found each other."""
+    names = [] if has_joined(folder) else os.listdir(folder)
+    return {int(name.removeprefix(_WAITING)) for name in names if name.startswith(_WAITING)}
+
+
+def has_joined(folder: str) -> bool:
+    """Whether all ranks have found each other."""
+    return os.path.exists(f"{folder}/{_JOINED}")
+
+
+def trains_copies(folder: str) -> bool:
+    """Whether a process has trained, and none has looked for the others."""
+    return os.path.exists(f"{folder}/{_TRAINED}") and not has_joined(folder)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _note(folder: str, name: str) -> None:
+    if folder and os.path.isdir(folder):
+        os.close(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT, 0o600))

@@ -1,0 +1,74 @@
+"""A rank that does not come to the rendezvous: the others name it, within seconds where anybody can know."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.support.launcher import Job
+from tests.support.ranks import ROOT, SOURCES, free_port, run_processes
+
+DISTRIBUTES = """
+import farspan
+from torch import nn
+farspan.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), measure=False)
+"""
+WAITS_UNTIL = "while not any(name.startswith('{note}') for name in os.listdir(os.environ['FARSPAN_RUN_FOLDER'])):\n"
+WAITS_UNTIL += "    time.sleep(0.01)\n"
+
+
+@pytest.fixture
+def job(tmp_path):
+    job = Job(tmp_path)
+    yield job
+    job.close()
+
+
+@pytest.mark.parametrize("leaves", ["sys.exit()", "os._exit(0)"])
+@pytest.mark.parametrize("others_wait", [True, False])
+def test_farspan_run_names_a_rank_that_ends_before_the_others_have_found_it(job, leaves, others_wait):
+    before = WAITS_UNTIL.format(note="waiting-" if others_wait else "ended-")
+    script = "if rank == 1:\n" + ("    " + before.replace("\n", "\n    ") if others_wait else "    ") + f"{leaves}\n"
+    script += ("" if others_wait else before) + DISTRIBUTES
+    code, _, err = job.run(script, 3)
+    assert code == 1
+    assert "rank 1 of 3 ended before it called farspan.distribute" in err.splitlines()[-4]
+
+
+def test_farspan_run_ends_who_waits_for_a_rank_that_failed(job):
+    script = (
+        "if rank == 2:\n    "
+        + WAITS_UNTIL.format(note="waiting-").replace("\n", "\n    ")
+        + "raise ValueError('no data')\n"
+    )
+    code, _, err = job.run(script + DISTRIBUTES, 3)
+    assert code == 1
+    assert "rank 2 of 3 failed: exit code 1" in err and "ValueError: no data" in err
+
+
+def test_under_torchrun_a_rank_leaves_word_when_it_ends(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nimport farspan\nif os.environ['RANK'] == '1': sys.exit()\n" + DISTRIBUTES)
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", str(script)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCES, ROOT]), "OMP_NUM_THREADS": "1"}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode != 0
+    assert "RemoteError: rank 1 ended before it called farspan.distribute" in done.stderr
+    assert time.monotonic() - began < 100  # the deadline is 300 s
+
+
+def test_ranks_that_do_not_come_are_named_at_the_deadline(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal\nif os.environ['RANK'] == '2': os.kill(os.getpid(), signal.SIGSTOP)\n" + DISTRIBUTES
+    )
+    first, second, _ = run_processes(3, script, environment={"FARSPAN_DEADLINE": "3"}, stops=2)
+    assert "waited 3 s for rank 2 to call farspan.distribute" in first.stderr
+    assert "rank 2 to call farspan.distribute" in second.stderr  # by rank 0's word, or by its own deadline
