@@ -44,8 +44,8 @@ def finish(args: argparse.Namespace, *, rows: Sequence[dict[str, Any]], figure: 
 
 
 def data_folder() -> Path:
-    """Where public profiles and published figures lie: FARSPAN_DATA, by default ../shared/data."""
-    return Path(os.environ.get("FARSPAN_DATA") or ROOT.parent / "shared" / "data")
+    """Where public profiles and published figures lie: BENCHMARK_DATA, by default ../shared/data."""
+    return Path(os.environ.get("BENCHMARK_DATA") or ROOT.parent / "shared" / "data")
 
 
 def machine() -> str:
@@ -79,7 +79,7 @@ def published(name: str) -> list[dict[str, str]]:
     """
     file = data_folder() / "published" / name
     if not file.is_file():
-        sys.exit(f"{file} does not exist; FARSPAN_DATA=folder says where the published tables are")
+        sys.exit(f"{file} does not exist; BENCHMARK_DATA=folder says where the published tables are")
     with file.open(newline="") as lines:
         return list(csv.DictReader(lines))
 

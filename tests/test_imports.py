@@ -1,7 +1,9 @@
 """The import table of the library (DESIGN.md, section 8), and the few rules on its form, enforced by reading its files.
 
 cli > api > adapters > parallel > runtime > lazy > state, profile > report, launch
-    > planner > schedule > plan > graph, cluster > documents, locks > errors, units          ( > : may import)
+    > planner > schedule > plan > graph, cluster > documents, locks, settings, outputs > errors, units
+
+( > : may import)
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ FLOORS = (
     {"schedule"},
     {"plan"},
     {"graph", "cluster"},
-    {"documents", "locks"},
+    {"documents", "locks", "settings", "outputs"},
     {"errors", "units"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FORBIDDEN = {("runtime", "planner"), ("lazy", "planner")}
-WITHOUT_TORCH = {"planner", "schedule", "plan", "graph", "cluster", "report", "documents", "locks", "errors", "units"}
+WITHOUT_TORCH = {"planner", "schedule", "plan", "graph", "cluster", "report"} | FLOORS[-2] | FLOORS[-1]
 TORCH_IN_FUNCTIONS = {"__init__", "__main__", "cli", "launch"}
 PRIVATE_TORCH = PACKAGE / "lazy" / "torch_private"
 MAX_LINES = 400

@@ -1,6 +1,6 @@
 """The planner's placements against the public workloads of dnn-partitioning, PipeDream and Piper.
 
-The data is read from FARSPAN_DATA or ../shared/data; see README.md.
+The data is read from BENCHMARK_DATA or ../shared/data; see README.md.
 """
 
 from __future__ import annotations

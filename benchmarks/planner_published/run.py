@@ -1,4 +1,4 @@
-"""Predicted against published step times, and the order of AMP's trials; the data is read from FARSPAN_DATA.
+"""Predicted against published step times, and the order of AMP's trials; the data is read from BENCHMARK_DATA.
 
 README.md says what is fitted, on which rows, and what is assumed.
 """

@@ -22,7 +22,7 @@ __all__ = ["PACKAGES", "SCRIPTS", "Run", "added_line", "differences", "missing_p
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE / "scripts"
-PACKAGES = Path(os.environ.get("FARSPAN_PROGRAMS_PACKAGES") or ROOT / ".packages-programs")
+PACKAGES = Path(os.environ.get("BENCHMARK_PACKAGES") or ROOT / ".packages-programs")
 """Where `make programs-packages` puts optimizers that come from pip."""
 OPTIONAL = ("lion_pytorch", "prodigyopt", "pytorch_optimizer", "schedulefree", "timm")
 ENTROPY = "20261122"

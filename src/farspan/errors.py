@@ -7,6 +7,8 @@ PlanError: no stage owns the parameter 'head.weight'.
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     "DeadlineError",
     "DivergenceError",
@@ -15,9 +17,20 @@ __all__ = [
     "PlanError",
     "RecordError",
     "RemoteError",
+    "printable",
 ]
 
 _INDENT = "\n       "
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """A text from a file or another process without what would control a terminal; lines and tabs stay.
+
+    >>> printable("a\\x1b[2Jb\\n")
+    'a\\\\x1b[2Jb\\n'
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class FarspanError(Exception):
@@ -40,7 +53,7 @@ class FarspanError(Exception):
         for label, part in (("why", self.why), ("try", self.hint)):
             if part:
                 text += f"\n  {label}  " + part.replace("\n", _INDENT)
-        return text
+        return printable(text)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.what, self.why, self.hint))

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from farspan.runtime.media import TransferError
 from farspan.runtime.media.local import LocalNetwork
 from farspan.runtime.world import current_engine
 
@@ -58,7 +59,7 @@ class _Receiving:
                 raise TimeoutError(f"nothing came in {deadline_s:g} s") from None
             if message is None:
                 self.messages.put(None)
-                raise RuntimeError("connection aborted")
+                raise TransferError("connection aborted")
             time.sleep(DELAY_S)
             first = self.posted.popleft()
             first.flat.copy_(message.flat)

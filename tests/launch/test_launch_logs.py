@@ -20,6 +20,12 @@ def test_traceback_is_found_among_other_output():
     assert cause(prefixed) == traceback
 
 
+def test_a_line_of_megabytes_is_read_in_linear_time():
+    bar = "".join(f"{i:7d}/100000 [###]" for i in range(250_000))  # square time would be longer than a test may take
+    traceback = "Traceback (most recent call last):\n  x\nKeyError: 1"
+    assert cause(f"{bar}{traceback}") == traceback
+
+
 def test_exception_group_is_shown_whole():
     group = (
         "  + Exception Group Traceback (most recent call last):\n  |   File 'a', line 1\n"

@@ -36,6 +36,4 @@ def test_a_rank_without_the_secret_is_told_so(tmp_path: Path) -> None:
     first, second = run_processes(2, script, environment={"FARSPAN_SECRET": "mine", "WITHOUT": "1"})
     assert first.code != 0 and second.code != 0
     assert "FARSPAN_SECRET is set on rank 0 and not on rank 1" in second.stderr
-    assert (
-        "rank 1 failed: LaunchError: the ranks do not agree on the secret" in first.stderr
-    )
+    assert "rank 1 failed: LaunchError: the ranks do not agree on the secret" in first.stderr

@@ -7,11 +7,14 @@ exit code. It imports what it needs inside `execute`: `farspan --help` never imp
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from farspan.cli import plan, profile, report, run, script
 from farspan.errors import FarspanError
+from farspan.outputs import write_line
 
 __all__ = ["main"]
 
@@ -55,7 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        return int(arguments.execute(arguments))
+        code = int(arguments.execute(arguments))
+        sys.stdout.flush()
     except FarspanError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        write_line(f"{type(error).__name__}: {error}")
         return 2
+    except BrokenPipeError:  # whoever reads our output has seen enough: `farspan report step.json | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its end
+        return 128 + signal.SIGPIPE
+    return code

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from farspan.cli.hints import read_hints
 from farspan.cli.recalibrate import format_recalibration, recalibrated
 from farspan.cli.script import profile_script
+from farspan.outputs import write_text
 
 if TYPE_CHECKING:
     from farspan.planner.answer import Answer
@@ -51,7 +52,8 @@ def plan_script(arguments: argparse.Namespace) -> int:
     if arguments.explain is not None:
         text += f"\n{explain(answer, arguments.explain)}"
     answer.best.plan.save(output)
-    page.write_text(
+    write_text(
+        page,
         forecast_page(
             answer.best.simulation,
             title=f"farspan plan: {' '.join(arguments.script_argv)}",
@@ -59,7 +61,6 @@ def plan_script(arguments: argparse.Namespace) -> int:
             plan=text,
             environment=_facts(profile),
         ),
-        encoding="utf-8",
     )
     if arguments.json:
         print(json.dumps(_members(answer, profile, str(output))))

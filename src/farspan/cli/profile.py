@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from farspan.cli.script import add_arguments, profile_script
+from farspan.outputs import write_text
 
 __all__ = ["add_command"]
 
@@ -26,8 +27,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from farspan.cluster import read_cluster
     from farspan.errors import LaunchError
     from farspan.planner.costed import write_graph
@@ -38,7 +37,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     cluster = None if arguments.cluster is None else read_cluster(arguments.cluster)
     profile, _ = profile_script(arguments.script_argv, cluster, roofline=arguments.roofline, fresh=arguments.fresh)
     graph = costed_graph(profile, cluster or this_machine(), roofline=arguments.roofline)
-    Path(arguments.output).write_text(write_graph(graph), encoding="utf-8")
+    write_text(arguments.output, write_graph(graph))
     for note in profile.notes:
         sys.stdout.write(f"note: {note}\n")
     sys.stdout.write(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from farspan.errors import FarspanError
+from farspan.outputs import write_text
 
 __all__ = ["add_command"]
 
@@ -48,7 +49,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     sys.stdout.write(f"{step.table()}\n")
     if arguments.html is not None:
         page = page_of(step, title=f"farspan: {Path(arguments.step).name}")
-        Path(arguments.html).write_text(page, encoding="utf-8")
+        write_text(arguments.html, page)
     if arguments.perfetto is not None:
-        Path(arguments.perfetto).write_text(perfetto(step.timeline), encoding="utf-8")
+        write_text(arguments.perfetto, perfetto(step.timeline))
     return 0

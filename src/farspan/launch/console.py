@@ -12,6 +12,7 @@ import os
 import selectors
 import threading
 
+from farspan.errors import printable
 from farspan.launch.logs import TAIL_BYTES
 
 __all__ = ["Tee", "say"]
@@ -71,7 +72,7 @@ def _open_terminal() -> tuple[int, int]:
 
 def say(text: str) -> None:
     """Writes a line to stderr."""
-    _write_stderr(f"{text}\n".encode(errors="backslashreplace"))
+    _write_stderr(f"{printable(text)}\n".encode(errors="backslashreplace"))
 
 
 def _write_stderr(data: bytes) -> None:

@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from farspan.errors import LaunchError
+from farspan.settings import PREFIX
 
-__all__ = ["PREFIX", "Environment", "hosts_store", "launch_variables", "read_environment"]
-
-PREFIX = "FARSPAN_"
-"""What stands before the usual names in the variables of farspan run."""
+__all__ = ["Environment", "hosts_store", "launch_variables", "read_environment"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,9 +25,10 @@ from pathlib import Path
 
 from farspan.errors import LaunchError
 from farspan.launch.console import say
-from farspan.launch.environment import PREFIX, launch_variables
+from farspan.launch.environment import launch_variables
 from farspan.launch.process import Rank
 from farspan.launch.rank.notes import has_joined, note_end, waiting_ranks
+from farspan.settings import PREFIX
 
 __all__ = ["Job", "signals_to"]
 

@@ -13,10 +13,8 @@ _TAIL_LINES = 20
 _MESSAGE_LINES = 40
 
 _REMOTE = re.compile(r"(?:farspan\.errors\.)?RemoteError(?::|$)")
+_TRACEBACK = "Traceback (most recent call last):"
 _HEADER = re.compile(r"(?:Traceback|  \+ Exception Group Traceback) \(most recent call last\):")
-_GLUED = re.compile(  # to a progress bar, which leaves its line open
-    r"^(.*[^\s|+].*)(?<!Exception Group )(?=Traceback \(most recent call last\):$)", re.MULTILINE
-)
 _CHAIN = re.compile(r"(?:The above exception was the direct|During handling of the above exception)")
 _PREFIX = re.compile(r"^(?:\[rank\d+\]: ?)+")  # torch.distributed puts it before every line of a traceback
 
@@ -51,7 +49,12 @@ def find_cause(log: str, *, killed: bool) -> str:
 
 
 def _split_lines(log: str) -> list[str]:
-    lines = [_PREFIX.sub("", line) for line in _GLUED.sub(r"\1\n", log).splitlines()]
+    lines: list[str] = []
+    for line in log.splitlines():
+        before = line.removesuffix(_TRACEBACK)
+        # A progress bar leaves its line open, and the traceback is glued to it.
+        is_glued = before != line and before.strip(" \t|+") and not before.endswith("Exception Group ")
+        lines += [_PREFIX.sub("", part) for part in ([before, _TRACEBACK] if is_glued else [line])]
     while lines and not lines[-1].strip():
         lines.pop()
     return lines

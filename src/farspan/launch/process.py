@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import stat
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from farspan.errors import LaunchError
 from farspan.launch.console import Tee
 from farspan.launch.logs import TAIL_BYTES
 
@@ -33,7 +36,7 @@ class Rank:
         else:
             self.log = log_dir / f"rank{number}.log"
             stdin = subprocess.DEVNULL
-            stdout = stderr = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+            stdout = stderr = _open_log(self.log)
         try:
             self.process = subprocess.Popen(
                 command, stdin=stdin, stdout=stdout, stderr=stderr, env=variables, start_new_session=True
@@ -74,3 +77,23 @@ class Rank:
         self.process.wait()
         if self._tee is not None:
             self._tee.stop()
+
+
+def _open_log(path: Path) -> int:
+    """A file descriptor of an empty log.
+
+    Raises:
+        LaunchError: It cannot be written, or is no regular file.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for a reader
+    try:
+        file = os.open(path, flags, 0o644)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise OSError(errno.EINVAL, "it is no regular file")
+        os.ftruncate(file, 0)
+    except OSError as error:
+        raise LaunchError(
+            f"the log {path} cannot be written.", why=f"{error.strerror}.", hint="another --log-dir"
+        ) from None
+    return file

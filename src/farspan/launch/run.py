@@ -21,13 +21,13 @@ from pathlib import Path
 
 from farspan.errors import LaunchError
 from farspan.launch.console import say
-from farspan.launch.environment import PREFIX
 from farspan.launch.files import keeps_apart
 from farspan.launch.job import Job, signals_to
 from farspan.launch.logs import find_cause, only_heard_of_it
 from farspan.launch.process import Rank
 from farspan.launch.rank.entropy import entropy_variables
 from farspan.launch.rank.notes import trains_copies
+from farspan.settings import PREFIX
 
 __all__ = ["run"]
 
@@ -45,7 +45,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     files: str | None = None,
     verbose: bool = False,
-    grace_s: float = 10.0,
+    grace_s: float = 5.0,
 ) -> int:
     """Runs `num_processes` processes of a script on this machine, until all have ended.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from farspan.errors import PlanError
+from farspan.outputs import keep_text
 from farspan.plan import Plan
 from farspan.plan.hints import Hints
 from farspan.profile import cache_folder, this_device
@@ -52,16 +52,9 @@ class KeptPlan:
         return Plan.from_json(text) if text else None
 
     def save(self, plan: Plan) -> None:
-        """Write it; a folder that cannot be written to is no reason to fail."""
-        if self._engine.rank != 0:
-            return
-        part = self.path.with_suffix(f".{os.getpid()}")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(plan.to_json(), encoding="utf-8")
-            part.replace(self.path)
-        except OSError as error:
-            _log.warning("the plan is not kept: %s", error)
+        """Write it, if the folder can be written to."""
+        if self._engine.rank == 0:
+            keep_text(self.path, plan.to_json(), "the plan")
 
     def _read(self) -> str:
         """The plan's text; nothing where there is none that can be used."""

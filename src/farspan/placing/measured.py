@@ -12,13 +12,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
+from farspan import settings
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.placing.kept import KeptPlan
@@ -46,8 +46,8 @@ _LEAST_GAIN = 0.05
 
 
 def is_measuring(measure: bool | None) -> bool:
-    """Whether a first step is to be measured: as `distribute` was told, else unless FARSPAN_MEASURE is 0."""
-    return os.environ.get("FARSPAN_MEASURE", "1") != "0" if measure is None else measure
+    """Whether a first step is to be measured: as `distribute` was told, else unless FARSPAN_MEASURE says no."""
+    return settings.flag("MEASURE", default=True) if measure is None else measure
 
 
 def measure_first(

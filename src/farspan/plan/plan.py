@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from farspan.documents import read_text
 from farspan.errors import PlanError
+from farspan.outputs import write_text
 from farspan.plan import check, document, explain, table
 from farspan.plan.device import format_place, parse_place
 
@@ -158,8 +158,12 @@ class Plan:
         return cls._read(text, "this plan")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `to_json` to a file."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        """Write `to_json` to a file.
+
+        Raises:
+            FarspanError: It cannot be written; what was there before still is.
+        """
+        write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

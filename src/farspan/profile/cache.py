@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from farspan.outputs import keep_text
 from farspan.profile.step import AtomProfile, Operation, PassedValue, StepProfile
 
 __all__ = ["ProfileCache", "cache_folder"]
@@ -53,15 +54,9 @@ class ProfileCache:
             return None
 
     def save(self, path: Path, profile: StepProfile) -> None:
-        """Write a profile; a folder that cannot be written to is no reason to fail."""
+        """Write a profile, if the folder can be written to."""
         members = {"measured": time.strftime("%Y-%m-%d %H:%M"), "profile": dataclasses.asdict(profile)}
-        part = path.with_suffix(f".{os.getpid()}")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(members), encoding="utf-8")
-            part.replace(path)
-        except OSError as error:
-            _log.warning("the profile is not kept: %s", error)
+        keep_text(path, json.dumps(members), "the profile")
 
 
 def _read(members: dict[str, Any], path: Path) -> StepProfile:

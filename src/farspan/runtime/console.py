@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from farspan import settings
+from farspan.outputs import keep_text, write_line
 from farspan.plan import PLANNED_SECONDS, Plan
 from farspan.report import MeasuredStep, Span, Timeline, page_of, summary, svg
 from farspan.runtime.side import SideChannel
@@ -33,7 +35,7 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING or logging.getLogger("farspan").level != logging.NOTSET:
-            sys.stderr.write(f"{record.getMessage()}\n")
+            write_line(record.getMessage())
 
 
 def keep_log_apart() -> None:
@@ -44,6 +46,8 @@ def keep_log_apart() -> None:
     if not logger.handlers:
         logger.addHandler(_StandardError())
         logger.propagate = False
+    if settings.flag("VERBOSE", default=False) and logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
 
 
 class Console:
@@ -53,7 +57,7 @@ class Console:
         self.side = side
         self.deadline_s = deadline_s
         self.is_launched = os.environ.get("FARSPAN_LAUNCHER") == "run"
-        self.report_path = os.environ.get("FARSPAN_REPORT", "")
+        self.report_path = settings.text("REPORT")
         self.plan: Plan | None = None
         self.num_training_steps = 0
 
@@ -72,8 +76,7 @@ class Console:
         """Something about the program that the user should know, whoever has launched it: one line of rank 0's."""
         _log.info("%s", text)
         if self.side.rank == 0:
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
+            write_line(text)
 
     def step_ended(self, record: StepRecord) -> None:
         """Count a training step; after some of them all ranks give their timelines and rank 0 writes the report."""
@@ -114,8 +117,7 @@ class Console:
     def _write_line(self, text: str) -> None:
         """To standard error: standard output is the script's own, and may be piped."""
         if self.side.rank == 0 and self.is_launched:
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
+            write_line(text)
 
     def _write(self, timeline: Timeline, record: StepRecord) -> None:
         path = Path(self.report_path)
@@ -136,10 +138,7 @@ class Console:
             page = step.to_json()
         else:
             page = page_of(step, title=f"farspan: {Path(sys.argv[0]).name}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(path.name + ".part")
-        scratch.write_text(page, encoding="utf-8")
-        scratch.replace(path)
+        keep_text(path, page, "the report")
 
 
 def _timeline_of(record: StepRecord, num_ranks: int) -> Timeline:

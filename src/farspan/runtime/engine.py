@@ -31,11 +31,11 @@ from farspan.runtime.agreement.history import History
 from farspan.runtime.agreement.resolved import broadcast_result
 from farspan.runtime.console import Console
 from farspan.runtime.exchange import changes_state
-from farspan.runtime.failures import first_line, is_transport_error
 from farspan.runtime.gradient_masks import GradientMasks, accumulate
-from farspan.runtime.media import Medium
+from farspan.runtime.media import Medium, TransferError
 from farspan.runtime.program import Program, Programs, Settings, sites_of
 from farspan.runtime.side import SideChannel
+from farspan.runtime.side.text import first_line
 from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.end import StepEnd
 from farspan.runtime.step.executor import Executor
@@ -70,7 +70,7 @@ class Engine:
         self.programs = Programs()
         self.stages: list[StageSite] = []
         self.parameters: dict[str, Placed] = {}
-        self.channels = Channels(medium, self.rank, deadline_s)
+        self.channels = Channels(medium, self.rank, deadline_s, side.place_of)
         self.executor = self.plain_executor()
         self.after_step: list[Callable[[], None]] = []
         """Called when an optimizer has stepped."""
@@ -222,7 +222,7 @@ class Engine:
                 raise  # nobody waits for this rank
             if isinstance(error, RuntimeError) and self._failed.is_set():
                 self.check()
-            if is_transport_error(error):
+            if isinstance(error, TransferError):
                 self._failed.wait(_CAUSE_S)
                 self.check()
             self._fail(error)

@@ -16,14 +16,17 @@ from collections.abc import Callable
 from types import TracebackType
 
 from farspan.errors import DivergenceError, FarspanError, PlanError, RemoteError
+from farspan.outputs import write_line
 from farspan.runtime.abort.aborted import rank_that_raised
 from farspan.runtime.engine import Engine
-from farspan.runtime.failures import first_line
 from farspan.runtime.media import Roads
+from farspan.runtime.side.text import first_line
 
 __all__ = ["watch_end"]
 
 _LINGER_S = 10.0
+_LINGER_AFTER_FAILURE_S = 2.0
+"""The others have been told; one that is stopped would keep all of them."""
 _exit_codes: list[int] = []
 
 
@@ -41,7 +44,7 @@ def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) ->
         _leave_for_torchrun(error, trace)
         heard = _heard_from_others(error)
         if heard:
-            sys.stderr.write(heard)
+            write_line(heard)
             return
         if not isinstance(error, (PlanError, DivergenceError)):  # every rank finds these by itself
             engine.side.fail(error)
@@ -55,11 +58,12 @@ def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) ->
                 engine.finish()
         except FarspanError as error:
             _exit_codes.append(1)  # the program has ended well by itself, but the ranks did not do the same
-            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            write_line(f"{type(error).__name__}: {error}")
         roads.close()
         remove_files()
         engine.values.close()
-        engine.side.close(linger_s=_LINGER_S)
+        is_over_well = not has_raised and engine.is_healthy
+        engine.side.close(linger_s=_LINGER_S if is_over_well else _LINGER_AFTER_FAILURE_S)
 
     sys.excepthook = tell
     atexit.register(leave)
@@ -68,11 +72,11 @@ def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) ->
 def _heard_from_others(error: BaseException) -> str:
     """What to print of an error that another rank has raised, which shows its traceback itself; "" for one's own."""
     if isinstance(error, RemoteError):
-        return f"{type(error).__name__}: {error}\n"
+        return f"{type(error).__name__}: {error}"
     raised_by = rank_that_raised(error)
     if raised_by is None:
         return ""
-    return f"{RemoteError.__name__}: rank {raised_by} failed: {type(error).__name__}: {first_line(error)}\n"
+    return f"{RemoteError.__name__}: rank {raised_by} failed: {type(error).__name__}: {first_line(error)}"
 
 
 def _leave_for_torchrun(error: BaseException, trace: TracebackType | None) -> None:

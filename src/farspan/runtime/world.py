@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from farspan.errors import LaunchError
+from farspan import settings
 from farspan.launch.environment import read_environment
 from farspan.launch.files import install_late
 from farspan.launch.rank.notes import note_joining
 from farspan.lazy import Recorder, activate, install
+from farspan.outputs import write_line
 from farspan.runtime.agreement import Agreement
 from farspan.runtime.console import keep_log_apart
 from farspan.runtime.engine import Engine
@@ -71,17 +71,14 @@ def forget_engine() -> None:
 
 def deadline_s() -> float:
     """The longest wait for another rank, in seconds: FARSPAN_DEADLINE, else 300."""
-    text = os.environ.get("FARSPAN_DEADLINE", "")
-    try:
-        return float(text) if text else _DEADLINE_S
-    except ValueError:
-        raise LaunchError(
-            f"FARSPAN_DEADLINE={text!r} is not a number of seconds.", hint="FARSPAN_DEADLINE=600"
-        ) from None
+    return settings.seconds("DEADLINE", default=_DEADLINE_S)
 
 
 def _set_up(seed: int | None) -> Engine:
     keep_log_apart()
+    if rank_to_be() == 0:
+        for line in settings.unknown_names(os.environ):
+            write_line(line)
     limit_s = deadline_s()
     install()
     recorder = Recorder()
@@ -100,7 +97,7 @@ def _set_up(seed: int | None) -> Engine:
             raise
         watch_end(engine, roads, remove_files)
         if peers.rank == 0 and peers.launcher not in ("run", "program"):
-            sys.stderr.write(_VISIBLE.format(launcher=_NAMES[peers.launcher], n=peers.world_size))
+            write_line(_VISIBLE.format(launcher=_NAMES[peers.launcher], n=peers.world_size).rstrip())
     activate(recorder)
     return engine
 
@@ -122,7 +119,7 @@ def _open_roads(peers: Peers, joined: Joined, limit_s: float) -> Roads:
         device = NcclMedium(dist.PrefixStore("nccl", store), rank, limit_s)
     near = None
     # All ranks have the variable or none; a rank that had it alone would wait for the others' half of the introduction.
-    if os.environ.get("FARSPAN_SAME_HOST", "1") != "0":
+    if settings.flag("SAME_HOST", default=True):
         agreement = Agreement(side, limit_s)
         near = SameHostMedium.join(rank, lambda card: agreement.gather("neighbours", card), limit_s)
     host = GlooMedium(dist.PrefixStore("gloo", store), rank, peers.world_size, joined.address, limit_s)

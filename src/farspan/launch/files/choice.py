@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from farspan.errors import LaunchError
+from farspan import settings
 
 __all__ = ["catch_up", "install", "install_late", "keeps_apart"]
 
-_CHOICES = ("first", "all")
+_CHOICES = {
+    "first": "the files of rank 0 are the script's, those of the others are their own",
+    "all": "all ranks write where the script says",
+}
 _installed: list[Callable[[int], None]] = []
 _num_meetings = 0
 
@@ -20,14 +23,9 @@ def keeps_apart(choice: str | None = None) -> bool:
     Raises:
         LaunchError: It says something else.
     """
-    choice = choice or os.environ.get("FARSPAN_FILES") or "first"
-    if choice not in _CHOICES:
-        raise LaunchError(
-            f"FARSPAN_FILES={choice!r} is no choice.",
-            why="'first': the files of rank 0 are the script's, those of the others are their own; 'all': all ranks'.",
-            hint="farspan run -n 2 --files all train.py",
-        )
-    return choice == "first" and os.name == "posix"
+    given = {f"{settings.PREFIX}FILES": choice} if choice else None
+    found = settings.choice("FILES", _CHOICES, default="first", given=given)
+    return found == "first" and os.name == "posix"
 
 
 def install(folder: str, rank: int, *, sees_first: bool = True) -> None:

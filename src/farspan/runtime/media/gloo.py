@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from farspan.lazy.torch_private.groups import gloo_group
+from farspan.runtime.media.medium import TransferError
 
 __all__ = ["GlooMedium"]
 
@@ -33,7 +34,7 @@ class _Receiving:
         except RuntimeError as error:
             if "Timed out" in str(error):
                 raise TimeoutError(str(error)) from error
-            raise
+            raise TransferError(str(error)) from error
 
 
 class _Sending:
@@ -54,7 +55,7 @@ class _Sending:
         if not self.has_ended.wait(deadline_s):
             raise TimeoutError(f"a send has not ended in {deadline_s:g} s")
         if self.error is not None:
-            raise self.error
+            raise TransferError(str(self.error)) from self.error
 
     def see_it_end(self) -> None:
         """Return when it has: `GlooMedium.abort` ends it at the latest."""
@@ -90,12 +91,18 @@ class GlooMedium:
         self._watching.start()
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> _Sending:
-        sending = _Sending(self.group.send([flat], dst, channel), flat)
+        try:
+            sending = _Sending(self.group.send([flat], dst, channel), flat)
+        except RuntimeError as error:
+            raise TransferError(str(error)) from error
         self._sends.put(sending)
         return sending
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> _Receiving:
-        return _Receiving(self.group.recv([flat], src, channel), flat)
+        try:
+            return _Receiving(self.group.recv([flat], src, channel), flat)
+        except RuntimeError as error:
+            raise TransferError(str(error)) from error
 
     def abort(self) -> None:
         """gloo has no way to interrupt a wait but a time-out, which ends all transfers of the group."""

@@ -8,6 +8,8 @@ from collections import defaultdict, deque
 
 import torch
 
+from farspan.runtime.media.medium import TransferError
+
 __all__ = ["LocalMedium", "LocalNetwork"]
 
 
@@ -57,8 +59,10 @@ class _Receiving:
                 raise TimeoutError(f"nothing came in {deadline_s:g} s") from None
             if message is None:
                 self.channel.messages.put(None)
-                raise RuntimeError("connection aborted")
+                raise TransferError("connection aborted")
             first = self.channel.posted.popleft()
+            if message.nbytes != first.flat.nbytes:
+                raise TransferError(f"{message.nbytes} bytes came where {first.flat.nbytes} were to be received")
             first.flat.copy_(message)
             first.is_here = True
 

@@ -6,14 +6,23 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["Medium", "Sending", "Work"]
+__all__ = ["Medium", "Sending", "TransferError", "Work"]
+
+
+class TransferError(RuntimeError):
+    """A transfer that cannot end well: the other rank is gone, or it has sent something else than was agreed."""
 
 
 class Work(Protocol):
     """A transfer under way."""
 
     def wait(self, deadline_s: float) -> None:
-        """Return when the transfer has ended; raise TimeoutError after `deadline_s` seconds, or what broke it."""
+        """Return when the transfer has ended.
+
+        Raises:
+            TimeoutError: It has not in `deadline_s` seconds.
+            TransferError: It cannot.
+        """
         ...
 
 

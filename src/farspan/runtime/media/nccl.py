@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from farspan.lazy.torch_private.groups import nccl_group
+from farspan.runtime.media.medium import TransferError
 
 __all__ = ["NcclMedium"]
 
@@ -32,7 +33,10 @@ class _NcclWork:
 
     def wait(self, deadline_s: float) -> None:
         """Let the current stream wait; a transfer past the group's time-out is ended by NCCL's own watchdog."""
-        self.work.wait()
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            raise TransferError(str(error)) from error
 
 
 class NcclMedium:

@@ -30,6 +30,7 @@ import torch
 
 from farspan.runtime.media.chunks import WHOLE_BYTES, Loan, Loans, take_chunk
 from farspan.runtime.media.lane import Lane, Packet, shut_down
+from farspan.runtime.media.medium import TransferError
 from farspan.runtime.media.neighbours import Exchange, Neighbour, OtherMemory, find_neighbours
 
 __all__ = ["INLINE_BYTES", "MAX_ANNOUNCED", "SameHostMedium"]
@@ -72,7 +73,7 @@ class _Transfer:
         """Whether it is over.
 
         Raises:
-            RuntimeError: It cannot end well any more.
+            TransferError: It cannot end well any more.
         """
         if self._check():
             return True
@@ -84,7 +85,7 @@ class _Transfer:
 
         Raises:
             TimeoutError: It is not over after `deadline_s` seconds.
-            RuntimeError: It cannot end well any more.
+            TransferError: It cannot end well any more.
         """
         if self._check():
             return
@@ -101,7 +102,7 @@ class _Transfer:
 
     def _check(self) -> bool:
         if self.error:
-            raise RuntimeError(self.error)
+            raise TransferError(self.error)
         if not self.is_over:
             self.medium.raise_if_broken(self.connection)
         return self.is_over
@@ -211,9 +212,9 @@ class SameHostMedium:
     def raise_if_broken(self, connection: _Connection) -> None:
         if self._is_aborted:
             shut_down(self._sockets)  # the aborting thread may not have come to it, and the caller lets go of tensors
-            raise RuntimeError("connection aborted")
+            raise TransferError("connection aborted")
         if connection.error:
-            raise RuntimeError(connection.error)
+            raise TransferError(connection.error)
 
     def spin_s(self) -> float:
         """How long to spin before waiting in the kernel. On a busy machine that would keep the peer from its core."""

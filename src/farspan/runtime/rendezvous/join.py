@@ -13,10 +13,10 @@ A rank that fails leaves its error in the place of its next record, one that end
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import dataclass
 
+from farspan import settings
 from farspan.errors import LaunchError
 from farspan.launch.rank.absent import note_coming
 from farspan.launch.rank.notes import note_waiting
@@ -68,7 +68,7 @@ def _host(peers: Peers, records: Records, limit_s: float) -> Joined:
         distant = next((other for other in addresses if not is_loopback(other)), None)
         if is_loopback(address) and distant is not None:
             address = address_towards(distant)
-        known = os.environ.get("FARSPAN_SECRET", "")
+        known = settings.text("SECRET")
         secret = known or secrets.token_hex(32)
         server = SideChannel.host(peers.world_size, secret, address)
         side = SideChannel.connect(0, peers.world_size, server.address, secret, limit_s, server=server)
@@ -90,7 +90,7 @@ def _connect(peers: Peers, records: Records, limit_s: float) -> Joined:
     hub = records.read("hub", 0)
     with records.telling(f"joined {rank}"):
         host, port, given = str(hub.get("address")), hub.get("port"), str(hub.get("secret"))
-        known = os.environ.get("FARSPAN_SECRET", "")
+        known = settings.text("SECRET")
         if bool(given) == bool(known):
             raise LaunchError(
                 "the ranks do not agree on the secret of this run.",

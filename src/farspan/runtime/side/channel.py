@@ -9,17 +9,23 @@ import itertools
 import json
 import logging
 import threading
-from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from farspan.errors import DivergenceError, FarspanError
+from farspan.errors import DeadlineError, FarspanError
 from farspan.runtime.side.calls import Calls
 from farspan.runtime.side.divergence import entries_to_show
+from farspan.runtime.side.gathers import Gathers
 from farspan.runtime.side.link import Link, LoopLink, connect
 from farspan.runtime.side.server import HubServer
-from farspan.runtime.side.text import as_error, clip_head, deadline_error, describe_death, described, fresh
-from farspan.runtime.side.wire import MAX_PAYLOAD_BYTES, parts_of
+from farspan.runtime.side.text import (
+    as_error,
+    clip_head,
+    deadline_error,
+    described,
+    fresh,
+    place_of,
+    stack_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,18 +39,11 @@ __all__ = ["SideChannel"]
 _log = logging.getLogger(__name__)
 _STATUS_S = 5.0
 """How long a late wait may take to ask the hub whom it waits for."""
+_STACK_S = 2.0
+"""How long a late rank may take to say where it is: its listener is at hand unless the process is stopped."""
+_MAX_STACKS = 4
 _ENDING_S = 5.0
 """How long `fail` may take to see its news on their way, and `close` to see each of this channel's threads idle."""
-_MAX_KEY = 1_000
-
-
-@dataclass(slots=True)
-class _Gather:
-    """One all-gather that this rank takes part in."""
-
-    blobs: list[bytes] | None = None
-    void: str = ""
-    forgotten: bool = False
 
 
 class SideChannel:
@@ -80,11 +79,12 @@ class SideChannel:
         self._calls = Calls(rank, link, self._condition, self._wait)
         self._started: int | None = None
         self._agreed: int | None = None
-        self._gathers: dict[str, _Gather] = {}
-        self._to_forget: deque[str] = deque()
-        """Gathers that nobody will ask for, as finalizers have noted."""
+        self._gathers = Gathers(world_size, link, self._condition)
         self._ids = itertools.count()
-        self._statuses: dict[int, Header | None] = {}
+        self._answers: dict[int, Header | None] = {}
+        """To what this rank has asked about others."""
+        self._thread = threading.get_ident()
+        """The one that runs the program."""
         self._all_finished = False
         self._failing = threading.Lock()
         """Held while `on_failure` is called."""
@@ -154,12 +154,7 @@ class SideChannel:
         with self._condition:
             if self._started is None or step > self._started:
                 raise ValueError(f"wait for step {step}, which this rank has not begun")
-            if self._wait(lambda: self._has_agreed(step), deadline_s):
-                return
-        status = self._ask_status({"step": step})
-        with self._condition:
-            if not self._wait(lambda: self._has_agreed(step), 0):
-                raise deadline_error(self.rank, deadline_s, f"to begin step {step}", status)
+        self._wait_for_others(lambda: self._has_agreed(step), deadline_s, f"to begin step {step}", {"step": step})
 
     def _has_agreed(self, step: int) -> bool:
         return self._agreed is not None and self._agreed >= step
@@ -168,15 +163,7 @@ class SideChannel:
 
     def contribute(self, key: str, payload: bytes) -> None:
         """Gives this rank's part of the all-gather `key`. Does not wait. Each key once, and small parts."""
-        if len(payload) > MAX_PAYLOAD_BYTES // self.world_size or len(key) > _MAX_KEY:
-            raise ValueError(f"{len(payload)} bytes for a gather over {self.world_size} ranks, named {key[:80]!r}")
-        with self._condition:
-            while self._to_forget:
-                self._forget(self._to_forget.popleft())
-            if key in self._gathers:
-                raise ValueError(f"{key!r} was contributed before")
-            self._gathers[key] = _Gather()
-        self._link.send({"t": "contribute", "key": key}, payload)
+        self._gathers.contribute(key, payload)
 
     def gathered(self, key: str, deadline_s: float) -> list[bytes]:
         """Waits for all ranks' parts of `key`, by rank. The result is kept until `forget`.
@@ -185,41 +172,17 @@ class SideChannel:
             DivergenceError: A rank has ended its program without giving a part.
             RemoteError, DeadlineError: As in `wait_agreed`.
         """
-        with self._condition:
-            gather = self._gathers.get(key)
-            if gather is None or gather.forgotten:
-                raise ValueError(f"{key!r} was not contributed here, or has been forgotten")
-            self._wait(lambda: gather.blobs is not None or bool(gather.void), deadline_s)
-        status = self._ask_status({"key": key}) if gather.blobs is None and not gather.void else None
-        with self._condition:
-            if not self._wait(lambda: gather.blobs is not None or bool(gather.void), 0):
-                raise deadline_error(self.rank, deadline_s, f"to give their part of {key!r}", status)
-            if gather.blobs is None:
-                hint = "make every rank run the same number of steps"
-                raise DivergenceError(gather.void, why=f"rank {self.rank} waits for all parts of {key!r}", hint=hint)
-            return list(gather.blobs)
+        gather = self._gathers.find(key)
+        self._wait_for_others(gather.is_over, deadline_s, f"to give their part of {key!r}", {"key": key})
+        return gather.result(key, self.rank)
 
     def forget(self, key: str) -> None:
         """Drops the result of `key`, also one that is still to come."""
-        with self._condition:
-            self._forget(key)
+        self._gathers.forget(key)
 
     def forget_later(self, key: str) -> None:
-        """Drops the result of `key` when this rank contributes to another one. Takes no lock, for finalizers.
-
-        Python's garbage collector runs finalizers in whichever thread happens to allocate something: where ranks are
-        threads, in one that holds another rank's lock, while that rank's thread runs a finalizer that wants ours.
-        """
-        self._to_forget.append(key)
-
-    def _forget(self, key: str) -> None:
-        gather = self._gathers.get(key)
-        if gather is None:
-            return
-        if gather.blobs is None and not gather.void:
-            gather.forgotten = True
-        else:
-            del self._gathers[key]
+        """Drops the result of `key` when this rank contributes to another one; may be called by a finalizer."""
+        self._gathers.forget_later(key)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -243,11 +206,17 @@ class SideChannel:
             raise ValueError(f"there is no rank {rank} among {self.world_size}")
         answer = self._calls.ask(rank, request, deadline_s)
         if answer is None:
-            status = self._ask_status({"rank": rank})
+            to_do = f"to answer {clip_head(json.dumps(request), 120)}"
+            late = self._describe_late(deadline_s, to_do, {"rank": rank})
             with self._condition:
                 self._raise_if_stopped()
-                raise deadline_error(self.rank, deadline_s, f"to answer {clip_head(json.dumps(request), 120)}", status)
+            raise late
         return answer
+
+    def place_of(self, rank: int) -> str:
+        """Where the program of another rank is now: the stack of its thread, for people."""
+        answer = self._ask({"t": "stack", "to": rank}, _STACK_S)
+        return place_of(rank, str(answer["stack"]) if answer else "")
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
@@ -278,13 +247,7 @@ class SideChannel:
         """
         step = 0 if self._started is None else self._started + 1
         self._link.send({"t": "finish", "step": step, "digest": digest})
-        with self._condition:
-            if self._wait(lambda: self._all_finished, deadline_s):
-                return
-        status = self._ask_status({})
-        with self._condition:
-            if not self._wait(lambda: self._all_finished, 0):
-                raise deadline_error(self.rank, deadline_s, "to end their programs", status)
+        self._wait_for_others(lambda: self._all_finished, deadline_s, "to end their programs", {})
 
     def close(self, linger_s: float) -> None:
         """Says goodbye. Rank 0, whose process holds the hub, waits until all others have done so or died.
@@ -324,17 +287,41 @@ class SideChannel:
         if self._closed:
             raise RuntimeError("the side channel has been closed")
 
-    def _ask_status(self, about: Header) -> Header | None:
+    def _wait_for_others(self, ready: Callable[[], bool], deadline_s: float, to_do: str, about: Header) -> None:
+        """Waits until it comes true; else raises who is late with what, and where they are.
+
+        Args:
+            ready: What to wait for.
+            deadline_s: How long.
+            to_do: What the others have not done: "to begin step 3".
+            about: What the hub is asked of them: whose step, whose part of a gather.
+        """
+        with self._condition:
+            if self._wait(ready, deadline_s):
+                return
+        late = self._describe_late(deadline_s, to_do, about)
+        with self._condition:
+            if not self._wait(ready, 0):
+                raise late
+
+    def _describe_late(self, deadline_s: float, to_do: str, about: Header) -> DeadlineError:
+        status = self._ask({"t": "status", **about}, _STATUS_S)
+        late: list[int] = status["missing"][:_MAX_STACKS] if status else []
+        places = [self.place_of(rank) for rank in late if rank != self.rank]
+        return deadline_error(self.rank, deadline_s, to_do, status, places)
+
+    def _ask(self, question: Header, patience_s: float) -> Header | None:
+        """What the hub, or another rank's listener, answers at once; None if it does not."""
         with self._condition:
             number = next(self._ids)
-            self._statuses[number] = None
-        self._link.send({"t": "status", "id": number, **about})
+            self._answers[number] = None
+        self._link.send({**question, "id": number})
         with self._condition:
             try:
-                self._wait(lambda: self._statuses[number] is not None, _STATUS_S)
+                self._wait(lambda: self._answers[number] is not None, patience_s)
             finally:
-                status = self._statuses.pop(number)
-        return status
+                answer = self._answers.pop(number)
+        return answer
 
     def _on_frame(self, frame: Frame) -> None:
         header = frame.header
@@ -350,28 +337,21 @@ class SideChannel:
         if kind == "ended":
             self._calls.on_ended(header["rank"])
             return
+        if kind == "stack":
+            self._link.send({"t": "stacked", "to": header["from"], "id": header["id"], "stack": stack_of(self._thread)})
+            return
         with self._condition:
-            if kind == "agreed":
+            if self._gathers.on_frame(frame):
+                pass
+            elif kind == "agreed":
                 self._agreed = header["step"]
-            elif kind in ("gathered", "void"):
-                self._on_gathered(frame)
-            elif kind == "status" and header["id"] in self._statuses:
-                self._statuses[header["id"]] = header
+            elif kind in ("status", "stacked") and header["id"] in self._answers:
+                self._answers[header["id"]] = header
             elif kind == "noted":
                 self._fail_noted = True
             elif kind == "finished":
                 self._all_finished = True
             self._condition.notify_all()
-
-    def _on_gathered(self, frame: Frame) -> None:
-        key = frame.header["key"]
-        gather = self._gathers.get(key)
-        if gather is None or gather.forgotten:
-            self._gathers.pop(key, None)
-        elif frame.header["t"] == "void":
-            gather.void = frame.header["what"]
-        else:
-            gather.blobs = parts_of(frame)
 
     def _show_history(self, header: Header) -> None:
         try:
@@ -381,11 +361,11 @@ class SideChannel:
             entries = [(-1, f"(its history cannot be shown: {error!r})")]
         self._link.send({"t": "history", "query": header["query"]}, json.dumps(entries).encode())
 
-    def _on_end(self) -> None:
+    def _on_end(self, failure: Header) -> None:
         with self._condition:
             self._fail_noted = True
             self._condition.notify_all()
-        self._set_failure(as_error(describe_death(0)))
+        self._set_failure(as_error(failure))
 
     def _set_failure(self, error: FarspanError) -> None:
         with self._failing:

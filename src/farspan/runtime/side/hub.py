@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from farspan.runtime.side.divergence import HINT, History, describe_difference, describe_ended
-from farspan.runtime.side.text import clip_head, describe_death, name_ranks
+from farspan.runtime.side.text import clip_head, describe_death, describe_lost_link, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -137,6 +137,10 @@ class Hub:
         if self.failed:
             return []
         return self._publish(**describe_death(rank))
+
+    def on_silent(self, rank: int) -> list[Message]:
+        """No sign of life has come from a rank's host for long. That rank is told too: it may still hear."""
+        return [] if self.failed or rank in self.ended else self._publish(**describe_lost_link(rank))
 
     def on_shutdown(self) -> list[Message]:
         """The hub ends now, whoever is still there."""

@@ -12,17 +12,22 @@ from typing import TYPE_CHECKING, Protocol
 
 from farspan.errors import DeadlineError, LaunchError
 from farspan.runtime.side.hub import Hub
+from farspan.runtime.side.text import describe_death, describe_lost_link
 from farspan.runtime.side.wire import (
+    LINK_DEAD_S,
+    LOOK_S,
     PROTOCOL,
     Frame,
     FrameReader,
     ProtocolError,
     adopt,
     encode,
+    is_of_link,
     is_proof,
     nonce,
     proof,
     send_all,
+    silence_s,
 )
 
 if TYPE_CHECKING:
@@ -44,10 +49,10 @@ class Link(Protocol):
     def listen(
         self,
         on_frame: Callable[[Frame], None],
-        on_end: Callable[[], None],
+        on_end: Callable[[Header], None],
         place: Callable[[Header, int], bytearray | memoryview],
     ) -> None:
-        """From now on every frame goes to `on_frame`, and the end of the connection to `on_end`."""
+        """From now on every frame goes to `on_frame`, and the failure that its end means to `on_end`."""
         ...
 
     def send(self, header: Header, payload: Buffer = b"") -> None:
@@ -75,7 +80,7 @@ class LoopLink:
     def listen(
         self,
         on_frame: Callable[[Frame], None],
-        on_end: Callable[[], None],
+        on_end: Callable[[Header], None],
         place: Callable[[Header, int], bytearray | memoryview],
     ) -> None:
         self._on_frame = on_frame
@@ -106,7 +111,7 @@ class SocketLink:
     def listen(
         self,
         on_frame: Callable[[Frame], None],
-        on_end: Callable[[], None],
+        on_end: Callable[[Header], None],
         place: Callable[[Header, int], bytearray | memoryview],
     ) -> None:
         self._on_frame, self._on_end = on_frame, on_end
@@ -135,6 +140,7 @@ class SocketLink:
             self._sock.shutdown(socket.SHUT_WR)
 
     def _run(self) -> None:
+        end = describe_death(0)
         try:
             frames, self._frames = self._frames, []
             while True:
@@ -142,16 +148,24 @@ class SocketLink:
                     self._on_frame(frame)
                 # Nothing may keep the last payload alive, or viewed, while we wait for the next one.
                 frame = frames = None
-                frames = self._reader.read(self._sock)
-        except (EOFError, OSError):
-            pass
+                try:
+                    frames = self._reader.read(self._sock)
+                except BlockingIOError:  # nothing has come for LOOK_S
+                    frames = []
+                    if silence_s(self._sock) > LINK_DEAD_S:
+                        raise
+        except BlockingIOError:
+            end = describe_lost_link(0)
+            self.send({"t": "fail", **end})  # the other way may still be open
+        except (EOFError, OSError) as error:
+            end = describe_lost_link(0) if is_of_link(error) else end
         except ProtocolError as error:
             _log.warning("side channel: the hub sent nonsense: %s", error)
         except Exception:
             _log.exception("the side channel's listener has failed")
         finally:
             self._sock.close()
-            self._on_end()
+            self._on_end(end)
 
 
 def connect(rank: int, world_size: int, address: tuple[str, int], secret: str, deadline_s: float) -> SocketLink:
@@ -186,6 +200,7 @@ def connect(rank: int, world_size: int, address: tuple[str, int], secret: str, d
         raise
     sock.settimeout(None)
     limit_sends(sock, deadline_s)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _seconds(LOOK_S))
     return SocketLink(sock, reader, frames, f"farspan-side-{rank}")
 
 
@@ -227,9 +242,14 @@ def _greet(
 
 def limit_sends(sock: socket.socket, deadline_s: float) -> None:
     """Let a send on a blocking socket fail when its peer has accepted nothing for so long."""
-    whole_s = int(min(deadline_s, _LONGEST_S))
-    rest_us = int((min(deadline_s, _LONGEST_S) - whole_s) * 1e6)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole_s, max(rest_us, 1)))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _seconds(deadline_s))
+
+
+def _seconds(duration_s: float) -> bytes:
+    """A duration as socket options take it; 0 would be none."""
+    whole_s = int(min(duration_s, _LONGEST_S))
+    rest_us = int((min(duration_s, _LONGEST_S) - whole_s) * 1e6)
+    return struct.pack("@ll", whole_s, max(rest_us, 1))
 
 
 def _late(rank: int, place: str, deadline_s: float, hint: str) -> DeadlineError:

@@ -14,6 +14,8 @@ from typing import Any
 
 from farspan.runtime.side.hub import Hub, Message
 from farspan.runtime.side.wire import (
+    LINK_DEAD_S,
+    LOOK_S,
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     PROTOCOL,
@@ -24,9 +26,11 @@ from farspan.runtime.side.wire import (
     ProtocolError,
     adopt,
     encode,
+    is_of_link,
     is_proof,
     nonce,
     proof,
+    silence_s,
 )
 
 __all__ = ["HubServer"]
@@ -94,6 +98,7 @@ class HubServer:
         self._outbox: deque[Message] = deque()
         self._stopping = False
         self._stopped = False
+        self._look_at = 0.0
         self._ends = threading.Condition()
         self._wake_sender, self._wake_receiver = socket.socketpair()
         self._wake_sender.setblocking(False)
@@ -128,7 +133,7 @@ class HubServer:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._turn(None)
+                self._turn(LOOK_S)
             self._outbox.extend(self._hub.on_shutdown())
             self._deliver()
             until = time.monotonic() + _FLUSH_S
@@ -146,7 +151,7 @@ class HubServer:
                 self._stopped = True
                 self._ends.notify_all()
 
-    def _turn(self, timeout_s: float | None) -> None:
+    def _turn(self, timeout_s: float) -> None:
         for key, events in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
@@ -159,6 +164,19 @@ class HubServer:
                 if events & selectors.EVENT_READ and not conn.closed:
                     self._receive(conn)
             self._deliver()
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_S
+            self._look_at_links()
+
+    def _look_at_links(self) -> None:
+        silent = [conn for conn in self._by_rank.values() if silence_s(conn.sock) > LINK_DEAD_S]
+        for conn in silent:
+            assert conn.rank is not None
+            self._outbox.extend(self._hub.on_silent(conn.rank))
+        self._deliver()
+        for conn in silent:
+            self._drop(conn)
+        self._deliver()
 
     def _accept(self) -> None:
         try:
@@ -180,8 +198,8 @@ class HubServer:
             frames = conn.reader.read(conn.sock)
         except BlockingIOError:
             return
-        except (EOFError, OSError):
-            self._drop(conn)
+        except (EOFError, OSError) as error:
+            self._lose(conn, error)
             return
         except ProtocolError as error:
             _log.warning("side channel: %s sent nonsense: %s", self._who(conn), error)
@@ -256,8 +274,8 @@ class HubServer:
     def _flush(self, conn: _Connection) -> None:
         try:
             conn.flush()
-        except OSError:
-            self._drop(conn)
+        except OSError as error:
+            self._lose(conn, error)
             return
         if conn.last_words and not conn.queue:
             self._drop(conn)
@@ -266,6 +284,11 @@ class HubServer:
         if events != conn.events:
             conn.events = events
             self._selector.modify(conn.sock, events, conn)
+
+    def _lose(self, conn: _Connection, error: BaseException) -> None:
+        if conn.rank is not None and is_of_link(error):
+            self._outbox.extend(self._hub.on_silent(conn.rank))
+        self._drop(conn)
 
     def _drop(self, conn: _Connection) -> None:
         if conn.closed:

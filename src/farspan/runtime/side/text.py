@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from typing import TYPE_CHECKING
 
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
+from farspan.runtime.side.wire import LINK_DEAD_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from farspan.runtime.side.wire import Header
 
-__all__ = ["as_error", "clip_head", "clip_tail", "deadline_error", "describe_death", "described", "fresh", "name_ranks"]
+__all__ = [
+    "as_error",
+    "clip_head",
+    "clip_tail",
+    "deadline_error",
+    "describe_death",
+    "describe_lost_link",
+    "described",
+    "first_line",
+    "fresh",
+    "name_ranks",
+    "place_of",
+    "stack_of",
+]
 
 MAX_TEXT = 4_000
 MAX_TRACEBACK = 40_000
+_MAX_FRAMES = 16
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
@@ -63,10 +79,20 @@ def describe_death(rank: int) -> Header:
     }
 
 
+def describe_lost_link(rank: int) -> Header:
+    """The failure that a rank's silence means."""
+    return {
+        "kind": "RemoteError",
+        "rank": rank,
+        "what": f"the link to rank {rank} is lost (no sign of life from its host for {LINK_DEAD_S:g} s)",
+        "why": "the network between the hosts is cut, or that host is down; a process that had ended would be reported",
+        "hint": f"can this host and rank {rank}'s reach each other (ping, firewall, cable)?",
+    }
+
+
 def described(error: BaseException) -> Header:
     """What another rank is told of an error: its texts and its traceback, each of bounded length."""
-    lines = str(error).splitlines()
-    first = error.what if isinstance(error, FarspanError) else lines[0] if lines else ""
+    first = error.what if isinstance(error, FarspanError) else first_line(error)
     why, hint = (error.why, error.hint) if isinstance(error, FarspanError) else ("", "")
     notes = getattr(error, "__notes__", [])
     return {
@@ -95,7 +121,9 @@ def fresh(error: FarspanError) -> FarspanError:
     return copy
 
 
-def deadline_error(rank: int, deadline_s: float, to_do: str, status: Header | None) -> DeadlineError:
+def deadline_error(
+    rank: int, deadline_s: float, to_do: str, status: Header | None, places: Sequence[str]
+) -> DeadlineError:
     """The error of a rank that has waited too long for the others.
 
     Args:
@@ -103,6 +131,7 @@ def deadline_error(rank: int, deadline_s: float, to_do: str, status: Header | No
         deadline_s: How long it has.
         to_do: What the others have not done: "to begin step 3".
         status: What the hub says of them; None where it does not answer.
+        places: Where late ranks are, as `place_of` says it.
     """
     what = f"rank {rank} waited {deadline_s:g} s for "
     hint = "look where those ranks are (`py-spy dump --pid PID` on their hosts); if only slow: a longer deadline"
@@ -110,4 +139,23 @@ def deadline_error(rank: int, deadline_s: float, to_do: str, status: Header | No
         why = "rank 0, where the hub is, does not answer: it is stopped or unreachable"
         return DeadlineError(f"{what}the others {to_do}", why=why, hint=hint)
     who = name_ranks(status["missing"]) if status["missing"] else "the others"
-    return DeadlineError(f"{what}{who} {to_do}", why="\n".join(status["notes"]), hint=hint)
+    return DeadlineError(f"{what}{who} {to_do}", why="\n".join([*status["notes"], *places]), hint=hint)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, "" if it says nothing."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else ""
+
+
+def place_of(rank: int, stack: str) -> str:
+    """Where a late rank is, from what it answered; "" stands for no answer."""
+    return f"rank {rank} is at\n{stack}" if stack else f"rank {rank} does not say where it is: its process is stopped"
+
+
+def stack_of(thread: int) -> str:
+    """Where a thread of this process is, outermost call first; its innermost calls where there are many."""
+    frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
+    if frame is None:
+        return "(the end of its program)"
+    return clip_tail("".join(traceback.format_stack(frame)[-_MAX_FRAMES:]).rstrip(), MAX_TEXT)

@@ -29,10 +29,20 @@ _HOST = torch.device("cpu")
 
 
 class Channels:
-    """One rank's sends and receives."""
+    """One rank's sends and receives.
 
-    def __init__(self, medium: Medium | None, rank: int, deadline_s: float) -> None:
+    Args:
+        medium: What carries them; None where there is one rank.
+        rank: Of this process.
+        deadline_s: The longest wait.
+        place_of: Says where the program of a late rank is.
+    """
+
+    def __init__(
+        self, medium: Medium | None, rank: int, deadline_s: float, place_of: Callable[[int], str] = lambda rank: ""
+    ) -> None:
         self.medium = medium
+        self.place_of = place_of
         self.rank = rank
         self.deadline_s = deadline_s
         self.sending: deque[Sending] = deque()
@@ -72,9 +82,10 @@ class Channels:
             try:
                 work.wait(self.deadline_s)
             except TimeoutError as error:
+                why = f"rank {bundle.src} did not send it: it is stopped, very slow, or cannot be reached."
                 raise DeadlineError(
                     f"{waiting()} waited {self.deadline_s:g} s for {bundle.describe()} from rank {bundle.src}.",
-                    why=f"rank {bundle.src} did not send it: it is stopped, very slow, or cannot be reached.",
+                    why=f"{why}\n{self.place_of(bundle.src)}".rstrip(),
                     hint="look at that rank's log; FARSPAN_DEADLINE=seconds allows longer waits",
                 ) from error
         bundle.works.clear()

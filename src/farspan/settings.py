@@ -1,0 +1,109 @@
+"""The environment variables of farspan: one place that names them, reads them, and knows what each means.
+
+    FARSPAN_DEADLINE     seconds that a rank waits for another one before it gives up (300)
+    FARSPAN_FILES        whose files are the script's: "first" (rank 0's) or "all"
+    FARSPAN_MEASURE      whether the first step is measured to choose the plan (yes)
+    FARSPAN_REPORT       file of the report on a training step (none)
+    FARSPAN_SAME_HOST    whether ranks of one host read each other's memory (yes); else all goes over gloo
+    FARSPAN_SECRET       what all ranks of a run know and nobody else (made anew for each run)
+    FARSPAN_VERBOSE      whether farspan says more on standard error (no)
+
+Yes and no are written as 1, true, yes, on and 0, false, no, off, in any case. `farspan run` sets other variables of
+this kind for the processes that it starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Iterable, Mapping
+
+from farspan.errors import LaunchError
+
+__all__ = ["PREFIX", "choice", "flag", "seconds", "text", "unknown_names"]
+
+PREFIX = "FARSPAN_"
+_SETTINGS = ("DEADLINE", "FILES", "MEASURE", "REPORT", "SAME_HOST", "SECRET", "VERBOSE")
+_OF_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "STORE", "LAUNCHER", "LOG_DIR", "RUN_FOLDER")
+_KNOWN = tuple(PREFIX + name for name in (*_SETTINGS, *_OF_LAUNCHER, "ENTROPY"))
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_LONGEST_S = 1e9
+
+
+def text(name: str, given: Mapping[str, str] | None = None) -> str:
+    """The text of a setting, "" where it is not set.
+
+    Args:
+        name: Its name after FARSPAN_.
+        given: Variables; None takes those of this process.
+    """
+    return (os.environ if given is None else given).get(PREFIX + name, "").strip()
+
+
+def flag(name: str, *, default: bool) -> bool:
+    """A setting that says yes or no.
+
+    Raises:
+        LaunchError: It says something else.
+    """
+    found = text(name).lower()
+    if found and found not in _YES + _NO:
+        raise LaunchError(
+            f"{PREFIX}{name}={found!r} is neither yes nor no.",
+            why=f"yes is {', '.join(_YES)}; no is {', '.join(_NO)}.",
+            hint=f"{PREFIX}{name}={'0' if default else '1'}, or unset it: {'yes' if default else 'no'} is the default",
+        )
+    return found in _YES if found else default
+
+
+def seconds(name: str, *, default: float) -> float:
+    """A setting that is a duration in seconds, above 0.
+
+    Raises:
+        LaunchError: It is none.
+    """
+    found = text(name)
+    try:
+        value = float(found) if found else default
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value <= _LONGEST_S:
+        raise LaunchError(
+            f"{PREFIX}{name}={found!r} is not a number of seconds.",
+            why=f"it is above 0 and at most {_LONGEST_S:g}.",
+            hint=f"{PREFIX}{name}={default:g}",
+        )
+    return value
+
+
+def choice(name: str, choices: Mapping[str, str], *, default: str, given: Mapping[str, str] | None = None) -> str:
+    """A setting that is one of several words.
+
+    Args:
+        name: Its name after FARSPAN_.
+        choices: The words, and what each means.
+        default: The word where it is not set.
+        given: Variables; None takes those of this process.
+
+    Raises:
+        LaunchError: It is another word.
+    """
+    found = text(name, given) or default
+    if found not in choices:
+        raise LaunchError(
+            f"{PREFIX}{name}={found!r} is no choice.",
+            why="; ".join(f"{word!r}: {meaning}" for word, meaning in choices.items()) + ".",
+            hint=f"{PREFIX}{name}={default}",
+        )
+    return found
+
+
+def unknown_names(names: Iterable[str]) -> list[str]:
+    """A line for each variable that looks like one of farspan's and is none."""
+    lines: list[str] = []
+    for name in sorted(names):
+        if name.startswith(PREFIX) and name not in _KNOWN:
+            near = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]
+            lines.append(f"farspan: the variable {name} means nothing; the nearest that does is {near}")
+    return lines
