@@ -25,6 +25,7 @@ __all__ = [
 _INDENT = "\n       "
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONGEST_LINE, _KEPT_START, _KEPT_END = 600, 400, 160
+_LONGEST_QUOTE = 100
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
@@ -46,7 +47,8 @@ def quoted(value: object) -> str:
     >>> quoted(["rank:0"] * 9), quoted("a" * 99)[-10:]
     ("['rank:0', 'rank:0', 'rank:0', ...]", "aaaaaaaaa'")
     """
-    return _SHORT.repr(value)
+    text = _SHORT.repr(value)
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
 
 
 class FarspanError(Exception):

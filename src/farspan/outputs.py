@@ -54,6 +54,10 @@ def check_outputs(outputs: Mapping[str, str | os.PathLike[str] | None], inputs: 
     for option, path in outputs.items():
         if path is None:
             continue
+        try:
+            _replace(os.fspath(path), None)
+        except (OSError, ValueError) as error:
+            raise _refused(f"{option} {os.fspath(path)}", error) from None
         where = os.path.realpath(path)
         if where in known and where != os.devnull:
             raise FarspanError(
@@ -62,10 +66,6 @@ def check_outputs(outputs: Mapping[str, str | os.PathLike[str] | None], inputs: 
                 hint=f"another file for {option}",
             )
         known[where] = f"{option} writes it"
-        try:
-            _replace(os.fspath(path), None)
-        except (OSError, ValueError) as error:
-            raise _refused(f"{option} {os.fspath(path)}", error) from None
 
 
 def write_output(text: str) -> None:

@@ -61,12 +61,12 @@ def _parse(given: list[str]) -> argparse.Namespace:
     plan.add_command(commands)
     profile.add_command(commands)
     report.add_command(commands)
-    parser.set_defaults(execute=lambda _: _show_help(parser))
+
+    def show_help(_: argparse.Namespace) -> int:
+        parser.print_help(sys.stderr)
+        return 2
+
+    parser.set_defaults(execute=show_help)
     split = script.split_script if given[:1] in (["plan"], ["profile"]) else run.split_script
     words, script_argv = split(given)
     return parser.parse_args(words, argparse.Namespace(script_argv=script_argv))
-
-
-def _show_help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help(sys.stderr)
-    return 2

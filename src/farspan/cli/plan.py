@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from farspan.cli.arguments import duration, hints, whole_number
+from farspan.cli.arguments import Parser, duration, hints, whole_number
 from farspan.cli.planned import plan_script
 from farspan.cli.script import add_arguments
 from farspan.documents import MAX_COUNT
@@ -27,7 +27,7 @@ _EXAMPLES = """examples:
 """
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyright: ignore[reportPrivateUsage]
     """Adds the parser of `farspan plan` to those of the other commands."""
     parser = commands.add_parser(
         "plan",

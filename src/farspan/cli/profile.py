@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from farspan.cli.arguments import Parser
 from farspan.cli.script import add_arguments, check_script, profile_script
 from farspan.errors import LaunchError
 from farspan.outputs import check_outputs, write_output, write_text
@@ -11,7 +12,7 @@ from farspan.outputs import check_outputs, write_output, write_text
 __all__ = ["add_command"]
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyright: ignore[reportPrivateUsage]
     """Adds the parser of `farspan profile` to those of the other commands."""
     parser = commands.add_parser(
         "profile",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from farspan.cli.arguments import Parser
 from farspan.outputs import check_outputs, write_output, write_text
 
 __all__ = ["add_command"]
@@ -17,7 +18,7 @@ _EPILOG = """examples:
 """
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyright: ignore[reportPrivateUsage]
     """Add the parser of `farspan report`."""
     parser = commands.add_parser(
         "report",

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from farspan import settings
-from farspan.cli.arguments import whole_number
+from farspan.cli.arguments import Parser, whole_number
 from farspan.errors import LaunchError
 from farspan.outputs import check_outputs
 
@@ -24,7 +24,7 @@ everything after the script or module belongs to it:
 """
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyright: ignore[reportPrivateUsage]
     """Adds the parser of `farspan run` to those of the other commands."""
     parser = commands.add_parser(
         "run",

@@ -96,6 +96,8 @@ def _check_file(path: str) -> None:
     if zipfile.is_zipfile(path):
         return
     try:
+        if path.endswith((".json", ".toml")):  # which Python may well take for a program
+            raise SyntaxError("its name is that of a document", (path, 1, 1, ""))
         with open(path, "rb") as file, warnings.catch_warnings(action="ignore"):  # runpy will show them
             compile(file.read(), path, "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
