@@ -190,6 +190,7 @@ def test_a_measured_step_changes_the_plan_where_that_pays(folder, capsys) -> Non
 
 def test_wrong_words(folder, capsys) -> None:
     (folder / "empty.py").write_text("")
+    (folder / "broken.py").write_bytes(b"\x00{")
     for words, said in (
         (["plan"], "there is nothing to plan"),
         (["plan", "missing.py"], "there is no script missing.py"),
@@ -197,6 +198,7 @@ def test_wrong_words(folder, capsys) -> None:
         (["plan", "-m", "no_such_module"], "there is no module no_such_module"),
         (["plan", "-m", "json.nothing"], "json.nothing cannot be run"),
         (["profile", "cluster.toml"], "cluster.toml is no program of Python"),
+        (["plan", "broken.py"], "broken.py is no program of Python"),
         (["plan", "--output", "empty.py", "empty.py"], "--output empty.py cannot be written"),
         (["plan", "--html", "no/such.html", "empty.py"], "--html no/such.html cannot be written"),
         (["plan", "--html", "x", "--output", "x", "empty.py"], "--html x cannot be written"),
