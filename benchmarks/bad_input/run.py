@@ -152,8 +152,9 @@ def judged(case: Case, found: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=1000, help="how many")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the random numbers")
     args = parser.parse_args()
-    cases = all_cases(200 if args.quick else args.cases, SEED)
+    cases = all_cases(200 if args.quick else args.cases, args.seed)
     worker, rows, num_alone = Worker(), list[dict[str, Any]](), 0
     with tempfile.TemporaryDirectory() as base:
         folder = Path(base, "case")

@@ -48,7 +48,7 @@ MAX_BYTES = 64 * 2**20
 MAX_TOML_BYTES = 2**18
 """A cluster is short, and the parser of the standard library is slow."""
 MAX_DEPTH = 32
-MAX_VALUES = 4_000_000
+MAX_VALUES = 2_000_000
 MAX_DIGITS = 40
 MAX_COUNT = 65_536
 """The most ranks, devices, stages or micro-batches that are believed."""
@@ -97,7 +97,8 @@ def parse_json(text: str | bytes, source: str) -> Any:
         text = text if isinstance(text, str) else text.decode("utf-8")
     except UnicodeDecodeError:
         raise PlanError(f"{source} is not JSON.", why="it is not UTF-8 text.", hint="write it anew") from None
-    _check_bounds(text, _JSON_STRING.sub('""', text), source, MAX_BYTES)
+    _check_size(text, source, MAX_BYTES)
+    _check_bounds(_JSON_STRING.sub('""', text), source)
     try:
         value = json.loads(
             text,
@@ -126,8 +127,9 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
     Raises:
         PlanError: It is no TOML, has a key twice, or is too large, too deep or too long somewhere.
     """
+    _check_size(text, source, MAX_TOML_BYTES)
     bare = _TOML_STRING.sub('""', text)
-    _check_bounds(text, bare, source, MAX_TOML_BYTES)
+    _check_bounds(bare, source)
     if _TOML_PATH.search(bare):
         raise _too_deep(source)
     try:
@@ -264,17 +266,13 @@ def _too_deep(source: str) -> PlanError:
     return PlanError(f"{source} is nested too deeply.", why=f"at most {MAX_DEPTH} levels are read.", hint="flatten it")
 
 
-def _check_bounds(text: str, bare: str, source: str, max_bytes: int) -> None:
-    """Raise before a parser meets what would take it without bound.
+def _check_size(text: str, source: str, most: int) -> None:
+    if len(text) > most:
+        raise PlanError(f"{source} is too large.", why=f"at most {most >> 10} KiB are read.", hint="a smaller one")
 
-    Args:
-        text: All of it.
-        bare: The same without what stands in strings and comments.
-        source: What to call it.
-        max_bytes: Of the text.
-    """
-    if len(text) > max_bytes:
-        raise PlanError(f"{source} is too large.", why=f"at most {max_bytes >> 10} KiB are read.", hint="a smaller one")
+
+def _check_bounds(bare: str, source: str) -> None:
+    """Raise before a parser meets what would take it without bound: a text without its strings and comments."""
     if sum(bare.count(sign) for sign in ",[{:=") > MAX_VALUES:
         raise PlanError(f"{source} has too many values.", why=f"at most {MAX_VALUES} are read.", hint="a smaller one")
     depth = 0
