@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farspan.errors import FarspanError, PlanError, quoted
+from farspan.errors import FarspanError, PlanError, printable, quoted
 from farspan.outputs import check_outputs, write_json, write_line, write_output, write_text
 
 
@@ -59,6 +59,11 @@ def test_only_regular_files_are_written(tmp_path: Path) -> None:
     write_text(os.devnull, "text")
     write_text(tmp_path / "file", "half a \udcff")
     assert (tmp_path / "file").read_text() == "half a \\udcff"
+
+
+def test_half_a_character_is_escaped() -> None:
+    assert printable("a\udcffb\x9b") == "a\\udcffb\\x9b"
+    assert str(PlanError("a\ud800")) == "a\\ud800"
 
 
 def test_no_control_character_reaches_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

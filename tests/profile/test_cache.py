@@ -56,6 +56,7 @@ def test_a_profile_is_read_as_it_was_measured(tmp_path: Path) -> None:
         (("profile", "atoms", 0, "nmae"), "0"),
         (("profile", "atoms", 0, "forward_work", 0, "flops"), None),
         (("profile", "atoms", 0, "saved_with_others", 0), ["x"]),
+        (("profile", "values", 0, "source"), 2),
         (("profile", "values", 0, "target"), 2),
         (("profile", "values", 0), 7),
     ],

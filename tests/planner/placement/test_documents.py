@@ -111,3 +111,7 @@ def test_no_json_and_no_file_are_errors(tmp_path) -> None:
 def test_a_cost_that_is_no_number_is_refused_in_python_too() -> None:
     with pytest.raises(PlanError, match="is nan"):
         CostedGraph(nodes=(CostedNode(name="a", forward_s=float("nan")),))
+    with pytest.raises(PlanError, match=r"is 1e\+30"):
+        CostedGraph(nodes=(CostedNode(name="a", forward_s=1e30),))
+    with pytest.raises(PlanError, match="has no name"):
+        CostedGraph(nodes=(CostedNode(name=" "),))
