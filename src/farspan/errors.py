@@ -8,6 +8,7 @@ PlanError: no stage owns the parameter 'head.weight'.
 from __future__ import annotations
 
 import re
+import reprlib
 
 __all__ = [
     "DeadlineError",
@@ -18,10 +19,17 @@ __all__ = [
     "RecordError",
     "RemoteError",
     "printable",
+    "quoted",
 ]
 
 _INDENT = "\n       "
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_LONGEST_LINE, _KEPT_START, _KEPT_END = 600, 400, 160
+_LONGEST_QUOTE = 100
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 2, 3, 3, 3
 
 
 def printable(text: str) -> str:
@@ -31,6 +39,16 @@ def printable(text: str) -> str:
     'a\\\\x1b[2Jb\\n'
     """
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def quoted(value: object) -> str:
+    """A value from outside as an error shows it: short, however large it is.
+
+    >>> quoted(["rank:0"] * 9), quoted("a" * 99)[-10:]
+    ("['rank:0', 'rank:0', 'rank:0', ...]", "aaaaaaaaa'")
+    """
+    text = _SHORT.repr(value)
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
 
 
 class FarspanError(Exception):
@@ -53,10 +71,14 @@ class FarspanError(Exception):
         for label, part in (("why", self.why), ("try", self.hint)):
             if part:
                 text += f"\n  {label}  " + part.replace("\n", _INDENT)
-        return printable(text)
+        return printable("\n".join(map(_shortened, text.split("\n"))))
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.what, self.why, self.hint))
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_KEPT_START]} ... {line[-_KEPT_END:]}"
 
 
 def _rebuild(kind: type[FarspanError], what: str, why: str, hint: str) -> FarspanError:

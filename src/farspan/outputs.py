@@ -1,22 +1,25 @@
 """What farspan writes besides the script: files, whole or not at all, and lines for people.
 
 A file is written under a name that nobody can foretell and then renamed, so that who reads it finds the old text or
-the new one. Nothing but a regular file is replaced: not a device, not what a symbolic link leads to.
+the new one. Nothing but a regular file is replaced: not a device, not what a symbolic link leads to. What goes to
+/dev/null goes nowhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import secrets
 import stat
 import sys
+from collections.abc import Mapping, Sequence
 
 from farspan.errors import FarspanError, printable
 
-__all__ = ["keep_text", "write_line", "write_text"]
+__all__ = ["check_outputs", "keep_text", "write_json", "write_line", "write_output", "write_text"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +37,55 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     try:
         _replace(os.fspath(path), text)
     except OSError as error:
-        raise FarspanError(
-            f"{os.fspath(path)} cannot be written.",
-            why=f"{error.strerror or error}.",
-            hint="another file, in a folder that is there and may be written to",
-        ) from None
+        raise _refused(path, error) from None
+
+
+def check_outputs(outputs: Mapping[str, str | os.PathLike[str] | None], inputs: Sequence[str | None] = ()) -> None:
+    """Refuses, before a long search, files that could not be written after it; leaves nothing behind.
+
+    Args:
+        outputs: By option the file that is to be written; None where the option was not given.
+        inputs: Files that are read, and so must not be written.
+
+    Raises:
+        FarspanError: A file cannot be written, or is to be written twice, or is one that is read.
+    """
+    known = {os.path.realpath(path): "it is read" for path in inputs if path is not None}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        try:
+            _replace(os.fspath(path), None)
+        except (OSError, ValueError) as error:
+            raise _refused(f"{option} {os.fspath(path)}", error) from None
+        where = os.path.realpath(path)
+        if where in known and where != os.devnull:
+            raise FarspanError(
+                f"{option} {os.fspath(path)} cannot be written.",
+                why=f"{known[where]} by the same command.",
+                hint=f"another file for {option}",
+            )
+        known[where] = f"{option} writes it"
+
+
+def write_output(text: str) -> None:
+    """Writes lines for people to standard output, without what would control a terminal or has no place there.
+
+    Raises:
+        FarspanError: They cannot be written.
+        BrokenPipeError: Nobody reads it any more.
+    """
+    _write_stdout(printable(text))
+
+
+def write_json(value: object) -> None:
+    """Writes a value for programs to standard output, as a line of JSON.
+
+    Raises:
+        FarspanError: It cannot be written.
+        BrokenPipeError: Nobody reads it any more.
+    """
+    _write_stdout(json.dumps(value).replace("\x7f", "\\u007f"))
 
 
 def keep_text(path: str | os.PathLike[str], text: str, what: str) -> None:
@@ -54,8 +101,8 @@ def keep_text(path: str | os.PathLike[str], text: str, what: str) -> None:
         if folder:
             os.makedirs(folder, exist_ok=True)
         _replace(os.fspath(path), text)
-    except OSError as error:
-        _log.warning("%s is not kept: %s: %s", what, os.fspath(path), error.strerror or error)
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        _log.warning("%s is not kept: %s: %s", what, os.fspath(path), getattr(error, "strerror", None) or error)
 
 
 def write_line(text: str) -> None:
@@ -65,30 +112,52 @@ def write_line(text: str) -> None:
         sys.stderr.flush()
 
 
-def _replace(path: str, text: str) -> None:
+def _write_stdout(text: str) -> None:
+    stream = sys.stdout
+    if stream is None:  # the program was started without one
+        return
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        stream.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # or Python would complain at its end, about what is left in the stream
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise _refused("standard output", error) from None
+
+
+def _refused(what: str | os.PathLike[str], error: OSError | ValueError) -> FarspanError:
+    return FarspanError(
+        f"{os.fspath(what)} cannot be written.",
+        why=f"{getattr(error, 'strerror', None) or error}.",
+        hint="another file, in a folder that is there and may be written to",
+    )
+
+
+def _replace(path: str, text: str | None) -> None:
+    """Writes a file whole; None looks whether that can be done."""
+    if path == os.devnull:
+        return
+    if not path:
+        raise OSError(errno.ENOENT, "its name is empty")
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         mode = None
-    if mode is not None and stat.S_ISCHR(mode):
-        _write(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK), text)
-        return
     if mode is not None and not stat.S_ISREG(mode):
-        kind = "a symbolic link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "no file"
+        kind = "a symbolic link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "no regular file"
         raise OSError(errno.EINVAL, f"it is {kind}, which is not replaced")
     part = f"{path}.{secrets.token_hex(8)}.part"
     file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
         if mode is not None:
             os.chmod(part, stat.S_IMODE(mode))
-        _write(file, text)
-        os.replace(part, path)
-    except BaseException:
+        with open(file, "w", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(text or "")
+        if text is not None:
+            os.replace(part, path)
+    finally:
         with contextlib.suppress(OSError):
             os.unlink(part)
-        raise
-
-
-def _write(file: int, text: str) -> None:
-    with open(file, "w", encoding="utf-8") as stream:
-        stream.write(text)

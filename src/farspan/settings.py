@@ -15,21 +15,19 @@ this kind for the processes that it starts.
 from __future__ import annotations
 
 import difflib
-import math
 import os
-import re
 from collections.abc import Iterable, Mapping
 
-from farspan.errors import LaunchError
+from farspan.errors import LaunchError, quoted
+from farspan.units import parse_number
 
-__all__ = ["PREFIX", "choice", "flag", "seconds", "text", "unknown_names"]
+__all__ = ["PREFIX", "check", "choice", "flag", "seconds", "text", "unknown_names"]
 
 PREFIX = "FARSPAN_"
 _SETTINGS = ("DEADLINE", "FILES", "MEASURE", "REPORT", "SAME_HOST", "SECRET", "VERBOSE")
 _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "STORE", "LAUNCHER", "LOG_DIR", "RUN_FOLDER")
 _KNOWN = tuple(PREFIX + name for name in (*_SETTINGS, *_OF_LAUNCHER, "ENTROPY"))
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,3})?")
 _LONGEST_S = 1e9
 
 
@@ -52,7 +50,7 @@ def flag(name: str, *, default: bool) -> bool:
     found = text(name).lower()
     if found and found not in _YES + _NO:
         raise LaunchError(
-            f"{PREFIX}{name}={found!r} is neither yes nor no.",
+            f"{PREFIX}{name}={quoted(found)} is neither yes nor no.",
             why=f"yes is {', '.join(_YES)}; no is {', '.join(_NO)}.",
             hint=f"{PREFIX}{name}={'0' if default else '1'}, or unset it: {'yes' if default else 'no'} is the default",
         )
@@ -66,10 +64,10 @@ def seconds(name: str, *, default: float) -> float:
         LaunchError: It is none.
     """
     found = text(name)
-    value = float(found) if _NUMBER.fullmatch(found) else math.nan if found else default
-    if not 0.0 < value <= _LONGEST_S:
+    value = parse_number(found) if found else default
+    if value is None or not 0.0 < value <= _LONGEST_S:
         raise LaunchError(
-            f"{PREFIX}{name}={found!r} is not a number of seconds.",
+            f"{PREFIX}{name}={quoted(found)} is not a number of seconds.",
             why=f"it is above 0 and at most {_LONGEST_S:g}.",
             hint=f"{PREFIX}{name}={default:g}",
         )
@@ -91,11 +89,23 @@ def choice(name: str, choices: Mapping[str, str], *, default: str, given: Mappin
     found = text(name, given) or default
     if found not in choices:
         raise LaunchError(
-            f"{PREFIX}{name}={found!r} is no choice.",
+            f"{PREFIX}{name}={quoted(found)} is no choice.",
             why="; ".join(f"{word!r}: {meaning}" for word, meaning in choices.items()) + ".",
             hint=f"{PREFIX}{name}={default}",
         )
     return found
+
+
+def check() -> None:
+    """Refuses settings that a rank would refuse, before any rank is started.
+
+    Raises:
+        LaunchError: One is not of its kind.
+    """
+    flag("MEASURE", default=True)
+    flag("SAME_HOST", default=True)
+    flag("VERBOSE", default=False)
+    seconds("DEADLINE", default=300.0)
 
 
 def unknown_names(names: Iterable[str]) -> list[str]:
@@ -103,6 +113,6 @@ def unknown_names(names: Iterable[str]) -> list[str]:
     lines: list[str] = []
     for name in sorted(names):
         if name.startswith(PREFIX) and name not in _KNOWN:
-            near = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]
-            lines.append(f"farspan: the variable {name} means nothing; the nearest that does is {near}")
+            near = difflib.get_close_matches(name[:100], _KNOWN, n=1, cutoff=0.0)[0]
+            lines.append(f"farspan: the variable {name[:100]} means nothing; the nearest that does is {near}")
     return lines

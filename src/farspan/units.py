@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 
-__all__ = ["BYTES", "format_bytes", "format_count", "format_seconds", "parse_amount"]
+__all__ = [
+    "BYTES",
+    "format_bytes",
+    "format_count",
+    "format_seconds",
+    "parse_amount",
+    "parse_count",
+    "parse_number",
+]
 
 BYTES = {"": 1.0, "b": 1.0} | {
     f"{prefix}{infix}b": (1024.0 if infix else 1000.0) ** (power + 1)
@@ -14,21 +23,48 @@ BYTES = {"": 1.0, "b": 1.0} | {
     for infix in ("", "i")
 }
 """Units of sizes, in small letters."""
-_AMOUNT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*", re.IGNORECASE)
+_COUNT = re.compile(r"[+-]?[0-9]{1,18}")
+_PLAIN = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?"
+_NUMBER = re.compile(rf"[+-]?{_PLAIN}")
+_AMOUNT = re.compile(rf"\s*({_PLAIN})\s*([A-Za-z]*)(/s)?\s*", re.ASCII)
+_LONGEST = 40
+"""Characters of a number, or of an amount with its unit."""
 
 
-def parse_amount(given: object, units: Mapping[str, float]) -> float | None:
-    """A number, or a text of a number and a unit; None if it is neither, or not finite.
+def parse_count(text: str) -> int | None:
+    """A whole number in ASCII digits; None if it is none, or has more than 18 digits.
+
+    >>> parse_count("12"), parse_count("-1"), parse_count("1_000"), parse_count("1.0"), parse_count("9" * 19)
+    (12, -1, None, None, None)
+    """
+    return int(text) if _COUNT.fullmatch(text) else None
+
+
+def parse_number(text: str) -> float | None:
+    """A finite number in ASCII digits; None if it is none.
+
+    >>> parse_number("2.5e-3"), parse_number("nan"), parse_number("1e999"), parse_number("1_0")
+    (0.0025, None, None, None)
+    """
+    value = float(text) if len(text) <= _LONGEST and _NUMBER.fullmatch(text) else math.inf
+    return value if math.isfinite(value) else None
+
+
+def parse_amount(given: object, units: Mapping[str, float], *, is_rate: bool = False) -> float | None:
+    """A number, or a text of a number and a unit, per second where it is a rate; None if it is neither, or not finite.
 
     >>> parse_amount("14GiB", BYTES), parse_amount(1e3, BYTES), parse_amount("14 apples", BYTES)
     (15032385536.0, 1000.0, None)
+    >>> parse_amount("25 GB/s", BYTES, is_rate=True), parse_amount("25 GB/s", BYTES)
+    (25000000000.0, None)
     """
-    match = None if isinstance(given, bool) else _AMOUNT.fullmatch(str(given))
-    unit = units.get(match[2].lower()) if match else None
-    try:
-        value = float(match[1]) * unit if match and unit else math.inf
-    except ValueError:
+    if isinstance(given, bool) or not isinstance(given, (int, float, str)):
         return None
+    if not isinstance(given, str):
+        return float(given) if abs(given) <= sys.float_info.max else None  # of nan too
+    match = _AMOUNT.fullmatch(given) if len(given) <= _LONGEST else None
+    unit = units.get(match[2].lower()) if match and (is_rate or not match[3]) else None
+    value = float(match[1]) * unit if match and unit else math.inf
     return value if math.isfinite(value) else None
 
 

@@ -94,7 +94,15 @@ def test_wrong_words(plan: Any) -> None:
         (["--pin", "9=rank:0"], "the hint '9' matches nothing"),
         (["--pin", "1=rank:3"], "there is no rank 3"),
         (["--max-memory", "much"], "max_memory='much' is no size"),
-        (["--stages", "0"], "stages=0 is not a number of stages"),
+        (["--pin", "=rank:0"], "there is no name before the ="),
+        (["--pin", "1=rank:0", "--pin", "1=rank:1"], "--pin 1 is there twice"),
+        (["--pin", "1=rank:99999999999"], "is not a place"),
+        (["--together", "0,,1"], "--together 0,,1: a name is empty"),
+        (["--max-memory", "14GiB/s"], "is no size"),
+        (["--max-memory", "1e999GiB"], "is no size"),
+        (["--max-memory", "rank:0=1GiB", "--max-memory", "rank:0=2GiB"], "--max-memory rank:0 is there twice"),
+        (["--stages", "0"], "'0' is not a whole number from 1"),
+        (["--explain", " "], "--explain has no name"),
         (["--together", "0,7"], "the hint '7' matches nothing"),
     ):
         assert said in plan(*words, code=2), words

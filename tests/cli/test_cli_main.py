@@ -108,7 +108,12 @@ def test_exit_code_is_passed_on(farspan, tmp_path):
     [
         (["-n", "2", "absent.py"], "there is no script absent.py"),
         (["--", "-n", "2"], "-n is missing"),
-        (["-n", "0", "train.py"], "cannot start 0 processes"),
+        (["-n", "0", "train.py"], "'0' is not a whole number from 1 to 4096"),
+        (["-n", "99999999999999999999", "train.py"], "not a whole number"),
+        (["-n", "\u0662", "train.py"], "not a whole number"),
+        (["-n", "2", "--what", "train.py"], "unrecognized arguments: --what"),
+        (["-n", "2", "--files", "some", "train.py"], "invalid choice: 'some'"),
+        (["-n", "2", "--report", "r.txt", "train.py"], "r.txt is no report"),
         (["-n", "2"], "no script to run"),
         (["-n", "2", "-m"], "-m needs the name of a module"),
         (["train.py", "-n", "2"], "-n is missing"),
@@ -118,7 +123,7 @@ def test_exit_code_is_passed_on(farspan, tmp_path):
 def test_bad_use_is_told_in_three_parts(farspan, words, says):
     result = farspan("run", *words)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("LaunchError: ") and says in result.stderr
+    assert result.stderr.startswith(("LaunchError: ", "FarspanError: ")) and says in result.stderr
     assert "\n  why  " in result.stderr and "\n  try  " in result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.splitlines()) <= 8
@@ -140,4 +145,11 @@ def test_report_of_another_file_is_refused(farspan, tmp_path):
     (tmp_path / "other.json").write_text("{}")
     done = farspan("report", "other.json")
     assert done.returncode == 2
-    assert "other.json cannot be read" in done.stderr and "  try  farspan run" in done.stderr
+    assert "other.json is not a step of farspan" in done.stderr and "  try  farspan run" in done.stderr
+
+
+def test_a_setting_of_another_kind_is_refused_before_any_rank_starts(farspan, monkeypatch):
+    monkeypatch.setenv("FARSPAN_DEADLINE", "soon")
+    result = farspan("run", "-n", "2", "train.py")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "FARSPAN_DEADLINE='soon' is not a number of seconds" in result.stderr

@@ -185,15 +185,25 @@ def test_a_measured_step_changes_the_plan_where_that_pays(folder, capsys) -> Non
     assert "is not the plan for these costs" in capsys.readouterr().err
     (folder / "step.json").write_text("{}")
     assert main(again) == 2
-    assert "step.json cannot be read" in capsys.readouterr().err
+    assert "step.json is not a step of farspan" in capsys.readouterr().err
 
 
 def test_wrong_words(folder, capsys) -> None:
     (folder / "empty.py").write_text("")
+    (folder / "broken.py").write_bytes(b"\x00{")
     for words, said in (
         (["plan"], "there is nothing to plan"),
         (["plan", "missing.py"], "there is no script missing.py"),
         (["plan", "-m"], "no script to run"),
+        (["plan", "-m", "no_such_module"], "there is no module no_such_module"),
+        (["plan", "-m", "json.nothing"], "json.nothing cannot be run"),
+        (["profile", "cluster.toml"], "cluster.toml is no program of Python"),
+        (["plan", "broken.py"], "broken.py is no program of Python"),
+        (["plan", "--output", "empty.py", "empty.py"], "--output empty.py cannot be written"),
+        (["plan", "--html", "no/such.html", "empty.py"], "--html no/such.html cannot be written"),
+        (["plan", "--html", "x", "--output", "x", "empty.py"], "--html x cannot be written"),
+        (["profile", "--output", "", "empty.py"], "cannot be written"),
+        (["plan", "--recalibrate", "cluster.toml", "empty.py"], "plan.json cannot be read"),
         (["plan", "--graph", "g.json", "train.py"], "a script and a graph are both given"),
         (["plan", "--graph", "g.json"], "which devices?"),
         (["plan", "--graph", "g.json", "--cluster", "cluster.toml", "--roofline"], "--roofline has no effect"),

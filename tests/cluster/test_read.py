@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given, settings
+from tests.documents.edits import edited, try_to_read
 
 from farspan.cluster import read_cluster
 from farspan.cluster.read import parse_cluster
+from farspan.documents import MAX_COUNT
 from farspan.errors import PlanError
 
 TEXT = """
@@ -59,12 +62,38 @@ def test_what_is_left_out_is_no_limit() -> None:
         ('[[hosts]]\nkind = "a"\npays_transfers = 1', "pays_transfers is 1"),
         ('[[hosts]]\nkind = "a"\n[[hosts]]\nkind = "a"', 'two tables of hosts are called "a"'),
         ('links = 3\n[[hosts]]\nkind = "a"', "links is 3"),
+        ('[links]\nwithin = "fast"\n[[hosts]]\nkind = "a"\nwithin = "1 GB/s"', "links: within is 'fast'"),
+        ('[[hosts]]\nkind = " "', "kind is ' '"),
+        ('[[hosts]]\nkind = "a"\nname = ""', "name is ''"),
+        ('[[hosts]]\nkind = "a"\ndevices = true', "devices is True"),
+        ('[[hosts]]\nkind = "a"\ncount = 1000000000', "count is 1000000000"),
+        ('[[hosts]]\nkind = "a"\ncount = 60000\ndevices = 60000', "all devices is 3600000000"),
+        ('[[hosts]]\nkind = "a"\nspeed = 1e300', "speed is 1e+300"),
+        ('[[hosts]]\nkind = "a"\nspeed = inf', "'inf' is no number"),
+        ('[[hosts]]\nkind = "a"\nmemory = "80 GiB/s"', "memory is '80 GiB/s'"),
+        ('[[hosts]]\nkind = "a"\nmemory = "8\u0660 GiB"', "memory is"),
+        ('[[hosts]]\nkind = "a"\nmemory = "80 \u212aiB"', "memory is"),
+        ('[[hosts]]\nkind = "a"\nmemory = "1e999 GiB"', "memory is '1e999 GiB'"),
+        ('[[hosts]]\nkind = "a"\nlatency = "-5 us"', "latency is '-5 us'"),
+        ('[[hosts]]\nkind = "a"\nwithin = 0', "within is 0"),
+        ('[[hosts]]\nkind = "a"\nwithin = [1]', "within is [1]"),
+        ('[[hosts]]\nkind = "a"\nkind = "b"', "is not TOML"),
+        ("".join(f'[[hosts]]\nkind = "a{i}"\n' for i in range(257)), "too many tables of hosts"),
     ],
 )
 def test_a_mistake_is_named(text: str, message: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse_cluster(text)
     assert message in caught.value.what and caught.value.why and caught.value.hint
+
+
+@given(edited(TEXT))
+@settings(derandomize=True, max_examples=200)
+def test_no_edit_of_a_file_is_more_than_an_error(text: str) -> None:
+    cluster = try_to_read(parse_cluster, text)
+    if cluster is not None:
+        assert 1 <= cluster.num_devices <= MAX_COUNT and all(each.kind.strip() for each in cluster.classes)
+        assert all(each.between_bytes_per_s > 0 and 0 < each.speed < math.inf for each in cluster.classes)
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path) -> None:

@@ -63,7 +63,16 @@ def test_pmi():
 
 
 @pytest.mark.parametrize(
-    ("tasks_per_node", "node", "local_world_size"), [("4(x2),1", "1", 4), ("4(x2),1", "2", 1), ("4", "0", 9)]
+    ("tasks_per_node", "node", "local_world_size"),
+    [
+        ("4(x2),1", "1", 4),
+        ("4(x2),1", "2", 1),
+        ("4", "0", 9),
+        ("4(x999999999999)", "0", 9),
+        ("4(x999999)," * 20 + "1", "0", 9),
+        ("4(x2),1", "9" * 5000, 9),
+        ("\u0664(x2),1", "0", 9),
+    ],
 )
 def test_srun(tasks_per_node, node, local_world_size):
     given = {"SLURM_PROCID": "5", "SLURM_NTASKS": "9", "SLURM_LOCALID": "0"}
@@ -120,7 +129,15 @@ def test_one_process_needs_no_address():
         (FULL | {"RANK": "-1"}, "RANK is not a whole number"),
         (FULL | {"RANK": "two"}, "RANK='two'"),
         (FULL | {"WORLD_SIZE": "4.0"}, "WORLD_SIZE='4.0'"),
-        (FULL | {"WORLD_SIZE": "0"}, "WORLD_SIZE is not a whole number at least 1"),
+        (FULL | {"WORLD_SIZE": "0"}, "WORLD_SIZE is not a whole number from 1"),
+        (FULL | {"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE='9999"),
+        (FULL | {"WORLD_SIZE": "1000000000"}, "from 1 to 65536"),
+        (FULL | {"RANK": "\u0663"}, "RANK is not a whole number"),
+        (FULL | {"RANK": "1_0"}, "RANK is not a whole number"),
+        (FULL | {"MASTER_PORT": "9" * 5000}, "MASTER_PORT is not a whole number"),
+        (FULL | {"MASTER_ADDR": "a host"}, "MASTER_ADDR is no host"),
+        (FULL | {"MASTER_ADDR": "\x1b[2J"}, r"MASTER_ADDR='\x1b[2J'"),
+        (FULL | {"MASTER_ADDR": "a" * 300}, "MASTER_ADDR is no host"),
         (FULL | {"LOCAL_RANK": "2"}, "local rank 2 of 2"),
         (FULL | {"LOCAL_WORLD_SIZE": "9"}, "local rank 1 of 9"),
         (FULL | {"MASTER_PORT": "http"}, "MASTER_PORT='http'"),

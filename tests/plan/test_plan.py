@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from tests.documents.edits import edited, try_to_read
 
 from farspan.errors import PlanError
 from farspan.plan import Plan
@@ -77,6 +79,18 @@ def _edited(**changes: Any) -> str:
         (_edited(schedule=None), "schedule"),
         (_edited(lookahead=-1), "lookahead"),
         (_edited(lookahead=1.5), "lookahead"),
+        (_edited(lookahead=10**9), "lookahead"),
+        (_edited(stages=["rank:0", "rank:99999999999", "rank:2"]), "stages"),
+        (_edited(stages=["rank:" + "9" * 5000, "rank:1", "rank:2"]), "stages"),
+        (_edited(stages=["rank:0", "", "rank:2"]), "stages"),
+        (_edited(stages=["rank:\u0660", "rank:1", "rank:2"]), "stages"),
+        (_edited(estimates={"": [0, 0, 0]}), "estimates"),
+        (_edited(estimates={"share": [0, 0, -1]}), "estimates.share"),
+        (_edited(estimates={"share": [0, 0, 10**39]}), "estimates.share"),
+        (_edited(remat=1), "remat"),
+        (_edited(remat=["blocks.0", 1]), "remat"),
+        (PLAN.to_json().replace('"lookahead": 3', '"lookahead": 1e999'), "1e999"),
+        ("[" * 100_000, "deep"),
         (_edited(estimates={"share": [1.0]}), "estimates.share"),
         (_edited(estimates={"share": ["a", 0, 0]}), "estimates.share"),
         (_edited(estimates=[1, 2, 3]), "estimates"),
@@ -101,6 +115,14 @@ def test_a_mistyped_key_is_answered_with_the_right_one() -> None:
     with pytest.raises(PlanError) as caught:
         Plan.from_json(_edited(shedule="1f1b"))
     assert caught.value.hint == '"schedule"'
+
+
+@given(edited(PLAN.to_json()))
+@settings(derandomize=True, max_examples=300)
+def test_no_edit_of_a_file_is_more_than_an_error(text: str) -> None:
+    plan = try_to_read(Plan.from_json, text)
+    if plan is not None:
+        assert Plan.from_json(plan.to_json()) == plan and len(str(plan)) < 2000
 
 
 def test_a_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:

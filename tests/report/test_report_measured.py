@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from tests.documents.edits import edited, try_to_read
 
-from farspan.report import MeasuredStep, Span, Timeline
+from farspan.errors import PlanError
+from farspan.report import MeasuredStep, Span, Timeline, page_of
 from farspan.schedule import one_f_one_b, straight
 
 MS = 1_000_000
@@ -72,7 +76,68 @@ def test_a_step_goes_through_its_file() -> None:
     assert again.planned() == measured.planned()
 
 
-@pytest.mark.parametrize("text", ["[]", '{"farspan_step": 9}', json.dumps({"farspan_step": 1})])
-def test_another_file_is_not_a_step(text: str) -> None:
-    with pytest.raises(ValueError, match="step of farspan"):
-        MeasuredStep.from_json(text)
+def changed(*keys: str | int, to: Any = ...) -> str:
+    """The text of a step with another value at these keys, or without it."""
+    value = json.loads(step(ROWS).to_json())
+    inner = value
+    for key in keys[:-1]:
+        inner = inner[key]
+    if to is ...:
+        del inner[keys[-1]]
+    else:
+        inner[keys[-1]] = to
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "step.json is []"),
+        ("{}", "step.json is not a step of farspan"),
+        (changed("farspan_step", to=2), "not a step of farspan"),
+        (changed("farspan_step", to=True), "not a step of farspan"),
+        (changed("more", to=1), 'unknown key "more"'),
+        (changed("plan"), 'the key "plan" is missing'),
+        (changed("plan", to=None), "plan is None"),
+        (changed("environment", to=["a", 1]), "environment is 1"),
+        (changed("timeline", "title"), '"title" is missing'),
+        (changed("timeline", "num_ranks", to=10**9), "num_ranks is 1000000000"),
+        (changed("timeline", "num_ranks", to=True), "num_ranks is True"),
+        (changed("timeline", "num_ranks", to=3), "orders is"),
+        (changed("timeline", "spans", 0, to=[0, "F", "a", 0, 1]), "spans[0] is"),
+        (changed("timeline", "spans", 0, 0, to=2), "spans[0]: rank is 2"),
+        (changed("timeline", "spans", 0, 0, to=-1), "spans[0]: rank is -1"),
+        (changed("timeline", "spans", 0, 1, to="X"), "spans[0]: kind is 'X'"),
+        (changed("timeline", "spans", 0, 1, to=["F"]), "spans[0]: kind is ['F']"),
+        (changed("timeline", "spans", 0, 2, to=None), "spans[0]: name is None"),
+        (changed("timeline", "spans", 0, 3, to=-2), "spans[0]: micro_batch is -2"),
+        (changed("timeline", "spans", 0, 4, to=1.5), "spans[0]: start_ns is 1.5"),
+        (changed("timeline", "spans", 0, 5, to=-1), "spans[0]: end_ns is -1"),
+        (changed("timeline", "spans", 0, 5, to=10**30), "spans[0]: end_ns is 1000"),
+        (changed("timeline", "spans", 0, 1, to="wait"), "rank 0 ran other tasks"),
+        (changed("tasks", 0, 0, to="wait"), "tasks[0]: kind is 'wait'"),
+        (changed("tasks", 0, 1, to=2), "tasks[0]: rank is 2"),
+        (changed("tasks", 0, 3, to=-1), "tasks[0]: level is -1"),
+        (changed("tasks", 0, 4, to=[0]), "tasks[0]: needs is 0"),
+        (changed("tasks", 1, 4, to=[0, 0]), "tasks[1]: needs is [0, 0]"),
+        (changed("tasks", 0, 5, to=1), "tasks[0]: holds is 1"),
+        (changed("tasks", to={}), "tasks is {}"),
+        (changed("orders", 0, 0), "nobody runs"),
+        (changed("orders", 0, 0, to=99), "orders[0] is 99"),
+        (changed("orders", 0, to=[True]), "orders[0] is True"),
+        (changed("orders", to=[list(reversed(order)) for order in SCHEDULE.orders]), "cannot end"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(text: str, message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        MeasuredStep.from_json(text, "step.json")
+    assert message in caught.value.what and caught.value.why and caught.value.hint
+    assert caught.value.what.startswith("step.json")
+
+
+@given(edited(step(ROWS).to_json()))
+@settings(derandomize=True, max_examples=200)
+def test_no_edit_of_a_file_is_more_than_an_error(text: str) -> None:
+    read = try_to_read(MeasuredStep.from_json, text)
+    if read is not None:
+        assert read.table() and read.planned() and "<svg" in page_of(read, title="a step")

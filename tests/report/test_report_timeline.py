@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from farspan.errors import PlanError
 from farspan.report import Kind, Span, Timeline
 
 MS = 1_000_000
@@ -81,6 +82,12 @@ def test_json_round_trip() -> None:
     assert Timeline.from_json(TWO_RANKS.to_json()) == TWO_RANKS
     assert Timeline.from_json(TWO_RANKS.to_json().encode()) == TWO_RANKS
     assert pickle.loads(pickle.dumps(TWO_RANKS)) == TWO_RANKS
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", b"\xff", '{"title": "", "num_ranks": 1e9, "spans": []}', "[" * 9999])
+def test_another_text_is_no_timeline(text: str | bytes) -> None:
+    with pytest.raises(PlanError, match="this timeline"):
+        Timeline.from_json(text)
 
 
 def test_merge_is_the_whole_step() -> None:

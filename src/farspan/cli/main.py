@@ -7,14 +7,14 @@ exit code. It imports what it needs inside `execute`: `farspan --help` never imp
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Sequence
 
 from farspan.cli import plan, profile, report, run, script
+from farspan.cli.arguments import Parser
 from farspan.errors import FarspanError
-from farspan.outputs import write_line
+from farspan.outputs import write_line, write_output
 
 __all__ = ["main"]
 
@@ -29,7 +29,7 @@ class _ShowVersion(argparse.Action):
             version = metadata.version("farspan")
         except metadata.PackageNotFoundError:
             version = "(not installed)"
-        print(f"farspan {version}")
+        write_output(f"farspan {version}")
         parser.exit()
 
 
@@ -39,7 +39,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The words after `farspan`; None takes those of this process.
     """
-    parser = argparse.ArgumentParser(
+    try:
+        arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+        return int(arguments.execute(arguments))
+    except FarspanError as error:
+        write_line(f"{type(error).__name__}: {error}")
+        return 2
+    except BrokenPipeError:  # whoever reads our output has seen enough: `farspan report step.json | head`
+        return 128 + signal.SIGPIPE
+
+
+def _parse(given: list[str]) -> argparse.Namespace:
+    parser = Parser(
         prog="farspan",
         description="Train the PyTorch model you have, in the loop you have, on the machines you have.",
         allow_abbrev=False,
@@ -50,20 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan.add_command(commands)
     profile.add_command(commands)
     report.add_command(commands)
-    given = list(sys.argv[1:] if argv is None else argv)
-    split = script.split_script if given[:1] in (["plan"], ["profile"]) else run.split_script
-    words, script_argv = split(given)
-    arguments = parser.parse_args(words, argparse.Namespace(script_argv=script_argv))
-    if not hasattr(arguments, "execute"):
+
+    def show_help(_: argparse.Namespace) -> int:
         parser.print_help(sys.stderr)
         return 2
-    try:
-        code = int(arguments.execute(arguments))
-        sys.stdout.flush()
-    except FarspanError as error:
-        write_line(f"{type(error).__name__}: {error}")
-        return 2
-    except BrokenPipeError:  # whoever reads our output has seen enough: `farspan report step.json | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its end
-        return 128 + signal.SIGPIPE
-    return code
+
+    parser.set_defaults(execute=show_help)
+    split = script.split_script if given[:1] in (["plan"], ["profile"]) else run.split_script
+    words, script_argv = split(given)
+    return parser.parse_args(words, argparse.Namespace(script_argv=script_argv))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
-from farspan.cli import hints
+from farspan.cli.arguments import Parser, duration, hints, whole_number
 from farspan.cli.planned import plan_script
 from farspan.cli.script import add_arguments
+from farspan.documents import MAX_COUNT
+from farspan.errors import PlanError
+from farspan.outputs import write_json, write_output
 
 if TYPE_CHECKING:
     from farspan.planner.pipeline import Pipeline
@@ -25,7 +27,7 @@ _EXAMPLES = """examples:
 """
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyright: ignore[reportPrivateUsage]
     """Adds the parser of `farspan plan` to those of the other commands."""
     parser = commands.add_parser(
         "plan",
@@ -57,45 +59,50 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--contiguous", action="store_true", help="max-load: no data flows back to an earlier stage")
     parser.add_argument(
         "--micro-batches",
-        type=int,
+        type=whole_number(1, MAX_COUNT),
         default=None,
         metavar="M",
         help="step-time: micro-batches of a step (default: as many as the script has; of a graph 8)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=None, metavar="S", help="max-load: about how long to search (default: 20)"
+        "--seconds", type=duration, default=None, metavar="S", help="max-load: about how long to search (default: 20)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(execute=_execute)
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    from farspan.cluster import read_cluster
-    from farspan.planner.costed import read_graph
-
     _check(arguments)
     if arguments.script_argv:
         return plan_script(arguments)
+
+    from farspan.cluster import read_cluster
+    from farspan.planner.costed import read_graph
+
     graph, cluster = read_graph(arguments.graph), read_cluster(arguments.cluster)
     if arguments.objective == "max-load":
         from farspan.planner.placement import place
 
         seconds = 20.0 if arguments.seconds is None else arguments.seconds
         placement = place(graph, cluster, contiguous=arguments.contiguous, seconds=seconds)
-        print(json.dumps(_placement_members(placement)) if arguments.json else _placement_text(placement))
+        if arguments.json:
+            write_json(_placement_members(placement))
+        else:
+            write_output(_placement_text(placement))
         return 0
     from farspan.planner.pipeline import plan_pipeline
     from farspan.planner.search.stages import Rules
 
     num_micro_batches = 8 if arguments.micro_batches is None else arguments.micro_batches
     pipeline = plan_pipeline(graph, cluster, rules=Rules(micro_batches=num_micro_batches))
-    print(json.dumps(_pipeline_members(pipeline)) if arguments.json else _pipeline_text(pipeline))
+    if arguments.json:
+        write_json(_pipeline_members(pipeline))
+    else:
+        write_output(_pipeline_text(pipeline))
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    from farspan.errors import PlanError
-
     is_script = bool(arguments.script_argv)
     if is_script == (arguments.graph is not None):
         raise PlanError(
@@ -116,6 +123,8 @@ def _check(arguments: argparse.Namespace) -> None:
     ):
         if value is not None and not is_script:
             raise PlanError(f"{option} has no effect on a graph.", why="it belongs to scripts.", hint="leave it out")
+    if arguments.explain is not None and not arguments.explain.strip():
+        raise PlanError("--explain has no name.", why="it says why a module is where it is.", hint="--explain head")
     for option, value, objective in (
         ("--contiguous", arguments.contiguous or None, "max-load"),
         ("--seconds", arguments.seconds, "max-load"),
@@ -129,8 +138,6 @@ def _check(arguments: argparse.Namespace) -> None:
                 why=f"it belongs to the objective {objective}.",
                 hint=f"--objective {objective}",
             )
-        if value is not None and value <= 0:
-            raise PlanError(f"{option} is {value}.", why="it is a number above 0.", hint=f"{option} 8")
 
 
 def _members(objective: str, result: Placement | Pipeline) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import TYPE_CHECKING, Any
 
-from farspan.cli.hints import read_hints
-from farspan.cli.recalibrate import format_recalibration, recalibrated
-from farspan.cli.script import profile_script
-from farspan.outputs import write_text
+from farspan.cli.arguments.hints import read_hints
+from farspan.cli.recalibrate import format_recalibration, read_measured, recalibrated
+from farspan.cli.script import check_script, profile_script
+from farspan.outputs import check_outputs, write_json, write_output, write_text
 
 if TYPE_CHECKING:
     from farspan.planner.answer import Answer
@@ -21,31 +19,36 @@ __all__ = ["plan_script"]
 
 def plan_script(arguments: argparse.Namespace) -> int:
     """Run the program up to its first steps, find the plan, write plan.json and plan.html."""
-    from pathlib import Path
-
     from farspan.cluster import read_cluster
+
+    script_argv: list[str] = arguments.script_argv
+    check_script(script_argv)
+    output: str = "plan.json" if arguments.output is None else arguments.output
+    page: str = "plan.html" if arguments.html is None else arguments.html
+    inputs = [arguments.cluster, arguments.recalibrate, *(script_argv[:1] if script_argv[0] != "-m" else [])]
+    check_outputs({"--output": output, "--html": page}, inputs)
+    hints = read_hints(arguments)
+    given = None if arguments.cluster is None else read_cluster(arguments.cluster)
+    measured = None if arguments.recalibrate is None else read_measured(output, arguments.recalibrate)
+
+    # What follows imports torch, and may take long.
     from farspan.planner.answer import best_plan, explain, format_answer
     from farspan.profile import costed_graph, this_machine
     from farspan.report import forecast_page
 
-    given = None if arguments.cluster is None else read_cluster(arguments.cluster)
-    profile, hints = profile_script(
-        arguments.script_argv,
-        given,
-        roofline=arguments.roofline,
-        fresh=arguments.fresh,
-        hints=read_hints(arguments),
-    )
+    profile, hints = profile_script(script_argv, given, roofline=arguments.roofline, fresh=arguments.fresh, hints=hints)
     cluster = given or this_machine()
     graph = costed_graph(profile, cluster, roofline=arguments.roofline)
     answer = best_plan(graph, cluster, arguments.micro_batches or profile.num_micro_batches, hints=hints)
-    output, page = Path(arguments.output or "plan.json"), Path(arguments.html or "plan.html")
     said = ""
-    if arguments.recalibrate is not None:
-        found = recalibrated(answer, graph, cluster, plan=output, step=Path(arguments.recalibrate), hints=hints)
+    if measured is not None:
+        found = recalibrated(answer, graph, cluster, measured=measured, hints=hints)
         said = f"{format_recalibration(found)}\n"
         if not found.is_worth_it:
-            print(json.dumps(_members(answer, profile, str(output))) if arguments.json else said.rstrip())
+            if arguments.json:
+                write_json(_members(answer, profile, output))
+            else:
+                write_output(said.rstrip())
             return 0
         answer = found.answer
     text = said + format_answer(answer, spread=profile.spread)
@@ -56,22 +59,22 @@ def plan_script(arguments: argparse.Namespace) -> int:
         page,
         forecast_page(
             answer.best.simulation,
-            title=f"farspan plan: {' '.join(arguments.script_argv)}",
+            title=f"farspan plan: {' '.join(script_argv)}",
             names=[f"{stage.nodes[0]} .. {stage.nodes[-1]}" for stage in answer.best.stages],
             plan=text,
             environment=_facts(profile),
         ),
     )
     if arguments.json:
-        print(json.dumps(_members(answer, profile, str(output))))
+        write_json(_members(answer, profile, output))
         return 0
-    sys.stdout.write(f"{text}\n" + "".join(f"{fact}\n" for fact in _facts(profile)))
-    script = " ".join(arguments.script_argv)
+    script = " ".join(script_argv)
     count = answer.best.plan.num_ranks
     start = f"farspan run -n {count} {script}"
     if cluster.num_hosts > 1:
         start = f"{count} processes, their ranks counted host by host as in {arguments.cluster}"
-    sys.stdout.write(f'wrote {output} and {page}\nfarspan.distribute(model, plan="{output}"), then {start}\n')
+    wrote = f'wrote {output} and {page}\nfarspan.distribute(model, plan="{output}"), then {start}'
+    write_output("\n".join([text, *_facts(profile), wrote]))
     return 0
 
 

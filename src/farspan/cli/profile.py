@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from farspan.cli.script import add_arguments, profile_script
-from farspan.outputs import write_text
+from farspan.cli.arguments import Parser
+from farspan.cli.script import add_arguments, check_script, profile_script
+from farspan.errors import LaunchError
+from farspan.outputs import check_outputs, write_output, write_text
 
 __all__ = ["add_command"]
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyright: ignore[reportPrivateUsage]
     """Adds the parser of `farspan profile` to those of the other commands."""
     parser = commands.add_parser(
         "profile",
@@ -28,20 +29,26 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _execute(arguments: argparse.Namespace) -> int:
     from farspan.cluster import read_cluster
-    from farspan.errors import LaunchError
+
+    script_argv: list[str] = arguments.script_argv
+    if not script_argv:
+        raise LaunchError("no script to run.", why="farspan profile runs a script.", hint="farspan profile train.py")
+    check_script(script_argv)
+    inputs = [arguments.cluster, *(script_argv[:1] if script_argv[0] != "-m" else [])]
+    check_outputs({"--output": arguments.output}, inputs)
+    cluster = None if arguments.cluster is None else read_cluster(arguments.cluster)
+
+    # What follows imports torch, and may take long.
     from farspan.planner.costed import write_graph
     from farspan.profile import costed_graph, this_machine
 
-    if not arguments.script_argv:
-        raise LaunchError("no script to run.", why="farspan profile runs a script.", hint="farspan profile train.py")
-    cluster = None if arguments.cluster is None else read_cluster(arguments.cluster)
-    profile, _ = profile_script(arguments.script_argv, cluster, roofline=arguments.roofline, fresh=arguments.fresh)
+    profile, _ = profile_script(script_argv, cluster, roofline=arguments.roofline, fresh=arguments.fresh)
     graph = costed_graph(profile, cluster or this_machine(), roofline=arguments.roofline)
     write_text(arguments.output, write_graph(graph))
     for note in profile.notes:
-        sys.stdout.write(f"note: {note}\n")
-    sys.stdout.write(
+        write_output(f"note: {note}")
+    write_output(
         f"{len(graph.nodes)} pieces, {profile.num_unique} kinds; wrote {arguments.output}\n"
-        f"farspan plan --graph {arguments.output} --micro-batches {profile.num_micro_batches} --cluster cluster.toml\n"
+        f"farspan plan --graph {arguments.output} --micro-batches {profile.num_micro_batches} --cluster cluster.toml"
     )
     return 0

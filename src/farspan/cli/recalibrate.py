@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from farspan.cluster import Cluster
+    from farspan.plan import Plan
     from farspan.plan.hints import Hints
     from farspan.planner.answer import Answer, Recalibration, StageSeconds
     from farspan.planner.costed import CostedGraph
     from farspan.report import MeasuredStep
 
-__all__ = ["format_recalibration", "recalibrated"]
+__all__ = ["Measured", "format_recalibration", "read_measured", "recalibrated"]
 
 _HINT = "farspan run -n 2 --report step.json train.py, with the plan that farspan plan has written last"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A step that was measured, and the plan it ran under.
+
+    Attributes:
+        plan_path: The plan's file.
+        step_path: The step's file.
+        plan: As it is in its file.
+        step: As it is in its file.
+    """
+
+    plan_path: str
+    step_path: str
+    plan: Plan
+    step: MeasuredStep
+
+
+def read_measured(plan: str | os.PathLike[str], step: str) -> Measured:
+    """Read what `farspan plan` and `farspan run --report` have written.
+
+    Raises:
+        PlanError: A file cannot be read, or is not what it should be.
+    """
+    from farspan.plan import Plan
+    from farspan.report import MeasuredStep
+
+    return Measured(plan_path=os.fspath(plan), step_path=step, plan=Plan.load(plan), step=MeasuredStep.load(step))
+
+
 def recalibrated(
-    answer: Answer, graph: CostedGraph, cluster: Cluster, *, plan: Path, step: Path, hints: Hints
+    answer: Answer, graph: CostedGraph, cluster: Cluster, *, measured: Measured, hints: Hints
 ) -> Recalibration:
     """Look again with the seconds of a measured step.
 
@@ -26,38 +57,32 @@ def recalibrated(
         answer: What was found without it.
         graph: In which costs.
         cluster: Where.
-        plan: The file of the plan that the step ran under: the one of `answer`.
-        step: The file that `farspan run --report` has written.
+        measured: The step, and the plan that it ran under: the one of `answer`.
         hints: What `answer` was found with.
 
     Raises:
-        PlanError: A file cannot be read, or the step ran under another plan.
+        PlanError: The step ran under another plan.
     """
     from farspan.errors import PlanError
-    from farspan.plan import Plan
     from farspan.planner.answer import recalibrate
-    from farspan.report import MeasuredStep
 
-    try:
-        measured = MeasuredStep.from_json(step.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PlanError(f"{step} cannot be read.", why=str(error), hint=_HINT) from error
-    if Plan.load(plan) != answer.best.plan:
+    plan, step = measured.plan_path, measured.step_path
+    if measured.plan != answer.best.plan:
         raise PlanError(
             f"{plan} is not the plan for these costs and this cluster.",
             why="the step's seconds belong to the stages of the plan it ran under.",
             hint=f"farspan plan with the same arguments, but for --recalibrate; then\n{_HINT}",
         )
     best = answer.best
-    seconds = _seconds_of(measured)
-    if set(seconds) != set(best.plan.ranks) or _num_micro_batches(measured) != best.num_micro_batches:
+    seconds = _seconds_of(measured.step)
+    if set(seconds) != set(best.plan.ranks) or _num_micro_batches(measured.step) != best.num_micro_batches:
         raise PlanError(
-            f"{step} is a step of {_num_micro_batches(measured)} micro-batches on {len(seconds)} ranks.",
+            f"{step} is a step of {_num_micro_batches(measured.step)} micro-batches on {len(seconds)} ranks.",
             why=f"{plan} is for {best.num_micro_batches} micro-batches on {best.plan.num_ranks} ranks.",
             hint=_HINT,
         )
     by_stage = [seconds[best.plan.rank_of(number)] for number in range(len(best.stages))]
-    return recalibrate(graph, cluster, best, by_stage, measured.timeline.duration_s, hints=hints)
+    return recalibrate(graph, cluster, best, by_stage, measured.step.timeline.duration_s, hints=hints)
 
 
 def format_recalibration(found: Recalibration) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
+import os
 
-from farspan.errors import FarspanError
-from farspan.outputs import write_text
+from farspan.cli.arguments import Parser
+from farspan.outputs import check_outputs, write_output, write_text
 
 __all__ = ["add_command"]
 
@@ -19,7 +18,7 @@ _EPILOG = """examples:
 """
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyright: ignore[reportPrivateUsage]
     """Add the parser of `farspan report`."""
     parser = commands.add_parser(
         "report",
@@ -38,17 +37,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _execute(arguments: argparse.Namespace) -> int:
     from farspan.report import MeasuredStep, lanes, page_of, perfetto
 
-    try:
-        step = MeasuredStep.from_json(Path(arguments.step).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FarspanError(
-            f"{arguments.step} cannot be read.", why=str(error), hint="farspan run -n 2 --report step.json train.py"
-        ) from error
+    check_outputs({"--html": arguments.html, "--perfetto": arguments.perfetto}, [arguments.step])
+    step = MeasuredStep.load(arguments.step)
     for title, timeline in (("planned", step.planned()), ("measured", step.timeline)):
-        sys.stdout.write(f"{title}\n{lanes(timeline)}\n\n")
-    sys.stdout.write(f"{step.table()}\n")
+        write_output(f"{title}\n{lanes(timeline)}\n")
+    write_output(step.table())
     if arguments.html is not None:
-        page = page_of(step, title=f"farspan: {Path(arguments.step).name}")
+        page = page_of(step, title=f"farspan: {os.path.basename(arguments.step)}")
         write_text(arguments.html, page)
     if arguments.perfetto is not None:
         write_text(arguments.perfetto, perfetto(step.timeline))

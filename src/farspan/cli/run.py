@@ -6,10 +6,15 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from farspan import settings
+from farspan.cli.arguments import Parser, whole_number
 from farspan.errors import LaunchError
+from farspan.outputs import check_outputs
 
 __all__ = ["add_command", "split_script"]
 
+_MOST_PROCESSES = 4096
+_SUFFIXES = (".html", ".svg", ".json")
 _WITH_VALUE = ("-n", "--num-processes", "--log-dir", "--report", "--files")
 _EXAMPLES = """\
 everything after the script or module belongs to it:
@@ -19,7 +24,7 @@ everything after the script or module belongs to it:
 """
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyright: ignore[reportPrivateUsage]
     """Adds the parser of `farspan run` to those of the other commands."""
     parser = commands.add_parser(
         "run",
@@ -31,7 +36,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-n", "--num-processes", type=int, metavar="N", help="number of processes (ranks)")
+    parser.add_argument(
+        "-n",
+        "--num-processes",
+        type=whole_number(1, _MOST_PROCESSES),
+        metavar="N",
+        help="number of processes (ranks)",
+    )
     parser.add_argument("--log-dir", metavar="DIR", help="folder for rank1.log, ... (default: a fresh one)")
     parser.add_argument(
         "--report",
@@ -74,6 +85,7 @@ def _execute(arguments: argparse.Namespace) -> int:
             why="-n is missing; options of farspan run come before the script.",
             hint=f"farspan run -n 4 {' '.join(script_argv) or 'train.py'}",
         )
+    settings.check()
     environment: dict[str, str] = {}
     if arguments.report is not None:
         environment["FARSPAN_REPORT"] = _check_report(arguments.report)
@@ -91,12 +103,8 @@ def _execute(arguments: argparse.Namespace) -> int:
 
 def _check_report(file: str) -> str:
     """The absolute path of the report, refused now rather than after hours of training."""
-    path = os.path.abspath(file)
-    folder = os.path.dirname(path)
-    if os.path.isdir(path) or not os.path.isdir(folder):
-        raise LaunchError(
-            f"the report {file} cannot be written.",
-            why=f"{path} is a folder." if os.path.isdir(path) else f"there is no folder {folder}.",
-            hint="--report step.html",
-        )
-    return path
+    if os.path.splitext(file)[1] not in _SUFFIXES:
+        why = f"the end of its name says what it is to be: {', '.join(_SUFFIXES)}."
+        raise LaunchError(f"--report {file} is no report.", why=why, hint="--report step.html")
+    check_outputs({"--report": file})
+    return os.path.abspath(file)

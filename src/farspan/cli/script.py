@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
+
+from farspan.errors import LaunchError
 
 if TYPE_CHECKING:
     from farspan.cluster import Cluster
     from farspan.plan.hints import Hints
     from farspan.profile import StepProfile
 
-__all__ = ["add_arguments", "profile_script", "split_script"]
+__all__ = ["add_arguments", "check_script", "profile_script", "split_script"]
 
 _WITH_VALUE = (
     "--graph",
@@ -70,6 +73,59 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, script[:start] + script[j + 1 if script[j : j + 1] == ["--"] else j :]
 
 
+def check_script(script_argv: Sequence[str]) -> None:
+    """Refuse what is no program, before anything is imported for it.
+
+    Raises:
+        LaunchError: There is no such file or module, or the file is no Python.
+    """
+    if script_argv[0] != "-m":
+        _check_file(script_argv[0])
+    elif len(script_argv) < 2:
+        raise LaunchError("no script to run.", why="-m needs the name of a module.", hint=_EXAMPLE)
+    elif not _has_module(script_argv[1].partition(".")[0]):
+        raise LaunchError(f"there is no module {script_argv[1]}.", why=f"looked in {os.getcwd()}.", hint=_EXAMPLE)
+
+
+def _check_file(path: str) -> None:
+    import warnings
+    import zipfile
+
+    if not os.path.isfile(path):
+        raise LaunchError(f"there is no script {path}.", why=f"looked in {os.getcwd()}.", hint=_EXAMPLE)
+    if zipfile.is_zipfile(path):
+        return
+    try:
+        if path.endswith((".json", ".toml")):  # which Python may well take for a program
+            raise SyntaxError("its name is that of a document", (path, 1, 1, ""))
+        with open(path, "rb") as file, warnings.catch_warnings(action="ignore"):  # runpy will show them
+            compile(file.read(), path, "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error)
+        raise LaunchError(
+            f"{path} is no program of Python.", why=f"{line}.", hint="--graph FILE, if it is a graph with costs"
+        ) from None
+
+
+def _has_module(name: str) -> bool:
+    """Whether a module that stands in no other can be found from here, without running it."""
+    from importlib.machinery import PathFinder
+    from importlib.util import find_spec
+
+    try:
+        return bool(name) and (PathFinder.find_spec(name, [os.getcwd()]) or find_spec(name)) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _is_of_runpy(error: ImportError) -> bool:
+    """Whether it says that a module cannot be run, and not that the module cannot import another one."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_globals.get("__name__") == "runpy"
+
+
 def profile_script(
     script_argv: Sequence[str], cluster: Cluster | None, *, roofline: bool, fresh: bool, hints: Hints | None = None
 ) -> tuple[StepProfile, Hints]:
@@ -86,25 +142,19 @@ def profile_script(
         What a step takes; and these hints and those of the program, over which they win.
 
     Raises:
-        LaunchError: There is no such program.
+        LaunchError: It is no program of Python.
         PlanError: It trains no distributed model.
     """
     import runpy
-    from pathlib import Path
 
-    from farspan.errors import LaunchError
     from farspan.profile import ProfileCache, cache_folder, needs_measuring, this_device, this_machine
     from farspan.runtime.trial import Trial
 
     is_module = script_argv[0] == "-m"
-    if is_module and len(script_argv) < 2:
-        raise LaunchError("no script to run.", why="-m needs the name of a module.", hint=_EXAMPLE)
-    if not is_module and not Path(script_argv[0]).is_file():
-        raise LaunchError(f"there is no script {script_argv[0]}.", why=f"looked in {Path.cwd()}.", hint=_EXAMPLE)
     is_dry = roofline or (cluster is not None and not needs_measuring(cluster, this_device()))
     argv, path = sys.argv, list(sys.path)
     sys.argv = list(script_argv[1:] if is_module else script_argv)
-    sys.path.insert(0, "" if is_module else str(Path(script_argv[0]).resolve().parent))
+    sys.path.insert(0, "" if is_module else os.path.dirname(os.path.realpath(script_argv[0])))
     try:
         with (
             _bar("counting" if is_dry else "measuring") as progress,
@@ -122,6 +172,10 @@ def profile_script(
                 runpy.run_module(script_argv[1], run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(script_argv[0], run_name="__main__")
+    except ImportError as error:
+        if not _is_of_runpy(error):
+            raise
+        raise LaunchError(f"{script_argv[1]} cannot be run.", why=f"{error}.", hint=_EXAMPLE) from None
     finally:
         sys.argv, sys.path[:] = argv, path
     return trial.profile(), trial.hints

@@ -21,14 +21,23 @@ memory_bandwidth = "2 TB/s"      # of the device's own memory; as above
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from farspan.cluster.cluster import Cluster, DeviceClass
-from farspan.documents import check_keys, read_text
-from farspan.errors import PlanError
+from farspan.documents import (
+    MAX_AMOUNT,
+    as_count,
+    as_flag,
+    as_name,
+    as_number,
+    as_object,
+    check_keys,
+    parse_toml,
+    read_text,
+)
+from farspan.errors import PlanError, quoted
 from farspan.units import BYTES, parse_amount
 
 __all__ = ["parse_cluster", "read_cluster"]
@@ -46,6 +55,8 @@ _HOST_KEYS = (
     "flops",
     "memory_bandwidth",
 )
+_EXAMPLE = '[[hosts]]\nkind = "A100"'
+_MOST_CLASSES = 256
 _FLOPS = {"": 1.0} | {f"{prefix}flop": 1000.0 ** (power + 1) for power, prefix in enumerate("kmgtp")}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
@@ -65,21 +76,19 @@ def parse_cluster(text: str, *, source: str = "cluster.toml") -> Cluster:
     >>> parse_cluster('[[hosts]]\\nkind = "A100"\\ndevices = 8\\nmemory = "80 GiB"').num_devices
     8
     """
-    try:
-        document: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"{source} is not TOML.", why=f"{error}.", hint='[[hosts]]\nkind = "A100"') from None
-    check_keys(document, ("links", "hosts"), source)
-    links = _table(document.get("links", {}), f"{source}: links")
-    check_keys(links, _LINK_KEYS, f"{source}: links")
-    hosts: Any = document.get("hosts")
+    document = as_object(parse_toml(text, source), source, known=("links", "hosts"))
+    links = as_object(document.get("links", {}), f"{source}: links", known=_LINK_KEYS, hint=_EXAMPLE)
+    links = {key: _link(links, key, f"{source}: links") for key in links}
+    hosts = document.get("hosts")
     if not isinstance(hosts, list) or not hosts:
-        raise PlanError(
-            f"{source} names no hosts.", why="a cluster has at least one host.", hint='[[hosts]]\nkind = "A100"'
-        )
-    entries = [_table(entry, f"{source}: hosts") for entry in cast("list[Any]", hosts)]
+        raise PlanError(f"{source} names no hosts.", why="a cluster has at least one host.", hint=_EXAMPLE)
+    entries = cast("list[Any]", hosts)
+    if len(entries) > _MOST_CLASSES:
+        why = f"at most {_MOST_CLASSES} are read."
+        raise PlanError(f"{source} has too many tables of hosts.", why=why, hint="count = 4, for hosts that are alike")
     classes = tuple(
-        _device_class({**links, **entry}, f"{source}: hosts[{index}]") for index, entry in enumerate(entries)
+        _device_class(as_object(entry, f"{source}: hosts", hint=_EXAMPLE), links, f"{source}: hosts[{index}]")
+        for index, entry in enumerate(entries)
     )
     names = [each.name for each in classes]
     for name in names:
@@ -89,43 +98,35 @@ def parse_cluster(text: str, *, source: str = "cluster.toml") -> Cluster:
                 why="the name of hosts, by default their kind, tells them from others.",
                 hint=f'name = "{name}-2"',
             )
-    return Cluster(classes=classes)
+    cluster = Cluster(classes=classes)
+    as_count(cluster.num_devices, f"{source}: the number of all devices", least=1)
+    return cluster
 
 
-def _device_class(entry: Mapping[str, Any], where: str) -> DeviceClass:
-    check_keys(entry, _HOST_KEYS, where)
-    kind = entry.get("kind")
-    name = entry.get("name", kind)
-    for key, value in (("kind", kind), ("name", name)):
-        if not isinstance(value, str) or not value:
-            raise PlanError(f"{where}: {key} is {value!r}.", why=f"the {key} is a word.", hint=f'{key} = "A100"')
-    pays = entry.get("pays_transfers", True)
-    if not isinstance(pays, bool):
-        raise PlanError(f"{where}: pays_transfers is {pays!r}.", why="it is true or false.", hint="true")
-    speed = entry.get("speed", 1.0)
-    if isinstance(speed, bool) or not isinstance(speed, (int, float)) or not 0 < speed < math.inf:
-        raise PlanError(f"{where}: speed is {speed!r}.", why="it is a number above 0.", hint="speed = 1.0")
+def _device_class(own: Mapping[str, Any], links: Mapping[str, Any], where: str) -> DeviceClass:
+    check_keys(own, _HOST_KEYS, where)
+    entry = {**links, **own}
+    kind = as_name(entry.get("kind"), f"{where}: kind")
     return DeviceClass(
-        name=cast(str, name),
-        kind=cast(str, kind),
-        num_hosts=_count(entry, "count", where),
-        devices_per_host=_count(entry, "devices", where),
+        name=as_name(entry.get("name", kind), f"{where}: name"),
+        kind=kind,
+        num_hosts=as_count(entry.get("count", 1), f"{where}: count", least=1),
+        devices_per_host=as_count(entry.get("devices", 1), f"{where}: devices", least=1),
         memory_bytes=_amount(entry, "memory", BYTES, math.inf, "80 GiB", where),
-        speed=float(speed),
-        within_bytes_per_s=_amount(entry, "within", BYTES, math.inf, "300 GB/s", where),
-        between_bytes_per_s=_amount(entry, "between", BYTES, math.inf, "25 GB/s", where),
-        latency_s=_amount(entry, "latency", _SECONDS, 0.0, "5 us", where),
-        pays_transfers=pays,
+        speed=as_number(entry.get("speed", 1.0), f"{where}: speed", least=1e-6, most=1e6),
+        within_bytes_per_s=_link(entry, "within", where),
+        between_bytes_per_s=_link(entry, "between", where),
+        latency_s=_link(entry, "latency", where),
+        pays_transfers=as_flag(entry.get("pays_transfers", True), f"{where}: pays_transfers"),
         flops_per_s=_amount(entry, "flops", _FLOPS, 0.0, "312 TFLOP/s", where),
         memory_bytes_per_s=_amount(entry, "memory_bandwidth", BYTES, 0.0, "2 TB/s", where),
     )
 
 
-def _count(entry: Mapping[str, Any], key: str, where: str) -> int:
-    value = entry.get(key, 1)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PlanError(f"{where}: {key} is {value!r}.", why="it is a whole number from 1.", hint=f"{key} = 8")
-    return value
+def _link(entry: Mapping[str, Any], key: str, where: str) -> float:
+    if key == "latency":
+        return _amount(entry, key, _SECONDS, 0.0, "5 us", where)
+    return _amount(entry, key, BYTES, math.inf, "25 GB/s", where)
 
 
 def _amount(
@@ -135,17 +136,14 @@ def _amount(
     if key not in entry:
         return default
     given = entry[key]
-    value = parse_amount(given, units)
-    if value is None or not (value > 0 or (value == 0 and key == "latency")):
+    value = parse_amount(given, units, is_rate=example.endswith("/s"))
+    least = 0.0 if key == "latency" else 1.0
+    if value is None or not least <= value <= MAX_AMOUNT:
         raise PlanError(
-            f"{where}: {key} is {given!r}.",
-            why="it is a positive number with one of the units " + ", ".join(unit for unit in units if unit) + ".",
+            f"{where}: {key} is {quoted(given)}.",
+            why=f"it is a number from {least:g} to {MAX_AMOUNT:g}, with one of the units "
+            + ", ".join(unit for unit in units if unit)
+            + ".",
             hint=f'{key} = "{example}"',
         )
     return value
-
-
-def _table(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise PlanError(f"{where} is {value!r}.", why="it is a table.", hint='[[hosts]]\nkind = "A100"')
-    return cast("dict[str, Any]", value)

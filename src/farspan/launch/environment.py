@@ -22,8 +22,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from farspan.errors import LaunchError
+from farspan.documents import MAX_COUNT
+from farspan.errors import LaunchError, quoted
 from farspan.settings import PREFIX
+from farspan.units import parse_count
 
 __all__ = ["Environment", "hosts_store", "launch_variables", "read_environment"]
 
@@ -198,7 +200,7 @@ def _pick_source(given: Mapping[str, str]) -> _Source | None:
             continue
         error = LaunchError(
             f"{missing} is not set.",
-            why=f"{there}={given[there]} is: which process of how many this is needs both.",
+            why=f"{there}={quoted(given[there])} is: which process of how many this is needs both.",
             hint=f"set it too, or unset {there} for one process\n{_START_HINT}",
         )
         if source.launcher in ("run", "plain"):  # somebody set it for us: do not guess from other variables
@@ -224,7 +226,7 @@ def _read_local(given: Mapping[str, str], source: _Source, rank: int, world_size
     if local_rank >= local_world_size or local_world_size > world_size or local_rank > rank:
         raise LaunchError(
             f"local rank {local_rank} of {local_world_size} does not fit rank {rank} of {world_size}.",
-            why=f"{source.local_rank}={given.get(source.local_rank, 'not set')}, "
+            why=f"{source.local_rank}={given.get(source.local_rank, 'not set').strip()}, "
             f"{source.local_world_size or 'SLURM_TASKS_PER_NODE'} says {local_world_size}.",
             hint="unset both to have all processes on one machine\n" + _START_HINT,
         )
@@ -236,15 +238,15 @@ def _slurm_tasks_here(given: Mapping[str, str], world_size: int) -> int | None:
     text = given.get("SLURM_STEP_TASKS_PER_NODE") or given.get("SLURM_TASKS_PER_NODE", "")
     counts: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
+        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part.strip())
+        if match is None or len(counts) > world_size:
             return None
         counts += [int(match[1])] * int(match[2] or 1)
-    node = given.get("SLURM_NODEID", "0")
+    node = parse_count(given.get("SLURM_NODEID", "0").strip())
     # A list that does not add up belongs to the job, not to this step.
-    if sum(counts) != world_size or not node.isdecimal() or int(node) >= len(counts):
+    if sum(counts) != world_size or node is None or not 0 <= node < len(counts):
         return None
-    return counts[int(node)]
+    return counts[node]
 
 
 def _read_rendezvous(given: Mapping[str, str], source: _Source) -> dict[str, Any]:
@@ -253,18 +255,23 @@ def _read_rendezvous(given: Mapping[str, str], source: _Source) -> dict[str, Any
     if not port:
         return {"store": given.get(first)}
     host = given[first].strip() if first in given else None
+    if host is not None and not re.fullmatch(r"[A-Za-z0-9._:%\[\]-]{1,255}", host):
+        raise LaunchError(
+            f"the variable {first} is no host.",
+            why=f"{first}={quoted(host)} was set by the launcher or in the shell.",
+            hint=f"export {first}=<host of rank 0>",
+        )
     number = _read_integer(given, port[0], least=1, most=65535) if port[0] in given else None
     return {"master_addr": host, "master_port": number}
 
 
-def _read_integer(given: Mapping[str, str], name: str, *, least: int, most: int | None = None) -> int:
+def _read_integer(given: Mapping[str, str], name: str, *, least: int, most: int = MAX_COUNT) -> int:
     text = given[name].strip()
-    value = int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else None
-    if value is None or value < least or (most is not None and value > most):
-        span = f"at least {least}" if most is None else f"from {least} to {most}"
+    value = parse_count(text)
+    if value is None or not least <= value <= most:
         raise LaunchError(
-            f"the variable {name} is not a whole number {span}.",
-            why=f"{name}={text!r} was set by the launcher or in the shell.",
+            f"the variable {name} is not a whole number from {least} to {most}.",
+            why=f"{name}={quoted(text)} was set by the launcher or in the shell.",
             hint=f"unset {name}\n{_START_HINT}",
         )
     return value

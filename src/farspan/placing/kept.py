@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from farspan.documents import read_text
 from farspan.errors import PlanError
 from farspan.outputs import keep_text
 from farspan.plan import Plan
@@ -61,10 +62,10 @@ class KeptPlan:
         if not self.path.is_file():
             return ""
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = read_text(self.path, hint="")
             plan = Plan.from_json(text)
-        except (OSError, UnicodeDecodeError, PlanError) as error:
-            _log.warning("%s is no plan (%s): it is found anew", self.path, error)
+        except PlanError as error:
+            _log.warning("%s is no plan (%s): it is found anew", self.path, error.what)
             return ""
         ranks = sorted(plan.rank_of(stage) for stage in range(plan.num_stages))
         is_whole = all(any(each in plan.placement for each in _above(name)) for name in self._pieces)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard, cast
 
-from farspan.errors import PlanError
+from farspan.documents import MAX_AMOUNT, MAX_COUNT
+from farspan.errors import PlanError, quoted
 from farspan.plan.device import format_place, parse_place
 
 __all__ = ["SCHEDULES", "estimates", "lookahead", "placement", "remat", "schedule", "stages"]
@@ -26,6 +26,8 @@ def stages(value: object) -> tuple[str, ...]:
             why='"stages" lists none.',
             hint='Plan.from_mapping({"": "rank:0"}) puts the whole model on rank 0',
         )
+    if len(cast("Sequence[object]", value)) > MAX_COUNT:
+        raise PlanError("the plan has too many stages.", why=f"at most {MAX_COUNT} are read.", hint="fewer stages")
     places: list[str] = []
     for text in cast("Sequence[object]", value):
         if not isinstance(text, str):
@@ -48,7 +50,7 @@ def placement(value: object, num_stages: int) -> dict[str, int]:
         if not isinstance(stage, int) or isinstance(stage, bool) or not 0 <= stage < num_stages:
             has = "is stage 0 only" if num_stages == 1 else f"are stages 0 to {num_stages - 1}"
             raise PlanError(
-                f'"placement": "{name}" is on {stage!r}, which is no stage.',
+                f'"placement": "{name}" is on {quoted(stage)}, which is no stage.',
                 why=f'a stage is an index into "stages": there {has}.',
                 hint=f'"{name}": {num_stages - 1}  or another place in "stages"',
             )
@@ -61,9 +63,9 @@ def placement(value: object, num_stages: int) -> dict[str, int]:
 def schedule(value: object) -> None:
     """A name in `SCHEDULES`."""
     if not isinstance(value, str) or value not in SCHEDULES:
-        near = difflib.get_close_matches(str(value).lower(), SCHEDULES, n=1, cutoff=0.3)
+        near = difflib.get_close_matches(quoted(value).lower(), SCHEDULES, n=1, cutoff=0.3)
         raise PlanError(
-            f'"schedule" cannot be {value!r:.60}.',
+            f'"schedule" cannot be {quoted(value)}.',
             why=f"the schedules are {', '.join(SCHEDULES)}.",
             hint=f'"schedule": "{near[0] if near else SCHEDULES[0]}"',
         )
@@ -71,8 +73,8 @@ def schedule(value: object) -> None:
 
 def lookahead(value: object) -> None:
     """A count."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _wrong("lookahead", value, "a number of micro-batches, from 0")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
+        raise _wrong("lookahead", value, f"a number of micro-batches, from 0 to {MAX_COUNT}")
 
 
 def remat(value: object) -> bool | tuple[str, ...]:
@@ -90,15 +92,17 @@ def remat(value: object) -> bool | tuple[str, ...]:
 
 
 def estimates(value: object, num_stages: int) -> dict[str, tuple[float, ...]]:
-    """A copy of the rows, each of one finite number per stage."""
+    """A copy of the rows, each of one number from 0 per stage."""
     if not isinstance(value, Mapping):
         raise _wrong("estimates", value, "names to one number per stage")
     rows: dict[str, tuple[float, ...]] = {}
     for name, row in cast("Mapping[object, object]", value).items():
+        if not isinstance(name, str) or not name.strip():
+            raise _wrong("estimates", name, "names to one number per stage")
         numbers = tuple(number for number in row if _is_number(number)) if _is_row(row) else ()
         if not _is_row(row) or not len(numbers) == len(row) == num_stages:
             raise _wrong(f"estimates.{name}", row, f"{num_stages} numbers, one per stage; or leave it out")
-        rows[str(name)] = numbers
+        rows[name] = numbers
     return rows
 
 
@@ -107,13 +111,12 @@ def _is_row(value: object) -> TypeGuard[Sequence[object]]:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_AMOUNT
 
 
 def _wrong(key: str, value: object, expected: str) -> PlanError:
-    shown = repr(value)
     return PlanError(
-        f'"{key}" cannot be {shown if len(shown) <= 60 else shown[:57] + "..."}.',
+        f'"{key}" cannot be {quoted(value)}.',
         why="" if isinstance(value, str) else f"it is of type {type(value).__name__}.",
         hint=f'"{key}": {expected}',
     )

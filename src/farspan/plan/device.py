@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from farspan.errors import PlanError
+from farspan.documents import MAX_COUNT
+from farspan.errors import PlanError, quoted
 
 __all__ = ["Place", "format_place", "parse_place"]
 
-_PLACE = re.compile(r"rank:([0-9]+)(?:/([a-z][a-z_]*(?::[0-9]+)?))?")
+_PLACE = re.compile(r"rank:([0-9]{1,9})(?:/([a-z][a-z_]{0,30}(?::[0-9]{1,4})?))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +18,7 @@ class Place:
     """A rank, and a device of that rank.
 
     Attributes:
-        rank: From 0.
+        rank: From 0, below `MAX_COUNT`.
         device: As `torch.device` takes it ("cuda:0", "cpu"); None for the rank's own choice.
     """
 
@@ -39,16 +40,19 @@ def parse_place(text: str | int) -> Place:
     >>> parse_place(1)
     Place(rank=1, device=None)
     """
-    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
-        return Place(rank=text)
-    match = _PLACE.fullmatch(text) if isinstance(text, str) else None
-    if match is None or (match[2] or "").partition(":")[0] == "gpu":
+    if isinstance(text, int) and not isinstance(text, bool):
+        rank, device = text, None
+    else:
+        match = _PLACE.fullmatch(text) if isinstance(text, str) else None
+        rank, device = (int(match[1]), match[2]) if match else (-1, None)
+    if not 0 <= rank < MAX_COUNT or (device or "").partition(":")[0] == "gpu":
         raise PlanError(
-            f"{text!r} is not a place for a stage.",
-            why='a place is a rank, or a rank and a device of it, in the form "rank:R" or "rank:R/device".',
+            f"{quoted(text)} is not a place for a stage.",
+            why='a place is a rank, or a rank and a device of it, in the form "rank:R" or "rank:R/device".'
+            + (f"\nR is at most {MAX_COUNT - 1}." if rank >= MAX_COUNT else ""),
             hint=_hint(text),
         )
-    return Place(rank=int(match[1]), device=match[2])
+    return Place(rank=rank, device=device)
 
 
 def format_place(place: Place) -> str:
@@ -62,8 +66,8 @@ def format_place(place: Place) -> str:
 
 def _hint(text: object) -> str:
     """The numbers the user wrote, in the right form."""
-    rank, _, device = str(text).strip().lower().partition("/")
-    number = re.search(r"[0-9]+", rank)
+    rank, _, device = (text if isinstance(text, str) else quoted(text)).strip().lower()[:60].partition("/")
+    number = re.search(r"(?<![0-9])[0-9]{1,4}(?![0-9])", rank)
     where = f"rank:{number[0]}" if number else "rank:0"
     kind = re.fullmatch(r"([a-z_]+)[: ]?([0-9]+)?", device)
     if kind:

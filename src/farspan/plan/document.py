@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farspan.documents import check_keys, parse_json
-from farspan.errors import PlanError
+from farspan.documents import as_object, check_keys, parse_json
+from farspan.errors import PlanError, quoted
 
 __all__ = ["FORMAT", "read", "write"]
 
@@ -53,13 +53,10 @@ def read(text: str, source: str) -> dict[str, Any]:
     Raises:
         PlanError: It is no JSON, not this format, or a key is unknown, missing or there twice.
     """
-    values = parse_json(text, source, object_of=lambda pairs: _object(pairs, source))
-    if not isinstance(values, dict):
-        raise PlanError(f"{source} is not a plan.", why="its JSON is no object.", hint=f'{{"format": "{FORMAT}", ...}}')
-    members: dict[str, Any] = {**values}
+    members = as_object(parse_json(text, source), source, hint=f'{{"format": "{FORMAT}", ...}}')
     if members.get("format", FORMAT) != FORMAT:
         raise PlanError(
-            f'{source}: "format" is {members["format"]!r}.',
+            f'{source}: "format" is {quoted(members["format"])}.',
             why=f"this version of farspan reads {FORMAT!r} only.",
             hint="save the plan anew: farspan.plan_of(model).save(path)",
         )
@@ -77,19 +74,3 @@ def read(text: str, source: str) -> dict[str, Any]:
 
 def _block(brackets: str, lines: Sequence[str]) -> str:
     return brackets[0] + "\n    " + ",\n    ".join(lines) + "\n  " + brackets[1]
-
-
-def _object(pairs: list[tuple[str, Any]], source: str) -> dict[str, Any]:
-    """A JSON object; json itself would silently keep the last of two equal keys."""
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in values:
-            raise PlanError(
-                f'{source}: the key "{key}" is there twice.',
-                why=f"once with {values[key]!r} and once with {value!r}."
-                if not isinstance(value, (dict, list))
-                else "only one of the two could count.",
-                hint="take one of them out",
-            )
-        values[key] = value
-    return values

@@ -102,7 +102,7 @@ def place(
     if contiguous:
         if row is None:
             check_groups(graph, cluster, row_problem)
-            raise _nothing_fits(graph, row_problem, "contiguous ")
+            raise _nothing_fits(graph, cluster, row_problem, "contiguous ")
         bound = row.value if row.is_optimal else min(simple_bound(row_problem), row.value)
         return _result(graph, row_problem, row.device_of, row, bound, time.monotonic() - began)
     merged = merge_groups(problem)
@@ -113,7 +113,7 @@ def place(
         if start is None and merged.problem.num_groups <= _PACKED_GROUPS:
             start, _ = exact_placement(merged.problem, math.inf)
     if start is None:
-        raise _nothing_fits(graph, problem, "")
+        raise _nothing_fits(graph, cluster, problem, "")
     device_of, bound = _improved(merged, start, began + seconds, seed)
     placed = merged.apart(device_of)
     if known is not None and problem.max_load(known) <= problem.max_load(placed):
@@ -197,11 +197,11 @@ def _result(
     )
 
 
-def _nothing_fits(graph: CostedGraph, problem: Problem, kind: str) -> PlanError:
-    have = sum(limit * count for limit, count in zip(problem.limits.tolist(), problem.counts, strict=True))
+def _nothing_fits(graph: CostedGraph, cluster: Cluster, problem: Problem, kind: str) -> PlanError:
+    have = sum(each.memory_bytes * each.num_devices for each in cluster.classes)
     needed = float(problem.memory_bytes.sum())
     return PlanError(
-        f"{graph.source}: no {kind}placement on these {problem.num_devices} devices was found.",
+        f"{graph.source}: no {kind}placement on these {cluster.num_devices} devices was found.",
         why=f"the nodes need {format_bytes(needed)}, the devices have {format_bytes(have)}"
         + (" together, in pieces into which the nodes do not fit." if needed <= have else "."),
         hint="more devices, devices of more memory, or finer nodes",

@@ -8,10 +8,12 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from farspan.documents import as_count, as_flag, as_list, as_number, as_object, as_text, parse_json, read_text
+from farspan.errors import PlanError
 from farspan.outputs import keep_text
 from farspan.profile.step import AtomProfile, Operation, PassedValue, StepProfile
 
@@ -19,6 +21,8 @@ __all__ = ["ProfileCache", "cache_folder"]
 
 _log = logging.getLogger(__name__)
 _VERSION = "farspan-profile/4"
+_HINT = "farspan plan --fresh train.py"
+_T = TypeVar("_T")
 
 
 def cache_folder(kind: str) -> Path:
@@ -48,9 +52,9 @@ class ProfileCache:
         if self.is_fresh or not path.is_file():
             return None
         try:
-            return _read(json.loads(path.read_text(encoding="utf-8")), path)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            _log.warning("%s is no profile (%s): it is measured anew", path, error)
+            return _read(parse_json(read_text(path, hint=_HINT), str(path)), path)
+        except PlanError as error:
+            _log.warning("%s is no profile (%s): it is measured anew", path, error.what)
             return None
 
     def save(self, path: Path, profile: StepProfile) -> None:
@@ -59,20 +63,52 @@ class ProfileCache:
         keep_text(path, json.dumps(members), "the profile")
 
 
-def _read(members: dict[str, Any], path: Path) -> StepProfile:
-    profile: dict[str, Any] = members["profile"]
-    atoms = tuple(
-        AtomProfile(
-            **{
-                **atom,
-                "forward_work": tuple(Operation(**each) for each in atom["forward_work"]),
-                "backward_work": tuple(Operation(**each) for each in atom["backward_work"]),
-                "weight_work": tuple(Operation(**each) for each in atom["weight_work"]),
-                "saved_with_others": tuple((name, size) for name, size in atom["saved_with_others"]),
-            }
-        )
-        for atom in profile["atoms"]
-    )
-    values = tuple(PassedValue(**value) for value in profile["values"])
-    note = f"seconds of {members['measured']}, from {path}; --fresh measures anew"
-    return StepProfile(**{**profile, "atoms": atoms, "values": values, "notes": (note,)})
+def _read(value: object, path: Path) -> StepProfile:
+    where = str(path)
+    members = as_object(value, where, known=("measured", "profile"), needed=("measured", "profile"))
+    profile = as_object(members["profile"], where)
+    atoms = as_list(profile.get("atoms"), f"{where}: atoms")
+    values = as_list(profile.get("values"), f"{where}: values")
+    last = len(atoms) - 1
+    for each in (as_object(each, f"{where}: values") for each in values):
+        as_count(each.get("source"), f"{where}: source", most=last)
+        as_count(each.get("target"), f"{where}: target", most=last)
+    made = {
+        "atoms": tuple(_made(AtomProfile, atom, f"{where}: atoms[{i}]") for i, atom in enumerate(atoms)),
+        "values": tuple(_made(PassedValue, each, f"{where}: values[{i}]") for i, each in enumerate(values)),
+        "notes": (
+            f"seconds of {as_text(members['measured'], f'{where}: measured')}, from {path}; --fresh measures anew",
+        ),
+    }
+    return _made(StepProfile, profile, where, made)
+
+
+def _made(kind: type[_T], value: object, where: str, made: Mapping[str, Any] | None = None) -> _T:
+    """A dataclass of its members, each of its type; those in `made` are taken as they are."""
+    fields: dict[str, Any] = dict(made or {})
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    members = as_object(value, where, known=tuple(types), needed=tuple(types))
+    for name in types.keys() - fields.keys():
+        fields[name] = _READERS[types[name]](members[name], f"{where}: {name}")
+    return kind(**fields)
+
+
+def _works(value: object, where: str) -> tuple[Operation, ...]:
+    return tuple(_made(Operation, each, where) for each in as_list(value, where))
+
+
+def _pairs(value: object, where: str) -> tuple[tuple[str, float], ...]:
+    pairs = (as_list(pair, where, length=2) for pair in as_list(value, where))
+    return tuple((as_text(name, where), as_number(size, where)) for name, size in pairs)
+
+
+_READERS: dict[str, Callable[[Any, str], Any]] = {
+    "str": as_text,
+    "int": as_count,
+    "bool": as_flag,
+    "float": as_number,
+    "float | None": lambda value, where: None if value is None else as_number(value, where),
+    "tuple[Operation, ...]": _works,
+    "tuple[tuple[str, float], ...]": _pairs,
+}
+"""By the type of a field, as it is written in `step.py`."""

@@ -10,13 +10,15 @@ task of another rank is `late`, and from that task's end on `link`; the rest, be
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Sequence
+import os
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
-from typing import Any, cast
 
+from farspan.documents import as_count, as_flag, as_list, as_object, as_text, parse_json, read_text
+from farspan.errors import PlanError, quoted
 from farspan.planner import Simulation, simulate
 from farspan.report.html import html
 from farspan.report.text import format_duration, format_share
@@ -27,6 +29,8 @@ from farspan.schedule import Schedule, Task
 __all__ = ["MeasuredStep", "Shares", "page_of"]
 
 _VERSION = 1
+_KEYS = ("farspan_step", "timeline", "tasks", "orders", "plan", "environment")
+_HINT = "farspan run -n 2 --report step.json train.py"
 _WORDS = {
     "compute_s": "computing",
     "bubble_s": "bubble of the schedule",
@@ -103,6 +107,7 @@ class MeasuredStep:
         """Where the time of one rank went."""
         start_ns, end_ns = self.timeline.window_ns
         tasks, order = self.schedule.tasks, self.schedule.orders[rank]
+        wait_ends = sorted(span.end_ns for span in self.timeline.of_rank(rank) if span.kind == "wait")
         standing_ns = link_ns = 0
         free_ns = start_ns  # since when the rank has had nothing to run
         for index in order:
@@ -111,8 +116,8 @@ class MeasuredStep:
                 continue
             others = [self.spans[need].end_ns for need in tasks[index].needs if need in self.spans]
             ready_ns = max((end for end in others), default=start_ns)
-            waits = [(w.start_ns, w.end_ns) for w in self._waits(rank) if free_ns <= w.end_ns <= span.start_ns]
-            waited_to_ns = max((end for _, end in waits), default=free_ns)
+            waits = bisect_right(wait_ends, span.start_ns)
+            waited_to_ns = max(free_ns, wait_ends[waits - 1] if waits else free_ns)
             standing_ns += max(0, min(ready_ns, span.start_ns) - free_ns)
             link_ns += max(0, waited_to_ns - max(free_ns, ready_ns))
             free_ns = span.end_ns
@@ -123,9 +128,6 @@ class MeasuredStep:
         late_s, link_s = standing_ns / 1e9 - bubble_s, link_ns / 1e9
         host_s = max(0.0, duration_s - compute_s - bubble_s - late_s - link_s)
         return Shares(compute_s=compute_s, bubble_s=bubble_s, late_s=late_s, link_s=link_s, host_s=host_s)
-
-    def _waits(self, rank: int) -> list[Span]:
-        return [span for span in self.timeline.of_rank(rank) if span.kind == "wait"]
 
     def table(self) -> str:
         """Where the time went, as lines for people: one column per rank, and the mean."""
@@ -159,25 +161,50 @@ class MeasuredStep:
         return json.dumps(value, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> MeasuredStep:
+    def load(cls, path: str | os.PathLike[str]) -> MeasuredStep:
+        """The step in a file.
+
+        Raises:
+            PlanError: The file cannot be read or is no step; names the file and the key at fault.
+        """
+        return cls.from_json(read_text(path, hint=_HINT), os.fspath(path))
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "this step") -> MeasuredStep:
         """The step that `to_json` wrote.
 
         Raises:
-            ValueError: It is not one.
+            PlanError: It is none; names the key at fault.
         """
-        read: Any = json.loads(text)
-        value = cast("dict[str, Any]", read if isinstance(read, dict) else {})
-        if value.get("farspan_step") != _VERSION:
-            raise ValueError(f'no step of farspan: "farspan_step" is not {_VERSION}')
+        value = as_object(parse_json(text, source), source)
+        version = value.get("farspan_step")
+        if type(version) is not int or version != _VERSION:
+            why = f'its "farspan_step" is {quoted(version)}, not {_VERSION}.'
+            raise PlanError(f"{source} is not a step of farspan.", why=why, hint=_HINT)
+        as_object(value, source, known=_KEYS, needed=_KEYS)
+        timeline = Timeline.from_value(value["timeline"], f"{source}: timeline")
+        as_count(timeline.num_ranks, f"{source}: timeline: num_ranks", least=1)
+        lines = as_list(value["environment"], f"{source}: environment")
+        step = cls(
+            timeline=timeline,
+            schedule=_schedule(value["tasks"], value["orders"], timeline.num_ranks, source),
+            plan=as_text(value["plan"], f"{source}: plan"),
+            environment=tuple(as_text(line, f"{source}: environment") for line in lines),
+        )
+        step._check(source)
+        return step
+
+    def _check(self, source: str) -> None:
+        """Raise if tasks are in no order, or wait for each other, or are not those that have run."""
         try:
-            return cls(
-                timeline=Timeline.from_json(json.dumps(value["timeline"])),
-                schedule=Schedule(tasks=_tasks(value["tasks"]), orders=tuple(map(tuple, value["orders"]))),
-                plan=value["plan"],
-                environment=tuple(value["environment"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"a step of farspan that lacks something: {error}") from error
+            tasks = self.simulation.schedule.tasks
+        except PlanError as error:
+            raise PlanError(f"{source}: {error.what}", why=error.why, hint=_HINT) from None
+        for rank, order in enumerate(self.schedule.orders):
+            ran = Counter(span.kind for span in self.timeline.of_rank(rank) if span.kind in TASKS)
+            if ran != Counter(_KINDS[tasks[index].kind] for index in order):
+                why = f"its order has {len(order)} tasks, its timeline {ran.total()}, or others."
+                raise PlanError(f"{source}: rank {rank} ran other tasks than it was to.", why=why, hint=_HINT)
 
 
 def page_of(step: MeasuredStep, *, title: str) -> str:
@@ -200,16 +227,33 @@ def _likeness(task: Task) -> tuple[int, TaskKind, int]:
     return (task.rank, task.kind, task.level)
 
 
-def _tasks(rows: Sequence[Sequence[Any]]) -> tuple[Task, ...]:
-    return tuple(
-        Task(
-            kind=TaskKind(kind),
-            rank=rank,
-            micro_batch=micro_batch,
-            level=level,
-            duration=1.0,
-            needs=tuple(needs),
-            holds=holds,
-        )
-        for kind, rank, micro_batch, level, needs, holds in rows
+def _schedule(tasks: object, orders: object, num_ranks: int, source: str) -> Schedule:
+    rows = as_list(tasks, f"{source}: tasks")
+    lists = as_list(orders, f"{source}: orders", length=num_ranks)
+    return Schedule(
+        tasks=tuple(_task(row, index, num_ranks, f"{source}: tasks[{index}]") for index, row in enumerate(rows)),
+        orders=tuple(_indices(order, len(rows), f"{source}: orders[{rank}]") for rank, order in enumerate(lists)),
     )
+
+
+def _task(row: object, index: int, num_ranks: int, where: str) -> Task:
+    kind, rank, micro_batch, level, needs, holds = as_list(row, where, length=6)
+    if kind not in TASKS:
+        raise PlanError(f"{where}: kind is {quoted(kind)}.", why=f"kinds are {', '.join(TASKS)}.", hint='"F"')
+    return Task(
+        kind=TaskKind(kind),
+        rank=as_count(rank, f"{where}: rank", most=num_ranks - 1),
+        micro_batch=as_count(micro_batch, f"{where}: micro_batch", least=-1),
+        level=as_count(level, f"{where}: level"),
+        duration=1.0,
+        needs=_indices(needs, index, f"{where}: needs"),
+        holds=as_flag(holds, f"{where}: holds"),
+    )
+
+
+def _indices(value: object, count: int, where: str) -> tuple[int, ...]:
+    """Indices of the first so many tasks, none of them twice."""
+    found = tuple(as_count(index, where, most=count - 1) for index in as_list(value, where))
+    if len(set(found)) < len(found):
+        raise PlanError(f"{where} is {quoted(value)}.", why="a task is there twice.", hint="take one of them out")
+    return found

@@ -13,13 +13,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
+
+from farspan.documents import as_count, as_list, as_object, as_text, parse_json
+from farspan.errors import PlanError, quoted
 
 __all__ = ["TASKS", "Kind", "Span", "Timeline"]
 
 Kind = Literal["F", "B", "W", "wait", "send", "recv", "glue"]
 _KINDS: frozenset[str] = frozenset(get_args(Kind))
 TASKS: tuple[Kind, ...] = ("F", "B", "W")
+_MOST_NS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,7 @@ class Timeline:
     # Derived once, for the numbers of a thousand ranks must not each walk all spans.
     _of_rank: tuple[tuple[Span, ...], ...] = field(init=False, repr=False, compare=False)
     _window_ns: tuple[int, int] = field(init=False, repr=False, compare=False)
+    _has_tasks: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         of_rank: list[list[Span]] = [[] for _ in range(self.num_ranks)]
@@ -94,11 +99,13 @@ class Timeline:
             if span.rank >= self.num_ranks:
                 raise ValueError(f"span {span.name!r} is of rank {span.rank}, but num_ranks={self.num_ranks}")
             of_rank[span.rank].append(span)
-        window = [s for s in self.spans if s.kind in TASKS] or self.spans
+        tasks = [s for s in self.spans if s.kind in TASKS]
+        window = tasks or self.spans
         start_ns = min((s.start_ns for s in window), default=0)
         end_ns = max((s.end_ns for s in window), default=0)
         object.__setattr__(self, "_of_rank", tuple(map(tuple, of_rank)))
         object.__setattr__(self, "_window_ns", (start_ns, end_ns))
+        object.__setattr__(self, "_has_tasks", bool(tasks))
 
     @property
     def window_ns(self) -> tuple[int, int]:
@@ -108,7 +115,7 @@ class Timeline:
     @property
     def duration_s(self) -> float:
         """Seconds from the start of the first task to the end of the last; 0.0 without tasks."""
-        if not any(span.kind in TASKS for span in self.spans):
+        if not self._has_tasks:
             return 0.0
         start_ns, end_ns = self._window_ns
         return (end_ns - start_ns) / 1e9
@@ -161,14 +168,30 @@ class Timeline:
         return json.dumps(value, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Timeline:
-        """The timeline that `to_json` wrote."""
-        value = json.loads(text)
-        spans = tuple(
-            Span(rank=rank, kind=kind, name=name, micro_batch=micro_batch, start_ns=start_ns, end_ns=end_ns)
-            for rank, kind, name, micro_batch, start_ns, end_ns in value["spans"]
+    def from_json(cls, text: str | bytes, source: str = "this timeline") -> Timeline:
+        """The timeline that `to_json` wrote.
+
+        Raises:
+            PlanError: It is none; names the key at fault.
+        """
+        return cls.from_value(parse_json(text, source), source)
+
+    @classmethod
+    def from_value(cls, value: object, where: str) -> Timeline:
+        """The same of what stands in a larger document, at `where`.
+
+        Raises:
+            PlanError: It is none; names the key at fault.
+        """
+        keys = ("title", "num_ranks", "spans")
+        members = as_object(value, where, known=keys, needed=keys)
+        num_ranks = as_count(members["num_ranks"], f"{where}: num_ranks")
+        rows = as_list(members["spans"], f"{where}: spans")
+        return cls(
+            spans=tuple(_span(row, num_ranks, f"{where}: spans[{i}]") for i, row in enumerate(rows)),
+            num_ranks=num_ranks,
+            title=as_text(members["title"], f"{where}: title"),
         )
-        return cls(spans=spans, num_ranks=value["num_ranks"], title=value["title"])
 
     @classmethod
     def merge(cls, timelines: Iterable[Timeline]) -> Timeline:
@@ -183,3 +206,18 @@ class Timeline:
             num_ranks=max((part.num_ranks for part in parts), default=0),
             title=next((part.title for part in parts if part.title), ""),
         )
+
+
+def _span(row: object, num_ranks: int, where: str) -> Span:
+    rank, kind, name, micro_batch, start_ns, end_ns = as_list(row, where, length=6)
+    if kind not in get_args(Kind):
+        raise PlanError(f"{where}: kind is {quoted(kind)}.", why=f"kinds are {', '.join(get_args(Kind))}.", hint='"F"')
+    start_ns = as_count(start_ns, f"{where}: start_ns", least=-_MOST_NS, most=_MOST_NS)
+    return Span(
+        rank=as_count(rank, f"{where}: rank", most=num_ranks - 1),
+        kind=cast(Kind, kind),
+        name=as_text(name, f"{where}: name"),
+        micro_batch=as_count(micro_batch, f"{where}: micro_batch", least=-1),
+        start_ns=start_ns,
+        end_ns=as_count(end_ns, f"{where}: end_ns", least=start_ns, most=_MOST_NS),
+    )

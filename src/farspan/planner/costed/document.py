@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from farspan.documents import check_keys, parse_json, read_text
-from farspan.errors import PlanError
+from farspan.documents import as_count, as_flag, as_list, as_name, as_number, as_object, parse_json, read_text
+from farspan.errors import PlanError, quoted
 from farspan.planner.costed.graph import MORE_COSTS, CostedEdge, CostedGraph, CostedNode, NodeOption, Seconds
 
 __all__ = ["FORMAT", "parse_graph", "read_graph", "write_graph"]
@@ -46,15 +46,16 @@ def parse_graph(text: str, *, source: str = "graph.json") -> CostedGraph:
     >>> parse_graph('{"format": "farspan-graph/1", "nodes": [{"name": "a", "forward_s": 1}]}').nodes[0].forward_s
     1.0
     """
-    members = _object(parse_json(text, source), ("format", "nodes", "edges"), source)
+    members = as_object(parse_json(text, source), source, known=("format", "nodes", "edges"))
     if members.get("format") != FORMAT:
         raise PlanError(
-            f'{source}: "format" is {members.get("format")!r}.',
+            f'{source}: "format" is {quoted(members.get("format"))}.',
             why=f"this version of farspan reads {FORMAT!r} only.",
             hint=f'"format": "{FORMAT}"',
         )
     nodes = [_node(entry, f"{source}: nodes[{i}]") for i, entry in enumerate(_array(members, "nodes", source))]
     edges = [_edge(entry, f"{source}: edges[{i}]") for i, entry in enumerate(_array(members, "edges", source))]
+    _check_borders(nodes, source)
     return CostedGraph(nodes=tuple(nodes), edges=tuple(edges), source=source)
 
 
@@ -72,119 +73,82 @@ def write_graph(graph: CostedGraph) -> str:
 
 
 def _node(entry: Any, where: str) -> CostedNode:
-    members = _object(entry, _NODE_KEYS, where)
-    name = _word(members, "name", where)
+    members = as_object(entry, where, known=_NODE_KEYS, needed=("name",))
+    name = as_name(members["name"], f"{where}: name")
     where = f'{where} "{name}"'
     devices = members.get("devices")
     if devices is not None:
-        devices = tuple(_checked_word(each, "devices", where) for each in _array(members, "devices", where))
+        devices = tuple(as_name(each, f"{where}: devices") for each in as_list(devices, f"{where}: devices"))
+    together = members.get("together")
     return CostedNode(
         name=name,
         devices=devices,
-        together=None if members.get("together") is None else _word(members, "together", where),
-        is_backward=_flag(members, "is_backward", where),
-        options=tuple(_option(each, where) for each in _array(members, "options", where)),
+        together=None if together is None else as_name(together, f"{where}: together"),
+        is_backward=as_flag(members.get("is_backward", False), f"{where}: is_backward"),
+        options=tuple(_option(each, f"{where}: options") for each in _array(members, "options", where)),
         weight_s=_seconds(members, "weight_s", where),
         shared_bytes=_sizes(members, "shared_bytes", where),
-        **{key: _number(members.get(key, 0.0), key, where) for key in MORE_COSTS},
+        **{key: _cost(members, key, where) for key in MORE_COSTS},
         **_costs(members, where),
     )
 
 
 def _option(entry: Any, where: str) -> NodeOption:
-    members = _object(entry, _OPTION_KEYS, f"{where}: options")
-    name = _word(members, "name", f"{where}: options")
-    degree = members.get("tensor_parallel", 1)
-    if isinstance(degree, bool) or not isinstance(degree, int):
-        raise PlanError(
-            f'{where}: option "{name}": tensor_parallel is {degree!r}.', why="it is a whole number from 1.", hint="2"
-        )
+    members = as_object(entry, where, known=_OPTION_KEYS, needed=("name",))
+    name = as_name(members["name"], f"{where}: name")
+    where = f'{where} "{name}"'
     return NodeOption(
         name=name,
-        tensor_parallel=degree,
-        border_bytes=_sizes(members, "border_bytes", f'{where}: option "{name}"'),
+        tensor_parallel=as_count(members.get("tensor_parallel", 1), f"{where}: tensor_parallel", least=1),
+        border_bytes=_sizes(members, "border_bytes", where),
         **_costs(members, where),
     )
 
 
 def _edge(entry: Any, where: str) -> CostedEdge:
-    members = _object(entry, _EDGE_KEYS, where)
-    gradient = members.get("gradient_bytes")
+    members = as_object(entry, where, known=_EDGE_KEYS, needed=("source", "target"))
     return CostedEdge(
-        source=_word(members, "source", where),
-        target=_word(members, "target", where),
-        size_bytes=_number(members.get("bytes", 0.0), "bytes", where),
-        time_s=_number(members.get("seconds", 0.0), "seconds", where),
-        value=_word(members, "value", where) if "value" in members else "",
-        gradient_bytes=None if gradient is None else _number(gradient, "gradient_bytes", where),
-        **{key: _flag(members, key, where) for key in _EDGE_FLAGS},
+        source=as_name(members["source"], f"{where}: source"),
+        target=as_name(members["target"], f"{where}: target"),
+        size_bytes=_cost(members, "bytes", where),
+        time_s=_cost(members, "seconds", where),
+        value=as_name(members["value"], f"{where}: value") if "value" in members else "",
+        gradient_bytes=None if members.get("gradient_bytes") is None else _cost(members, "gradient_bytes", where),
+        **{key: as_flag(members.get(key, False), f"{where}: {key}") for key in _EDGE_FLAGS},
     )
 
 
+def _check_borders(nodes: Sequence[CostedNode], source: str) -> None:
+    names = {node.name for node in nodes}
+    for node in nodes:
+        for name in (name for option in node.options for name in option.border_bytes):
+            if name not in names:
+                where = f'{source}: node "{node.name}": border_bytes of an option'
+                raise PlanError(f"{where} end nowhere.", why=f'there is no node "{name}".', hint="name a node")
+
+
 def _costs(members: Mapping[str, Any], where: str) -> dict[str, Any]:
-    costs: dict[str, Any] = {}
-    for key in _COSTS:
-        is_seconds = key.endswith("_s")
-        costs[key] = _seconds(members, key, where) if is_seconds else _number(members.get(key, 0.0), key, where)
-    return costs
+    return {key: (_seconds if key.endswith("_s") else _cost)(members, key, where) for key in _COSTS}
+
+
+def _cost(members: Mapping[str, Any], key: str, where: str) -> float:
+    return as_number(members.get(key, 0.0), f"{where}: {key}")
 
 
 def _seconds(members: Mapping[str, Any], key: str, where: str) -> Seconds:
-    given = members.get(key, 0.0)
-    if not isinstance(given, dict):
-        return _number(given, key, where)
-    by_kind = cast("dict[str, Any]", given)
-    return {kind: _number(value, f"{key} of {kind}", where) for kind, value in by_kind.items()}
+    return _sizes(members, key, where) if isinstance(members.get(key), dict) else _cost(members, key, where)
 
 
 def _sizes(members: Mapping[str, Any], key: str, where: str) -> dict[str, float]:
-    return {
-        word: _number(value, key, where) for word, value in _mapping(members.get(key, {}), f"{where}: {key}").items()
-    }
-
-
-def _number(value: Any, key: str, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise PlanError(f"{where}: {key} is {value!r}.", why="it is a number.", hint=f'"{key}": 0.001')
-    return float(value)
-
-
-def _flag(members: Mapping[str, Any], key: str, where: str) -> bool:
-    value = members.get(key, False)
-    if not isinstance(value, bool):
-        raise PlanError(f"{where}: {key} is {value!r}.", why="it is true or false.", hint="true")
-    return value
-
-
-def _word(members: Mapping[str, Any], key: str, where: str) -> str:
-    if key not in members:
-        raise PlanError(f'{where}: the key "{key}" is missing.', why="it is needed.", hint=f'"{key}": "..."')
-    return _checked_word(members[key], key, where)
-
-
-def _checked_word(value: Any, key: str, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise PlanError(f"{where}: {key} is {value!r}.", why="it is a word.", hint=f'"{key}": "..."')
-    return value
+    """Numbers by name."""
+    where, sizes = f"{where}: {key}", dict[str, float]()
+    for name, value in as_object(members.get(key, {}), where).items():
+        sizes[as_name(name, f"{where}: a name")] = as_number(value, f'{where} of "{name}"')
+    return sizes
 
 
 def _array(members: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    value = members.get(key, [])
-    if not isinstance(value, list):
-        raise PlanError(f"{where}: {key} is {value!r}.", why="it is an array.", hint=f'"{key}": [...]')
-    return cast("list[Any]", value)
-
-
-def _mapping(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise PlanError(f"{where} is {value!r}.", why="it is an object.", hint="{...}")
-    return cast("dict[str, Any]", value)
-
-
-def _object(value: Any, known: Sequence[str], where: str) -> dict[str, Any]:
-    members = _mapping(value, where)
-    check_keys(members, known, where)
-    return members
+    return as_list(members.get(key, []), f"{where}: {key}")
 
 
 def _node_members(node: CostedNode) -> dict[str, Any]:

@@ -7,11 +7,11 @@ forward nodes, and nodes with the same `together` lie on the same device.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from farspan.errors import PlanError
+from farspan.documents import MAX_AMOUNT, is_name
+from farspan.errors import PlanError, quoted
 
 __all__ = ["MORE_COSTS", "WHOLE_MODEL", "CostedEdge", "CostedGraph", "CostedNode", "NodeOption", "Seconds"]
 
@@ -162,10 +162,10 @@ class CostedGraph:
             raise PlanError(f"{self.source} has no nodes.", why="there is nothing to place.", hint='"nodes": [...]')
         names: set[str] = set()
         for node in self.nodes:
-            if not node.name or node.name in names:
+            if not is_name(node.name) or node.name in names:
                 raise PlanError(
                     f'{self.source}: two nodes are called "{node.name}".'
-                    if node.name
+                    if is_name(node.name)
                     else f"{self.source}: a node has no name.",
                     why="edges and plans name nodes.",
                     hint=f'"name": "{node.name or "node"}_2"',
@@ -260,5 +260,6 @@ class CostedGraph:
 
 
 def _check_cost(value: object, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise PlanError(f"{where} is {value!r}.", why="a cost is a finite number from 0.", hint="0.001")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_AMOUNT:
+        why = f"a cost is a number from 0 to {MAX_AMOUNT:g}."
+        raise PlanError(f"{where} is {quoted(value)}.", why=why, hint="0.001")

@@ -46,7 +46,7 @@ class Problem:
         memory_bytes: [g].
         pins: For each value its groups, in rising order, at least two.
         cost_s: [v, c].
-        counts: [c] devices.
+        counts: [c] devices, as far as there may be something for each to do.
         limits: [c] memory of a device.
         class_names: [c].
     """
@@ -122,7 +122,7 @@ def make_problem(graph: CostedGraph, cluster: Cluster, *, contiguous: bool) -> P
         memory_bytes=memory,
         pins=pins,
         cost_s=cost_s,
-        counts=tuple(each.num_devices for each in classes),
+        counts=tuple(min(each.num_devices, len(graph.nodes)) for each in classes),  # others stay empty
         limits=limits,
         class_names=tuple(each.name for each in classes),
     )

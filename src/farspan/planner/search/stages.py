@@ -139,10 +139,12 @@ class StageLoads:
     ) -> None:
         self.lattice, self.rules, self.unit, self.relaxed = lattice, rules, unit, relaxed
         self.cluster = cluster
-        self.counts = tuple(each.num_devices // unit for each in cluster.classes)
         self.num_prefixes = len(lattice.prefixes)
         self._members = lattice.members()
         degrees = sorted({1, *(option.tensor_parallel for node in graph.nodes for option in node.options)})
+        most_replicas = rules.micro_batches // unit  # of a stage, in units
+        useful = self._members.shape[1] * most_replicas * degrees[-1]
+        self.counts = tuple(min(each.num_devices // unit, useful) for each in cluster.classes)
         self.degrees: dict[tuple[int, int], _Degree] = {}
         self.options: list[StageOption] = []
         has_limit = False
@@ -152,7 +154,7 @@ class StageLoads:
                     continue
                 self.degrees[index, degree] = _Degree(graph, group_of, self._members, kind, degree)
                 has_limit |= math.isfinite(kind.memory_bytes)
-                most = min(self.counts[index] // degree, max_replicas or self.counts[index])
+                most = min(self.counts[index] // degree, max_replicas or self.counts[index], most_replicas)
                 self.options += [
                     StageOption(device_class=index, replicas=replicas, tensor_parallel=degree)
                     for replicas in range(1, most + 1)
@@ -165,11 +167,9 @@ class StageLoads:
         """[devices of each class that is counted] whether so many may be without a stage; None for any."""
         self._transfers = _transfers(graph, group_of, lattice)
         units = sorted({option.replicas for option in self.options})
-        self.flights = sorted({self.in_flight(depth, each) for each in units for depth in range(self.num_depths)})
-        self._flight_of = {
-            each: np.array([self.flights.index(self.in_flight(depth, each)) for depth in range(self.num_depths)])
-            for each in units
-        }
+        in_flight = {each: [self.in_flight(depth, each) for depth in range(self.num_depths)] for each in units}
+        self.flights = sorted({count for counts in in_flight.values() for count in counts})
+        self._flight_of = {each: np.searchsorted(self.flights, counts) for each, counts in in_flight.items()}
         self._cache: dict[int, _Stages] = {}
         self.what: Literal["rate", "fill", "drain"] = "rate"
         """What `loads` gives: rate(S); once(S); or (R / r - 1) once(S) + sync(S)."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from farspan.cli.arguments.parser import whole_number
+from farspan.documents import MAX_COUNT
+from farspan.errors import PlanError
+
 if TYPE_CHECKING:
     from farspan.plan.hints import Hints
 
@@ -34,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="script: the most that a device may hold (14GiB), or one of them (rank:0=14GiB; may be repeated)",
     )
-    parser.add_argument("--stages", type=int, default=None, metavar="N", help="script: exactly so many stages")
+    parser.add_argument(
+        "--stages", type=whole_number(1, MAX_COUNT), default=None, metavar="N", help="script: exactly so many stages"
+    )
 
 
 def given(arguments: argparse.Namespace) -> list[tuple[str, object]]:
@@ -56,25 +62,35 @@ def read_hints(arguments: argparse.Namespace) -> Hints:
     from farspan.plan.hints import Hints
 
     return Hints(
-        pins=dict(_pair(text, "--pin", "'decoder.*=rank:1'") for text in arguments.pin),
-        together=[text.split(",") for text in arguments.together],
+        pins=_pairs(arguments.pin, "--pin", "'decoder.*=rank:1'"),
+        together=[_names(text) for text in arguments.together],
         max_memory=_memory(arguments.max_memory),
         stages=arguments.stages,
     )
 
 
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if not all(name.strip() for name in names):
+        raise PlanError(f"--together {text}: a name is empty.", why="names stand between commas.", hint="embed,head")
+    return names
+
+
 def _memory(texts: list[str]) -> str | dict[str, str] | None:
     if len(texts) == 1 and "=" not in texts[0]:
         return texts[0]
-    return dict(_pair(text, "--max-memory", "rank:0=14GiB") for text in texts) or None
+    return _pairs(texts, "--max-memory", "rank:0=14GiB") or None
 
 
-def _pair(text: str, option: str, example: str) -> tuple[str, str]:
-    from farspan.errors import PlanError
-
-    name, sign, value = text.rpartition("=")
-    if not sign:
-        raise PlanError(
-            f"{option} {text}: there is no =.", why="it says what, and where or how much.", hint=f"{option} {example}"
-        )
-    return name, value
+def _pairs(texts: list[str], option: str, example: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, sign, value = text.rpartition("=")
+        if not name.strip():
+            what = f"{option} {text}: there is no {'name before the ' if sign else ''}=."
+            raise PlanError(what, why="it says what, and where or how much.", hint=f"{option} {example}")
+        if name in pairs:
+            why = f"once with {pairs[name]} and once with {value}."
+            raise PlanError(f"{option} {name} is there twice.", why=why, hint="take one of them out")
+        pairs[name] = value
+    return pairs

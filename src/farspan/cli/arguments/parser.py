@@ -1,0 +1,43 @@
+"""A parser of command lines whose errors are farspan's, and the numbers that options take."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NoReturn
+
+from farspan.errors import LaunchError, quoted
+from farspan.units import parse_count, parse_number
+
+__all__ = ["Parser", "duration", "whole_number"]
+
+_LONGEST_S = 1e9
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises a LaunchError for bad use, instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what is wrong with the command line."""
+        usage = self.format_usage().strip().removeprefix("usage: ")
+        raise LaunchError(f"{self.prog}: {message}.", why=f"its use is {usage}", hint=f"{self.prog} --help")
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """What reads a whole number of that range."""
+
+    def read(text: str) -> int:
+        value = parse_count(text)
+        if value is None or not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number from {least} to {most}")
+        return value
+
+    return read
+
+
+def duration(text: str) -> float:
+    """A number of seconds above 0."""
+    value = parse_number(text)
+    if value is None or not 0 < value <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of seconds above 0 and up to {_LONGEST_S:g}")
+    return value
