@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,7 @@ class Case:
     what: str
     call: str = "cli"
     words: tuple[str, ...] = ()
-    files: dict[str, bytes | str] = field(default_factory=dict)
+    files: Mapping[str, bytes | str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     is_right: bool | None = False
 
@@ -168,7 +169,7 @@ def right_cases() -> list[Case]:
                 ("byte order marks", marked),
             )
         ),
-        Case(what="byte order marks", call="plan", files=dict(marked), is_right=True),
+        Case(what="byte order marks", call="plan", files=marked, is_right=True),
     ]
 
 
@@ -177,7 +178,7 @@ def all_cases(count: int, seed: int) -> list[Case]:
     rng = random.Random(seed)
     cases = right_cases()
     words = [
-        Case(what=f"words: {' '.join(line)}", words=line, files=dict(_SPECIAL))
+        Case(what=f"words: {' '.join(line)}", words=line, files=_SPECIAL)
         for template, values in _WRONG_WORDS
         for line in (tuple(value if word == "{}" else word for word in template) for value in values)
     ]

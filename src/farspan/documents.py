@@ -179,9 +179,10 @@ def as_list(value: object, where: str, *, length: int | None = None) -> list[Any
     Raises:
         PlanError: It is none.
     """
-    if not isinstance(value, list) or (length is not None and len(cast("list[Any]", value)) != length):
+    items = cast("list[Any]", value) if isinstance(value, list) else None
+    if items is None or (length is not None and len(items) != length):
         raise _wrong(where, value, "an array" if length is None else f"an array of {length} values", "[...]")
-    return cast("list[Any]", value)
+    return items
 
 
 def as_text(value: object, where: str) -> str:
