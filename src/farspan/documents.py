@@ -173,7 +173,7 @@ def as_object(
     return members
 
 
-def as_list(value: object, where: str, *, length: int | None = None) -> list[Any]:
+def as_list(value: Any, where: str, *, length: int | None = None) -> list[Any]:
     """An array, of `length` values where that is given.
 
     Raises:
