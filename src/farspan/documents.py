@@ -173,16 +173,17 @@ def as_object(
     return members
 
 
-def as_list(value: Any, where: str, *, length: int | None = None) -> list[Any]:
+def as_list(value: object, where: str, *, length: int | None = None) -> list[Any]:
     """An array, of `length` values where that is given.
 
     Raises:
         PlanError: It is none.
     """
-    items = cast("list[Any]", value) if isinstance(value, list) else None
-    if items is None or (length is not None and len(items) != length):
-        raise _wrong(where, value, "an array" if length is None else f"an array of {length} values", "[...]")
-    return items
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        if length is None or len(items) == length:
+            return items
+    raise _wrong(where, cast(object, value), "an array" if length is None else f"an array of {length} values", "[...]")
 
 
 def as_text(value: object, where: str) -> str:
