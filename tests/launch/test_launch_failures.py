@@ -89,6 +89,17 @@ def test_hanging_survivors_are_ended_after_the_grace(job):
     wait_until(lambda: not any(map(is_running, pids)))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_stopped_survivor_ends_with_the_others(job):
+    script = "if rank == 1:\n    while not os.path.exists(here + '/ready0'): time.sleep(0.01)\n"
+    script += "    stat = f\"/proc/{open(here + '/ready0').read()}/stat\"\n"
+    script += "    while open(stat).read().rpartition(')')[2].split()[0] != 'T': time.sleep(0.01)\n    sys.exit(3)\n"
+    script += READY + "os.kill(os.getpid(), signal.SIGSTOP)\nprint('went on')\n"
+    code, out, err = job.run(script, grace_s=20.0)
+    assert code == 3 and out == "went on\n"
+    assert "still running" not in err
+
+
 def test_a_survivor_that_ignores_sigterm_is_killed(job):
     script = "if rank == 1:\n    while not os.path.exists(here + '/ready0'): time.sleep(0.01)\n    sys.exit(3)\n"
     script += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY + "time.sleep(60)\n"
@@ -149,3 +160,29 @@ def test_death_of_the_launcher_takes_the_ranks_along(job):
     assert all(map(is_running, pids))
     job.process.kill()
     wait_until(lambda: not any(map(is_running, pids)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_sigusr1_of_the_launcher_shows_where_every_rank_is(job):
+    script = "import torch, farspan\nfrom torch import nn\n"
+    script += "model = farspan.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), measure=False)\n"
+    script += READY + "def stand():\n    while True: time.sleep(0.1)\nif rank == 1: stand()\n"
+    script += "model(torch.ones(1, 2)).sum().item()\n"
+    job.start(script)
+    for rank in range(2):
+        job.pid(rank)
+    job.process.send_signal(signal.SIGUSR1)
+    lines = iter(job.process.stderr.readline, "")
+    assert any("rank 1 is at" in line for line in lines)
+    assert any("in stand" in line for line in lines)
+    job.process.send_signal(signal.SIGTERM)
+    job.end()
+
+
+def test_sigusr1_before_the_ranks_have_met_ends_nobody(job):
+    job.start(READY + "sys.stdin.readline() if rank else time.sleep(2)", 2)
+    for rank in range(2):
+        job.pid(rank)
+    job.process.send_signal(signal.SIGUSR1)
+    code, _, err = job.end()
+    assert code == 0 and "has not called farspan.distribute yet" in err

@@ -5,6 +5,7 @@
        +-----a rank ends before it has called farspan.distribute: SIGTERM to those who wait for it there
        |
        +-----Ctrl-C, SIGTERM: passed on to all ranks; again: the ranks are ended at once
+       +-----SIGUSR1: rank 0 shows where all ranks are
 
 Nothing polls: one thread per process waits for its end and puts an event on a queue; signals come by the
 same queue; the deadlines are its timeouts.
@@ -94,6 +95,8 @@ class Job:
                 continue
             if isinstance(event, _Ended):
                 self._note_end(event)
+            elif event is signal.SIGUSR1:
+                self._show_stacks()
             else:
                 self._pass_on(event)
 
@@ -121,12 +124,17 @@ class Job:
         event.rank.returncode = event.returncode
         event.rank.has_ended = True
         self.ended.append(event.rank)
-        if self.run_folder is not None and not has_joined(self.run_folder):
-            self._end_who_waits_for(event.rank, self.run_folder)
         if event.returncode != 0 and self._deadline is None and self._next_signal == signal.SIGTERM:
             self.failed_before_interrupt = self.interrupted_by is None
             grace_s = self.grace_s if self.failed_before_interrupt else _INTERRUPT_GRACE_S
             self._deadline = time.monotonic() + grace_s
+            for rank in self._running():
+                rank.send(signal.SIGCONT, group=False)  # one that is stopped cannot hear that it is over
+        if self.run_folder is not None and not has_joined(self.run_folder):
+            self._end_who_waits_for(event.rank, self.run_folder)
+
+    def _running(self) -> list[Rank]:
+        return [rank for rank in self.ranks if not rank.has_ended]
 
     def _end_who_waits_for(self, absent: Rank, run_folder: str) -> None:
         """Without this rank the others wait in farspan.distribute until their deadline; later ones see the note."""
@@ -134,12 +142,20 @@ class Job:
         if absent.returncode == 0:
             self.never_joined.append(absent)
         numbers = waiting_ranks(run_folder)
-        waiting = [rank for rank in self.ranks if not rank.has_ended and rank.number in numbers]
+        waiting = [rank for rank in self._running() if rank.number in numbers]
         for rank in waiting:
             rank.was_stopped = True
             rank.send(signal.SIGTERM, group=True)
         if waiting and self._deadline is None:
             self._deadline = time.monotonic() + self.grace_s
+
+    def _show_stacks(self) -> None:
+        """Rank 0 knows where every rank is, and has the console."""
+        rank = self.ranks[0]
+        if not rank.has_ended and rank.handles(signal.SIGUSR1):
+            rank.send(signal.SIGUSR1, group=False)
+        else:
+            say("farspan run: rank 0 has not called farspan.distribute yet, or has a use of its own for SIGUSR1")
 
     def _pass_on(self, number: signal.Signals) -> None:
         if self.interrupted_by is not None:
@@ -153,10 +169,9 @@ class Job:
             rank.send(number, group=number == signal.SIGINT)
 
     def _stop_running(self) -> None:
-        for rank in self.ranks:
-            if not rank.has_ended:
-                rank.was_stopped = True
-                rank.send(self._next_signal, group=True)
+        for rank in self._running():
+            rank.was_stopped = True
+            rank.send(self._next_signal, group=True)
         kill_comes = self._next_signal == signal.SIGTERM
         self._deadline = time.monotonic() + _KILL_AFTER_S if kill_comes else None
         self._next_signal = signal.SIGKILL
@@ -172,7 +187,7 @@ def signals_to(events: queue.SimpleQueue[_Ended | signal.Signals]) -> Generator[
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals = [signal.SIGINT, signal.SIGTERM]
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     before = {s: signal.getsignal(s) or signal.SIG_DFL for s in signals}
     before = {s: handler for s, handler in before.items() if handler is not signal.SIG_IGN}
     source, sink = socket.socketpair()

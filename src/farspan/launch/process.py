@@ -56,6 +56,15 @@ class Rank:
             return 0 if info is None else info.si_status
         return -info.si_status
 
+    def handles(self, number: signal.Signals) -> bool:
+        """Whether the process has a handler for a signal, rather than being ended by it; no where that is not known."""
+        try:
+            lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        except OSError:
+            return False
+        caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
+        return bool(caught >> (number - 1) & 1)
+
     def send(self, number: signal.Signals, *, group: bool) -> None:
         """Signals the process, or it and all that it started and that stayed in its group."""
         if self.process.returncode is not None:

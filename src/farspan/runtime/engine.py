@@ -70,7 +70,7 @@ class Engine:
         self.programs = Programs()
         self.stages: list[StageSite] = []
         self.parameters: dict[str, Placed] = {}
-        self.channels = Channels(medium, self.rank, deadline_s, side.place_of)
+        self.channels = Channels(medium, self.rank, deadline_s, side)
         self.executor = self.plain_executor()
         self.after_step: list[Callable[[], None]] = []
         """Called when an optimizer has stepped."""
@@ -93,6 +93,7 @@ class Engine:
         self.inputs = Inputs(recorder, self.agreement, self.values, self.stages)
         side.history = self._history.entries
         side.on_failure = self._on_failure
+        side.place = lambda: self.executor.describe_place()
         recorder.engine = self
         self.sow(seed)
 

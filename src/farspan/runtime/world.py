@@ -23,6 +23,7 @@ from farspan.runtime.media import GlooMedium, NcclMedium, Roads, SameHostMedium
 from farspan.runtime.program_end import watch_end
 from farspan.runtime.rendezvous import Joined, Peers, find_peers, join_side_channel
 from farspan.runtime.side import SideChannel
+from farspan.runtime.stacks import watch_signal
 
 __all__ = ["current_engine", "engine_of_this_thread", "forget_engine", "num_ranks_to_be", "rank_to_be"]
 
@@ -96,6 +97,7 @@ def _set_up(seed: int | None) -> Engine:
             joined.side.fail(error)  # or the others would wait for this rank's part
             raise
         watch_end(engine, roads, remove_files)
+        watch_signal(joined.side)
         if peers.rank == 0 and peers.launcher not in ("run", "program"):
             write_line(_VISIBLE.format(launcher=_NAMES[peers.launcher], n=peers.world_size).rstrip())
     activate(recorder)

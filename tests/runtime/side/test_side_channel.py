@@ -105,7 +105,7 @@ def test_forgotten_gathers_leave_nothing_behind(ranks):
         channel.gathered("later", LONG_S)  # So "early" has come too.
         channel.forget("later")
     channels[1].forget("early")
-    assert [channel._gathers for channel in channels] == [{}, {}]
+    assert [channel._gathers._by_key for channel in channels] == [{}, {}]
     with pytest.raises(ValueError, match="forgotten"):
         channels[0].gathered("early", LONG_S)
 
@@ -261,7 +261,7 @@ def test_a_finalizer_waits_for_no_lock(ranks):
     with ThreadPoolExecutor(1) as pool, channel._condition:  # as another rank's thread may hold it
         pool.submit(channel.forget_later, "k").result(LONG_S)
     channel.contribute("l", b"")
-    assert channel._gathers["k"].forgotten
+    assert channel._gathers._by_key["k"].forgotten
 
 
 def test_a_send_that_nobody_reads_ends():
@@ -269,7 +269,7 @@ def test_a_send_that_nobody_reads_ends():
     limit_sends(ours, SHORT_S)
     ended = threading.Event()
     link = SocketLink(ours, FrameReader(), [], "test")
-    link.listen(lambda frame: None, ended.set, lambda header, size: bytearray(size))
+    link.listen(lambda frame: None, lambda failure: ended.set(), lambda header, size: bytearray(size))
     link.send({"t": "contribute", "key": "k"}, bytes(16 << 20))
     assert ended.wait(LONG_S)
     theirs.close()

@@ -1,5 +1,6 @@
 """The side channel when something goes wrong or ends: failures, goodbyes, deadlines, strangers."""
 
+import queue
 import socket
 import threading
 
@@ -159,7 +160,7 @@ def test_a_finished_rank_answers_until_all_have_finished(ranks):
 
     def act(channel):
         if channel.rank == 0:  # Rank 0 alone saves the model at the end.
-            channel._ask_status({})
+            channel._ask({"t": "status"}, LONG_S)
             assert channel.request(1, {}, LONG_S)[1] == b"weights"
         channel.finish(LONG_S)
 
@@ -184,11 +185,13 @@ def test_a_late_step_names_who_is_missing(ranks):
     channels = ranks(4, absent=[3])
     for channel in channels[:2]:
         channel.start(17, 1)
-    channels[1]._ask_status({})  # The hub has seen rank 1's start.
+    channels[1]._ask({"t": "status"}, LONG_S)  # The hub has seen rank 1's start.
     with pytest.raises(DeadlineError) as caught:
         channels[0].wait_agreed(17, SHORT_S)
     assert caught.value.what == "rank 0 waited 0.05 s for ranks 2, 3 to begin step 17"
-    assert caught.value.why == "rank 2: has done nothing yet\nrank 3: has never connected"
+    notes, place = caught.value.why.split("\nrank 2 is at\n")
+    assert notes == "rank 2: has done nothing yet\nrank 3: has never connected"
+    assert "in test_a_late_step_names_who_is_missing" in place and "wait_agreed" in place
     assert channels[0].failure is None
 
 
@@ -197,8 +200,35 @@ def test_a_late_gather_names_who_is_missing(ranks):
     each(channels, step(4))
     for channel in channels[1:]:
         channel.contribute("k", b"")
-        channel._ask_status({})
+        channel._ask({"t": "status"}, LONG_S)
     with pytest.raises(DeadlineError) as caught:
         channels[2].gathered("k", SHORT_S)
     assert caught.value.what == "rank 2 waited 0.05 s for rank 0 to give their part of 'k'"
-    assert caught.value.why == "rank 0: the last it did was: began step 4"
+    assert caught.value.why.startswith("rank 0: the last it did was: began step 4\nrank 0 is at\n")
+
+
+def test_a_late_rank_that_does_not_say_where_it_is(ranks):
+    channels = ranks(2)
+    listener = channels[1]._link._on_frame
+    channels[1]._link._on_frame = lambda frame: None if frame.header["t"] == "stack" else listener(frame)
+    channels[0].start(0, 1)
+    with pytest.raises(DeadlineError, match="rank 1 does not say where it is: its process is stopped"):
+        channels[0].wait_agreed(0, SHORT_S)
+
+
+def test_a_long_wait_becomes_a_line_of_rank_0(ranks, monkeypatch):
+    said = queue.SimpleQueue()
+    monkeypatch.setattr("farspan.runtime.side.channel.write_line", said.put)
+    monkeypatch.setattr("farspan.runtime.side.link.LOOK_S", 0.02)
+    channels = ranks(3)
+    channels[1].waits.long_s = 0.1
+    waiting = threading.Thread(target=each, args=(channels[1:2], step(4)))
+    waiting.start()
+    assert said.get(timeout=LONG_S).splitlines() == [
+        "farspan: rank 1 has waited 0 s for ranks 0, 2 to begin step 4",
+        "  rank 0: has done nothing yet",
+        "  rank 2: has done nothing yet",
+    ]
+    each([channels[0], channels[2]], step(4))
+    waiting.join(LONG_S)
+    assert said.empty()  # once for each wait

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from farspan.runtime.side.divergence import describe_difference, first_difference
 from farspan.runtime.side.hub import Hub
+from farspan.runtime.side.hub.divergence import describe_difference, first_difference
 from farspan.runtime.side.text import name_ranks
 
 
@@ -155,6 +155,14 @@ def test_first_failure_wins():
     assert kinds(messages)[-1] == ((2,), "noted")
     assert hub.on_gone(1) == []
     assert kinds(hub.on_message(0, {"t": "fail", "what": "later"})) == [((0,), "noted")]
+
+
+def test_a_silent_rank_is_a_lost_link_and_is_told_too():
+    hub = joined(3)
+    to, header = failure(hub.on_silent(2))
+    assert to == (0, 1, 2) and header["rank"] == 2
+    assert "the link to rank 2 is lost" in header["what"]
+    assert hub.on_gone(2) == []  # its connection is closed then, which is no death
 
 
 def test_status_names_the_missing_ranks_and_what_they_did_last():

@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import example, given, settings
@@ -136,3 +137,18 @@ def test_a_hub_that_does_not_know_the_secret_is_not_joined() -> None:
 
     with listening(pretend) as address, pytest.raises(LaunchError, match="a stranger where rank 0's side channel"):
         SideChannel.connect(1, 2, address, "secret", LONG_S)
+
+
+def test_a_stranger_in_the_hubs_place_cannot_make_a_rank_take_much() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet_with_a_megabyte() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(struct.pack("!4sIQ", b"FSC1", 1 << 20, 0) + b" " * 100)
+                connection.recv(1)
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(greet_with_a_megabyte)
+            with pytest.raises(LaunchError, match="closed the connection during the hello"):
+                SideChannel.connect(1, 2, server.getsockname(), "secret", LONG_S)

@@ -22,7 +22,7 @@ from farspan.lazy.torch_private import DisableTorchFunction
 from farspan.runtime.agreement.checksum import Checksum, checksum_of, checksum_of_all, is_comparable
 from farspan.runtime.agreement.events import Entry, Events, Position
 from farspan.runtime.agreement.generators import SAME_DRAWS, GeneratorStates, generator_entries, generator_states
-from farspan.runtime.side.divergence import HINT
+from farspan.runtime.side.hub.divergence import HINT
 
 __all__ = ["History"]
 

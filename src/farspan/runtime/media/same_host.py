@@ -15,10 +15,12 @@ receiver that has what it waited for and goes off to compute.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import select
+import signal
 import socket
 import struct
 import time
@@ -135,6 +137,11 @@ class _Connection:
         """Sends behind as many announced ones as there may be."""
         self.loans = Loans()
 
+    def resume(self) -> None:
+        """Let the process of the other rank go on if it is stopped: it is to end, and its launcher waits for that."""
+        with contextlib.suppress(OSError):  # it has ended
+            signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
+
     def must_end(self, reason: str = "") -> None:
         self.ending = self.ending or reason or f"Connection closed by peer (rank {self.rank})"
 
@@ -208,6 +215,8 @@ class SameHostMedium:
     def abort(self) -> None:
         self._is_aborted = True
         shut_down(self._sockets)  # which also wakes a wait
+        for connection in self._connections.values():
+            connection.resume()
 
     def raise_if_broken(self, connection: _Connection) -> None:
         if self._is_aborted:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from farspan.errors import DeadlineError, LaunchError, RemoteError
 from farspan.launch.rank.notes import has_ended
+from farspan.outputs import write_line
 from farspan.runtime.rendezvous.peers import Peers
 from farspan.runtime.side.text import as_error, clip_head, described, name_ranks
 
@@ -26,6 +27,8 @@ Record = dict[str, Any]
 
 _EVERY_RANK = "let every rank call farspan.distribute, or none"
 _LONGEST_S = 1e6
+_LONG_S = 30.0
+"""After how long a wait is worth a line."""
 
 
 class Records:
@@ -40,6 +43,8 @@ class Records:
         self._peers = peers
         self._limit_s = limit_s
         self._until = time.monotonic() + limit_s
+        self._is_told = False
+        """Whether somebody has been told that this takes long."""
 
     def write(self, key: str, record: Record) -> None:
         """Leaves a record."""
@@ -70,8 +75,7 @@ class Records:
         if has_ended(rank) and not self._peers.store.check([key]):
             raise _absent(rank, "its program is over")
         try:
-            left_s = max(0.001, min(self._until - time.monotonic(), _LONGEST_S))
-            self._peers.store.wait([key], timedelta(seconds=left_s))
+            self._wait_for(key)
             text = self._peers.store.get(key)
         except dist.DistNetworkError as error:
             raise LaunchError(
@@ -88,10 +92,27 @@ class Records:
             raise _failed(rank, record["error"])
         return record
 
+    def _wait_for(self, key: str) -> None:
+        left_s = max(0.001, min(self._until - time.monotonic(), _LONGEST_S))
+        if left_s > _LONG_S and not self._is_told:
+            try:
+                self._peers.store.wait([key], timedelta(seconds=_LONG_S))
+                return
+            except dist.DistStoreError:
+                self._is_told = True
+                rank, missing = self._peers.rank, self._missing()
+                if missing:
+                    write_line(f"farspan: rank {rank} waits for {name_ranks(missing)} to call farspan.distribute")
+                left_s -= _LONG_S
+        self._peers.store.wait([key], timedelta(seconds=left_s))
+
+    def _missing(self) -> list[int]:
+        """The ranks that have not come."""
+        return [rank for rank in range(self._peers.world_size) if not self._peers.store.check([f"rank {rank}"])]
+
     def _late(self) -> DeadlineError:
         """Names the ranks that have not come, whoever it was that this rank waited for."""
-        rank, everyone = self._peers.rank, range(self._peers.world_size)
-        missing = [other for other in everyone if not self._peers.store.check([f"rank {other}"])]
+        rank, missing = self._peers.rank, self._missing()
         what = f"rank {rank} waited {self._limit_s:g} s for "
         if not missing:
             return DeadlineError(

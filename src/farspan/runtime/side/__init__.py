@@ -8,11 +8,12 @@ failures, so that a difference or a death is an error with a name and never a ha
     rank 2 ---+     |
                   rank 0
 
-`wire` frames bytes, `hub` decides (pure, no sockets), `server` moves its messages; `channel` is what a rank holds,
-`link` its connection, `calls` its questions and answers.
+`wire` frames bytes; `hub` decides (its state is pure, without sockets) and moves its messages; `channel` is what a rank
+holds, `link` its connection, `calls` its questions and answers, `gathers` its parts of all-gathers, `waits` what it
+waits for.
 """
 
 from farspan.runtime.side.channel import SideChannel as SideChannel
-from farspan.runtime.side.server import HubServer as HubServer
+from farspan.runtime.side.hub.server import HubServer as HubServer
 
 __all__ = ["HubServer", "SideChannel"]

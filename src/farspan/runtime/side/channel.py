@@ -12,11 +12,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from farspan.errors import DeadlineError, FarspanError
+from farspan.outputs import write_line
 from farspan.runtime.side.calls import Calls
-from farspan.runtime.side.divergence import entries_to_show
 from farspan.runtime.side.gathers import Gathers
+from farspan.runtime.side.hub.divergence import entries_to_show
+from farspan.runtime.side.hub.server import HubServer
 from farspan.runtime.side.link import Link, LoopLink, connect
-from farspan.runtime.side.server import HubServer
 from farspan.runtime.side.text import (
     as_error,
     clip_head,
@@ -26,12 +27,13 @@ from farspan.runtime.side.text import (
     place_of,
     stack_of,
 )
+from farspan.runtime.side.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farspan.runtime.side.calls import Handler
-    from farspan.runtime.side.divergence import Entry
+    from farspan.runtime.side.hub.divergence import Entry
     from farspan.runtime.side.wire import Frame, Header
 
 __all__ = ["SideChannel"]
@@ -54,6 +56,8 @@ class SideChannel:
         history: Set by the caller: for a step, the (digest, description) of what was recorded, in order, each with what
             to try if it differs or without. Called in the listener thread when the programs differ; must not block.
         failure: The first failure of another rank, else None.
+        waits: What this rank's program waits for. A wait of half a minute becomes a line on rank 0's standard error.
+        place: Set by the caller: says in a line where this rank is in its schedule. Called in the listener thread.
         on_failure: Called once, in the listener thread, with the first failure. One that came before it was set is
             not repeated: look at `failure` after setting it.
 
@@ -73,6 +77,7 @@ class SideChannel:
         self.history: Callable[[int], Sequence[Entry]] | None = None
         self.failure: FarspanError | None = None
         self.on_failure: Callable[[FarspanError], None] = lambda error: None
+        self.place: Callable[[], str] = lambda: ""
         self._link = link
         self._server = server
         self._condition = threading.Condition()
@@ -91,7 +96,8 @@ class SideChannel:
         self._own_failure = ""
         self._fail_noted = False
         self._closed = False
-        link.listen(self._on_frame, self._on_end, self._calls.place)
+        self.waits = Waits()
+        link.listen(self._on_frame, self._on_end, self._calls.place, self._on_pause)
 
     @staticmethod
     def host(world_size: int, secret: str, bind_address: str | tuple[str, int]) -> HubServer:
@@ -204,10 +210,14 @@ class SideChannel:
         """
         if not 0 <= rank < self.world_size:
             raise ValueError(f"there is no rank {rank} among {self.world_size}")
-        answer = self._calls.ask(rank, request, deadline_s)
+
+        def to_do() -> str:
+            return f"to answer {clip_head(json.dumps(request), 120)}"
+
+        with self.waits.until(to_do, {"rank": rank}):
+            answer = self._calls.ask(rank, request, deadline_s)
         if answer is None:
-            to_do = f"to answer {clip_head(json.dumps(request), 120)}"
-            late = self._describe_late(deadline_s, to_do, {"rank": rank})
+            late = self._describe_late(deadline_s, to_do(), {"rank": rank})
             with self._condition:
                 self._raise_if_stopped()
             raise late
@@ -296,7 +306,7 @@ class SideChannel:
             to_do: What the others have not done: "to begin step 3".
             about: What the hub is asked of them: whose step, whose part of a gather.
         """
-        with self._condition:
+        with self.waits.until(lambda: to_do, about), self._condition:
             if self._wait(ready, deadline_s):
                 return
         late = self._describe_late(deadline_s, to_do, about)
@@ -306,7 +316,7 @@ class SideChannel:
 
     def _describe_late(self, deadline_s: float, to_do: str, about: Header) -> DeadlineError:
         status = self._ask({"t": "status", **about}, _STATUS_S)
-        late: list[int] = status["missing"][:_MAX_STACKS] if status else []
+        late: list[int] = status["here"][:_MAX_STACKS] if status else []
         places = [self.place_of(rank) for rank in late if rank != self.rank]
         return deadline_error(self.rank, deadline_s, to_do, status, places)
 
@@ -338,7 +348,11 @@ class SideChannel:
             self._calls.on_ended(header["rank"])
             return
         if kind == "stack":
-            self._link.send({"t": "stacked", "to": header["from"], "id": header["id"], "stack": stack_of(self._thread)})
+            place = "\n".join(filter(None, [stack_of(self._thread), self.place(), self.waits.describe()]))
+            self._link.send({"t": "stacked", "to": header["from"], "id": header["id"], "stack": place})
+            return
+        if kind == "say":
+            write_line(header["text"])
             return
         with self._condition:
             if self._gathers.on_frame(frame):
@@ -360,6 +374,11 @@ class SideChannel:
             _log.exception("the history of step %s cannot be shown", header["step"])
             entries = [(-1, f"(its history cannot be shown: {error!r})")]
         self._link.send({"t": "history", "query": header["query"]}, json.dumps(entries).encode())
+
+    def _on_pause(self) -> None:
+        late = self.waits.find_long()
+        if late is not None:
+            self._link.send(late)
 
     def _on_end(self, failure: Header) -> None:
         with self._condition:

@@ -16,6 +16,9 @@ from farspan.runtime.side.text import describe_death, describe_lost_link
 from farspan.runtime.side.wire import (
     LINK_DEAD_S,
     LOOK_S,
+    MAX_HEADER_BYTES,
+    MAX_HELLO_BYTES,
+    MAX_PAYLOAD_BYTES,
     PROTOCOL,
     Frame,
     FrameReader,
@@ -51,8 +54,11 @@ class Link(Protocol):
         on_frame: Callable[[Frame], None],
         on_end: Callable[[Header], None],
         place: Callable[[Header, int], bytearray | memoryview],
+        on_pause: Callable[[], None] = lambda: None,
     ) -> None:
-        """From now on every frame goes to `on_frame`, and the failure that its end means to `on_end`."""
+        """From now on every frame goes to `on_frame`, and the failure that its end means to `on_end`. `on_pause` is
+        called when nothing has come for LOOK_S.
+        """
         ...
 
     def send(self, header: Header, payload: Buffer = b"") -> None:
@@ -82,6 +88,7 @@ class LoopLink:
         on_frame: Callable[[Frame], None],
         on_end: Callable[[Header], None],
         place: Callable[[Header, int], bytearray | memoryview],
+        on_pause: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_frame = on_frame
 
@@ -113,8 +120,9 @@ class SocketLink:
         on_frame: Callable[[Frame], None],
         on_end: Callable[[Header], None],
         place: Callable[[Header, int], bytearray | memoryview],
+        on_pause: Callable[[], None] = lambda: None,
     ) -> None:
-        self._on_frame, self._on_end = on_frame, on_end
+        self._on_frame, self._on_end, self._on_pause = on_frame, on_end, on_pause
         self._reader.place = place
         self._thread.start()
 
@@ -154,6 +162,7 @@ class SocketLink:
                     frames = []
                     if silence_s(self._sock) > LINK_DEAD_S:
                         raise
+                    self._on_pause()
         except BlockingIOError:
             end = describe_lost_link(0)
             self.send({"t": "fail", **end})  # the other way may still be open
@@ -185,9 +194,10 @@ def connect(rank: int, world_size: int, address: tuple[str, int], secret: str, d
     except OSError as error:
         what = f"rank {rank} cannot reach rank 0's side channel"
         raise LaunchError(what, why=f"{place}: {error}", hint=hint) from None
-    reader, frames = FrameReader(), list[Frame]()
+    reader = FrameReader(max_header=MAX_HELLO_BYTES, max_payload=0)
+    reader.max_frames = 1
     try:
-        _greet(sock, reader, frames, until, secret, rank, world_size)
+        _greet(sock, reader, until, secret, rank, world_size)
     except TimeoutError:
         sock.close()
         raise _late(rank, place, deadline_s, hint) from None
@@ -198,28 +208,21 @@ def connect(rank: int, world_size: int, address: tuple[str, int], secret: str, d
     except BaseException:
         sock.close()
         raise
+    reader.max_header, reader.max_payload, reader.max_frames = MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, None
     sock.settimeout(None)
     limit_sends(sock, deadline_s)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _seconds(LOOK_S))
-    return SocketLink(sock, reader, frames, f"farspan-side-{rank}")
+    return SocketLink(sock, reader, reader.take(), f"farspan-side-{rank}")
 
 
-def _greet(
-    sock: socket.socket,
-    reader: FrameReader,
-    frames: list[Frame],
-    until: float,
-    secret: str,
-    rank: int,
-    world_size: int,
-) -> None:
-    """The rank's part of the proof (`wire.py`); leaves in `frames` what has come behind the welcome."""
+def _greet(sock: socket.socket, reader: FrameReader, until: float, secret: str, rank: int, world_size: int) -> None:
+    """The rank's part of the proof (`wire.py`)."""
 
     def hear() -> Header:
-        while not frames:
+        while True:
             sock.settimeout(max(0.001, min(until - time.monotonic(), threading.TIMEOUT_MAX)))
-            frames.extend(reader.read(sock))
-        return frames.pop(0).header
+            for frame in reader.read(sock):
+                return frame.header
 
     theirs, mine = str(hear().get("nonce")), nonce()
     who = {"protocol": PROTOCOL, "rank": rank, "world_size": world_size}

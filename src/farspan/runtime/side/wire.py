@@ -27,6 +27,7 @@ __all__ = [
     "LINK_DEAD_S",
     "LOOK_S",
     "MAX_HEADER_BYTES",
+    "MAX_HELLO_BYTES",
     "MAX_PAYLOAD_BYTES",
     "PROTOCOL",
     "Buffer",
@@ -52,6 +53,8 @@ Buffer = bytes | bytearray | memoryview
 
 PROTOCOL = 2
 MAX_HEADER_BYTES = 1 << 20
+MAX_HELLO_BYTES = 4096
+"""Of a header, as long as the other end has not proven who it is."""
 MAX_PAYLOAD_BYTES = 64 << 20
 """Of one frame. What is larger travels as several frames (see calls.py)."""
 
@@ -137,6 +140,8 @@ class FrameReader:
     ) -> None:
         self.max_header = max_header
         self.max_payload = max_payload
+        self.max_frames: int | None = None
+        """How many frames one `read` gives at most: what lies behind them is not looked at yet."""
         self.place = place
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._begin = 0
@@ -163,8 +168,12 @@ class FrameReader:
         if not count:
             raise EOFError
         self._end += count
+        return self.take()
+
+    def take(self) -> list[Frame]:
+        """The frames that are whole, of what has been read."""
         frames: list[Frame] = []
-        while self._parse():
+        while (self.max_frames is None or len(frames) < self.max_frames) and self._parse():
             frames.append(self._finish())
         return frames
 

@@ -20,6 +20,7 @@ from farspan.errors import DeadlineError
 from farspan.graph import Meta
 from farspan.runtime.media import Medium, Roads, Sending
 from farspan.runtime.program import Bundle
+from farspan.runtime.side import SideChannel
 
 __all__ = ["Channels"]
 
@@ -35,14 +36,12 @@ class Channels:
         medium: What carries them; None where there is one rank.
         rank: Of this process.
         deadline_s: The longest wait.
-        place_of: Says where the program of a late rank is.
+        side: Knows where the program of a late rank is, and is told of every wait.
     """
 
-    def __init__(
-        self, medium: Medium | None, rank: int, deadline_s: float, place_of: Callable[[int], str] = lambda rank: ""
-    ) -> None:
+    def __init__(self, medium: Medium | None, rank: int, deadline_s: float, side: SideChannel) -> None:
         self.medium = medium
-        self.place_of = place_of
+        self.side = side
         self.rank = rank
         self.deadline_s = deadline_s
         self.sending: deque[Sending] = deque()
@@ -80,12 +79,13 @@ class Channels:
         """
         for work in bundle.works:
             try:
-                work.wait(self.deadline_s)
+                with self.side.waits.until(lambda: f"to send {bundle.describe()}", {"rank": bundle.src}):
+                    work.wait(self.deadline_s)
             except TimeoutError as error:
                 why = f"rank {bundle.src} did not send it: it is stopped, very slow, or cannot be reached."
                 raise DeadlineError(
                     f"{waiting()} waited {self.deadline_s:g} s for {bundle.describe()} from rank {bundle.src}.",
-                    why=f"{why}\n{self.place_of(bundle.src)}".rstrip(),
+                    why=f"{why}\n{self.side.place_of(bundle.src)}",
                     hint="look at that rank's log; FARSPAN_DEADLINE=seconds allows longer waits",
                 ) from error
         bundle.works.clear()

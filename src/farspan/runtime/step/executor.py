@@ -60,6 +60,9 @@ class Executor:
         self.traces: list[Trace] = []
         self.interruption: Interruption
         """Of the step that runs."""
+        self._running: Program | None = None
+        self._number = 0
+        """Of the task that runs, or that is to run next."""
 
     def run(self, program: Program, interruption: Interruption) -> None:
         """Run all steps of `program`; where the user's code raises an exception, what comes before that in the
@@ -67,7 +70,9 @@ class Executor:
         """
         self.interruption = interruption
         with self.remat.running(program):
+            self._running, self._number = program, 0
             self._run(program)
+            self._running = None
             if interruption.has_ended:
                 self.remat.forget()
                 self.deferred.clear()
@@ -92,6 +97,7 @@ class Executor:
             self._wait(bundle, "before the first task")
         borrowed: list[Bundle] = []
         for number, step in enumerate(program.steps):
+            self._number = number
             self.check()
             for bundle in step.posts:
                 self._post(bundle)
@@ -115,6 +121,14 @@ class Executor:
             for item in bundle.items:
                 if isinstance(item, Value):
                     item.data = None
+
+    def describe_place(self) -> str:
+        """Which task of how many this rank is at; "" between steps. Another thread may ask."""
+        program, number = self._running, self._number
+        if program is None or number >= len(program.steps):
+            return ""
+        step = program.steps[number]
+        return f"task {number + 1} of {len(program.steps)}: {step.kind.value} of {step.work.describe()}"
 
     def take(self, edge: Edge) -> torch.Tensor | None:
         """The gradient on `edge`, where a backward has stopped; None on the ranks that do not have it."""

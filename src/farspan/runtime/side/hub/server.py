@@ -17,6 +17,7 @@ from farspan.runtime.side.wire import (
     LINK_DEAD_S,
     LOOK_S,
     MAX_HEADER_BYTES,
+    MAX_HELLO_BYTES,
     MAX_PAYLOAD_BYTES,
     PROTOCOL,
     Buffer,
@@ -39,7 +40,6 @@ _log = logging.getLogger(__name__)
 
 _MAX_STRANGERS = 128
 """Connections that have not said hello yet; the oldest goes when one more comes."""
-_MAX_HELLO_BYTES = 4096
 _FLUSH_S = 5.0
 """At the end of the hub: how long a rank may take to accept what is still queued for it."""
 
@@ -51,7 +51,7 @@ class _Connection:
         self.sock = sock
         self.rank: int | None = None
         self.nonce = nonce()
-        self.reader = FrameReader(max_header=_MAX_HELLO_BYTES, max_payload=0)
+        self.reader = FrameReader(max_header=MAX_HELLO_BYTES, max_payload=0)
         self.queue: deque[Buffer] = deque()
         self.events = selectors.EVENT_READ
         self.last_words = False

@@ -7,7 +7,8 @@
                                                      void        key, what         (can never be complete)
     (any with "to": a message for that rank)         (the same, "to" replaced by "from")
     fail        what, why, hint, traceback           failure     the error, to all but its origin; noted, to the origin
-    status      id, step | key | rank | nothing      status      id, missing, notes
+    status      id, step | key | rank | nothing      status      id, missing, here, notes
+    late        to_do, for_s, what a status has      say         text              (to rank 0)
     finish      step, digest (still answers)         finished                      (all ranks have, with one digest)
     bye                                              ended       rank
 
@@ -22,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from farspan.runtime.side.divergence import HINT, History, describe_difference, describe_ended
+from farspan.runtime.side.hub.divergence import HINT, History, describe_difference, describe_ended
 from farspan.runtime.side.text import clip_head, describe_death, describe_lost_link, name_ranks
 
 if TYPE_CHECKING:
@@ -111,10 +112,12 @@ class Hub:
             self.ended.add(rank)
             return self._on_finish(rank, header, [Message(self._others(), {"t": "ended", "rank": rank})])
         if kind == "status":
-            return [self._status(rank, header)]
+            return [Message((rank,), {"t": "status", "id": header["id"], **self._status(header)})]
         if self.failed:
             # Whoever fails second must not wait for an answer either.
             return [Message((rank,), {"t": "noted"})] if kind == "fail" else []
+        if kind == "late":
+            return [Message((0,), {"t": "say", "text": self._describe_late(rank, header)})]
         if "to" in header:
             return self._relay(rank, header, payload)
         if kind == "start":
@@ -301,7 +304,15 @@ class Hub:
         waiting = self._begun_at(len(self._begun[rank]))
         return [*messages, *self._open_dispute(waiting, [rank])] if waiting else messages
 
-    def _status(self, rank: int, header: Header) -> Message:
+    def _describe_late(self, rank: int, header: Header) -> str:
+        status = self._status(header)
+        who = name_ranks(status["missing"]) if status["missing"] else "the others"
+        to_do = clip_head(str(header["to_do"]), 200)
+        text = f"farspan: rank {rank} has waited {int(header['for_s'])} s for {who} {to_do}"
+        return "\n  ".join([text, *status["notes"]])
+
+    def _status(self, header: Header) -> Header:
+        """Who is missing, which of them could answer, and what they did last."""
         everyone = range(self.world_size)
         if "step" in header:
             step = header["step"]
@@ -317,7 +328,8 @@ class Hub:
             notes.append(f"and {len(missing) - _MAX_NOTES} more")
         if self._dispute is not None:
             notes.append(f"the programs differ; yet to show what was recorded: {name_ranks(self._dispute.awaited)}")
-        return Message((rank,), {"t": "status", "id": header["id"], "missing": missing, "notes": notes})
+        here = [r for r in missing if r in self.joined - self.ended - self.died]
+        return {"missing": missing, "here": here, "notes": notes}
 
     def _describe(self, rank: int) -> str:
         if rank in self.died:
