@@ -132,14 +132,14 @@ def _diverges(case: Case) -> Expected:
     return Expected(code=1, texts=("DivergenceError",))
 
 
-def _ended_in_the_middle(code: int | None) -> Callable[[Case], Expected]:
-    """Who leaves by sys.exit is found by the others; who of them reports it is the same."""
+def _left(code: int) -> Callable[[Case], Expected]:
+    """Who leaves by sys.exit is found by the others, and may be named by them; the exit code may be theirs."""
 
     def expected(case: Case) -> Expected:
-        said = rf"rank {case.victim} of {case.num_ranks} failed: exit code {code}\b"
         ended = rf"rank {case.victim} has ended its program"
-        torch = (rf"{ended}|exitcode  : {code} ",)
-        return Expected(code=code, texts=(f"{said}|{ended}" if code else ended,), torch_texts=torch)
+        own, torch_own = rf"rank {case.victim} of {case.num_ranks} failed: exit code {code}\b", rf"exitcode  : {code} "
+        texts = (f"{own}|{ended}", f"{torch_own}|{ended}") if code else (ended, ended)
+        return Expected(texts=texts[:1], torch_texts=texts[1:])
 
     return expected
 
@@ -169,8 +169,8 @@ KINDS: dict[str, Kind] = {
         what="a rank reads address 0", expected=_fails(139, "killed by SIGSEGV", torch=("SIGSEGV",)), weight=3
     ),
     "exit_3": Kind(what="os._exit(3)", expected=_fails(3, "exit code 3", torch=("exitcode  : 3 ",)), weight=3),
-    "sys_exit_5": Kind(what="sys.exit(5) in the middle", expected=_ended_in_the_middle(5), weight=3),
-    "sys_exit_0": Kind(what="sys.exit(0) in the middle", expected=_ended_in_the_middle(None)),
+    "sys_exit_5": Kind(what="sys.exit(5) in the middle", expected=_left(5), weight=3),
+    "sys_exit_0": Kind(what="sys.exit(0) in the middle", expected=_left(0)),
     "forward": Kind(what="an exception in a module", expected=_fails(1, "ValueError: a bad activation"), weight=4),
     "loop": Kind(
         what="an exception in the loop, with its cause",

@@ -224,13 +224,16 @@ def compare(launcher: str, num_ranks: int, target: str, calm: Training, attacked
 
 
 def show(row: dict[str, Any]) -> None:
-    """A line for a run under attack."""
+    """A line for a run under attack, and a second one for what it has changed."""
     same = "same bits" if row["same"] else "OTHER RESULTS"
+    before, after = row["step_ms"]
     print(
         f"{row['launcher']:<5s}{row['ranks']} ranks  {row['target']:<6s}{row['sent']:>7d} sent, "
-        f"{row['refused']} refused, {row['overheard']} hellos overheard, {row['welcomes']} let in; exit codes {row['codes']}, {same}, "
-        f"{row['more_mib']:+.1f} MiB, step x {row['slower']:.2f} ({row['step_ms'][0]} to {row['step_ms'][1]} ms), "
-        f"{row['error_bytes']} bytes on standard error",
+        f"{row['refused']} refused, {row['overheard']} hellos overheard, {row['welcomes']} let in"
+    )
+    print(
+        f"     exit codes {row['codes']}, {same}, {row['more_mib']:+.1f} MiB, step x {row['slower']:.2f} "
+        f"({before} to {after} ms), {row['error_bytes']} bytes on standard error",
         flush=True,
     )
     if row["last_words"]:
