@@ -33,6 +33,7 @@ def tell(event):
 tell("started")
 if kind == "secret" and is_victim:
     os.environ["FARSPAN_SECRET"] = "of another run"
+    tell("fault")
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402

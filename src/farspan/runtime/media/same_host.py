@@ -151,7 +151,7 @@ class _Connection:
 
 
 class SameHostMedium:
-    """Transfers with the neighbours of this rank. All but `abort` is for one thread."""
+    """Transfers with the neighbours of this rank. All but `abort` and `resume` is for one thread."""
 
     def __init__(self, rank: int, neighbours: Sequence[Neighbour], *, has_core_for_each: bool) -> None:
         self.rank = rank
@@ -215,6 +215,10 @@ class SameHostMedium:
     def abort(self) -> None:
         self._is_aborted = True
         shut_down(self._sockets)  # which also wakes a wait
+        self.resume()
+
+    def resume(self) -> None:
+        """Let the ranks of this host go on whose processes are stopped."""
         for connection in self._connections.values():
             connection.resume()
 

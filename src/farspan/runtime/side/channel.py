@@ -58,6 +58,7 @@ class SideChannel:
         failure: The first failure of another rank, else None.
         waits: What this rank's program waits for. A wait of half a minute becomes a line on rank 0's standard error.
         place: Set by the caller: says in a line where this rank is in its schedule. Called in the listener thread.
+        wake: Set by the caller: lets processes of other ranks go on that are stopped, so that they hear of a failure.
         on_failure: Called once, in the listener thread, with the first failure. One that came before it was set is
             not repeated: look at `failure` after setting it.
 
@@ -78,6 +79,7 @@ class SideChannel:
         self.failure: FarspanError | None = None
         self.on_failure: Callable[[FarspanError], None] = lambda error: None
         self.place: Callable[[], str] = lambda: ""
+        self.wake: Callable[[], None] = lambda: None
         self._link = link
         self._server = server
         self._condition = threading.Condition()
@@ -237,6 +239,7 @@ class SideChannel:
                 return
             self._own_failure = str(error) or type(error).__name__
             self._condition.notify_all()
+        self.wake()
         self._link.send({"t": "fail", **described(error)})
         if not self._link.is_listener():
             with self._condition:
