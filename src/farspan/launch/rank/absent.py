@@ -49,7 +49,8 @@ def _at_end(process: int, messenger: str) -> None:
         return
     error: BaseException | None = getattr(sys, "last_value", None)
     if error is not None:
-        leave_error(error, is_heard=isinstance(error, RemoteError))
+        # Who only heard that a rank never came is the first to fail; a rank that failed has left a file of its own.
+        leave_error(error, is_heard=isinstance(error, RemoteError) and bool(error.remote_traceback))
     if process in _processes_that_came:
         return
     try:
