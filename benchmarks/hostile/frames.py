@@ -23,13 +23,13 @@ def framed(header: bytes, *, magic: bytes = b"FSC1", header_size: int | None = N
     return _PREFIX.pack(magic, size, payload_size) + header
 
 
-def hello(rng: random.Random, world_size: int, **changed: Any) -> dict[str, Any]:
+def hello(rng: random.Random, num_ranks: int, /, **changed: Any) -> dict[str, Any]:
     """A hello as a rank says it, without the proof of the secret."""
     return {
         "t": "hello",
         "protocol": 2,
-        "rank": rng.randrange(world_size),
-        "world_size": world_size,
+        "rank": rng.randrange(num_ranks),
+        "world_size": num_ranks,
         "nonce": rng.randbytes(16).hex(),
         "proof": rng.randbytes(32).hex(),
         **changed,

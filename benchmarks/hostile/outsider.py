@@ -22,7 +22,8 @@ sys.path[:0] = [str(ROOT)]
 from benchmarks.hostile.frames import GLOO, HUB, STORE, framed, hello  # noqa: E402
 from benchmarks.hostile.watch import listening_ports  # noqa: E402
 
-_ANSWER_S = 0.2
+_CONNECTING_S = 1.0
+_ANSWER_S = 0.05
 _NUM_OPEN = 200
 _NUM_FLOOD = 60
 _KINDS = {"hub": HUB, "gloo": GLOO, "store": STORE}
@@ -39,8 +40,8 @@ class Outsider:
         self.rng = random.Random(f"outsider {seed}")
         self.sent: dict[str, int] = {}
         self.num_welcomes = 0
-        self.num_refused = 0
-        """Connections that nobody took."""
+        self.refused: dict[str, int] = {}
+        """How often an attack ended with an error of the connection, by the error."""
         self._open: list[socket.socket] = []
 
     def attack_once(self) -> None:
@@ -49,28 +50,31 @@ class Outsider:
         try:
             if choice < 0.01:
                 self._flood(port)
-            elif choice < 0.10:
+            elif choice < 0.04:
                 self._stay(port)
-            elif choice < 0.20 and self.overheard:
+            elif choice < 0.12 and self.overheard:
                 self._replay(port)
             else:
                 name = self.rng.choice(list(_KINDS[self.target]))
                 self._send(port, name, _KINDS[self.target][name](self.rng, self.world_size))
-        except OSError:
-            self.num_refused += 1
+        except OSError as error:
+            name = type(error).__name__
+            self.refused[name] = self.refused.get(name, 0) + 1
 
     def _count(self, name: str, number: int = 1) -> None:
         self.sent[name] = self.sent.get(name, 0) + number
 
     def _connect(self, port: int) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_S)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=_CONNECTING_S)
+        connection.settimeout(_ANSWER_S)
+        return connection
 
     def _send(self, port: int, name: str, data: bytes) -> None:
         with self._connect(port) as connection:
             with contextlib.suppress(OSError):
                 connection.sendall(data)
             self._count(name)
-            if self.rng.random() < 0.5:
+            if self.rng.random() < 0.2:
                 self._hear(connection)
 
     def _hear(self, connection: socket.socket) -> None:
@@ -159,7 +163,7 @@ def main() -> None:
         "roles": {str(port): role for port, role in roles.items()},
         "sent": outsider.sent,
         "welcomes": outsider.num_welcomes,
-        "refused": outsider.num_refused,
+        "refused": outsider.refused,
         "overheard": len(heard),
     }
     print(json.dumps(report), flush=True)
