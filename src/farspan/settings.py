@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 
 from farspan.errors import LaunchError
@@ -28,6 +29,7 @@ _SETTINGS = ("DEADLINE", "FILES", "MEASURE", "REPORT", "SAME_HOST", "SECRET", "V
 _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "STORE", "LAUNCHER", "LOG_DIR", "RUN_FOLDER")
 _KNOWN = tuple(PREFIX + name for name in (*_SETTINGS, *_OF_LAUNCHER, "ENTROPY"))
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,3})?")
 _LONGEST_S = 1e9
 
 
@@ -64,10 +66,7 @@ def seconds(name: str, *, default: float) -> float:
         LaunchError: It is none.
     """
     found = text(name)
-    try:
-        value = float(found) if found else default
-    except ValueError:
-        value = math.nan
+    value = float(found) if _NUMBER.fullmatch(found) else math.nan if found else default
     if not 0.0 < value <= _LONGEST_S:
         raise LaunchError(
             f"{PREFIX}{name}={found!r} is not a number of seconds.",

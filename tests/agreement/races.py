@@ -86,6 +86,9 @@ class LateMedium:
             found.messages.put(None)
         return receiving
 
+    def checks_sizes(self, src: int) -> bool:
+        return True
+
     def abort(self) -> None:
         self.is_aborted = True
         with self.network.lock:

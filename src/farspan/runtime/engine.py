@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -157,8 +158,10 @@ class Engine:
         draws = self.recorder.noted_draws.take()
         digest, data = self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}", draws)
         self.side.start(step, digest, data)
+        self.channels.agree = functools.partial(self.side.wait_agreed, step, self.deadline_s)
         if learning is not None or self.recorder.runs_each_backward or changes_state(graphs):
-            self.side.wait_agreed(step, self.deadline_s)  # a slower rank may still read what the step will change
+            self.channels.agree()  # a slower rank may still read what the step will change
+            self.channels.agree = None
         end = StepEnd(self, step, graphs, [position for _, _, position in draws])
         with self.executing():
             self.inputs.check(graphs)
@@ -221,11 +224,10 @@ class Engine:
         except Exception as error:
             if self.num_ranks == 1:
                 raise  # nobody waits for this rank
-            if isinstance(error, RuntimeError) and self._failed.is_set():
-                self.check()
             if isinstance(error, TransferError):
                 self._failed.wait(_CAUSE_S)
-                self.check()
+            if isinstance(error, RuntimeError) and self._failure is not None:
+                raise self._failure from None  # which broke this
             self._fail(error)
         finally:
             self.recorder.is_recording = True

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from collections.abc import Callable
 from types import TracebackType
 
@@ -28,6 +29,9 @@ __all__ = ["watch_end"]
 _LINGER_S = 10.0
 _LINGER_AFTER_FAILURE_S = 2.0
 """The others have been told; one that is stopped would keep all of them."""
+_ENDING_S = 5.0
+"""How long the end of a process that has failed may take."""
+_SEEING_S = 1.0
 _exit_codes: list[int] = []
 
 
@@ -42,10 +46,11 @@ def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) ->
             previous(kind, error, trace)
             return
         has_raised = True
-        heard = _heard_from_others(error)
-        leave_error(error, is_heard=bool(heard))
-        if heard:
-            write_line(heard)
+        raised_by = error.rank if isinstance(error, RemoteError) else rank_that_raised(error)
+        leave_error(error, is_heard=raised_by is not None)
+        if raised_by is not None:  # and shows its traceback itself
+            write_line(_describe_remote(error, raised_by))
+            _let_torchrun_see(raised_by, roads)
             return
         if not isinstance(error, (PlanError, DivergenceError)):  # every rank finds these by itself
             engine.side.fail(error)
@@ -71,14 +76,20 @@ def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) ->
     atexit.register(leave)
 
 
-def _heard_from_others(error: BaseException) -> str:
-    """What to print of an error that another rank has raised, which shows its traceback itself; "" for one's own."""
+def _describe_remote(error: BaseException, rank: int) -> str:
     if isinstance(error, RemoteError):
         return f"{type(error).__name__}: {error}"
-    raised_by = rank_that_raised(error)
-    if raised_by is None:
-        return ""
-    return f"{RemoteError.__name__}: rank {raised_by} failed: {type(error).__name__}: {first_line(error)}"
+    return f"{RemoteError.__name__}: rank {rank} failed: {type(error).__name__}: {first_line(error)}"
+
+
+def _let_torchrun_see(rank: int, roads: Roads) -> None:
+    """torchrun takes the first process that it sees ended for the cause of all: let that be the rank that failed.
+
+    It looks ten times a second, and then ends this process.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        roads.wait_ended(rank, _ENDING_S)
+        threading.Event().wait(_SEEING_S)
 
 
 def _exit_as_failed() -> None:

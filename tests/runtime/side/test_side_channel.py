@@ -39,7 +39,7 @@ def test_divergence_names_the_first_call_that_differs(ranks):
     def act(channel):
         if channel.rank:
             channel.start(5, 11)
-            channel._ask_status({"step": 5})  # So the hub has it, and rank 0 is the last.
+            channel._ask({"t": "status", "step": 5}, LONG_S)  # So the hub has it, and rank 0 is the last.
         begun.wait(LONG_S)
         if not channel.rank:
             channel.start(5, 10)
@@ -180,7 +180,7 @@ def test_requests_wait_for_the_handler_to_be_set(ranks):
     channels = ranks(2)
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(channels[0].request, 1, {}, LONG_S)
-        channels[0]._ask_status({"rank": 1})  # The request has passed the hub.
+        channels[0]._ask({"t": "status", "rank": 1}, LONG_S)  # The request has passed the hub.
         channels[1].serve(lambda body: ({"ok": True}, b""))
         assert early.result(LONG_S)[0] == {"ok": True}
 

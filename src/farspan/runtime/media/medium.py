@@ -41,6 +41,10 @@ class Medium(Protocol):
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work: ...
 
+    def checks_sizes(self, src: int) -> bool:
+        """Whether a message of another size than is received from `src` ends in a TransferError, and not in worse."""
+        ...
+
     def abort(self) -> None:
         """Make all transfers under way, and all later ones, fail at once. May be called from any thread."""
         ...

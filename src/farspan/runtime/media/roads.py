@@ -32,6 +32,14 @@ class Roads:
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work:
         return self._road(flat, src).receive(flat, src, channel)
 
+    def checks_sizes(self, src: int) -> bool:
+        return self.device is None and self.near is not None and self.near.reaches(src)
+
+    def wait_ended(self, rank: int, deadline_s: float) -> None:
+        """Return when the process of a rank has ended, if this one can see it, or after the deadline."""
+        if self.near is not None:
+            self.near.wait_ended(rank, deadline_s)
+
     def abort(self) -> None:
         for road in (self.host, self.device, self.near):
             if road is not None:

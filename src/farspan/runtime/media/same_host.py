@@ -188,6 +188,15 @@ class SameHostMedium:
         """Whether `rank` is a neighbour; both ends say the same."""
         return rank in self._connections
 
+    def wait_ended(self, rank: int, deadline_s: float) -> None:
+        """Return when the process of a rank has ended, if it is on this host, or after the deadline."""
+        connection = self._connections.get(rank)
+        if connection is not None:
+            select.select([connection.pidfd], [], [], deadline_s)
+
+    def checks_sizes(self, src: int) -> bool:
+        return True
+
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> _Transfer:
         connection = self._connections[dst]
         self.raise_if_broken(connection)

@@ -87,8 +87,8 @@ def _connect(peers: Peers, records: Records, limit_s: float) -> Joined:
     with records.telling(f"rank {rank}"):
         address = address_towards(peers.host)
         records.write(f"rank {rank}", {"address": address})
-    hub = records.read("hub", 0)
     with records.telling(f"joined {rank}"):
+        hub = records.read("hub", 0)
         host, port, given = str(hub.get("address")), hub.get("port"), str(hub.get("secret"))
         known = settings.text("SECRET")
         if bool(given) == bool(known):

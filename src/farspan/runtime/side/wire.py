@@ -62,9 +62,9 @@ _PREFIX = struct.Struct("!4sIQ")
 _MAGIC = b"FSC1"
 _SCRATCH_BYTES = 64 << 10
 
-LINK_DEAD_S = 10.0
+LINK_DEAD_S = 8.0
 """A link over which no sign of life has come for so long is given up."""
-LOOK_S = 2.0
+LOOK_S = 1.0
 """How often links are looked at."""
 _LINK_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 _LAST_ACK_AT = 56

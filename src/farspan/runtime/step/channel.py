@@ -44,6 +44,8 @@ class Channels:
         self.side = side
         self.rank = rank
         self.deadline_s = deadline_s
+        self.agree: Callable[[], None] | None = None
+        """Returns once all ranks have begun the step with one program; None where that is so."""
         self.sending: deque[Sending] = deque()
         self.allocate: Callable[..., torch.Tensor] = torch.empty
         """Makes receive buffers; tests count them here."""
@@ -56,6 +58,9 @@ class Channels:
     def post(self, bundle: Bundle, metas: Sequence[Meta], device: torch.device) -> None:
         """Begin to receive `bundle`."""
         assert self.medium is not None
+        if self.agree is not None and not self.medium.checks_sizes(bundle.src):
+            self.agree()
+            self.agree = None
         parts = _Parts(metas, has_strides=not bundle.is_between_gpus)
         device = device if bundle.is_between_gpus else _HOST
         bundle.tensors = [None] * len(metas)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.hosts import ADDRESSES, Hosts, are_possible, two_hosts
+from tests.launch.joining.hosts import ADDRESSES, Hosts, are_possible, two_hosts
 from tests.support.ranks import ROOT, SOURCES
 
 pytestmark = pytest.mark.skipif(not are_possible(), reason="needs root and network namespaces")

@@ -1,0 +1,66 @@
+"""How a rank's program ends: what others hear, what torchrun is told, what a forked child leaves alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.ranks import ROOT, SOURCES, free_port, run_processes
+
+TRAINS = """
+import os, sys
+import torch
+from torch import nn
+import farspan
+
+rank = int(os.environ["RANK"])
+torch.manual_seed(0)
+model = farspan.distribute(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]), measure=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train():
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return f"{loss.item():.9f}"
+"""
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(0)", "raise ValueError('of the child')", "os._exit(0)", "pass"])
+def test_a_forked_child_that_ends_leaves_the_run_alone(tmp_path: Path, ends: str) -> None:
+    script = tmp_path / "script.py"
+    forks = f"child = os.fork()\nif child == 0:\n    {ends}\n"
+    goes_on = "else:\n    os.waitpid(child, 0)\n    print(train(), train())\n"
+    script.write_text(f"{TRAINS}print(train())\nsys.stdout.flush()\n{forks}{goes_on}")
+    finished = run_processes(2, script, environment={"FARSPAN_DEADLINE": "20"})
+    assert [each.code for each in finished] == [0, 0], finished[0].stderr
+    assert "DeadlineError" not in finished[0].stderr + finished[1].stderr  # the child waits for nobody
+    assert finished[0].stdout == finished[1].stdout and len(finished[0].stdout.split()) == 3
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_the_others_are_told_before_the_cause_is_printed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    fails = "if rank == 1:\n    sys.stderr = open('/dev/full', 'w')\n    raise KeyError('the cause')\ntrain()\n"
+    script.write_text(TRAINS + fails)
+    first, second = run_processes(2, script, environment={"FARSPAN_DEADLINE": "60"})
+    assert first.code != 0 and second.code != 0
+    assert "rank 1 failed: KeyError: 'the cause'" in first.stderr
+    assert first.duration_s < 50
+
+
+def test_torchrun_reports_the_rank_that_failed_and_its_error(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TRAINS + "train()\nif rank == 1:\n    raise ValueError('no more data')\ntrain()\n")
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", str(script)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCES, ROOT]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode != 0
+    cause = done.stderr[done.stderr.index("Root Cause") :]
+    assert "rank      : 1" in cause and "ValueError: no more data" in cause
