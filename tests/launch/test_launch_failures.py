@@ -77,6 +77,22 @@ def test_culprit_is_the_rank_that_failed_by_itself(job):
     assert err[err.index("farspan run:") :].count("Traceback") == 1
 
 
+def test_culprit_is_found_where_the_disk_of_the_logs_is_full(job):
+    script = (
+        "from farspan.launch.rank.notes import note_hearing\n"
+        "note = os.environ['FARSPAN_RUN_FOLDER'] + '/heard-1'\n"
+        "if rank == 0: print('RemoteError: rank 2 failed: OSError: no space left', file=sys.stderr)\n"
+        "if rank == 1: note_hearing(1)\n"
+        "if rank == 2:\n"
+        "    while not os.path.exists(note): time.sleep(0.01)\n"
+        "    time.sleep(0.2)  # so that rank 1 has ended\n"
+        "sys.exit(1)\n"
+    )
+    code, _, err = job.run(script, 3)
+    assert code == 1
+    assert "farspan run: rank 2 of 3 failed: exit code 1.\n  why   OSError: no space left\n" in err
+
+
 def test_hanging_survivors_are_ended_after_the_grace(job):
     script = READY + (
         "if rank == 1: sys.exit(3)\n"

@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from farspan.errors import LaunchError
@@ -26,7 +26,7 @@ from farspan.launch.job import Job, signals_to
 from farspan.launch.logs import find_cause, find_exception, find_word_of, only_heard_of_it
 from farspan.launch.process import Rank
 from farspan.launch.rank.entropy import entropy_variables
-from farspan.launch.rank.notes import trains_copies
+from farspan.launch.rank.notes import heard_ranks, trains_copies
 from farspan.launch.sweep import Sweeper
 from farspan.settings import PREFIX
 
@@ -100,6 +100,7 @@ def run(
     finally:
         job.close()
         are_copies = run_folder is not None and trains_copies(run_folder)
+        heard = set[int]() if run_folder is None else heard_ranks(run_folder)
         if run_folder is not None:
             shutil.rmtree(run_folder, ignore_errors=True)
         if sweeper is not None:
@@ -107,14 +108,23 @@ def run(
         if log_dir is None:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only if nobody wrote: one rank has no log
-    code = _conclude(job)
+    code = _conclude(job, heard)
     if code == 0 and are_copies:
         say(_ALONE.format(n=num_processes))
     return code
 
 
-def _conclude(job: Job) -> int:
-    """Says what went wrong, if anything did, and returns the exit code."""
+def _conclude(job: Job, heard: Collection[int]) -> int:
+    """Says what went wrong, if anything did, and returns the exit code.
+
+    Args:
+        job: That is over.
+        heard: Ranks that say that they ended because another one failed.
+    """
+
+    def only_heard(rank: Rank) -> bool:
+        return rank.number in heard or only_heard_of_it(rank.read_tail())
+
     failed = [rank for rank in job.ended if rank.returncode != 0]
     own = [rank for rank in failed if not rank.was_stopped]
     if not failed:
@@ -123,9 +133,9 @@ def _conclude(job: Job) -> int:
         say(f"farspan run: ended by {job.interrupted_by.name}; logs in {job.log_dir}")
         return 128 + job.interrupted_by
     # A rank that only noticed the failure of another may well have ended before it.
-    culprit = next((rank for rank in own if not only_heard_of_it(rank.read_tail())), [*own, *failed][0])
+    culprit = next((rank for rank in own if not only_heard(rank)), [*own, *failed][0])
     stopped = [rank for rank in job.ended if rank.was_stopped]
-    if job.never_joined and (culprit.was_stopped or only_heard_of_it(culprit.read_tail())):
+    if job.never_joined and (culprit.was_stopped or only_heard(culprit)):
         say(_describe_absence(job, job.never_joined[0]))
         return 1
     say(_describe_failure(job, culprit, stopped))

@@ -10,6 +10,7 @@ Then what farspan has opened is closed.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -18,6 +19,7 @@ from types import TracebackType
 
 from farspan.errors import DivergenceError, FarspanError, PlanError, RemoteError
 from farspan.launch.rank.error_file import leave_error
+from farspan.launch.rank.notes import note_hearing
 from farspan.outputs import write_line
 from farspan.runtime.abort.aborted import rank_that_raised
 from farspan.runtime.engine import Engine
@@ -49,6 +51,8 @@ def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) ->
         raised_by = error.rank if isinstance(error, RemoteError) else rank_that_raised(error)
         leave_error(error, is_heard=raised_by is not None)
         if raised_by is not None:  # and shows its traceback itself
+            with contextlib.suppress(OSError):  # the disk is full
+                note_hearing(engine.rank)
             write_line(_describe_remote(error, raised_by))
             _let_torchrun_see(raised_by, roads)
             return

@@ -88,6 +88,16 @@ def test_closing_waits_for_what_a_thread_is_doing(ranks, what):
         thread.join()
 
 
+def test_a_rank_that_fails_first_lets_stopped_ones_go_on(ranks):
+    channels = ranks(2)
+    woken, heard = [], threading.Event()
+    channels[1].wake = lambda: woken.append(heard.is_set())
+    channels[0].on_failure = lambda error: heard.set()
+    channels[1].fail(ValueError("the loader is empty"))
+    assert heard.wait(LONG_S)
+    assert woken == [False]
+
+
 def test_only_the_first_failure_counts(ranks):
     channels = ranks(3)
     channels[2].start(0, 1)
