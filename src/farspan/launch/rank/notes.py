@@ -95,7 +95,8 @@ def trains_copies(folder: str) -> bool:
 
 
 def _ranks_that_noted(folder: str, prefix: str) -> set[int]:
-    return {int(name.removeprefix(prefix)) for name in os.listdir(folder) if name.startswith(prefix)}
+    names = os.listdir(folder) if os.path.isdir(folder) else []  # who cleans up temporary files may have removed it
+    return {int(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
 
 
 def _nothing() -> None:
