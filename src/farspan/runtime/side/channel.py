@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from farspan.errors import DeadlineError, FarspanError
@@ -18,15 +19,7 @@ from farspan.runtime.side.gathers import Gathers
 from farspan.runtime.side.hub.divergence import entries_to_show
 from farspan.runtime.side.hub.server import HubServer
 from farspan.runtime.side.link import Link, LoopLink, connect
-from farspan.runtime.side.text import (
-    as_error,
-    clip_head,
-    deadline_error,
-    described,
-    fresh,
-    place_of,
-    stack_of,
-)
+from farspan.runtime.side.text import as_error, clip_head, deadline_error, described, fresh, place_of, stack_of
 from farspan.runtime.side.waits import Waits
 
 if TYPE_CHECKING:
@@ -44,6 +37,8 @@ _STATUS_S = 5.0
 _STACK_S = 2.0
 """How long a late rank may take to say where it is: its listener is at hand unless the process is stopped."""
 _MAX_STACKS = 4
+_WAKE_S = 0.5
+"""How often a rank that has failed lets stopped ones go on while the hub does not answer."""
 _ENDING_S = 5.0
 """How long `fail` may take to see its news on their way, and `close` to see each of this channel's threads idle."""
 
@@ -241,9 +236,12 @@ class SideChannel:
             self._condition.notify_all()
         self.wake()
         self._link.send({"t": "fail", **described(error)})
-        if not self._link.is_listener():
+        until = time.monotonic() + _ENDING_S
+        while not self._link.is_listener() and time.monotonic() < until:
             with self._condition:
-                self._condition.wait_for(lambda: self._fail_noted or self._closed, _ENDING_S)
+                if self._condition.wait_for(lambda: self._fail_noted or self._closed, _WAKE_S):
+                    return
+            self.wake()  # it may have been stopped only now
 
     def finish(self, deadline_s: float, digest: int = 0) -> None:
         """Says that this rank's program is over, and goes on answering requests until all ranks have said so.
