@@ -14,12 +14,11 @@ KINDS = [
     "afmoe",  # experts
     "bert",
     "deepseek_vl",
-    "mistral",
     "torch.in_place",
     "torch.wandering",
     "vit",
 ]
-"""One family or two of each kind of the tenth: text, images with text, images, programs of torch alone."""
+"""A family or two of each kind of the tenth: text, images with text, images, programs of torch alone."""
 
 
 @pytest.mark.timeout(900)

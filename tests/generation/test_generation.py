@@ -181,6 +181,7 @@ def test_memory_that_others_see_is_not_written_by_recorded_values(kind: str, num
         run_threads(num_ranks, program)
 
 
+@pytest.mark.slow
 def test_the_same_tokens_in_real_processes_with_a_seed() -> None:
     results = [json.loads(process.stdout.splitlines()[-1]) for process in run_processes(2, SCRIPT)]
     for wanted, got in results:

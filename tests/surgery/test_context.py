@@ -81,7 +81,7 @@ def train(model: nn.Module) -> Any:
     [
         *itertools.product([rounding, Doubles, lambda: torch.device("cpu")], [1, 2]),
         # on the CPU an output saves itself, and so stays: to find that takes long in a process of many objects
-        (save_on_cpu, 1),
+        pytest.param(save_on_cpu, 1, marks=pytest.mark.slow),
         pytest.param(save_on_cpu, 2, marks=pytest.mark.slow),
     ],
 )

@@ -32,8 +32,8 @@ for step in range(num_steps):
     time.sleep(pause_s)
 print("trained", flush=True)
 """
-ENDS_S = 15.0
-"""Within what time a cut link ends both hosts."""
+ENDS_S = 60.0
+"""Long before the deadline, also on a loaded machine; on a quiet one a cut link ends both hosts within 15 s."""
 
 
 @pytest.fixture
@@ -85,7 +85,9 @@ def test_ranks_of_two_hosts_train_alike(hosts: Hosts, tmp_path: Path) -> None:
     assert len(lines[0]) == 3 and lines[0] == lines[1] == lines[2]
 
 
-@pytest.mark.parametrize("to", [(0, 1), (1,)], ids=["both ways", "one way"])
+@pytest.mark.parametrize(
+    "to", [pytest.param((0, 1), id="both ways", marks=pytest.mark.slow), pytest.param((1,), id="one way")]
+)
 def test_a_cut_link_ends_both_hosts_and_is_named(hosts: Hosts, tmp_path: Path, to: tuple[int, ...]) -> None:
     run = Run(hosts, tmp_path, 2, steps=10_000, pause_s=0.05)
     run.wait_for_step(3)
@@ -96,6 +98,7 @@ def test_a_cut_link_ends_both_hosts_and_is_named(hosts: Hosts, tmp_path: Path, t
         assert "died" not in run.output(rank), run.output(rank)
 
 
+@pytest.mark.slow
 def test_a_link_that_comes_back_after_two_seconds_is_survived(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, 2, steps=80, pause_s=0.05)
     run.wait_for_step(3)

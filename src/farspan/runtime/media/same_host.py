@@ -137,11 +137,6 @@ class _Connection:
         """Sends behind as many announced ones as there may be."""
         self.loans = Loans()
 
-    def resume(self) -> None:
-        """Let the process of the other rank go on if it is stopped: it is to end, and its launcher waits for that."""
-        with contextlib.suppress(OSError):  # it has ended
-            signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
-
     def must_end(self, reason: str = "") -> None:
         self.ending = self.ending or reason or f"Connection closed by peer (rank {self.rank})"
 
@@ -227,9 +222,10 @@ class SameHostMedium:
         self.resume()
 
     def resume(self) -> None:
-        """Let the ranks of this host go on whose processes are stopped."""
+        """Let the processes of the other ranks go on if they are stopped: they are to end, and their launcher waits."""
         for connection in self._connections.values():
-            connection.resume()
+            with contextlib.suppress(OSError):  # it has ended
+                signal.pidfd_send_signal(connection.pidfd, signal.SIGCONT)
 
     def raise_if_broken(self, connection: _Connection) -> None:
         if self._is_aborted:

@@ -94,7 +94,7 @@ class SideChannel:
         self._fail_noted = False
         self._closed = False
         self.waits = Waits()
-        link.listen(self._on_frame, self._on_end, self._calls.place, self._on_pause)
+        link.listen(self._on_frame, self._on_end, self._calls.place, self._on_turn)
 
     @staticmethod
     def host(world_size: int, secret: str, bind_address: str | tuple[str, int]) -> HubServer:
@@ -376,7 +376,7 @@ class SideChannel:
             entries = [(-1, f"(its history cannot be shown: {error!r})")]
         self._link.send({"t": "history", "query": header["query"]}, json.dumps(entries).encode())
 
-    def _on_pause(self) -> None:
+    def _on_turn(self) -> None:
         late = self.waits.find_long()
         if late is not None:
             self._link.send(late)

@@ -14,7 +14,7 @@ from farspan.errors import DeadlineError, LaunchError
 from farspan.runtime.side.hub import Hub
 from farspan.runtime.side.text import describe_death, describe_lost_link
 from farspan.runtime.side.wire import (
-    LINK_DEAD_S,
+    LINK_SILENT_S,
     LOOK_S,
     MAX_HEADER_BYTES,
     MAX_HELLO_BYTES,
@@ -54,10 +54,10 @@ class Link(Protocol):
         on_frame: Callable[[Frame], None],
         on_end: Callable[[Header], None],
         place: Callable[[Header, int], bytearray | memoryview],
-        on_pause: Callable[[], None] = lambda: None,
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
-        """From now on every frame goes to `on_frame`, and the failure that its end means to `on_end`. `on_pause` is
-        called when nothing has come for LOOK_S.
+        """From now on every frame goes to `on_frame`, and the failure that its end means to `on_end`. `on_turn` is
+        called in between, at least once in about LOOK_S.
         """
         ...
 
@@ -88,7 +88,7 @@ class LoopLink:
         on_frame: Callable[[Frame], None],
         on_end: Callable[[Header], None],
         place: Callable[[Header, int], bytearray | memoryview],
-        on_pause: Callable[[], None] = lambda: None,
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_frame = on_frame
 
@@ -120,9 +120,9 @@ class SocketLink:
         on_frame: Callable[[Frame], None],
         on_end: Callable[[Header], None],
         place: Callable[[Header, int], bytearray | memoryview],
-        on_pause: Callable[[], None] = lambda: None,
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
-        self._on_frame, self._on_end, self._on_pause = on_frame, on_end, on_pause
+        self._on_frame, self._on_end, self._on_turn = on_frame, on_end, on_turn
         self._reader.place = place
         self._thread.start()
 
@@ -156,13 +156,13 @@ class SocketLink:
                     self._on_frame(frame)
                 # Nothing may keep the last payload alive, or viewed, while we wait for the next one.
                 frame = frames = None
+                self._on_turn()
                 try:
                     frames = self._reader.read(self._sock)
                 except BlockingIOError:  # nothing has come for LOOK_S
                     frames = []
-                    if silence_s(self._sock) > LINK_DEAD_S:
+                    if silence_s(self._sock) > LINK_SILENT_S:
                         raise
-                    self._on_pause()
         except BlockingIOError:
             end = describe_lost_link(0)
             self.send({"t": "fail", **end})  # the other way may still be open

@@ -84,7 +84,7 @@ def describe_lost_link(rank: int) -> Header:
     return {
         "kind": "RemoteError",
         "rank": rank,
-        "what": f"the link to rank {rank} is lost (no sign of life from its host for {LINK_DEAD_S:g} s)",
+        "what": f"the link to rank {rank} is lost (nothing has got through for {LINK_DEAD_S:g} s and more)",
         "why": "the network between the hosts is cut, or that host is down; a process that had ended would be reported",
         "hint": f"can this host and rank {rank}'s reach each other (ping, firewall, cable)?",
     }

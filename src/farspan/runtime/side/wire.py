@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LINK_DEAD_S",
+    "LINK_SILENT_S",
     "LOOK_S",
     "MAX_HEADER_BYTES",
     "MAX_HELLO_BYTES",
@@ -41,6 +42,7 @@ __all__ = [
     "encode",
     "is_of_link",
     "is_proof",
+    "is_resending",
     "nonce",
     "parts_of",
     "proof",
@@ -62,13 +64,15 @@ _PREFIX = struct.Struct("!4sIQ")
 _MAGIC = b"FSC1"
 _SCRATCH_BYTES = 64 << 10
 
-LINK_DEAD_S = 8.0
-"""A link over which no sign of life has come for so long is given up."""
+LINK_DEAD_S = 6.0
+"""How long a link may let nothing through before the hub gives it up."""
+LINK_SILENT_S = 8.5
+"""The same for a rank. It is the hub's turn first: what a rank closes looks like its death to who can still hear."""
 LOOK_S = 1.0
-"""How often links are looked at."""
+"""How often links are looked at; as often the hub sends a frame over each that has nothing else to do."""
 _LINK_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
-_LAST_ACK_AT = 56
-"""Where Linux' `struct tcp_info` has tcpi_last_ack_recv, in milliseconds."""
+_RESENT_AT, _LAST_ACK_AT = 2, 56
+"""Where Linux' `struct tcp_info` has tcpi_retransmits, and tcpi_last_ack_recv in milliseconds."""
 
 
 class ProtocolError(Exception):
@@ -234,8 +238,8 @@ _open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 def adopt(sock: socket.socket) -> socket.socket:
     """Sets what all our sockets need: no Nagle delay, notice a vanished machine, do not live on in a forked child."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # A machine that lost its power says nothing: after 3 s of silence probe every 2 s; see `silence_s`.
-    for name, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 8)):
+    # A machine that lost its power says nothing: after 2 s of silence probe every second; see `silence_s`.
+    for name, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 15)):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     _open_sockets.add(sock)
@@ -252,6 +256,15 @@ def silence_s(sock: socket.socket) -> float:
         return 0.0
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK_AT + 4)
     return struct.unpack_from("=I", info, _LAST_ACK_AT)[0] / 1e3 if len(info) == _LAST_ACK_AT + 4 else 0.0
+
+
+def is_resending(sock: socket.socket) -> bool:
+    """Whether what was sent last has not been acknowledged in time and goes out again and again; no where this system
+    does not know. A process that does not read has its data acknowledged by its system, or nothing is sent to it.
+    """
+    if not hasattr(socket, "TCP_INFO"):
+        return False
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RESENT_AT + 1)[_RESENT_AT] > 0
 
 
 def is_of_link(error: BaseException) -> bool:

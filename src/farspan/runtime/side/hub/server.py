@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import selectors
 import socket
 import threading
@@ -29,9 +30,9 @@ from farspan.runtime.side.wire import (
     encode,
     is_of_link,
     is_proof,
+    is_resending,
     nonce,
     proof,
-    silence_s,
 )
 
 __all__ = ["HubServer"]
@@ -46,6 +47,10 @@ _FLUSH_S = 5.0
 """At the end of the hub: how long a rank may take to accept what is still queued for it."""
 
 
+_BEAT = encode({"t": "beat"})
+"""Says nothing, but must be acknowledged."""
+
+
 class _Connection:
     """One socket: its incoming frames, and a queue of outgoing buffers."""
 
@@ -53,12 +58,18 @@ class _Connection:
         self.sock = sock
         self.rank: int | None = None
         self.nonce = nonce()
+        self._resending_since = math.inf
         self.reader = FrameReader(max_header=MAX_HELLO_BYTES, max_payload=0)
         self.queue: deque[Buffer] = deque()
         self.events = selectors.EVENT_READ
         self.last_words = False
         """Close as soon as the queue is empty."""
         self.closed = False
+
+    def is_dead(self) -> bool:
+        """Whether nothing has got through for long; to be asked now and then."""
+        self._resending_since = min(self._resending_since, time.monotonic()) if is_resending(self.sock) else math.inf
+        return time.monotonic() - self._resending_since > LINK_DEAD_S
 
     def flush(self) -> None:
         """Sends as much as the socket takes now."""
@@ -173,13 +184,17 @@ class HubServer:
             self._look_at_links()
 
     def _look_at_links(self) -> None:
-        silent = [conn for conn in self._by_rank.values() if silence_s(conn.sock) > LINK_DEAD_S]
-        for conn in silent:
+        dead = [conn for conn in self._by_rank.values() if conn.is_dead()]
+        for conn in dead:
             assert conn.rank is not None
             self._outbox.extend(self._hub.on_silent(conn.rank))
         self._deliver()
-        for conn in silent:
+        for conn in dead:
             self._drop(conn)
+        for conn in self._by_rank.values():
+            if not conn.queue:
+                conn.queue.extend(_BEAT)
+                self._flush(conn)
         self._deliver()
 
     def _accept(self) -> None:
