@@ -15,12 +15,10 @@ receiver that has what it waited for and goes off to compute.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
 import select
-import signal
 import socket
 import struct
 import time
@@ -33,7 +31,7 @@ import torch
 from farspan.runtime.media.chunks import WHOLE_BYTES, Loan, Loans, take_chunk
 from farspan.runtime.media.lane import Lane, Packet, shut_down
 from farspan.runtime.media.medium import TransferError
-from farspan.runtime.media.neighbours import Exchange, Neighbour, OtherMemory, find_neighbours
+from farspan.runtime.media.neighbours import Exchange, Neighbour, OtherMemory, find_neighbours, resume
 
 __all__ = ["INLINE_BYTES", "MAX_ANNOUNCED", "SameHostMedium"]
 
@@ -223,9 +221,7 @@ class SameHostMedium:
 
     def resume(self) -> None:
         """Let the processes of the other ranks go on if they are stopped: they are to end, and their launcher waits."""
-        for connection in self._connections.values():
-            with contextlib.suppress(OSError):  # it has ended
-                signal.pidfd_send_signal(connection.pidfd, signal.SIGCONT)
+        resume([connection.pidfd for connection in self._connections.values()])
 
     def raise_if_broken(self, connection: _Connection) -> None:
         if self._is_aborted:
