@@ -118,6 +118,7 @@ def test_torchrun_s_error_file_has_the_first_error_and_dates_later_what_was_hear
         failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
         assert failure.message["message"] == "ValueError: no data"
         times.append(failure.timestamp)
+        assert [path.name for path in tmp_path.glob(f"*{is_heard}*")] == [file.name]  # renamed: it is never half there
     assert times[1] - times[0] >= 5
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "no folder" / "error.json"))
     leave_error(ValueError("nowhere to write"), is_heard=False)

@@ -6,6 +6,9 @@ import logging
 import os
 import time
 
+from farspan.errors import FarspanError
+from farspan.outputs import write_text
+
 __all__ = ["leave_error"]
 
 _log = logging.getLogger(__name__)
@@ -34,9 +37,9 @@ def leave_error(error: BaseException, *, is_heard: bool) -> None:
         "message": f"{type(error).__name__}: {error}",
         "extraInfo": {"py_callstack": stack, "timestamp": str(when_s)},
     }
+    if os.path.exists(path) and os.path.getsize(path):
+        return
     try:
-        if not os.path.exists(path) or not os.path.getsize(path):
-            with open(path, "w") as file:
-                json.dump({"message": message}, file)
-    except OSError as problem:
+        write_text(path, json.dumps({"message": message}))  # whole: torchrun, which may end this process now, reads it
+    except FarspanError as problem:
         _log.debug("torchrun is not told of %s: %s", type(error).__name__, problem)
