@@ -88,13 +88,16 @@ def write_json(value: object) -> None:
     _write_stdout(json.dumps(value).replace("\x7f", "\\u007f"))
 
 
-def keep_text(path: str | os.PathLike[str], text: str, what: str) -> None:
+def keep_text(path: str | os.PathLike[str], text: str, what: str) -> bool:
     """Writes what is of use later, but not what the program is for: where that fails, a warning says so.
 
     Args:
         path: Of the file; folders are made.
         text: All that it is to contain.
         what: What it is, for people: "the report".
+
+    Returns:
+        Whether it is written.
     """
     try:
         folder = os.path.dirname(os.fspath(path))
@@ -103,6 +106,8 @@ def keep_text(path: str | os.PathLike[str], text: str, what: str) -> None:
         _replace(os.fspath(path), text)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         _log.warning("%s is not kept: %s: %s", what, os.fspath(path), getattr(error, "strerror", None) or error)
+        return False
+    return True
 
 
 def write_line(text: str) -> None:

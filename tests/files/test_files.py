@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from tests.files.scripts import run_script
+
+from farspan.launch.files.exempt import exempt_roots
+from farspan.launch.files.layers import Layer
+from farspan.launch.files.view import View
 
 WRITES = """
 import csv, glob, json, logging, os, pathlib, pickle, shutil, sqlite3, tempfile
@@ -200,3 +205,17 @@ def test_processes_that_a_rank_starts_have_its_files(tmp_path: Path) -> None:
     together = run_script(tmp_path, PROCESSES, 2)
     assert together.files == alone.files
     assert together.printed == alone.printed * 2
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/ns/net"), reason="the network's namespace has no name here")
+def test_links_of_the_kernel_that_lead_to_no_path_can_be_followed(tmp_path: Path) -> None:
+    for name in ("own", "before"):
+        (tmp_path / name).mkdir()
+    own, before = Layer(str(tmp_path / "own")), Layer(str(tmp_path / "before"))
+    view = View(own, before, exempt_roots(str(tmp_path)))
+    entrance, exit = os.pipe()
+    for name in ("ns/net", f"fd/{exit}"):
+        assert os.path.samefile(view.canonical(f"/proc/self/{name}", follow=True), f"/proc/self/{name}")
+    assert view.canonical("/proc/self/cwd/x", follow=True) == os.path.realpath("x")
+    os.close(entrance)
+    os.close(exit)

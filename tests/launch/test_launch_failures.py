@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.support.launcher import READY, Job, is_running, wait_until
+from tests.support.launcher import READY, SOURCE, Job, is_running, wait_until
 
 
 @pytest.fixture
@@ -26,7 +28,9 @@ def test_failing_rank_s_traceback_is_shown_once(job):
     code, out, err = job.run(script, 3)
     assert code == 1
     assert "rank 1 of 3 failed: exit code 1" in err
-    assert err.count("ValueError: boom") == 1 and err.count("KeyError: 'outer'") == 1
+    assert err.count("ValueError: boom") == 1
+    report = err[err.index("farspan run:") :].splitlines()
+    assert report[:2] == ["farspan run: rank 1 of 3 failed: exit code 1.", "  why   KeyError: 'outer'"]
     assert err.count("Traceback") == 2 and "in f\n" in err
     assert str(job.logs / "rank1.log") in err
     assert "boom" not in out and "child.py" not in err
@@ -35,8 +39,8 @@ def test_failing_rank_s_traceback_is_shown_once(job):
 def test_rank_0_s_traceback_is_not_repeated(job):
     code, _, err = job.run("if rank == 0: raise ValueError('boom')")
     assert code == 1
-    assert err.count("ValueError: boom") == 1
-    assert "rank 0 of 2 failed: exit code 1" in err
+    assert err.count("Traceback") == 1
+    assert "rank 0 of 2 failed: exit code 1.\n  why   ValueError: boom\n  Its own output is above." in err
 
 
 def test_exit_code_is_the_culprit_s(job):
@@ -69,8 +73,24 @@ def test_culprit_is_the_rank_that_failed_by_itself(job):
     )
     code, _, err = job.run(script, 3)
     assert code == 1
-    assert "rank 2 of 3 failed: exit code 1" in err
-    assert err.count("ValueError: the cause") == 1
+    assert "rank 2 of 3 failed: exit code 1.\n  why   ValueError: the cause" in err
+    assert err[err.index("farspan run:") :].count("Traceback") == 1
+
+
+def test_culprit_is_found_where_the_disk_of_the_logs_is_full(job):
+    script = (
+        "from farspan.launch.rank.notes import note_hearing\n"
+        "note = os.environ['FARSPAN_RUN_FOLDER'] + '/heard-1'\n"
+        "if rank == 0: print('RemoteError: rank 2 failed: OSError: no space left', file=sys.stderr)\n"
+        "if rank == 1: note_hearing(1)\n"
+        "if rank == 2:\n"
+        "    while not os.path.exists(note): time.sleep(0.01)\n"
+        "    time.sleep(0.2)  # so that rank 1 has ended\n"
+        "sys.exit(1)\n"
+    )
+    code, _, err = job.run(script, 3)
+    assert code == 1
+    assert "farspan run: rank 2 of 3 failed: exit code 1.\n  why   OSError: no space left\n" in err
 
 
 def test_hanging_survivors_are_ended_after_the_grace(job):
@@ -160,6 +180,44 @@ def test_death_of_the_launcher_takes_the_ranks_along(job):
     assert all(map(is_running, pids))
     job.process.kill()
     wait_until(lambda: not any(map(is_running, pids)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_death_of_the_launcher_leaves_no_folder(job, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    job.start(READY + "time.sleep(60)", 2)
+    for rank in range(2):
+        job.pid(rank)
+    assert list(tmp_path.glob("farspan-run-*"))
+    job.process.kill()
+    wait_until(lambda: not list(tmp_path.glob("farspan-run-*")))
+
+
+SWEPT = """
+import os, sys, time
+from farspan.launch.sweep import Sweeper
+sweeper = Sweeper(sys.argv[1])
+helper = os.fork()
+if helper == 0:
+    time.sleep(60)
+print(helper, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_folder_goes_when_its_process_is_killed_and_a_fork_of_it_lives_on(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "files").mkdir(parents=True)
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-c", SWEPT, str(folder)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        helper = int(process.stdout.readline())
+        process.kill()
+        try:
+            wait_until(lambda: not folder.exists())
+            assert is_running(helper)
+        finally:
+            os.kill(helper, signal.SIGKILL)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farspan.launch.logs import find_cause, only_heard_of_it
+from farspan.launch.logs import find_cause, find_exception, find_word_of, only_heard_of_it
 
 
 def cause(log: str) -> str:
@@ -56,3 +56,30 @@ def test_without_a_traceback_the_last_lines_are_shown():
 )
 def test_who_only_heard_of_a_failure_is_told_by_the_last_exception(log, expected):
     assert only_heard_of_it(log) is expected
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("step 1\nstep 2\n", ""),
+        (
+            "Traceback (most recent call last):\n  x\nKeyError: 1\nTraceback (most recent call last):\n  x\nA: 2\n",
+            "A: 2",
+        ),
+        (
+            "Traceback (most recent call last):\n  x\nfarspan.errors.DeadlineError: rank 0\n  why  x\n",
+            "DeadlineError: rank 0",
+        ),
+        ("step 1\nDivergenceError: the ranks differ\n  why  x\n", "DivergenceError: the ranks differ"),
+        ("50%" * 900 + "Traceback (most recent call last):\n  x\nValueError: bad sample\n", "ValueError: bad sample"),
+        ("  + Exception Group Traceback (most recent call last):\n  | ExceptionGroup: two\n", ""),
+    ],
+)
+def test_the_last_exception_is_named_in_a_line(log, expected):
+    assert find_exception(log) == expected
+
+
+def test_what_others_heard_of_a_rank_is_found():
+    log = "step 1\nRemoteError: rank 2 failed: OSError: [Errno 28] No space left on device\n  why  x\n"
+    assert find_word_of(2, log) == "OSError: [Errno 28] No space left on device"
+    assert find_word_of(1, log) == ""

@@ -50,3 +50,18 @@ def test_the_third_step_is_compared_with_the_plan(caplog, monkeypatch) -> None:
     (more, less) = re.findall(r"rank \d .*? \(([-+]\d+) %\)", line)
     assert int(more) > 100_000 and int(less) == -100
     assert "farspan plan --recalibrate" in line
+
+
+def test_a_report_that_cannot_be_kept_is_one_warning(caplog, monkeypatch, tmp_path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("FARSPAN_REPORT", str(tmp_path / "file" / "step.html"))
+    monkeypatch.setattr(logging.getLogger("farspan"), "handlers", [caplog.handler])
+    monkeypatch.setattr(logging.getLogger("farspan"), "propagate", False)
+
+    def program(model: nn.Module) -> None:
+        steps(farspan.distribute(model, measure=False), torch.optim.SGD(model.parameters(), 0.1), 11)
+
+    on_ranks(2, program)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        f"the report is not kept: {tmp_path / 'file' / 'step.html'}: Not a directory"
+    ]

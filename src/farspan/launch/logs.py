@@ -1,11 +1,11 @@
-"""What the log of a rank says: the traceback it ended with, and whether that is about itself or another rank."""
+"""What the log of a rank says: the exception it ended with, and whether that is about itself or another rank."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-__all__ = ["TAIL_BYTES", "find_cause", "only_heard_of_it"]
+__all__ = ["TAIL_BYTES", "find_cause", "find_exception", "find_word_of", "only_heard_of_it"]
 
 TAIL_BYTES = 1 << 20
 """How much of the end of a log is kept and read."""
@@ -13,6 +13,8 @@ _TAIL_LINES = 20
 _MESSAGE_LINES = 40
 
 _REMOTE = re.compile(r"(?:farspan\.errors\.)?RemoteError(?::|$)")
+_OWN = re.compile(r"(?:Deadline|Divergence|Launch|Plan|Record|Remote)Error: ")
+"""How a line begins by which farspan says an error without a traceback."""
 _TRACEBACK = "Traceback (most recent call last):"
 _HEADER = re.compile(r"(?:Traceback|  \+ Exception Group Traceback) \(most recent call last\):")
 _CHAIN = re.compile(r"(?:The above exception was the direct|During handling of the above exception)")
@@ -27,6 +29,24 @@ def only_heard_of_it(log: str) -> bool:
     if not headers:
         return bool(remotes)
     return bool(remotes) and remotes[-1] >= _exception_line(lines, headers[-1])
+
+
+def find_exception(log: str) -> str:
+    """The first line of the last exception in a log, "" where there is none: its class and what it says."""
+    lines = _split_lines(log)
+    headers = [i for i, line in enumerate(lines) if _HEADER.match(line)]
+    if headers:
+        found = lines[_exception_line(lines, headers[-1])]
+    else:
+        found = next((line for line in reversed(lines) if _OWN.match(line)), "")
+    return "" if found.startswith(" ") else found.removeprefix("farspan.errors.")
+
+
+def find_word_of(rank: int, log: str) -> str:
+    """What another rank's log says of the failure of `rank`; "" where it says nothing."""
+    begin = f"RemoteError: rank {rank} failed: "
+    found = next((line for line in reversed(_split_lines(log)) if begin in line), "")
+    return found.partition(begin)[2]
 
 
 def find_cause(log: str, *, killed: bool) -> str:

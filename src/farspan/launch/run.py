@@ -16,22 +16,25 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from farspan.errors import LaunchError
 from farspan.launch.console import say
 from farspan.launch.files import keeps_apart
 from farspan.launch.job import Job, signals_to
-from farspan.launch.logs import find_cause, only_heard_of_it
+from farspan.launch.logs import find_cause, find_exception, find_word_of, only_heard_of_it
 from farspan.launch.process import Rank
 from farspan.launch.rank.entropy import entropy_variables
-from farspan.launch.rank.notes import trains_copies
+from farspan.launch.rank.notes import heard_ranks, trains_copies
+from farspan.launch.sweep import Sweeper
 from farspan.settings import PREFIX
 
 __all__ = ["run"]
 
 _EXAMPLE = "farspan run -n 4 train.py"
+_CODE_OF_EXCEPTION = 1
+_REASON_CHARACTERS = 400
 _ALONE = """\
 farspan run: nothing called farspan.distribute(model): {n} copies of the model were trained, each by itself.
   try  model = farspan.distribute(model)"""
@@ -86,6 +89,7 @@ def run(
         say(f"farspan run: {num_processes} processes, logs in {folder}")
     shared = _shared_variables(num_processes, folder) | dict(environment or {})
     run_folder = _make_run_folder(shared, num_processes, files)
+    sweeper = None if run_folder is None else Sweeper(run_folder)
     if num_processes > 1:
         shared |= entropy_variables(os.environ | shared)
     job = Job(num_processes=num_processes, log_dir=folder, run_folder=run_folder, grace_s=grace_s)
@@ -96,19 +100,31 @@ def run(
     finally:
         job.close()
         are_copies = run_folder is not None and trains_copies(run_folder)
+        heard = set[int]() if run_folder is None else heard_ranks(run_folder)
         if run_folder is not None:
             shutil.rmtree(run_folder, ignore_errors=True)
+        if sweeper is not None:
+            sweeper.close()
         if log_dir is None:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only if nobody wrote: one rank has no log
-    code = _conclude(job)
+    code = _conclude(job, heard)
     if code == 0 and are_copies:
         say(_ALONE.format(n=num_processes))
     return code
 
 
-def _conclude(job: Job) -> int:
-    """Says what went wrong, if anything did, and returns the exit code."""
+def _conclude(job: Job, heard: Collection[int]) -> int:
+    """Says what went wrong, if anything did, and returns the exit code.
+
+    Args:
+        job: That is over.
+        heard: Ranks that say that they ended because another one failed.
+    """
+
+    def only_heard(rank: Rank) -> bool:
+        return rank.number in heard or only_heard_of_it(rank.read_tail())
+
     failed = [rank for rank in job.ended if rank.returncode != 0]
     own = [rank for rank in failed if not rank.was_stopped]
     if not failed:
@@ -117,9 +133,9 @@ def _conclude(job: Job) -> int:
         say(f"farspan run: ended by {job.interrupted_by.name}; logs in {job.log_dir}")
         return 128 + job.interrupted_by
     # A rank that only noticed the failure of another may well have ended before it.
-    culprit = next((rank for rank in own if not only_heard_of_it(rank.read_tail())), [*own, *failed][0])
+    culprit = next((rank for rank in own if not only_heard(rank)), [*own, *failed][0])
     stopped = [rank for rank in job.ended if rank.was_stopped]
-    if job.never_joined and (culprit.was_stopped or only_heard_of_it(culprit.read_tail())):
+    if job.never_joined and (culprit.was_stopped or only_heard(culprit)):
         say(_describe_absence(job, job.never_joined[0]))
         return 1
     say(_describe_failure(job, culprit, stopped))
@@ -130,6 +146,9 @@ def _describe_failure(job: Job, culprit: Rank, stopped: Sequence[Rank]) -> str:
     code = culprit.returncode
     how = f"exit code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
     lines = [f"farspan run: rank {culprit.number} of {job.num_processes} failed: {how}."]
+    reason = _find_reason(job, culprit) if code == _CODE_OF_EXCEPTION else ""
+    if reason:
+        lines += [f"  why   {reason}"]
     if culprit.log is None:
         lines += ["  Its own output is above."]
     else:
@@ -143,6 +162,13 @@ def _describe_failure(job: Job, culprit: Rank, stopped: Sequence[Rank]) -> str:
     if job.num_processes > 1:
         lines += [f"  logs  {culprit.log or job.log_dir / 'rank*.log'}"]
     return "\n".join(lines)
+
+
+def _find_reason(job: Job, culprit: Rank) -> str:
+    """The exception that a rank ended with: its log says it, or, where the disk is full, what others heard of it."""
+    own = find_exception(culprit.read_tail())
+    heard = (find_word_of(culprit.number, rank.read_tail()) for rank in job.ranks if rank is not culprit)
+    return (own or next(filter(None, heard), ""))[:_REASON_CHARACTERS]
 
 
 def _describe_absence(job: Job, absent: Rank) -> str:

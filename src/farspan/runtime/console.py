@@ -58,6 +58,7 @@ class Console:
         self.deadline_s = deadline_s
         self.is_launched = os.environ.get("FARSPAN_LAUNCHER") == "run"
         self.report_path = settings.text("REPORT")
+        self._is_report_kept = True
         self.plan: Plan | None = None
         self.num_training_steps = 0
 
@@ -92,7 +93,8 @@ class Console:
         if self.side.rank == 0:
             parts = self.side.gathered(key, self.deadline_s)
             timeline = Timeline.merge([Timeline.from_json(part) for part in parts])
-            self._write(timeline, record)
+            if self._is_report_kept:  # else a warning has said that it cannot be
+                self._write(timeline, record)
         self.side.forget(key)
 
     def _compare(self, record: StepRecord) -> None:
@@ -138,7 +140,7 @@ class Console:
             page = step.to_json()
         else:
             page = page_of(step, title=f"farspan: {Path(sys.argv[0]).name}")
-        keep_text(path, page, "the report")
+        self._is_report_kept = keep_text(path, page, "the report")
 
 
 def _timeline_of(record: StepRecord, num_ranks: int) -> Timeline:

@@ -10,6 +10,7 @@ Then what farspan has opened is closed.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from types import TracebackType
 
 from farspan.errors import DivergenceError, FarspanError, PlanError, RemoteError
+from farspan.launch.rank.error_file import leave_error
+from farspan.launch.rank.notes import note_hearing
 from farspan.outputs import write_line
 from farspan.runtime.abort.aborted import rank_that_raised
 from farspan.runtime.engine import Engine
@@ -45,9 +48,11 @@ def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) ->
             previous(kind, error, trace)
             return
         has_raised = True
-        _leave_for_torchrun(error, trace)
         raised_by = error.rank if isinstance(error, RemoteError) else rank_that_raised(error)
+        leave_error(error, is_heard=raised_by is not None)
         if raised_by is not None:  # and shows its traceback itself
+            with contextlib.suppress(OSError):  # the disk is full
+                note_hearing(engine.rank)
             write_line(_describe_remote(error, raised_by))
             _let_torchrun_see(raised_by, roads)
             return
@@ -63,6 +68,7 @@ def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) ->
                 engine.finish()
         except FarspanError as error:
             _exit_codes.append(1)  # the program has ended well by itself, but the ranks did not do the same
+            leave_error(error, is_heard=isinstance(error, RemoteError))
             write_line(f"{type(error).__name__}: {error}")
         roads.close()
         remove_files()
@@ -88,21 +94,6 @@ def _let_torchrun_see(rank: int, roads: Roads) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         roads.wait_ended(rank, _ENDING_S)
         threading.Event().wait(_SEEING_S)
-
-
-def _leave_for_torchrun(error: BaseException, trace: TracebackType | None) -> None:
-    """Write the file from which torchrun reports why a rank failed, unless torch's `record` has written it."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    if not path or (os.path.exists(path) and os.path.getsize(path)):
-        return
-    from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
-
-    try:
-        raise error  # the handler writes the exception that is being handled
-    except BaseException:
-        ErrorHandler().record_exception(error)
-    finally:
-        error.__traceback__ = trace
 
 
 def _exit_as_failed() -> None:

@@ -90,6 +90,7 @@ def _set_up(seed: int | None) -> Engine:
         joined = join_side_channel(peers, limit_s)
         try:
             roads = _open_roads(peers, joined, limit_s)
+            joined.side.wake = roads.resume
             engine = Engine(recorder, joined.side, roads, seed=seed, deadline_s=limit_s)
             engine.compare_generators()
             remove_files = _keep_files_apart(peers, joined.side, limit_s)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from tests.support.launcher import Job
 from tests.support.ranks import ROOT, SOURCES, free_port, run_processes
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from farspan.errors import DeadlineError
+from farspan.launch.rank.error_file import leave_error
+from farspan.lazy.torch_private.groups import FileStore, PrefixStore
+from farspan.runtime.rendezvous.peers import Peers
+from farspan.runtime.rendezvous.records import Records
 
 DISTRIBUTES = """
 import farspan
@@ -61,6 +69,8 @@ def test_under_torchrun_a_rank_leaves_word_when_it_ends(tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert "RemoteError: rank 1 ended before it called farspan.distribute" in done.stderr
+    cause = done.stderr.rpartition("Root Cause (first observed failure):")[2]
+    assert "rank 1 ended before it called farspan.distribute" in cause
     assert time.monotonic() - began < 100  # the deadline is 300 s
 
 
@@ -72,3 +82,43 @@ def test_ranks_that_do_not_come_are_named_at_the_deadline(tmp_path: Path) -> Non
     first, second, _ = run_processes(3, script, environment={"FARSPAN_DEADLINE": "3"}, stops=2)
     assert "waited 3 s for rank 2 to call farspan.distribute" in first.stderr
     assert "rank 2 to call farspan.distribute" in second.stderr  # by rank 0's word, or by its own deadline
+
+
+def file_records(tmp_path: Path, limit_s: float) -> Records:
+    """Of rank 1 of 3, under farspan run."""
+    store = PrefixStore("farspan", FileStore(str(tmp_path / "store"), 3))
+    return Records(Peers(rank=1, world_size=3, store=store, host="127.0.0.1", launcher="run"), limit_s)
+
+
+def test_ranks_that_do_not_come_are_named_where_the_store_is_a_file(tmp_path: Path) -> None:
+    records = file_records(tmp_path, 0.2)
+    records.write("rank 1", {})
+    with pytest.raises(DeadlineError, match=r"rank 1 waited 0.2 s for ranks 0, 2 to call farspan.distribute"):
+        records.read("hub", 0)
+
+
+def test_a_rank_that_comes_late_is_waited_for_where_the_store_is_a_file(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("farspan.runtime.rendezvous.records._LONG_S", 0.1)
+    records = file_records(tmp_path, 20.0)
+    records.write("rank 1", {})
+    coming = threading.Timer(1.5, lambda: file_records(tmp_path, 20.0).write("hub", {"port": 1}))
+    coming.start()  # torch counts the seconds of a wait for a file in whole ones
+    assert records.read("hub", 0) == {"port": 1}
+    coming.join()
+    assert "rank 1 waits for ranks 0, 2 to call farspan.distribute" in capsys.readouterr().err
+
+
+def test_torchrun_s_error_file_has_the_first_error_and_dates_later_what_was_heard(tmp_path: Path, monkeypatch) -> None:
+    times: list[int] = []
+    for is_heard in (False, True):
+        file = tmp_path / f"error-{is_heard}.json"
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+        leave_error(ValueError("no data"), is_heard=is_heard)
+        leave_error(ValueError("another one"), is_heard=is_heard)
+        failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
+        assert failure.message["message"] == "ValueError: no data"
+        times.append(failure.timestamp)
+        assert [path.name for path in tmp_path.glob(f"*{is_heard}*")] == [file.name]  # renamed: it is never half there
+    assert times[1] - times[0] >= 5
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "no folder" / "error.json"))
+    leave_error(ValueError("nowhere to write"), is_heard=False)

@@ -88,6 +88,28 @@ def test_closing_waits_for_what_a_thread_is_doing(ranks, what):
         thread.join()
 
 
+def test_a_rank_that_fails_first_lets_stopped_ones_go_on(ranks):
+    channels = ranks(2)
+    woken, heard = [], threading.Event()
+    channels[1].wake = lambda: woken.append(heard.is_set())
+    channels[0].on_failure = lambda error: heard.set()
+    channels[1].fail(ValueError("the loader is empty"))
+    assert heard.wait(LONG_S)
+    assert woken == [False]
+
+
+def test_a_hub_that_is_stopped_again_and_again_goes_on(ranks, monkeypatch):
+    monkeypatch.setattr("farspan.runtime.side.channel._ENDING_S", 0.5)
+    monkeypatch.setattr("farspan.runtime.side.channel._WAKE_S", 0.05)
+    channels = ranks(2)
+    woken = []
+    channels[1].wake = lambda: woken.append(True)
+    with monkeypatch.context() as patches:
+        patches.setattr(channels[1]._link, "send", lambda header, payload=b"": None)  # it does not hear
+        channels[1].fail(ValueError("the loader is empty"))
+    assert len(woken) >= 3
+
+
 def test_only_the_first_failure_counts(ranks):
     channels = ranks(3)
     channels[2].start(0, 1)

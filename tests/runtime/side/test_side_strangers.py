@@ -46,6 +46,19 @@ def test_strangers_do_no_harm(ranks):
         stranger.close()
 
 
+def test_little_is_said_of_many_strangers(ranks, caplog):
+    channels = ranks(2)
+    for number in range(60):
+        with socket.create_connection(channels[0]._server.address) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" if number % 2 else _framed(_NO_TEXT))
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(4096):  # until the hub has had enough of it
+                    pass
+    assert each(channels, step(0)) == [None] * 2
+    lines = [record.getMessage() for record in caplog.records]
+    assert 1 <= len(lines) <= 10 and lines[-1].endswith("no more is said of strangers")
+
+
 def test_nobody_listens():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()

@@ -78,16 +78,27 @@ def install_late(rank: int, gather: Callable[[bytes], Sequence[bytes]]) -> Calla
     import tempfile
 
     from farspan.launch.files.layers import exists, remove_all
+    from farspan.launch.sweep import Sweeper
 
     token = secrets.token_hex(8)
+    sweeper: Sweeper | None = None
     if rank == 0:
         folder = tempfile.mkdtemp(prefix="farspan-run-")
+        sweeper = Sweeper(folder)  # other launchers than ours end a rank by SIGTERM, which leaves no time
         with open(f"{folder}/{token}", "w"):
             pass
     said = gather(f"{folder}/{token}".encode() if rank == 0 else b"")[0].decode()
     sees_first = exists(said)
-    if rank:
-        folder = os.path.dirname(said) if sees_first else tempfile.mkdtemp(prefix="farspan-run-")
+    if rank and sees_first:
+        folder = os.path.dirname(said)
+    elif rank:
+        folder = tempfile.mkdtemp(prefix="farspan-run-")
+        sweeper = Sweeper(folder)
     install(folder, rank, sees_first=sees_first)
-    is_mine = rank == 0 or not sees_first
-    return lambda: remove_all(folder) if is_mine else None
+
+    def remove() -> None:
+        if sweeper is not None:
+            remove_all(folder)
+            sweeper.close()
+
+    return remove

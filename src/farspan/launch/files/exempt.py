@@ -26,7 +26,7 @@ def exempt_roots(run_folder: str) -> tuple[str, ...]:
     usual = [f"{home}/.cache", f"{home}/.triton", f"{home}/.nv"] if home else []
     user = os.environ.get("USER") or os.environ.get("LOGNAME") or _name_of_user()
     usual += [f"{temporary}/torchinductor_{user}"]
-    usual += [os.environ.get("TORCHELASTIC_ERROR_FILE", "")]  # each process of torchrun has one
+    usual += [os.path.dirname(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))]  # each process of torchrun has one
     packages = [sys.prefix, sys.base_prefix] if sys.prefix not in ("/", "/usr") else []
     packages += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     found = [*_SYSTEM, run_folder, *named, *usual, *packages]

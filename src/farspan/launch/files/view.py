@@ -94,6 +94,9 @@ class View:
             if num_links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
             target = posix.readlink(physical)
+            if path.startswith("/proc/") and ":[" in target:  # `net:[1]`, `pipe:[2]`: the kernel follows it to no path
+                found = path
+                continue
             if target.startswith("/"):
                 found = ""
             parts = [piece for piece in target.split("/") if piece not in ("", ".")] + parts

@@ -11,11 +11,11 @@ import atexit
 import logging
 import os
 import socket
-import subprocess
 import sys
 
-from farspan.errors import FarspanError
+from farspan.errors import FarspanError, RemoteError
 from farspan.launch.environment import hosts_store, read_environment
+from farspan.launch.rank.error_file import leave_error
 
 __all__ = ["note_coming", "watch_end"]
 
@@ -44,16 +44,23 @@ def watch_end(messenger: str) -> None:
 
 
 def _at_end(process: int, messenger: str) -> None:
-    if os.getpid() != process or process in _processes_that_came:
+    if os.getpid() != process:
         return
+    error: BaseException | None = getattr(sys, "last_value", None)
+    if error is not None:
+        # Who only heard that a rank never came is the first to fail; a rank that failed has left a file of its own.
+        leave_error(error, is_heard=isinstance(error, RemoteError) and bool(error.remote_traceback))
+    if process in _processes_that_came:
+        return
+    import subprocess
+
     try:
         if _may_be_awaited():
-            error = getattr(sys, "last_value", None)
             why = "its program is over" if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
             command = [sys.executable, "-m", messenger, why]
             subprocess.run(command, stdin=subprocess.DEVNULL, timeout=_TELLING_S, check=True)
-    except (FarspanError, OSError, subprocess.SubprocessError) as error:  # whoever hosts the store has gone too
-        _log.debug("nobody could be told that this rank ends: %s", error)
+    except (FarspanError, OSError, subprocess.SubprocessError) as problem:  # whoever hosts the store has gone too
+        _log.debug("nobody could be told that this rank ends: %s", problem)
 
 
 def _may_be_awaited() -> bool:

@@ -4,6 +4,7 @@
     waiting-1     by rank 1    it has called farspan.distribute, and waits for the others
     joined        by any rank  all have found each other
     ended-1       by launcher  rank 1 has ended before that
+    heard-1       by rank 1    it ends because another rank has failed: its log may be on a full disk
 
 Each note is an empty file in the folder of the run.
 """
@@ -19,7 +20,9 @@ from farspan.launch.rank.imports import when_imported
 __all__ = [
     "has_ended",
     "has_joined",
+    "heard_ranks",
     "note_end",
+    "note_hearing",
     "note_joining",
     "note_training",
     "note_waiting",
@@ -28,7 +31,7 @@ __all__ = [
 ]
 
 _TRAINED, _JOINED = "trained", "joined"
-_WAITING, _ENDED = "waiting-", "ended-"
+_WAITING, _ENDED, _HEARD = "waiting-", "ended-", "heard-"
 
 
 def note_training(folder: str) -> None:
@@ -68,8 +71,17 @@ def note_end(folder: str, rank: int) -> None:
 
 def waiting_ranks(folder: str) -> set[int]:
     """The ranks that wait for others to call `farspan.distribute`; none once all have found each other."""
-    names = [] if has_joined(folder) else os.listdir(folder)
-    return {int(name.removeprefix(_WAITING)) for name in names if name.startswith(_WAITING)}
+    return set() if has_joined(folder) else _ranks_that_noted(folder, _WAITING)
+
+
+def note_hearing(rank: int) -> None:
+    """Say to `farspan run`, if it has started this process, that this rank ends because another one has failed."""
+    _note(os.environ.get("FARSPAN_RUN_FOLDER", ""), f"{_HEARD}{rank}")
+
+
+def heard_ranks(folder: str) -> set[int]:
+    """The ranks that ended because another one has failed."""
+    return _ranks_that_noted(folder, _HEARD)
 
 
 def has_joined(folder: str) -> bool:
@@ -80,6 +92,11 @@ def has_joined(folder: str) -> bool:
 def trains_copies(folder: str) -> bool:
     """Whether a process has trained, and none has looked for the others."""
     return os.path.exists(f"{folder}/{_TRAINED}") and not has_joined(folder)
+
+
+def _ranks_that_noted(folder: str, prefix: str) -> set[int]:
+    names = os.listdir(folder) if os.path.isdir(folder) else []  # who cleans up temporary files may have removed it
+    return {int(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
 
 
 def _nothing() -> None:

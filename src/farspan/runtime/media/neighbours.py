@@ -11,23 +11,25 @@ Listeners are sockets in Linux' abstract namespace: no file, so nothing is left 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
 import logging
 import os
 import secrets
+import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from farspan.runtime.media.chunks import ChunkQueue
 
-__all__ = ["Exchange", "Neighbour", "Neighbourhood", "OtherMemory", "find_neighbours"]
+__all__ = ["Exchange", "Neighbour", "Neighbourhood", "OtherMemory", "find_neighbours", "resume"]
 
 Exchange = Callable[[bytes], list[bytes]]
 """Gathers a few bytes of every rank: called with this rank's, returns those of all, by rank."""
@@ -357,6 +359,13 @@ def _peer_of(connection: socket.socket) -> tuple[int, int]:
     """Process and user at the other end, as the kernel knows them."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
+
+
+def resume(pidfds: Iterable[int]) -> None:
+    """Let processes go on that are stopped."""
+    for pidfd in pidfds:
+        with contextlib.suppress(OSError):  # it has ended
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
 
 
 def _left_s(end: float) -> float:

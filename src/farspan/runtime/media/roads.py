@@ -45,6 +45,11 @@ class Roads:
             if road is not None:
                 road.abort()
 
+    def resume(self) -> None:
+        """Let the ranks of this host go on whose processes are stopped."""
+        if self.near is not None:
+            self.near.resume()
+
     def close(self) -> None:
         """Free what outlives no interpreter; nothing is sent afterwards."""
         for road in (self.host, self.device):

@@ -15,12 +15,10 @@ receiver that has what it waited for and goes off to compute.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
 import select
-import signal
 import socket
 import struct
 import time
@@ -33,7 +31,7 @@ import torch
 from farspan.runtime.media.chunks import WHOLE_BYTES, Loan, Loans, take_chunk
 from farspan.runtime.media.lane import Lane, Packet, shut_down
 from farspan.runtime.media.medium import TransferError
-from farspan.runtime.media.neighbours import Exchange, Neighbour, OtherMemory, find_neighbours
+from farspan.runtime.media.neighbours import Exchange, Neighbour, OtherMemory, find_neighbours, resume
 
 __all__ = ["INLINE_BYTES", "MAX_ANNOUNCED", "SameHostMedium"]
 
@@ -146,7 +144,7 @@ class _Connection:
 
 
 class SameHostMedium:
-    """Transfers with the neighbours of this rank. All but `abort` is for one thread."""
+    """Transfers with the neighbours of this rank. All but `abort` and `resume` is for one thread."""
 
     def __init__(self, rank: int, neighbours: Sequence[Neighbour], *, has_core_for_each: bool) -> None:
         self.rank = rank
@@ -219,9 +217,11 @@ class SameHostMedium:
     def abort(self) -> None:
         self._is_aborted = True
         shut_down(self._sockets)  # which also wakes a wait
-        for connection in self._connections.values():  # a stopped process is to end too, and its launcher waits for it
-            with contextlib.suppress(OSError):  # it has ended
-                signal.pidfd_send_signal(connection.pidfd, signal.SIGCONT)
+        self.resume()
+
+    def resume(self) -> None:
+        """Let the processes of the other ranks go on if they are stopped: they are to end, and their launcher waits."""
+        resume([connection.pidfd for connection in self._connections.values()])
 
     def raise_if_broken(self, connection: _Connection) -> None:
         if self._is_aborted:

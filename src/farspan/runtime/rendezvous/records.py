@@ -83,7 +83,7 @@ class Records:
                 why=str(error).splitlines()[0] + "\nwho hosts it, rank 0 or the launcher, has probably ended.",
                 hint="look at what rank 0 and the launcher wrote last",
             ) from None
-        except dist.DistStoreError:
+        except TimeoutError:
             raise self._late() from None
         record = _parse(key, text)
         if "absent" in record:
@@ -96,15 +96,30 @@ class Records:
         left_s = max(0.001, min(self._until - time.monotonic(), _LONGEST_S))
         if left_s > _LONG_S and not self._is_told:
             try:
-                self._peers.store.wait([key], timedelta(seconds=_LONG_S))
+                self._wait(key, _LONG_S)
                 return
-            except dist.DistStoreError:
+            except TimeoutError:
                 self._is_told = True
                 rank, missing = self._peers.rank, self._missing()
                 if missing:
                     write_line(f"farspan: rank {rank} waits for {name_ranks(missing)} to call farspan.distribute")
                 left_s -= _LONG_S
-        self._peers.store.wait([key], timedelta(seconds=left_s))
+        self._wait(key, left_s)
+
+    def _wait(self, key: str, limit_s: float) -> None:
+        """Return when the record is there.
+
+        Raises:
+            TimeoutError: It has not come in time.
+        """
+        try:
+            self._peers.store.wait([key], timedelta(seconds=limit_s))
+        except dist.DistNetworkError:
+            raise
+        except RuntimeError as error:  # of a TCPStore a DistStoreError, of a FileStore no more than this
+            if not isinstance(error, dist.DistStoreError) and "timeout" not in str(error):
+                raise
+            raise TimeoutError from None
 
     def _missing(self) -> list[int]:
         """The ranks that have not come."""

@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from farspan.errors import DeadlineError, FarspanError
@@ -18,15 +19,7 @@ from farspan.runtime.side.gathers import Gathers
 from farspan.runtime.side.hub.divergence import entries_to_show
 from farspan.runtime.side.hub.server import HubServer
 from farspan.runtime.side.link import Link, LoopLink, connect
-from farspan.runtime.side.text import (
-    as_error,
-    clip_head,
-    deadline_error,
-    described,
-    fresh,
-    place_of,
-    stack_of,
-)
+from farspan.runtime.side.text import as_error, clip_head, deadline_error, described, fresh, place_of, stack_of
 from farspan.runtime.side.waits import Waits
 
 if TYPE_CHECKING:
@@ -44,6 +37,8 @@ _STATUS_S = 5.0
 _STACK_S = 2.0
 """How long a late rank may take to say where it is: its listener is at hand unless the process is stopped."""
 _MAX_STACKS = 4
+_WAKE_S = 0.5
+"""How often a rank that has failed lets stopped ones go on while the hub does not answer."""
 _ENDING_S = 5.0
 """How long `fail` may take to see its news on their way, and `close` to see each of this channel's threads idle."""
 
@@ -58,6 +53,7 @@ class SideChannel:
         failure: The first failure of another rank, else None.
         waits: What this rank's program waits for. A wait of half a minute becomes a line on rank 0's standard error.
         place: Set by the caller: says in a line where this rank is in its schedule. Called in the listener thread.
+        wake: Set by the caller: lets processes of other ranks go on that are stopped, so that they hear of a failure.
         on_failure: Called once, in the listener thread, with the first failure. One that came before it was set is
             not repeated: look at `failure` after setting it.
 
@@ -78,6 +74,7 @@ class SideChannel:
         self.failure: FarspanError | None = None
         self.on_failure: Callable[[FarspanError], None] = lambda error: None
         self.place: Callable[[], str] = lambda: ""
+        self.wake: Callable[[], None] = lambda: None
         self._link = link
         self._server = server
         self._condition = threading.Condition()
@@ -237,10 +234,14 @@ class SideChannel:
                 return
             self._own_failure = str(error) or type(error).__name__
             self._condition.notify_all()
+        self.wake()
         self._link.send({"t": "fail", **described(error)})
-        if not self._link.is_listener():
+        until = time.monotonic() + _ENDING_S
+        while not self._link.is_listener() and time.monotonic() < until:
             with self._condition:
-                self._condition.wait_for(lambda: self._fail_noted or self._closed, _ENDING_S)
+                if self._condition.wait_for(lambda: self._fail_noted or self._closed, _WAKE_S):
+                    return
+            self.wake()  # it may have been stopped only now
 
     def finish(self, deadline_s: float, digest: int = 0) -> None:
         """Says that this rank's program is over, and goes on answering requests until all ranks have said so.

@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_STRANGERS = 128
 """Connections that have not said hello yet; the oldest goes when one more comes."""
+_MAX_WARNINGS = 10
+"""Lines about strangers."""
 _FLUSH_S = 5.0
 """At the end of the hub: how long a rank may take to accept what is still queued for it."""
 
@@ -107,6 +109,8 @@ class HubServer:
         # For ranks that have not connected yet.
         self._kept: dict[int, list[Buffer]] = {}
         self._outbox: deque[Message] = deque()
+        self._num_warnings = 0
+        """Of strangers."""
         self._stopping = False
         self._stopped = False
         self._look_at = 0.0
@@ -217,7 +221,7 @@ class HubServer:
             self._lose(conn, error)
             return
         except ProtocolError as error:
-            _log.warning("side channel: %s sent nonsense: %s", self._who(conn), error)
+            self._warn(conn, "sent nonsense: %s", error)
             self._drop(conn)
             return
         for frame in frames:
@@ -243,7 +247,7 @@ class HubServer:
         del self._strangers[conn]
         refusal = self._refusal(conn, hello)
         if refusal:
-            _log.warning("side channel: a connection was refused: %s", refusal)
+            self._warn(conn, "was refused: %s", refusal)
             conn.queue.extend(encode({"t": "refused", "why": refusal}))
             conn.last_words = True
             self._flush(conn)
@@ -319,5 +323,12 @@ class HubServer:
             with self._ends:
                 self._ends.notify_all()
 
-    def _who(self, conn: _Connection) -> str:
-        return "a stranger" if conn.rank is None else f"rank {conn.rank}"
+    def _warn(self, conn: _Connection, text: str, what: object) -> None:
+        """Say what a connection did; of strangers, who may be many, only the first few times."""
+        if conn.rank is not None:
+            _log.warning("side channel: rank %d %s", conn.rank, text % what)
+            return
+        self._num_warnings += 1
+        if self._num_warnings <= _MAX_WARNINGS:
+            last = "; no more is said of strangers" if self._num_warnings == _MAX_WARNINGS else ""
+            _log.warning("side channel: a stranger %s%s", text % what, last)
