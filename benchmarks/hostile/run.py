@@ -267,8 +267,8 @@ def main() -> None:
     figure = (
         f"{sum(row['sent'] for row in counted)} messages of strangers to the hub in {len(counted)} trainings: "
         f"{sum(row['holds'] for row in counted)} unharmed, "
-        f"most memory {max(row['more_mib'] for row in counted):+.1f} MiB, "
-        f"longest step x {max(row['slower'] for row in counted):.2f}"
+        f"most memory {max((row['more_mib'] for row in counted), default=0.0):+.1f} MiB, "
+        f"longest step x {max((row['slower'] for row in counted), default=0.0):.2f}"
     )
     finish(args, rows=rows, figure=figure, holds=all(row["holds"] for row in counted))
 
