@@ -211,7 +211,7 @@ def main():
         if step == 0:
             tell("training")
         if rank == 0:
-            print(f"step {step} loss {mean.hex()}", flush=True)
+            print(f"step {step} loss {float(mean).hex()}", flush=True)
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())

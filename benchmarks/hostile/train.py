@@ -32,7 +32,7 @@ for step in range(int(sys.argv[1])):
     optimizer.zero_grad()
     mean = torch.stack(losses).mean().item()
     if rank == 0:
-        print(f"step {step} loss {mean.hex()}", flush=True)
+        print(f"step {step} loss {float(mean).hex()}", flush=True)
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
