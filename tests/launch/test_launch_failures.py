@@ -211,6 +211,7 @@ def test_a_folder_goes_when_its_process_is_killed_and_a_fork_of_it_lives_on(tmp_
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}
     command = [sys.executable, "-c", SWEPT, str(folder)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         helper = int(process.stdout.readline())
         process.kill()
         try:

@@ -116,7 +116,7 @@ def test_torchrun_s_error_file_has_the_first_error_and_dates_later_what_was_hear
         leave_error(ValueError("no data"), is_heard=is_heard)
         leave_error(ValueError("another one"), is_heard=is_heard)
         failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
-        assert failure.message["message"] == "ValueError: no data"
+        assert "ValueError: no data" in str(failure.message)
         times.append(failure.timestamp)
         assert [path.name for path in tmp_path.glob(f"*{is_heard}*")] == [file.name]  # renamed: it is never half there
     assert times[1] - times[0] >= 5
