@@ -257,7 +257,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of what is sent")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    num_steps, num_frames = (200, NUM_QUICK) if args.quick else (args.steps, NUM_FRAMES)
+    num_steps, num_frames = (1000, NUM_QUICK) if args.quick else (args.steps, NUM_FRAMES)
     for launcher in args.launcher or ["run", "env"]:
         for num_ranks in [2] if args.quick else args.ranks:
             calm = train(launcher, num_ranks, num_steps, target=None, seed=0)
