@@ -207,7 +207,7 @@ def main():
         else:
             optimizer.step()
         optimizer.zero_grad()
-        mean = torch.stack(losses).mean().item()
+        mean = float(torch.stack(losses).mean().item())
         if step == 0:
             tell("training")
         if rank == 0:

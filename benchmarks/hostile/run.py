@@ -32,7 +32,8 @@ from benchmarks.hostile.watch import rank_processes, resident_mib  # noqa: E402
 HERE = Path(__file__).parent
 MEMORY_BAR_MIB = 16.0
 TIME_BAR = 1.5
-NUM_FRAMES = 10_000
+NUM_FRAMES, NUM_QUICK = 10_000, 1_000
+"""How many messages must have been sent; the second in the quick version."""
 TARGETS = {"run": ("hub", "gloo"), "env": ("hub", "gloo", "store")}
 _VARIABLE = {"run": "FARSPAN_RANK", "env": "RANK"}
 _LONGEST_S = 300.0
@@ -195,7 +196,9 @@ def _free_port() -> int:
         return port
 
 
-def compare(launcher: str, num_ranks: int, target: str, calm: Training, attacked: Training) -> dict[str, Any]:
+def compare(
+    launcher: str, num_ranks: int, target: str, calm: Training, attacked: Training, num_frames: int
+) -> dict[str, Any]:
     """One row: what the attack has changed."""
     more = {rank: mib - calm.resident_mib.get(rank, 0.0) for rank, mib in attacked.resident_mib.items()}
     sent = attacked.outsider.get("sent", {})
@@ -223,7 +226,7 @@ def compare(launcher: str, num_ranks: int, target: str, calm: Training, attacked
         and row["welcomes"] == 0
         and row["more_mib"] <= MEMORY_BAR_MIB
         and row["slower"] <= TIME_BAR
-        and row["sent"] >= NUM_FRAMES
+        and row["sent"] >= num_frames
     )
     return row
 
@@ -254,14 +257,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of what is sent")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    num_steps, num_frames = (1000, NUM_QUICK) if args.quick else (args.steps, NUM_FRAMES)
     for launcher in args.launcher or ["run", "env"]:
         for num_ranks in [2] if args.quick else args.ranks:
-            calm = train(launcher, num_ranks, args.steps, target=None, seed=0)
+            calm = train(launcher, num_ranks, num_steps, target=None, seed=0)
             for target in [each for each in TARGETS[launcher] if each in (args.target or TARGETS[launcher])]:
                 if args.quick and (launcher, target) != ("run", "hub"):
                     continue
-                attacked = train(launcher, num_ranks, args.steps, target=target, seed=args.seed)
-                rows.append(compare(launcher, num_ranks, target, calm, attacked))
+                attacked = train(launcher, num_ranks, num_steps, target=target, seed=args.seed)
+                rows.append(compare(launcher, num_ranks, target, calm, attacked, num_frames))
                 show(rows[-1])
     counted = [row for row in rows if row["target"] == "hub"]
     figure = (

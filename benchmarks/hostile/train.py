@@ -30,7 +30,7 @@ for step in range(int(sys.argv[1])):
         losses.append(loss.detach())
     optimizer.step()
     optimizer.zero_grad()
-    mean = torch.stack(losses).mean().item()
+    mean = float(torch.stack(losses).mean().item())
     if rank == 0:
         print(f"step {step} loss {float(mean).hex()}", flush=True)
 digest = hashlib.sha256()

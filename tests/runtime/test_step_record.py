@@ -63,5 +63,5 @@ def test_a_report_that_cannot_be_kept_is_one_warning(caplog, monkeypatch, tmp_pa
 
     on_ranks(2, program)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-        f"the report is not kept: {tmp_path / 'file' / 'step.html'}: Not a directory"
+        f"the report is not kept: {tmp_path / 'file' / 'step.html'}: File exists"
     ]
