@@ -11,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = [
-    "afmoe",  # experts
     "bert",
     "deepseek_vl",
     "torch.in_place",

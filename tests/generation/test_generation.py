@@ -34,7 +34,9 @@ WAYS: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("way", "num_ranks"), [("grown", 1), *((way, 2) for way in WAYS), ("beam", 3)])
+@pytest.mark.parametrize(
+    ("way", "num_ranks"), [("grown", 1), *((way, 2) for way in WAYS), pytest.param("beam", 3, marks=pytest.mark.slow)]
+)
 def test_the_same_tokens_as_in_one_process(way: str, num_ranks: int) -> None:
     def program(model: Any) -> Any:
         model.eval()
@@ -210,7 +212,7 @@ def _config(transformers: Any, kind: str) -> Any:
     [
         ("gpt2", {"num_beams": 2}),
         pytest.param("gpt2", {"cache_implementation": "static"}, marks=pytest.mark.slow),
-        ("mistral", {"repetition_penalty": 1.3}),
+        pytest.param("mistral", {"repetition_penalty": 1.3}, marks=pytest.mark.slow),
         pytest.param("t5", {"output_scores": True, "return_dict_in_generate": True}, marks=pytest.mark.slow),
         pytest.param("t5", {"num_beams": 2}, marks=pytest.mark.slow),
     ],

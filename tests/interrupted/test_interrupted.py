@@ -17,7 +17,10 @@ from farspan.errors import RecordError
 SCRIPT = Path(__file__).with_name("loops.py")
 
 
-@pytest.mark.parametrize(("num_ranks", "environment"), [(2, {"FARSPAN_SAME_HOST": "0"}), (3, {"FARSPAN_MEASURE": "0"})])
+@pytest.mark.parametrize(
+    ("num_ranks", "environment"),
+    [(2, {"FARSPAN_SAME_HOST": "0"}), pytest.param(3, {"FARSPAN_MEASURE": "0"}, marks=pytest.mark.slow)],
+)
 def test_same_as_the_plain_loop(num_ranks: int, environment: dict[str, str]) -> None:
     finished = run_processes(num_ranks, SCRIPT, environment=environment, timeout_s=120.0)
     assert [process.stderr for process in finished if process.code] == []

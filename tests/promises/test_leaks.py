@@ -122,7 +122,7 @@ def test_a_module_uses_what_belongs_to_others(reads: bool, num_ranks: int) -> No
     assert_same_as_plainly(lambda: Borrowing(reads), train, num_ranks)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_forward_hooks_see_and_change_on_every_rank(num_ranks: int) -> None:
     assert_same_as_plainly(Mixture, hooked, num_ranks)
 

@@ -63,7 +63,7 @@ def test_same_numbers_under_every_schedule(name: str, schedule: str) -> None:
         (1, ["gpt_tied"]),
         (2, list(_SEVERAL)),
         (3, list(_SEVERAL)),
-        (4, list(_SEVERAL)),
+        pytest.param(4, list(_SEVERAL), marks=pytest.mark.slow),
         *(pytest.param(number, list(CASES), marks=pytest.mark.slow) for number in (1, 2, 3, 4)),
     ],
 )

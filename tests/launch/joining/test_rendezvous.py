@@ -37,8 +37,7 @@ def job(tmp_path):
     job.close()
 
 
-@pytest.mark.parametrize("leaves", ["sys.exit()", "os._exit(0)"])
-@pytest.mark.parametrize("others_wait", [True, False])
+@pytest.mark.parametrize(("leaves", "others_wait"), [("sys.exit()", False), ("os._exit(0)", True)])
 def test_farspan_run_names_a_rank_that_ends_before_the_others_have_found_it(job, leaves, others_wait):
     before = WAITS_UNTIL.format(note="waiting-" if others_wait else "ended-")
     script = "if rank == 1:\n" + ("    " + before.replace("\n", "\n    ") if others_wait else "    ") + f"{leaves}\n"

@@ -78,6 +78,7 @@ class Run:
                 process.wait()
 
 
+@pytest.mark.slow
 def test_ranks_of_two_hosts_train_alike(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, 3, steps=3, pause_s=0.0, FARSPAN_SECRET="known to all")
     assert run.end(90.0) == [0, 0, 0], run.output(0)
