@@ -29,7 +29,7 @@ from farspan.runtime.side.text import first_line
 __all__ = ["watch_end"]
 
 _LINGER_S = 10.0
-_LINGER_AFTER_FAILURE_S = 2.0
+_LINGER_AFTER_FAILURE_S = 4.0
 """The others have been told; one that is stopped would keep all of them."""
 _ENDING_S = 5.0
 """How long the end of a process that has failed may take."""

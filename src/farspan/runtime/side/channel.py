@@ -278,7 +278,7 @@ class SideChannel:
             self._failing.release()
         if self._server is not None:
             if not self._server.wait_ended(linger_s):
-                _log.warning("rank 0 ends after lingering for %g s; other ranks still run", linger_s)
+                _log.info("rank 0 ends after lingering for %g s; other ranks still run", linger_s)
             self._server.stop()
 
     def _wait(self, ready: Callable[[], bool], deadline_s: float) -> bool:
