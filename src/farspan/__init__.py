@@ -45,4 +45,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-watch_end("farspan.runtime.rendezvous.absent")
+watch_end("farspan.runtime.rendezvous.messenger")

@@ -21,11 +21,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from farspan.errors import PlanError, quoted
+from farspan.units import MAX_COUNT
 
 __all__ = [
     "MAX_AMOUNT",
     "MAX_BYTES",
-    "MAX_COUNT",
     "MAX_DEPTH",
     "MAX_DIGITS",
     "MAX_TOML_BYTES",
@@ -50,8 +50,6 @@ MAX_TOML_BYTES = 2**18
 MAX_DEPTH = 32
 MAX_VALUES = 2_000_000
 MAX_DIGITS = 40
-MAX_COUNT = 65_536
-"""The most ranks, devices, stages or micro-batches that are believed."""
 MAX_AMOUNT = 1e24
 """The most seconds, bytes or operations: sums and products of a search stay finite."""
 
@@ -198,7 +196,7 @@ def as_text(value: object, where: str) -> str:
 
 
 def is_name(value: object) -> bool:
-    """Whether a value is a text that is not blank."""
+    """Whether a value can be a name: a text that is not blank."""
     return isinstance(value, str) and bool(value.strip())
 
 

@@ -12,7 +12,6 @@ import errno
 import json
 import logging
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Mapping, Sequence
@@ -154,7 +153,7 @@ def _replace(path: str, text: str | None) -> None:
     if mode is not None and not stat.S_ISREG(mode):
         kind = "a symbolic link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "no regular file"
         raise OSError(errno.EINVAL, f"it is {kind}, which is not replaced")
-    part = f"{path}.{secrets.token_hex(8)}.part"
+    part = f"{path}.{os.urandom(8).hex()}.part"
     file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
         if mode is not None:

@@ -14,7 +14,6 @@ this kind for the processes that it starts.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 
@@ -110,6 +109,8 @@ def check() -> None:
 
 def unknown_names(names: Iterable[str]) -> list[str]:
     """A line for each variable that looks like one of farspan's and is none."""
+    import difflib  # on the way of every start: only where it is of use
+
     lines: list[str] = []
     for name in sorted(names):
         if name.startswith(PREFIX) and name not in _KNOWN:

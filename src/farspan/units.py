@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 __all__ = [
     "BYTES",
+    "MAX_COUNT",
     "format_bytes",
     "format_count",
     "format_seconds",
@@ -23,6 +24,8 @@ BYTES = {"": 1.0, "b": 1.0} | {
     for infix in ("", "i")
 }
 """Units of sizes, in small letters."""
+MAX_COUNT = 65_536
+"""The most ranks, devices, stages or micro-batches that are read anywhere."""
 _COUNT = re.compile(r"[+-]?[0-9]{1,18}")
 _PLAIN = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?"
 _NUMBER = re.compile(rf"[+-]?{_PLAIN}")

@@ -10,8 +10,8 @@ from tests.documents.edits import edited, try_to_read
 
 from farspan.cluster import read_cluster
 from farspan.cluster.read import parse_cluster
-from farspan.documents import MAX_COUNT
 from farspan.errors import PlanError
+from farspan.units import MAX_COUNT
 
 TEXT = """
 [links]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from farspan.cli.arguments import Parser, duration, hints, whole_number
 from farspan.cli.planned import plan_script
 from farspan.cli.script import add_arguments
-from farspan.documents import MAX_COUNT
 from farspan.errors import PlanError
 from farspan.outputs import write_json, write_output
+from farspan.units import MAX_COUNT
 
 if TYPE_CHECKING:
     from farspan.planner.pipeline import Pipeline

@@ -22,10 +22,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from farspan.documents import MAX_COUNT
 from farspan.errors import LaunchError, quoted
 from farspan.settings import PREFIX
-from farspan.units import parse_count
+from farspan.units import MAX_COUNT, parse_count
 
 __all__ = ["Environment", "hosts_store", "launch_variables", "read_environment"]
 
@@ -168,10 +167,9 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     )
 
 
-def hosts_store(environment: Environment, variables: Mapping[str, str] | None = None) -> bool:
+def hosts_store(environment: Environment) -> bool:
     """Whether this process is to host the store by which the ranks find each other; torchrun does it for its own."""
-    given = os.environ if variables is None else variables
-    is_agents = environment.launcher == "torchrun" and given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_agents = environment.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return environment.rank == 0 and not is_agents
 
 

@@ -6,9 +6,10 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard, cast
 
-from farspan.documents import MAX_AMOUNT, MAX_COUNT
+from farspan.documents import MAX_AMOUNT
 from farspan.errors import PlanError, quoted
 from farspan.plan.device import format_place, parse_place
+from farspan.units import MAX_COUNT
 
 __all__ = ["SCHEDULES", "estimates", "lookahead", "placement", "remat", "schedule", "stages"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from farspan.documents import MAX_COUNT
 from farspan.errors import PlanError, quoted
+from farspan.units import MAX_COUNT
 
 __all__ = ["Place", "format_place", "parse_place"]
 

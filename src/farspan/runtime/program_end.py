@@ -1,7 +1,7 @@
 """How a rank's program ends: the other ranks hear of it.
 
     its last line        the rank waits until every program is over, and answers what the others ask until then
-    an exception         the others are told first, and only then is it printed: a full disk must not hide the cause
+    an exception         it reaches the others first, and only then is it printed: a full disk must not hide the cause
     a forked child       is no rank: it ends as if farspan were not there
 
 Then what farspan has opened is closed.
@@ -30,15 +30,16 @@ __all__ = ["watch_end"]
 
 _LINGER_S = 10.0
 _LINGER_AFTER_FAILURE_S = 4.0
-"""The others have been told; one that is stopped would keep all of them."""
+"""The others know of the failure; one that is stopped would keep all of them."""
 _ENDING_S = 5.0
 """How long the end of a process that has failed may take."""
 _SEEING_S = 1.0
+"""How long torchrun may take to see that end, and to end this process."""
 _exit_codes: list[int] = []
 
 
 def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) -> None:
-    """From now on the end of this process is told to the other ranks."""
+    """Lets the other ranks know from now on how this process ends."""
     process, previous = os.getpid(), sys.excepthook
     has_raised = False
 
@@ -87,10 +88,7 @@ def _describe_remote(error: BaseException, rank: int) -> str:
 
 
 def _let_torchrun_see(rank: int, roads: Roads) -> None:
-    """torchrun takes the first process that it sees ended for the cause of all: let that be the rank that failed.
-
-    It looks ten times a second, and then ends this process.
-    """
+    """Waits for torchrun to see the end of the rank that failed: it takes the first end that it sees for the cause."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         roads.wait_ended(rank, _ENDING_S)
         threading.Event().wait(_SEEING_S)

@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from farspan.cli.arguments.parser import whole_number
-from farspan.documents import MAX_COUNT
 from farspan.errors import PlanError
+from farspan.units import MAX_COUNT
 
 if TYPE_CHECKING:
     from farspan.plan.hints import Hints

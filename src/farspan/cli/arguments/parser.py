@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """What reads a whole number of that range."""
+    """Makes an argument type, for argparse, of the whole numbers from `least` to `most`."""
 
     def read(text: str) -> int:
         value = parse_count(text)

@@ -1,25 +1,18 @@
 """A rank that ends before it has called `farspan.distribute` says so, for the others to raise instead of waiting.
 
 `farspan run` sees by itself that one of its processes has ended; under another launcher the process leaves word in the
-store of the job, if anybody can be waiting there. A process of its own does that: a Python that is about to end can
-import neither torch nor much else.
+store of the job, if anybody can be waiting there. A process of its own does that: a Python that is about to end cannot
+import torch. `import farspan` brings this module, so what is needed at the end only is imported then.
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
-import socket
 import sys
-
-from farspan.errors import FarspanError, RemoteError
-from farspan.launch.environment import hosts_store, read_environment
-from farspan.launch.rank.error_file import leave_error
 
 __all__ = ["note_coming", "watch_end"]
 
-_log = logging.getLogger(__name__)
 _CONNECTING_S = 2.0
 _TELLING_S = 60.0
 _processes_that_came: set[int] = set()
@@ -46,12 +39,16 @@ def watch_end(messenger: str) -> None:
 def _at_end(process: int, messenger: str) -> None:
     if os.getpid() != process:
         return
+    from farspan.errors import FarspanError, RemoteError
+    from farspan.launch.rank.error_file import leave_error
+
     error: BaseException | None = getattr(sys, "last_value", None)
     if error is not None:
         # Who only heard that a rank never came is the first to fail; a rank that failed has left a file of its own.
         leave_error(error, is_heard=isinstance(error, RemoteError) and bool(error.remote_traceback))
     if process in _processes_that_came:
         return
+    import logging
     import subprocess
 
     try:
@@ -60,11 +57,15 @@ def _at_end(process: int, messenger: str) -> None:
             command = [sys.executable, "-m", messenger, why]
             subprocess.run(command, stdin=subprocess.DEVNULL, timeout=_TELLING_S, check=True)
     except (FarspanError, OSError, subprocess.SubprocessError) as problem:  # whoever hosts the store has gone too
-        _log.debug("nobody could be told that this rank ends: %s", problem)
+        logging.getLogger(__name__).debug("nobody could be told that this rank ends: %s", problem)
 
 
 def _may_be_awaited() -> bool:
     """Whether this process is one of several ranks, and the store by which they find each other is there."""
+    import socket
+
+    from farspan.launch.environment import hosts_store, read_environment
+
     environment = read_environment()
     if environment.world_size == 1 or environment.master_addr is None or environment.master_port is None:
         return False

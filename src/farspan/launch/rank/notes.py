@@ -85,7 +85,7 @@ def heard_ranks(folder: str) -> set[int]:
 
 
 def has_joined(folder: str) -> bool:
-    """Whether all ranks have found each other."""
+    """Whether a rank has noted in `folder` that all have found each other."""
     return os.path.exists(f"{folder}/{_JOINED}")
 
 

@@ -32,5 +32,8 @@ def address_towards(host: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address leads to this very host."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    """Whether messages to an address stay on the host that sends them; no of what is no address."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -7,8 +7,8 @@
                  "joined 1"    that it has
     rank 0       reads them all
 
-A rank that fails leaves its error in the place of its next record, one that ends before it comes says so there
-(`announce_absence`): rank 0 reads all records, and everybody reads rank 0's.
+A rank that fails leaves its error in the place of its next record, one that ends before it comes leaves a word there
+(`messenger`): rank 0 reads all records, and everybody reads rank 0's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def join_side_channel(peers: Peers, limit_s: float) -> Joined:
 
 def _host(peers: Peers, records: Records, limit_s: float) -> Joined:
     others = range(1, peers.world_size)
-    with records.telling("hub"):
+    with records.leaving_errors("hub"):
         address = address_towards(peers.host)
         records.write("rank 0", {"address": address})
         addresses = [str(records.read(f"rank {rank}", rank).get("address")) for rank in others]
@@ -84,10 +84,10 @@ def _host(peers: Peers, records: Records, limit_s: float) -> Joined:
 
 def _connect(peers: Peers, records: Records, limit_s: float) -> Joined:
     rank = peers.rank
-    with records.telling(f"rank {rank}"):
+    with records.leaving_errors(f"rank {rank}"):
         address = address_towards(peers.host)
         records.write(f"rank {rank}", {"address": address})
-    with records.telling(f"joined {rank}"):
+    with records.leaving_errors(f"joined {rank}"):
         hub = records.read("hub", 0)
         host, port, given = str(hub.get("address")), hub.get("port"), str(hub.get("secret"))
         known = settings.text("SECRET")

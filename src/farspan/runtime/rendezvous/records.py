@@ -43,20 +43,19 @@ class Records:
         self._peers = peers
         self._limit_s = limit_s
         self._until = time.monotonic() + limit_s
-        self._is_told = False
-        """Whether somebody has been told that this takes long."""
+        self._has_warned = False
 
     def write(self, key: str, record: Record) -> None:
         """Leaves a record."""
         self._peers.store.set(key, json.dumps(record))
 
     @contextlib.contextmanager
-    def telling(self, key: str) -> Iterator[None]:
-        """What goes wrong inside is left under `key`, and raised."""
+    def leaving_errors(self, key: str) -> Iterator[None]:
+        """Leaves what goes wrong inside under `key`, for the ranks that read it, and raises it."""
         try:
             yield
         except BaseException as error:
-            with contextlib.suppress(RuntimeError):  # the store is gone: nobody can be told, and ours is the cause
+            with contextlib.suppress(RuntimeError):  # the store is gone too: the first error is the cause
                 self.write(key, {"error": described(error)})
             raise
 
@@ -94,12 +93,12 @@ class Records:
 
     def _wait_for(self, key: str) -> None:
         left_s = max(0.001, min(self._until - time.monotonic(), _LONGEST_S))
-        if left_s > _LONG_S and not self._is_told:
+        if left_s > _LONG_S and not self._has_warned:
             try:
                 self._wait(key, _LONG_S)
                 return
             except TimeoutError:
-                self._is_told = True
+                self._has_warned = True
                 rank, missing = self._peers.rank, self._missing()
                 if missing:
                     write_line(f"farspan: rank {rank} waits for {name_ranks(missing)} to call farspan.distribute")

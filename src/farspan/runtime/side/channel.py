@@ -84,7 +84,7 @@ class SideChannel:
         self._gathers = Gathers(world_size, link, self._condition)
         self._ids = itertools.count()
         self._answers: dict[int, Header | None] = {}
-        """To what this rank has asked about others."""
+        """Answers to the questions that this rank has asked about others, by number; None before they come."""
         self._thread = threading.get_ident()
         """The one that runs the program."""
         self._all_finished = False

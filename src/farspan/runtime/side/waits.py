@@ -1,4 +1,4 @@
-"""What this rank waits for, so that somebody can be told: the program's thread says it, the listener's reads it."""
+"""What this rank waits for, for a line to people: the program's thread writes it, the listener's reads it."""
 
 from __future__ import annotations
 

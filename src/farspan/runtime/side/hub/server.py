@@ -110,7 +110,7 @@ class HubServer:
         self._kept: dict[int, list[Buffer]] = {}
         self._outbox: deque[Message] = deque()
         self._num_warnings = 0
-        """Of strangers."""
+        """Lines about strangers so far."""
         self._stopping = False
         self._stopped = False
         self._look_at = 0.0

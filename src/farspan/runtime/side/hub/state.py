@@ -142,7 +142,7 @@ class Hub:
         return self._publish(**describe_death(rank))
 
     def on_silent(self, rank: int) -> list[Message]:
-        """No sign of life has come from a rank's host for long. That rank is told too: it may still hear."""
+        """No sign of life has come from a rank's host for long. That rank gets the failure too: it may still hear."""
         return [] if self.failed or rank in self.ended else self._publish(**describe_lost_link(rank))
 
     def on_shutdown(self) -> list[Message]:

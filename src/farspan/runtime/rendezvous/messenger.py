@@ -1,4 +1,4 @@
-"""Leaves word in the store of a job that a rank will not come: `python -m farspan.runtime.rendezvous.absent WHY`.
+"""Leaves word in the store of a job that a rank will not come: `python -m farspan.runtime.rendezvous.messenger WHY`.
 
 The process of the rank starts it when it ends before it has called `farspan.distribute`.
 """
