@@ -10,6 +10,7 @@ from farspan.lazy.leaf import Leaf as Leaf
 from farspan.lazy.leaf import Placed as Placed
 from farspan.lazy.leaf import swapped as swapped
 from farspan.lazy.metadata import MutableArguments as MutableArguments
+from farspan.lazy.metadata import Raised as Raised
 from farspan.lazy.metadata import Unknown as Unknown
 from farspan.lazy.metadata import apply_modes as apply_modes
 from farspan.lazy.metadata import describe_result as describe_result
@@ -85,6 +86,7 @@ __all__ = [
     "Sites",
     "StubParameter",
     "Unit",
+    "Raised",
     "Unknown",
     "activate",
     "active",

@@ -45,7 +45,7 @@ from farspan.lazy.shared.traces import watched
 from farspan.lazy.surgery.adopted import adopt
 from farspan.lazy.surgery.attempt import begin_attempt
 from farspan.lazy.surgery.closed import close
-from farspan.lazy.surgery.variants import note_attribute, present_leaf
+from farspan.lazy.surgery.variants import is_set_already, note_attribute, present_leaf
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
@@ -234,6 +234,7 @@ _original_deepcopy: Any = nn.Parameter.__deepcopy__
 _original_new: Any = nn.Parameter.__new__
 _original_call: Any = nn.Module.__call__
 _original_setattr: Any = nn.Module.__setattr__
+_original_delattr: Any = nn.Module.__delattr__
 _original_state_dict: Any = nn.Module.state_dict
 _original_load: Any = nn.Module.load_state_dict
 
@@ -262,12 +263,9 @@ def _load_state_dict(module: nn.Module, state_dict: Any, strict: bool = True, as
 def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
     """What a leaf is changed to must not reach its calls that are still to run."""
     recorder = _recorder_of_module.get(id(module))
-    if recorder is not None and id(module) in recorder.leaf_parts and not _is_already(module, name, value):
+    if recorder is not None and id(module) in recorder.leaf_parts and not is_set_already(module, name, value):
         if recorder.is_recording:
-            recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
             note_attribute(recorder, module, name, value)
-            for leaf in recorder.leaves.values():
-                leaf.own_objects = None
         if name == "training":
             recorder.forget_states()
         old = module._buffers.get(name)
@@ -277,9 +275,11 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
     _original_setattr(module, name, value)
 
 
-def _is_already(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether setting an attribute changes nothing: `model.train()` in each micro-batch."""
-    return type(value) is bool and module.__dict__.get(name) is value
+def _delete_attribute(module: nn.Module, name: str) -> None:
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is not None and id(module) in recorder.leaf_parts and recorder.is_recording:
+        note_attribute(recorder, module, name, NotImplemented)
+    _original_delattr(module, name)
 
 
 def _deepcopy_parameter(parameter: Any, memo: dict[int, Any]) -> Any:
@@ -351,6 +351,7 @@ def install() -> None:
     compile_what_it_calls(_call_module)  # as it does with the one of torch
     nn.Module.__call__ = _call_module  # type: ignore[method-assign]
     nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
+    nn.Module.__delattr__ = _delete_attribute  # type: ignore[method-assign]
     nn.Module.register_forward_hook = _opening_leaves(nn.Module.register_forward_hook)
     nn.Module.register_forward_pre_hook = _opening_leaves(nn.Module.register_forward_pre_hook)
     nn.Module.register_full_backward_hook = _opening_leaves(nn.Module.register_full_backward_hook)

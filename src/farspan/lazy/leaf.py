@@ -95,6 +95,7 @@ class Leaf:
         "parameter_names",
         "placed",
         "receivers",
+        "settings",
         "stage",
         "state",
         "tables",
@@ -118,6 +119,8 @@ class Leaf:
         """Whether what a call gives was known only when it ran, since it depends on data: another run may differ."""
         self.attributes: dict[str, None] = {}
         """What its calls have been seen to write on its modules."""
+        self.settings: dict[str, Any] = {}
+        """What the program has set on its modules since, by their numbers and names: equal where predictions are."""
         self.buffers = tuple(item for item in placed if not item.is_parameter)
         self.own_objects: Any = None
         """What the attributes that are not in `attributes` hold; made when it is called."""
@@ -178,11 +181,12 @@ class Leaf:
         return (self, *(item.name for item in self.own_parameters if item.is_shared))
 
     def state_key(self) -> tuple[Any, ...]:
-        """What a call's metadata depends on besides its arguments: train or eval, what is frozen."""
+        """What a call's metadata depends on besides its arguments: train or eval, what is frozen, what has been set."""
         if self.state is None:
             self.state = (
                 tuple([module.training for module in self.modules]),
                 tuple([item.tensor.requires_grad for item in self.placed]),
+                tuple(self.settings.items()),
             )
         return self.state
 

@@ -19,6 +19,7 @@ from farspan.graph import Call, Graph, Meta, Value, let_go
 from farspan.lazy import (
     Frame,
     Placed,
+    Raised,
     Recorder,
     Unknown,
     find_where,
@@ -36,7 +37,7 @@ from farspan.runtime.gradient_masks import GradientMasks, accumulate
 from farspan.runtime.media import Medium, TransferError
 from farspan.runtime.program import Program, Programs, Settings, sites_of
 from farspan.runtime.side import SideChannel
-from farspan.runtime.side.text import first_line
+from farspan.runtime.side.text import described, first_line
 from farspan.runtime.step.channel import Channels
 from farspan.runtime.step.end import StepEnd
 from farspan.runtime.step.executor import Executor
@@ -231,6 +232,25 @@ class Engine:
             self._fail(error)
         finally:
             self.recorder.is_recording = True
+
+    @contextlib.contextmanager
+    def telling(self, raised: Raised | None) -> Iterator[None]:
+        """The user's code has `raised` something on this rank, before it had its data. If no other rank's has, and the
+        programs turn out to differ, that is why: it is raised here, and the other ranks hear of it.
+        """
+        if raised is None:
+            yield
+            return
+        self.side.raised = {**described(raised.error), "traceback": raised.traceback}
+        try:
+            yield
+        except RemoteError as error:
+            if error.rank != self.rank:
+                raise
+            raised.error.add_note(f"{error.why}\nIt was raised at\n{raised.traceback}")
+            raise raised.error from raised.error.__cause__
+        finally:
+            self.side.raised = None
 
     def _fail(self, error: Exception) -> NoReturn:
         if self._failure is None:

@@ -1,6 +1,8 @@
 """What a call gives, without running it: found once for each kind of call with fake tensors, then cached."""
 
+from farspan.lazy.metadata.canonical import canonical as canonical
 from farspan.lazy.metadata.canonical import digest_of as digest_of
+from farspan.lazy.metadata.canonical import is_plain as is_plain
 from farspan.lazy.metadata.effects.attributes import OwnObjects as OwnObjects
 from farspan.lazy.metadata.effects.attributes import attributes_of as attributes_of
 from farspan.lazy.metadata.effects.attributes import attributes_with_tensors as attributes_with_tensors
@@ -20,6 +22,7 @@ from farspan.lazy.metadata.effects.hidden import generators_held as generators_h
 from farspan.lazy.metadata.effects.reachable import State as State
 from farspan.lazy.metadata.effects.registered import Registered as Registered
 from farspan.lazy.metadata.entry import Entry as Entry
+from farspan.lazy.metadata.entry import Raised as Raised
 from farspan.lazy.metadata.entry import Unknown as Unknown
 from farspan.lazy.metadata.entry import intern as intern
 from farspan.lazy.metadata.entry import meta_of as meta_of
@@ -48,6 +51,7 @@ __all__ = [
     "Regions",
     "Registered",
     "State",
+    "Raised",
     "Unknown",
     "apply_modes",
     "apply_result",
@@ -55,7 +59,9 @@ __all__ = [
     "attributes_with_tensors",
     "current_modes",
     "describe_result",
+    "canonical",
     "digest_of",
+    "is_plain",
     "flatten",
     "flatten_arguments",
     "generators_held",

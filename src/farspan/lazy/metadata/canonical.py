@@ -20,9 +20,10 @@ import torch
 from farspan.graph import Meta
 from farspan.lazy.metadata.template import ById
 
-__all__ = ["canonical", "digest_of"]
+__all__ = ["canonical", "digest_of", "is_plain"]
 
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _IN_WORDS = (torch.dtype, torch.layout, torch.memory_format, torch.device, range)
 _MOST_BYTES = 1 << 20
 """Of an array; of a longer one the beginning is looked at."""
@@ -42,6 +43,12 @@ def canonical(item: Any) -> bytes:
     parts: list[bytes] = []
     _write(item, parts)
     return b"".join(parts)
+
+
+def is_plain(item: Any) -> bool:
+    """Whether `canonical` says all there is to say of a value, and it will not change."""
+    kind = type(item)
+    return kind in _PLAIN or (kind in (tuple, frozenset) and all(map(is_plain, item)))
 
 
 def _write(item: Any, parts: list[bytes]) -> None:

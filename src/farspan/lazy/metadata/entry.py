@@ -16,7 +16,7 @@ from farspan.lazy.metadata.recent import Recent
 from farspan.lazy.randomness.movement import Draws
 from farspan.lazy.torch_private import DisableTorchFunction
 
-__all__ = ["Entry", "Unknown", "intern", "meta_of", "refuse_nested"]
+__all__ = ["Entry", "Raised", "Unknown", "intern", "meta_of", "refuse_nested"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,10 +117,18 @@ def intern(meta: Meta) -> Meta:
     return known
 
 
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What the user's code has raised: without the frames, which hold what it has made."""
+
+    error: Exception
+    traceback: str
+
+
 class Unknown:
     """What is known of a call before it has run, where a run on fakes does not tell: nothing, or what it gave last."""
 
-    __slots__ = ("digest", "is_dynamic", "last", "name", "reason")
+    __slots__ = ("digest", "is_dynamic", "last", "name", "raised")
 
     histories: tuple[str, ...] = ()
     is_random = True
@@ -133,10 +141,11 @@ class Unknown:
     differentiable: tuple[int, ...] = ()
     requires_grad = False
 
-    def __init__(self, name: str, reason: str, *, is_dynamic: bool) -> None:
+    def __init__(self, name: str, *, is_dynamic: bool, raised: Raised | None = None) -> None:
         self.name = name
         self.digest = digest_of(name)
-        self.reason = reason
+        self.raised = raised
+        """What the user's code has raised on fakes. It may raise that in a run, too, or not."""
         self.is_dynamic = is_dynamic
         """Whether it is certain that the next run may give other shapes."""
         self.last: Entry | None = None

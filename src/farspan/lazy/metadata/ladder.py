@@ -24,7 +24,7 @@ from farspan.graph import Meta
 from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.metadata.effects.around import AroundError
 from farspan.lazy.metadata.effects.leaks import remove_leaked
-from farspan.lazy.metadata.entry import Entry, Unknown, interned
+from farspan.lazy.metadata.entry import Entry, Raised, Unknown, interned
 from farspan.lazy.metadata.modes import Modes
 from farspan.lazy.metadata.predict import DynamicShapeError, predict
 from farspan.lazy.metadata.recent import Recent
@@ -53,6 +53,7 @@ def _find_out(
     """
     made: list[weakref.ref[torch.Tensor]] = []
     handled = sys.exc_info()[1]
+    raised: Raised | None = None
     outside = placed if type(target) is Leaf else ()
     try:
         entry = _predict_on_fakes(target, template, metas, modes, made, outside)
@@ -66,6 +67,8 @@ def _find_out(
         is_of_users = type(target) in (Leaf, FunctionCall) and not isinstance(error, FarspanError)
         if not is_of_users and not is_fake_limit(error):
             raise
+        if not is_fake_limit(error):
+            raised = Raised(error, "".join(traceback.format_exception(error)))
         limit = error
     else:
         if remove_leaked(made) and type(target) is Leaf:
@@ -79,10 +82,10 @@ def _find_out(
         except LeakError:
             raise
         except DynamicShapeError:
-            return Unknown(name_of(target), str(limit), is_dynamic=True)
-        except Exception as error:  # symbols do not help here: what fakes cannot tell, a real run will
-            limit.add_note(f"with symbolic sizes: {type(error).__name__}: {error}")
-    return Unknown(name_of(target), str(limit), is_dynamic=False)
+            return Unknown(name_of(target), is_dynamic=True)
+        except Exception:  # symbols do not help here: what fakes cannot tell, a real run will
+            return Unknown(name_of(target), is_dynamic=False)
+    return Unknown(name_of(target), is_dynamic=False, raised=raised)
 
 
 def _predict_on_fakes(
@@ -131,7 +134,7 @@ class MetadataCache:
         """Ids of the parameters and buffers that have an owner."""
         self.entries = Recent()
         """An entry, or an `Unknown`, by what is called with what."""
-        self.families: dict[Any, Family] = {}
+        self.families = Recent()
         """Of calls that differ in numbers only."""
         self.known = Recent()
         """Template and entry of ordinary calls whose arguments are tensors and plain values, by their own keys."""
@@ -155,7 +158,10 @@ class MetadataCache:
         if entry is not None:
             return entry
         numbers = Numbers(template, metas)
-        family = self.families.setdefault(_key(target, numbers.kind, (), modes), Family(target))
+        kind = _key(target, numbers.kind, (), modes)
+        family: Family | None = self.families.get(kind)
+        if family is None:
+            family = self.families[kind] = Family(target)
         entry = family.entry_for(numbers)
         if entry is not None:
             return entry
@@ -174,13 +180,12 @@ class MetadataCache:
 
     def forget_leaves(self) -> None:
         """Modules that were called as a whole no longer are, or others are."""
-        for table in (self.entries, self.known):
+        for table in (self.entries, self.known, self.families):
             table.forget(lambda key: type(key[0]) is Leaf)
-        self.families = {key: family for key, family in self.families.items() if type(key[0]) is not Leaf}
 
     def flushed(self) -> None:
         """The program has run what it had recorded."""
-        for table in (self.entries, self.known, interned):
+        for table in (self.entries, self.known, self.families, interned):
             table.flushed()
 
 

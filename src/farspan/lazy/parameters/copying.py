@@ -82,6 +82,8 @@ def copy_module(
             new_leaf = recorder.leaves[id(new)] = Leaf(prefix + leaf.name, new, leaf.stage, below)
             new_leaf.is_open = leaf.is_open
             new_leaf.attributes.update(leaf.attributes)
+            new_leaf.settings.update(leaf.settings)
+            new_leaf.settings.update(leaf.settings)
             recorder.leaf_parts.update(map(id, new_leaf.modules))
             leaves.append(new_leaf)
         if id(old) in recorder.roots:

@@ -53,7 +53,7 @@ def draws_in_python(entry: Entry | Unknown) -> Unknown:
     """What is known of a call that draws from Python's or numpy's generator, and may decide by it what to do."""
     if isinstance(entry, Unknown):
         return entry
-    return Unknown(entry.name, "it draws from Python's or numpy's generator", is_dynamic=True)
+    return Unknown(entry.name, is_dynamic=True)
 
 
 class NotedDraws:

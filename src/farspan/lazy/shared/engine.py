@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
     from farspan.graph import Backward, Call, Edge, Meta, Value
     from farspan.lazy.leaf import Placed
+    from farspan.lazy.metadata import Raised
 
 __all__ = ["Engine"]
 
@@ -31,6 +33,7 @@ class Engine(Protocol):
     def executor(self) -> GradientsOnTheWay: ...
 
     def flush(self, reason: str, *, learning: tuple[Call, Callable[[], None]] | None = None) -> None: ...
+    def telling(self, raised: Raised | None) -> AbstractContextManager[None]: ...
     def read(self, value: Value, part: Any = None) -> torch.Tensor: ...
     def fetch(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]: ...
     def has_gradient(self, placed: Placed) -> bool: ...

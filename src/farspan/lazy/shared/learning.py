@@ -74,7 +74,9 @@ def learn(
     if type(target) is Leaf and (holds_hidden(target.modules) or generators_held(target.modules, template)):
         raise LeakError("it holds an object that its owner alone would move on")
     path = path_of(recorder, target)
-    recorder.engine.flush(f"what {unknown.name} gives depends on data")
+    reason = f"what {unknown.name} gives depends on data"
+    with recorder.engine.telling(unknown.raised):
+        recorder.engine.flush(reason)
     arguments = [recorder.argument(tensor) for tensor in tensors]
     recorder.deferred.record_all(arguments)
     recordable = [can_be_recorded(recorder, tensor) for tensor in tensors]
@@ -113,7 +115,8 @@ def learn(
             recorder.cache.learned(target, template, metas, modes, entry)
         answers.append(answer(recorder, call, entry, tensors, given))
 
-    recorder.engine.flush(f"what {unknown.name} gives depends on data", learning=(call, give_answer))
+    with recorder.engine.telling(unknown.raised):
+        recorder.engine.flush(reason, learning=(call, give_answer))
     if call.raised is not None:
         raise call.raised
     if not answers:

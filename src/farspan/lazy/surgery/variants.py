@@ -9,7 +9,7 @@ from torch import nn
 
 from farspan.lazy.hooks import has_user_hooks
 from farspan.lazy.leaf import Leaf
-from farspan.lazy.metadata import map_tensors
+from farspan.lazy.metadata import canonical, is_plain, map_tensors
 from farspan.lazy.surgery.tables import signature_of
 from farspan.lazy.tensor import LazyTensor
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["note_attribute", "present_leaf"]
+__all__ = ["is_set_already", "note_attribute", "present_leaf"]
 
 
 def present_leaf(recorder: Recorder, leaf: Leaf, watch: Callable[[nn.Module, Recorder, str], None]) -> Leaf:
@@ -67,13 +67,25 @@ def _variant_of(
         at = numbers.get(id(leaf.modules[int(number)]))
         if at is not None:
             variant.attributes[f"{at}.{name}"] = None
+    for setting, value in leaf.settings.items():
+        number, _, name = setting.partition(".")
+        at = numbers.get(id(leaf.modules[int(number)]))
+        if at is not None:
+            variant.settings[f"{at}.{name}"] = value
     return variant
 
 
+def is_set_already(module: nn.Module, name: str, value: Any) -> bool:
+    """Whether setting an attribute changes nothing: `model.train()` in each micro-batch."""
+    held = vars(module)
+    return is_plain(value) and name in held and is_plain(held[name]) and canonical(held[name]) == canonical(value)
+
+
 def note_attribute(recorder: Recorder, module: nn.Module, name: str, value: Any) -> None:
-    """The program sets an attribute of a leaf's module: tensors that have a history, or no data here, are arguments of
-    the leaf's calls from now on.
+    """The program is about to set an attribute of a leaf's module, or to delete it: what was recorded runs first. What
+    its calls give is predicted anew; tensors that have a history, or no data here, are arguments of them from now on.
     """
+    recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
     found: list[torch.Tensor] = []
 
     def look(tensor: torch.Tensor) -> torch.Tensor:
@@ -83,8 +95,22 @@ def note_attribute(recorder: Recorder, module: nn.Module, name: str, value: Any)
 
     if isinstance(value, (torch.Tensor, list, tuple, dict)) and not isinstance(value, nn.Parameter):
         map_tensors(value, look)
-    if found:
-        for leaf in (*recorder.leaves.values(), *recorder.variants.values()):
-            for number, part in enumerate(leaf.modules):
-                if part is module:
+    recorder.num_settings += 1
+    setting = _setting(value, recorder.num_settings)
+    for leaf in (*recorder.leaves.values(), *recorder.variants.values()):
+        leaf.own_objects = None
+        for number, part in enumerate(leaf.modules):
+            if part is module:
+                leaf.state = None
+                leaf.settings[f"{number}.{name}"] = setting
+                if found:
                     leaf.attributes[f"{number}.{name}"] = None
+
+
+def _setting(value: Any, number: int) -> Any:
+    """What predictions depend on when an attribute has this value: the value itself, what is known of a tensor, or, of
+    what may be anything, that it is the `number`-th that has been set.
+    """
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), value.dtype, value.requires_grad)
+    return canonical(value) if is_plain(value) else number

@@ -16,7 +16,7 @@ from farspan.errors import DeadlineError, FarspanError
 from farspan.outputs import write_line
 from farspan.runtime.side.calls import Calls
 from farspan.runtime.side.gathers import Gathers
-from farspan.runtime.side.hub.divergence import entries_to_show
+from farspan.runtime.side.hub.divergence import history_to_json
 from farspan.runtime.side.hub.server import HubServer
 from farspan.runtime.side.link import Link, LoopLink, connect
 from farspan.runtime.side.text import as_error, clip_head, deadline_error, described, fresh, place_of, stack_of
@@ -50,6 +50,7 @@ class SideChannel:
         rank, world_size: Which rank of how many this is.
         history: Set by the caller: for a step, the (digest, description) of what was recorded, in order, each with what
             to try if it differs or without. Called in the listener thread when the programs differ; must not block.
+        raised: Set by the caller: an error of its program (`text.described`) which may be why the programs differ.
         failure: The first failure of another rank, else None.
         waits: What this rank's program waits for. A wait of half a minute becomes a line on rank 0's standard error.
         place: Set by the caller: says in a line where this rank is in its schedule. Called in the listener thread.
@@ -71,6 +72,7 @@ class SideChannel:
         self.rank = rank
         self.world_size = world_size
         self.history: Callable[[int], Sequence[Entry]] | None = None
+        self.raised: Header | None = None
         self.failure: FarspanError | None = None
         self.on_failure: Callable[[FarspanError], None] = lambda error: None
         self.place: Callable[[], str] = lambda: ""
@@ -369,12 +371,8 @@ class SideChannel:
             self._condition.notify_all()
 
     def _show_history(self, header: Header) -> None:
-        try:
-            entries = entries_to_show(self.history(header["step"]) if self.history else [])
-        except Exception as error:
-            _log.exception("the history of step %s cannot be shown", header["step"])
-            entries = [(-1, f"(its history cannot be shown: {error!r})")]
-        self._link.send({"t": "history", "query": header["query"]}, json.dumps(entries).encode())
+        shown = history_to_json(self.history, header["step"])
+        self._link.send({"t": "history", "query": header["query"], "raised": self.raised}, shown)
 
     def _on_turn(self) -> None:
         late = self.waits.find_long()

@@ -7,15 +7,18 @@ rank 2   embed   blocks.0   flush
 
 from __future__ import annotations
 
+import json
+import logging
 from typing import TYPE_CHECKING
 
 from farspan.runtime.side.text import clip_head, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["HINT", "Entry", "History", "describe_difference", "describe_ended", "entries_to_show", "first_difference"]
+__all__ = ["HINT", "Entry", "History", "describe_difference", "describe_ended", "first_difference", "history_to_json"]
 
+_log = logging.getLogger(__name__)
 Entry = tuple[int, str] | tuple[int, str, str]
 History = list[Entry]
 """What a rank did in one step, in order: (digest, description), and perhaps what to try where it differs."""
@@ -93,13 +96,17 @@ def describe_ended(
     return what, f"a step needs every rank, and {name_ranks(ended)} will not begin step {step}"
 
 
-def entries_to_show(history: Sequence[Entry]) -> History:
-    """A history as it goes to the hub: bounded in number and length."""
+def history_to_json(history: Callable[[int], Sequence[Entry]] | None, step: int) -> bytes:
+    """The `history` of a step as it goes to the hub: bounded in number and length."""
     found: History = []
-    for entry in history[:_MAX_ENTRIES]:
-        digest, words = int(entry[0]), clip_head(str(entry[1]), _MAX_SENT)
-        found.append((digest, words, entry[2]) if len(entry) == 3 else (digest, words))
-    return found
+    try:
+        for entry in history(step)[:_MAX_ENTRIES] if history else ():
+            digest, words = int(entry[0]), clip_head(str(entry[1]), _MAX_SENT)
+            found.append((digest, words, entry[2]) if len(entry) == 3 else (digest, words))
+    except Exception as error:
+        _log.exception("the history of step %s cannot be shown", step)
+        found = [(-1, f"(its history cannot be shown: {error!r})")]
+    return json.dumps(found).encode()
 
 
 _MAX_SENT, _MAX_ENTRIES = 300, 200_000

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farspan.runtime.side.hub.divergence import HINT, History, describe_difference, describe_ended
 from farspan.runtime.side.text import clip_head, describe_death, describe_lost_link, name_ranks
@@ -53,6 +53,8 @@ class _Dispute:
     ended: list[int]
     awaited: set[int]
     histories: dict[int, History]
+    raised: dict[int, Header]
+    """What the programs of some of these ranks have raised meanwhile."""
 
 
 class _Begun(NamedTuple):
@@ -69,6 +71,18 @@ class _End(NamedTuple):
 
     step: int
     digest: int
+
+
+def _described_failure(rank: int, header: Header, *reasons: str) -> dict[str, Any]:
+    """What the others hear of what a rank's program has raised (`text.described`)."""
+    return {
+        "kind": "RemoteError",
+        "rank": rank,
+        "what": f"rank {rank} failed: {header['what']}",
+        "why": "\n".join(filter(None, [header.get("why", ""), *reasons])),
+        "hint": "\n".join(filter(None, [header.get("hint", ""), f"rank {rank}'s log has its full traceback"])),
+        "traceback": header.get("traceback", ""),
+    }
 
 
 def _agree(begun: Collection[_Begun]) -> bool:
@@ -125,7 +139,7 @@ class Hub:
         if kind == "contribute":
             return self._on_contribute(rank, header["key"], payload)
         if kind == "history":
-            return self._on_history(rank, header["query"], payload)
+            return self._on_history(rank, header, payload)
         if kind == "fail":
             return self._on_fail(rank, header)
         if kind == "finish":
@@ -208,7 +222,7 @@ class Hub:
         starts = {rank: (each.step, each.digest) for rank, each in begun.items()}
         awaited = set(starts) - self.ended - self.died
         self._num_queries += 1
-        self._dispute = _Dispute(starts=starts, ended=ended, awaited=awaited, histories={})
+        self._dispute = _Dispute(starts=starts, ended=ended, awaited=awaited, histories={}, raised={})
         if not awaited:
             return self._close_dispute()
         return [
@@ -216,14 +230,16 @@ class Hub:
             for rank in sorted(awaited)
         ]
 
-    def _on_history(self, rank: int, query: int, payload: Buffer) -> list[Message]:
+    def _on_history(self, rank: int, header: Header, payload: Buffer) -> list[Message]:
         dispute = self._dispute
-        if dispute is None or query != self._num_queries or rank not in dispute.awaited:
+        if dispute is None or header["query"] != self._num_queries or rank not in dispute.awaited:
             return []
         dispute.histories[rank] = [
             (int(entry[0]), str(entry[1]), str(entry[2]) if len(entry) > 2 else "")
             for entry in json.loads(bytes(payload))
         ]
+        if header.get("raised"):
+            dispute.raised[rank] = header["raised"]
         dispute.awaited.discard(rank)
         return self._close_dispute() if not dispute.awaited else []
 
@@ -235,6 +251,10 @@ class Hub:
             what, why = describe_ended(dispute.ended, dispute.starts, dispute.histories)
         else:
             what, why, hint = describe_difference(dispute.starts, dispute.histories)
+        raised = {dispute.raised[rank]["what"] if rank in dispute.raised else "" for rank in dispute.starts}
+        if len(raised) > 1:  # where all have raised the same, it is not why they differ
+            rank, header = min(dispute.raised.items())
+            return self._publish(**_described_failure(rank, header, f"{what}\n{why}"))
         return self._publish(kind="DivergenceError", rank=-1, what=what, why=why, hint=hint)
 
     # -- gathers and relays -------------------------------------------------------------------------------------------
@@ -268,15 +288,7 @@ class Hub:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _on_fail(self, rank: int, header: Header) -> list[Message]:
-        published = self._publish(
-            kind="RemoteError",
-            rank=rank,
-            what=f"rank {rank} failed: {header['what']}",
-            why=header.get("why", ""),
-            hint="\n".join(filter(None, [header.get("hint", ""), f"rank {rank}'s log has its full traceback"])),
-            traceback=header.get("traceback", ""),
-            not_to=(rank,),
-        )
+        published = self._publish(**_described_failure(rank, header), not_to=(rank,))
         return [*published, Message((rank,), {"t": "noted"})]
 
     def _on_finish(self, rank: int, header: Header, messages: list[Message]) -> list[Message]:
