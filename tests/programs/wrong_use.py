@@ -23,7 +23,11 @@ class Fragile(nn.Module):
         super().__init__()
         self.how = how
         self.linear = nn.Linear(8, 8)
-        self.armed = False
+
+    @property
+    def armed(self) -> bool:
+        """By what nobody can foresee: it happens when the call runs."""
+        return os.environ.get("ARMED") == "1"
 
     def forward(self, x: Tensor) -> Tensor:
         if self.armed and self.how == "raises_in_forward":
@@ -77,7 +81,7 @@ def main(how: str, schedule: str | None = None) -> None:
     farspan.distribute(model, plan=PLANS.get(how, HALVES), schedule=schedule)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(4):
-        model.second.armed = step == 2 and WORLD_SIZE - 1 == RANK
+        os.environ["ARMED"] = "1" if step == 2 and WORLD_SIZE - 1 == RANK else "0"
         optimizer.zero_grad()
         for number in range(4):
             x = torch.randn(3, 8)

@@ -1,6 +1,7 @@
-"""Objects that leaves hold (counters, dictionaries, histories), which the program and other leaves may change as well.
+"""Objects that leaves hold (counters, dictionaries, histories), and what their code names (globals, variables around
+functions, classes), which the program and other leaves may change as well.
 
-A leaf's call sees what its objects were when it was recorded, though it runs later:
+A leaf's call sees what they were when it was recorded, though it runs later:
 
     s.log.append(1)    model(x) is recorded    s.log.append(2)    opt.step(): model runs, and sees [1]
 """
@@ -8,14 +9,16 @@ A leaf's call sees what its objects were when it was recorded, though it runs la
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farspan.lazy.leaf import LeakError
-from farspan.lazy.metadata import OwnObjects, State
+from farspan.lazy.metadata import OwnObjects, State, Surroundings
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Leaf
+    from farspan.lazy.ops.autograd_function import FunctionCall
     from farspan.lazy.recorder import Recorder
 
 __all__ = ["HeldObjects"]
@@ -27,6 +30,41 @@ class HeldObjects:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._leaves: dict[Leaf, None] = {}
+        self._surroundings: dict[Any, Surroundings] = {}
+        """Of all leaves and functions so far, by their code."""
+        self._read: dict[Surroundings, None] = {}
+        """By what has been recorded since the last flush."""
+
+    def see_function(self, call: FunctionCall) -> None:
+        """What the code of an autograd function reads, it will see as it is now."""
+        around = self._surroundings_of((call.function,), ())
+        self._see_around(around)
+        call.around = around.number
+
+    def _surroundings_of(self, kinds: tuple[type, ...], own: tuple[types.FunctionType, ...]) -> Surroundings:
+        around = self._surroundings.get((kinds, own))
+        if around is None:
+            around = self._surroundings[kinds, own] = Surroundings(kinds, own)
+        return around
+
+    def _see_around(self, around: Surroundings) -> None:
+        if around.is_empty:
+            return
+        if around.has_changed():
+            self.recorder.flush_before_change(f"what the code of {around} reads has been changed")
+            around.look()
+        self._read[around] = None
+
+    def _see_around_leaf(self, leaf: Leaf) -> None:
+        around = leaf.surroundings
+        if around is None:
+            held = [item for part in leaf.modules for item in vars(part).values()]
+            own = dict.fromkeys(item for item in held if isinstance(item, types.FunctionType))
+            around = self._surroundings_of(tuple(dict.fromkeys(map(type, leaf.modules))), tuple(own))
+            leaf.surroundings = around
+        self._see_around(around)
+        if leaf.around != around.number:
+            leaf.around, leaf.state = around.number, None
 
     def see(self, leaf: Leaf) -> None:
         """What others have changed in the objects `leaf` holds is an argument of its calls from now on.
@@ -35,6 +73,7 @@ class HeldObjects:
             LeakError: It holds a module of the model that is not below it, and so sees what that one is by now.
         """
         recorder = self.recorder
+        self._see_around_leaf(leaf)
         if leaf.own_objects is not None and leaf.own_objects.has_changed():
             recorder.flush_before_change(f"an object that {leaf} holds has been changed")
             if leaf.own_objects is not None:
@@ -64,14 +103,22 @@ class HeldObjects:
     def as_recorded(self) -> Iterator[None]:
         """Let the objects be as they were when the leaves' calls were recorded, in the body."""
         leaves, self._leaves = self._leaves, {}
+        read, self._read = self._read, {}
         changed = [leaf for leaf in leaves if leaf.own_objects is not None and leaf.own_objects.has_changed()]
         meanwhile: list[State] = []
         for leaf in changed:
             leaf.attributes.update(dict.fromkeys(leaf.own_objects.changed()))
             meanwhile.append(leaf.own_objects.put_back())
+        moved = [around for around in read if around.has_changed()]
+        restoring = [around.put_back() for around in moved]
         try:
             yield
         finally:
+            for restore in reversed(restoring):
+                restore()
+            for around in read:
+                if around not in moved and around.has_changed():  # what only a run on data changes, its owner alone has
+                    around.look()
             for state in reversed(meanwhile):
                 state.put_back(state.changed())
             for leaf in leaves:

@@ -79,6 +79,7 @@ class Leaf:
     """A module placed wholly on one stage."""
 
     __slots__ = (
+        "around",
         "attributes",
         "buffers",
         "foreign",
@@ -98,6 +99,7 @@ class Leaf:
         "settings",
         "stage",
         "state",
+        "surroundings",
         "tables",
     )
 
@@ -121,6 +123,10 @@ class Leaf:
         """What its calls have been seen to write on its modules."""
         self.settings: dict[str, Any] = {}
         """What the program has set on its modules since, by their numbers and names: equal where predictions are."""
+        self.around = -1
+        """What is around its code, by a number: equal where predictions are."""
+        self.surroundings: Any = None
+        """The same itself; found when it is called, shared by all leaves of the same code."""
         self.buffers = tuple(item for item in placed if not item.is_parameter)
         self.own_objects: Any = None
         """What the attributes that are not in `attributes` hold; made when it is called."""
@@ -181,14 +187,23 @@ class Leaf:
         return (self, *(item.name for item in self.own_parameters if item.is_shared))
 
     def state_key(self) -> tuple[Any, ...]:
-        """What a call's metadata depends on besides its arguments: train or eval, what is frozen, what has been set."""
+        """What a call's metadata depends on besides its arguments: `flags`, what has been set, `around`."""
         if self.state is None:
             self.state = (
-                tuple([module.training for module in self.modules]),
-                tuple([item.tensor.requires_grad for item in self.placed]),
+                (
+                    tuple([module.training for module in self.modules]),
+                    tuple([item.tensor.requires_grad for item in self.placed]),
+                ),
                 tuple(self.settings.items()),
+                self.around,
             )
         return self.state
+
+    @property
+    def flags(self) -> tuple[Any, ...]:
+        """Train or eval, and what is frozen: equal on all ranks, unlike settings (`module.verbose = rank == 0`)."""
+        flags: tuple[Any, ...] = self.state_key()[0]
+        return flags
 
     def __str__(self) -> str:
         return self.name or type(self.module).__name__

@@ -83,7 +83,6 @@ class Recorder:
         """Of leaves, for other contents of their modules' tables (`lazy.surgery`)."""
         self.leaf_parts: set[int] = set()
         """Ids of all modules inside leaves, the leaves included."""
-        self.num_settings = 0  # that the program has set on modules inside leaves
         self.roots: dict[int, str] = {}
         """By id of a model, what stands before the names of its parts."""
         self.keep_alive: list[Any] = []  # what the tables above know by id

@@ -3,6 +3,7 @@
 from farspan.lazy.metadata.canonical import canonical as canonical
 from farspan.lazy.metadata.canonical import digest_of as digest_of
 from farspan.lazy.metadata.canonical import is_plain as is_plain
+from farspan.lazy.metadata.effects.around import Surroundings as Surroundings
 from farspan.lazy.metadata.effects.attributes import OwnObjects as OwnObjects
 from farspan.lazy.metadata.effects.attributes import attributes_of as attributes_of
 from farspan.lazy.metadata.effects.attributes import attributes_with_tensors as attributes_with_tensors
@@ -33,6 +34,7 @@ from farspan.lazy.metadata.modes import apply_modes as apply_modes
 from farspan.lazy.metadata.modes import current_modes as current_modes
 from farspan.lazy.metadata.modes import in_region as in_region
 from farspan.lazy.metadata.predict import observe as observe
+from farspan.lazy.metadata.template import ById as ById
 from farspan.lazy.metadata.template import Flattener as Flattener
 from farspan.lazy.metadata.template import flatten as flatten
 from farspan.lazy.metadata.template import flatten_arguments as flatten_arguments
@@ -59,6 +61,8 @@ __all__ = [
     "attributes_with_tensors",
     "current_modes",
     "describe_result",
+    "ById",
+    "Surroundings",
     "canonical",
     "digest_of",
     "is_plain",

@@ -215,7 +215,7 @@ def observe(
         places = {id(item): number for number, item in enumerate(target.placed)} if is_leaf else {}
         unused_parameters = [places[id(item)] for item, tensor in held if storage_id(tensor) not in watch.used]
     keep(outputs)
-    name, state = name_of(target), target.state_key() if is_leaf else None
+    name, flags = name_of(target), target.flags if is_leaf else None
     result_parts = (described.template, output_metas, described.changes)
     return Entry(
         name=name,
@@ -243,7 +243,7 @@ def observe(
         is_random_in_python=generators.have_drawn,
         is_ordered=is_ordered,
         flops=watch.flops,
-        digest=digest_of((name, template, metas, modes, state, result_parts)),
+        digest=digest_of((name, template, metas, modes, flags, result_parts)),
         histories=histories,
         draws=watch.draws() if not (is_real or generators.were_seeded or _holds_compiled(target)) else None,
     )

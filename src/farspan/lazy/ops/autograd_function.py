@@ -30,16 +30,18 @@ __all__ = ["FunctionCall", "check_history", "install_apply"]
 class FunctionCall:
     """What a recorded `apply` calls; equal for the same Function, so that its metadata is cached."""
 
-    __slots__ = ("function",)
+    __slots__ = ("around", "function")
 
     def __init__(self, function: type[Function]) -> None:
         self.function = function
+        self.around = -1
+        """What is around its code, by a number."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function.apply(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, FunctionCall) and other.function is self.function
+        return isinstance(other, FunctionCall) and (other.function, other.around) == (self.function, self.around)
 
     def __hash__(self) -> int:
         return hash(self.function)
@@ -59,7 +61,9 @@ def apply(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any
         if type(item) is LazyTensor:
             if function is CheckpointFunction:
                 return _run_checkpointed(*args)
-            return item._recorder.dispatch(FunctionCall(function), args, kwargs)
+            call = FunctionCall(function)
+            item._recorder.held_objects.see_function(call)
+            return item._recorder.dispatch(call, args, kwargs)
     if active.scope is None and active.recorder is None:
         return _original(function, *args, **kwargs)
     if function is CheckpointFunction:  # the reentrant checkpoint: runs its first argument now, and in the backward

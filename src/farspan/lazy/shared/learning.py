@@ -97,8 +97,8 @@ def learn(
     call.region, call.saved_hooks = recorder.regions.of(modes), saved_hooks()
     graph = recorder.current
     graph.add(call, values)
-    state = target.state_key() if hasattr(target, "state_key") else None
-    graph.note(call, values, digest_of((unknown.name, template, modes, state)))
+    flags = target.flags if type(target) is Leaf else None
+    graph.note(call, values, digest_of((unknown.name, template, modes, flags)))
     graph.note_path(path)
     answers: list[Any] = []
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from farspan.lazy.hooks import has_user_hooks
 from farspan.lazy.leaf import Leaf
-from farspan.lazy.metadata import canonical, is_plain, map_tensors
+from farspan.lazy.metadata import ById, canonical, is_plain, map_tensors
 from farspan.lazy.surgery.tables import signature_of
 from farspan.lazy.tensor import LazyTensor
 
@@ -95,22 +95,19 @@ def note_attribute(recorder: Recorder, module: nn.Module, name: str, value: Any)
 
     if isinstance(value, (torch.Tensor, list, tuple, dict)) and not isinstance(value, nn.Parameter):
         map_tensors(value, look)
-    recorder.num_settings += 1
-    setting = _setting(value, recorder.num_settings)
+    setting = _setting(value)
     for leaf in (*recorder.leaves.values(), *recorder.variants.values()):
         leaf.own_objects = None
         for number, part in enumerate(leaf.modules):
             if part is module:
-                leaf.state = None
+                leaf.state = leaf.surroundings = None
                 leaf.settings[f"{number}.{name}"] = setting
                 if found:
                     leaf.attributes[f"{number}.{name}"] = None
 
 
-def _setting(value: Any, number: int) -> Any:
-    """What predictions depend on when an attribute has this value: the value itself, what is known of a tensor, or, of
-    what may be anything, that it is the `number`-th that has been set.
-    """
+def _setting(value: Any) -> Any:
+    """What predictions depend on when an attribute has this value."""
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), value.dtype, value.requires_grad)
-    return canonical(value) if is_plain(value) else number
+    return canonical(value) if is_plain(value) else ById(value)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from farspan.lazy.leaf import LeakError
-from farspan.lazy.metadata.effects.around import code_of, content_of, globals_of
+from farspan.lazy.metadata.effects.code import code_of, content_of, globals_of
 from farspan.lazy.metadata.effects.reachable import State
 from farspan.lazy.metadata.template import ById
 

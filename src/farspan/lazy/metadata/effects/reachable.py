@@ -45,9 +45,15 @@ class _Held(NamedTuple):
 
 
 class State:
-    """The contents of all objects that can be reached from `roots`, as they are now."""
+    """The contents of all objects that can be reached from `roots`, as they are now.
 
-    def __init__(self, roots: Iterable[Any]) -> None:
+    Args:
+        roots: Those behind which there are more than `most_objects` are not followed.
+        most_objects: From one root.
+    """
+
+    def __init__(self, roots: Iterable[Any], most_objects: int = _MOST_OBJECTS) -> None:
+        self._most_objects = most_objects
         self._held: dict[int, _Held] = {}
         self.ids: set[int] = set()
         """Of everything reached, the ends included."""
@@ -81,7 +87,7 @@ class State:
                 found = _look_into(item)
                 if found is not None:
                     held[id(item)] = found
-                    if len(held) > _MOST_OBJECTS:
+                    if len(held) > self._most_objects:
                         return
                     stack += _parts(found)
         self._held.update(held)

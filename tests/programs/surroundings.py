@@ -1,0 +1,170 @@
+"""One rank, or the plain program: what modules read beside themselves changes between their calls.
+
+It prints a line for each way in which that can be.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import surrounding_settings as settings
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import farspan
+
+IS_PLAIN = "plainly" in sys.argv
+RATE = 0.0
+OPTIONS: dict[str, Any] = {"deep": {"rate": 0.0}, "rates": [0.0, 0.0]}
+ARGUMENTS = SimpleNamespace(rate=0.0, step=0)
+holder = [0.0]
+
+
+@dataclass
+class Config:
+    """With a method, and a value that nobody reads."""
+
+    base: float = 0.0
+    seen: list[int] = field(default_factory=list[int])
+
+    def rate(self) -> float:
+        return self.base
+
+
+CONFIG = Config()
+
+
+class WithRate(nn.Module):
+    class_rate = 0.0
+
+
+class Block(WithRate):
+    """The rate decides what is computed, drawn, and trained."""
+
+    def __init__(self, outer: Callable[[], float]) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.outer = outer
+
+    @property
+    def rate(self) -> float:
+        own = RATE + OPTIONS["deep"]["rate"] + OPTIONS["rates"][1] + ARGUMENTS.rate + CONFIG.rate()
+        return own + self.class_rate + self.outer() + settings.rate() + settings.RATE
+
+    def forward(self, x: Tensor) -> Tensor:
+        rate = self.rate
+        if rate > 0.2:
+            return F.dropout(self.other(x), rate)
+        return settings.scaled(self.one(x)) * (1 + rate)
+
+
+class Scale(torch.autograd.Function):
+    """Reads a global in its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.rate = 1 + RATE
+        return x * ctx.rate
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * ctx.rate
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(lambda: holder[0]), Block(lambda: 0.0)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(Scale.apply(self.second(self.first(x))))
+
+
+def rebind(rate: float) -> None:
+    global RATE
+    RATE = rate
+
+
+def in_another_file(rate: float) -> None:
+    settings.RATE = rate
+
+
+def in_a_base_class(rate: float) -> None:
+    WithRate.class_rate = rate
+
+
+def by_another_forward(rate: float) -> None:
+    def forward(self: Block, x: Tensor) -> Tensor:
+        return F.dropout(self.other(x), rate) if rate > 0.2 else self.one(x) * (1 + rate)
+
+    Block.forward = forward  # type: ignore[method-assign]
+
+
+def beside_it(rate: float) -> None:
+    ARGUMENTS.step += 1
+    ARGUMENTS.rate = rate
+
+
+def for_a_while(rate: float) -> None:
+    """Nothing is left of it when the step is run."""
+    rebind(rate)
+
+
+WAYS: dict[str, Callable[[float], object]] = {
+    "a global": rebind,
+    "a global of another file": in_another_file,
+    "a table of another file": lambda rate: settings.table.update(rate=rate),
+    "a dictionary": lambda rate: OPTIONS["deep"].update(rate=rate),
+    "another dictionary": lambda rate: OPTIONS.update(deep={"rate": rate}),
+    "a list": lambda rate: OPTIONS["rates"].__setitem__(1, rate),
+    "an object's attribute": beside_it,
+    "what a method reads": lambda rate: setattr(CONFIG, "base", rate),
+    "a closure": lambda rate: holder.__setitem__(0, rate),
+    "a base class": in_a_base_class,
+    "a method": by_another_forward,
+    "for a while": for_a_while,
+}
+RATES = [0.0, 0.1, 0.1, 0.5, 0.0, 0.5, 0.1, 0.0, 0.5]
+
+
+def train(way: str) -> None:
+    torch.manual_seed(1)
+    model: Any = Net()
+    if not IS_PLAIN:
+        farspan.distribute(model, plan={"first": "rank:0", "second": "rank:1", "head": "rank:0"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found: list[str] = []
+    x = torch.randn(5, 8)
+    for step in range(3):
+        optimizer.zero_grad()
+        losses = []
+        for rate in RATES[3 * step : 3 * step + 3]:
+            WAYS[way](rate)
+            loss = model(x).square().mean()
+            if way == "for a while":
+                rebind(0.0)
+            loss.backward()
+            losses.append(loss)
+        found += [str(parameter.grad is None) for parameter in model.parameters()]
+        optimizer.step()
+        found += [float(loss).hex() for loss in losses]
+    found += [float(parameter.detach().sum()).hex() for parameter in model.parameters()]
+    found.append(float(torch.rand(())).hex())
+    WAYS[way](0.0)
+    if farspan.rank() == 0 or IS_PLAIN:
+        print(way, *found, flush=True)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(__file__))
+    forward = Block.forward
+    for way in WAYS:
+        train(way)
+        Block.forward = forward  # type: ignore[method-assign]
