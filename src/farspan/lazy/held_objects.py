@@ -13,7 +13,10 @@ import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from farspan.lazy.leaf import LeakError
+from farspan.lazy.memory.copies import plain_in, what_is_written
 from farspan.lazy.metadata import OwnObjects, State, Surroundings
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ class HeldObjects:
         """Of all leaves and functions so far, by their code."""
         self._read: dict[Surroundings, None] = {}
         """By what has been recorded since the last flush."""
+        self._memory: set[int] = set()
+        """Of plain tensors that it uses."""
 
     def see_function(self, call: FunctionCall) -> None:
         """What the code of an autograd function reads, it will see as it is now."""
@@ -54,6 +59,7 @@ class HeldObjects:
             self.recorder.flush_before_change(f"what the code of {around} reads has been changed")
             around.look()
         self._read[around] = None
+        self._memory.update(around.memory)
 
     def _see_around_leaf(self, leaf: Leaf) -> None:
         around = leaf.surroundings
@@ -87,8 +93,17 @@ class HeldObjects:
                 leaf.attributes.update(dict.fromkeys(leaf.own_objects.recorded))
                 leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
             self._check_foreign(leaf)
+        self._memory.update(leaf.own_objects.memory)
         if not leaf.own_objects.is_empty:
             self._leaves[leaf] = None
+
+    def before_write(self, function: Any, args: Any, kwargs: Any) -> None:
+        """A function is about to run on plain tensors: what is recorded needs those that modules hold as they are."""
+        if self._memory:
+            for tensor in plain_in(what_is_written(function, args, kwargs)):
+                if tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._memory:
+                    self.recorder.flush_before_change("a tensor that a module reads is written into")
+                    break
 
     def _check_foreign(self, leaf: Leaf) -> None:
         if not leaf.own_objects.foreign:
@@ -103,7 +118,7 @@ class HeldObjects:
     def as_recorded(self) -> Iterator[None]:
         """Let the objects be as they were when the leaves' calls were recorded, in the body."""
         leaves, self._leaves = self._leaves, {}
-        read, self._read = self._read, {}
+        read, self._read, self._memory = self._read, {}, set()
         changed = [leaf for leaf in leaves if leaf.own_objects is not None and leaf.own_objects.has_changed()]
         meanwhile: list[State] = []
         for leaf in changed:

@@ -109,6 +109,7 @@ class Intercept(TorchFunctionMode):
 
 def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     """Run a function on tensors that are not recorded."""
+    recorder.held_objects.before_write(func, args, kwargs)
     if recorder.draws.is_plain:
         if may_draw(func) and not has_own_generator(kwargs):
             if func in DRAWS and recorder.frame is recorder.root:
@@ -228,7 +229,6 @@ def _set_grad(parameter: Any, gradient: Any) -> None:
 
 
 _delete_grad = functools.partial(_set_grad, gradient=None)
-
 
 _original_deepcopy: Any = nn.Parameter.__deepcopy__
 _original_new: Any = nn.Parameter.__new__

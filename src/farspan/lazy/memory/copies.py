@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from farspan.lazy.leaf import Placed
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["Copies"]
+__all__ = ["Copies", "plain_in", "what_is_written"]
 
 _T: Any = torch.Tensor
 _NEEDS_NO_DATA = PASS_THROUGH - {_T.__reduce_ex__, _T.__repr__, _T.__format__}
@@ -70,11 +70,11 @@ class Copies:
         if function in _NEEDS_NO_DATA or self._recorder.transfer is not None:
             return False
         self._prune()
-        used = [tensor for tensor in _plain_in((args, kwargs)) if self._of(tensor) is not None]
+        used = [tensor for tensor in plain_in((args, kwargs)) if self._of(tensor) is not None]
         if not used:
             return False
         recorder, reason = self._recorder, "a tensor of a state dictionary is written"
-        written = _plain_in(_what_is_written(function, args, kwargs))
+        written = plain_in(what_is_written(function, args, kwargs))
         is_written = any(self._of(tensor) is not None for tensor in written)
         if is_written and recorder.has_pending():
             recorder.engine.flush(reason)
@@ -86,14 +86,14 @@ class Copies:
     def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A function has written into parameters, at their owners and into the copies."""
         self._recorder.engine.parameters_changed()
-        for tensor in _plain_in((args, kwargs)):
+        for tensor in plain_in((args, kwargs)):
             copy = self._of(tensor)
             if copy is not None:
                 copy.epoch = self.epoch
 
     def refresh(self, used: Any) -> None:
         """Bring what is about to be used up to date."""
-        for tensor in _plain_in(used):
+        for tensor in plain_in(used):
             copy = self._of(tensor)
             if copy is not None:
                 self._refresh(copy, tensor.untyped_storage())
@@ -129,18 +129,18 @@ class Copies:
                 del self._by_storage[key]
 
 
-def _plain_in(item: Any) -> Iterator[torch.Tensor]:
+def plain_in(item: Any) -> Iterator[torch.Tensor]:
     """The plain tensors among arguments, at any depth."""
     if type(item) in _PLAIN:
         yield item
     elif isinstance(item, (list, tuple)):
         for each in item:
-            yield from _plain_in(each)
+            yield from plain_in(each)
     elif isinstance(item, dict):
-        yield from _plain_in(list(item.values()))
+        yield from plain_in(list(item.values()))
 
 
-def _what_is_written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def what_is_written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a torch function writes into, by torch's rules for names."""
     name = getattr(function, "__name__", "")
     is_in_place = name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))

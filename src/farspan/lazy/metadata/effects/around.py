@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from farspan.lazy.leaf import LeakError
@@ -33,7 +34,7 @@ from farspan.lazy.metadata.effects.code import (
     names_in,
     texts_in,
 )
-from farspan.lazy.metadata.effects.reachable import State, is_same
+from farspan.lazy.metadata.effects.reachable import State, is_same, is_small
 from farspan.lazy.metadata.template import ById, slots_of
 
 __all__ = ["AroundError", "Surroundings", "nothing_changed_around"]
@@ -112,6 +113,9 @@ class Surroundings:
         self._tables = [(place, _table(place), _getter(names), [*names]) for place, names in tables.values()]
         self._state = State((_now(*place) for place in places), most_objects=_MOST_OBJECTS)
         self._objects = [(item, _named_in(item, code)) for item in self._state.objects if _can_be_looked_at(item)]
+        self._arrays = [item for item in self._state.objects if isinstance(item, np.ndarray) and is_small(item)]
+        self.memory = self._state.memory
+        """Of the plain tensors."""
         self._latest = self._look()
         signature = tuple(canonical(item) if is_plain(item) else ById(item) for item in self._latest)
         self._num_looks += 1
@@ -182,6 +186,7 @@ class Surroundings:
             for cls in type(item).__mro__[:-1]:
                 if "__slots__" in cls.__dict__:
                     found += [getattr(item, name, None) for name in slots_of(cls)]
+        found += [item.tobytes() for item in self._arrays]
         return found
 
 

@@ -179,6 +179,8 @@ class OwnObjects:
         recorded = [key for key, tensor in self._state.tensors.items() if type(tensor) not in _REAL]
         self.recorded = [key for key, item in self._own if recorded and self._state.reaches(item, recorded)]
         """The attributes through which a recorded tensor is reached."""
+        self.memory = self._state.memory
+        """Of the plain tensors among them."""
         own = set(map(id, modules))
         self.foreign = [module for module in self._state.modules if id(module) not in own]
         """The modules that are held, and are none of the leaf's."""
@@ -193,10 +195,10 @@ class OwnObjects:
         return self._glance.has_changed()
 
     def changed(self) -> list[str]:
-        """The attributes through which something else is reached than when this was made."""
+        """The attributes through which something else is reached than when this was made; arrays are no arguments."""
         if not self._glance.has_changed():
             return []
-        changed = self._state.changed()
+        changed = self._state.changed(with_arrays=False)
         return [key for key, item in self._own if self._state.reaches(item, changed)]
 
     def put_back(self) -> State:

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from farspan.lazy.metadata.template import is_one_of_a_kind, slots_of
-from farspan.lazy.torch_private import no_dispatch, set_version
+from farspan.lazy.torch_private import is_wrapped, no_dispatch, set_version
 
-__all__ = ["Glance", "Kept", "State", "is_same"]
+__all__ = ["Glance", "Kept", "State", "is_same", "is_small"]
 
 _ENDS = (
     torch.Tensor, torch.nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
@@ -31,6 +31,8 @@ _UNCHANGING = (tuple, frozenset, *_CALLABLES)
 _PLAIN = (bool, int, float, str, bytes, complex)
 _MOST_OBJECTS = 500
 """That are followed from one root."""
+_MOST_BYTES = 2**14
+"""Of an array of more, `Glance` sees nothing."""
 _MOST_ELEMENTS = 1000
 """Of an object of more, `Glance` sees only how many they are."""
 
@@ -97,6 +99,12 @@ class State:
         self.generators += generators
 
     @property
+    def memory(self) -> list[int]:
+        """Of the plain tensors, by numbers."""
+        plain = [item for item in self.tensors.values() if type(item) is torch.Tensor and not is_wrapped(item)]
+        return [item.untyped_storage()._cdata for item in plain if item.layout is torch.strided]
+
+    @property
     def objects(self) -> list[Any]:
         """All objects that can be changed."""
         return [held.item for held in self._held.values() if not isinstance(held.item, _UNCHANGING)]
@@ -119,9 +127,14 @@ class State:
         """The objects whose elements and attributes can be exchanged for others."""
         return [held.item for held in self._held.values() if not isinstance(held.item, (*_UNCHANGING, np.ndarray))]
 
-    def changed(self) -> set[int]:
+    def changed(self, *, with_arrays: bool = True) -> set[int]:
         """Ids of the objects that hold something else now."""
-        return {key for key, held in self._held.items() if not _is_as_before(held)}
+        held = self._held.items()
+        return {
+            key
+            for key, each in held
+            if (with_arrays or not isinstance(each.item, np.ndarray)) and not _is_as_before(each)
+        }
 
     def reaches(self, root: Any, ids: Collection[int]) -> bool:
         """Whether one of the objects `ids` could be reached from `root`."""
@@ -187,7 +200,7 @@ class Glance:
     __slots__ = ("_latest", "_objects")
 
     def __init__(self, objects: Iterable[Any]) -> None:
-        self._objects = [item for item in objects if not isinstance(item, np.ndarray)]
+        self._objects = [item for item in objects if not isinstance(item, np.ndarray) or is_small(item)]
         self._latest = self._look()
 
     @property
@@ -199,9 +212,12 @@ class Glance:
         """Whether there is a difference to when it was made."""
         return bool(self._objects) and self._look() != self._latest
 
-    def _look(self) -> list[int]:
-        found: list[int] = []
+    def _look(self) -> list[Any]:
+        found: list[Any] = []
         for item in self._objects:
+            if isinstance(item, np.ndarray):
+                found.append(item.tobytes())
+                continue
             attributes = getattr(item, "__dict__", None)
             if attributes:
                 found += map(id, attributes.values())
@@ -213,6 +229,11 @@ class Glance:
                 if "__slots__" in cls.__dict__:
                     found += [id(getattr(item, name, None)) for name in slots_of(cls)]
         return found
+
+
+def is_small(array: np.ndarray) -> bool:
+    """Whether an array is looked at often: its bytes, not its objects."""
+    return array.nbytes <= _MOST_BYTES and not array.dtype.hasobject
 
 
 def _look_into(item: Any) -> _Held | None:

@@ -5,16 +5,16 @@ It prints a line for each way in which that can be.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import surrounding_settings as settings
+import numpy as np
 import torch
 import torch.nn.functional as F
+from tests.leaves.around import surrounding_settings as settings
 from torch import Tensor, nn
 
 import farspan
@@ -23,6 +23,7 @@ IS_PLAIN = "plainly" in sys.argv
 RATE = 0.0
 OPTIONS: dict[str, Any] = {"deep": {"rate": 0.0}, "rates": [0.0, 0.0]}
 ARGUMENTS = SimpleNamespace(rate=0.0, step=0)
+WEIGHTS, FACTORS = torch.ones(8), np.ones(8, dtype=np.float32)
 holder = [0.0]
 
 
@@ -51,6 +52,7 @@ class Block(WithRate):
         super().__init__()
         self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
         self.outer = outer
+        self.weights, self.factors = {"of": [torch.ones(8)]}, np.ones(8, dtype=np.float32)
 
     @property
     def rate(self) -> float:
@@ -61,7 +63,8 @@ class Block(WithRate):
         rate = self.rate
         if rate > 0.2:
             return F.dropout(self.other(x), rate)
-        return settings.scaled(self.one(x)) * (1 + rate)
+        factors = torch.from_numpy(FACTORS * self.factors) * WEIGHTS * self.weights["of"][0]
+        return settings.scaled(self.one(x) * factors) * (1 + rate)
 
 
 class Scale(torch.autograd.Function):
@@ -117,6 +120,14 @@ def for_a_while(rate: float) -> None:
     rebind(rate)
 
 
+def in_memory(weights: Tensor, rate: float) -> None:
+    weights[2:].data.fill_(1 + rate)
+
+
+def in_an_array(factors: Any, rate: float) -> None:
+    factors[3] = 1 + rate
+
+
 WAYS: dict[str, Callable[[float], object]] = {
     "a global": rebind,
     "a global of another file": in_another_file,
@@ -130,13 +141,19 @@ WAYS: dict[str, Callable[[float], object]] = {
     "a base class": in_a_base_class,
     "a method": by_another_forward,
     "for a while": for_a_while,
+    "a tensor": lambda rate: in_memory(WEIGHTS, rate),
+    "an array": lambda rate: in_an_array(FACTORS, rate),
+    "a tensor of a module": lambda rate: in_memory(model.second.weights["of"][0], rate),
+    "an array of a module": lambda rate: in_an_array(model.second.factors, rate),
 }
+model: Any = None
 RATES = [0.0, 0.1, 0.1, 0.5, 0.0, 0.5, 0.1, 0.0, 0.5]
 
 
 def train(way: str) -> None:
+    global model
     torch.manual_seed(1)
-    model: Any = Net()
+    model = Net()
     if not IS_PLAIN:
         farspan.distribute(model, plan={"first": "rank:0", "second": "rank:1", "head": "rank:0"})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -163,7 +180,6 @@ def train(way: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(__file__))
     forward = Block.forward
     for way in WAYS:
         train(way)

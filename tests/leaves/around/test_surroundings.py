@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support.ranks import run_processes
 
-PROGRAM = Path(__file__).parent.parent / "programs" / "surroundings.py"
+PROGRAM = Path(__file__).with_name("surroundings.py")
 
 
 def test_a_call_sees_what_was_around_it_when_it_was_made() -> None:
