@@ -221,6 +221,38 @@ def test_a_folder_goes_when_its_process_is_killed_and_a_fork_of_it_lives_on(tmp_
             os.kill(helper, signal.SIGKILL)
 
 
+USED = """
+import os, sys, time
+from farspan.launch.sweep import Sweeper, use
+folder, noted = sys.argv[1:]
+sweeper = Sweeper(folder)
+end, entrance = os.pipe()
+if os.fork() == 0:
+    os.close(entrance)
+    use(folder)
+    print("ready", flush=True)
+    os.read(end, 1)  # the other has been killed
+    time.sleep(1)
+    open(f"{folder}/late", "w").close()
+    open(noted, "w").close()
+    os._exit(0)
+time.sleep(60)
+"""
+
+
+def test_a_folder_stays_for_who_still_uses_it(tmp_path):
+    folder, noted = tmp_path / "run", tmp_path / "noted"
+    folder.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-c", USED, str(folder), str(noted)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+        wait_until(lambda: not folder.exists())
+        assert noted.exists()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_sigusr1_of_the_launcher_shows_where_every_rank_is(job):
     script = "import torch, farspan\nfrom torch import nn\n"

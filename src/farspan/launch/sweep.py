@@ -1,7 +1,8 @@
 """Removes a folder once the process that made it has ended, however that was: SIGKILL leaves no time to do it.
 
     process --holds the only entrance of--> a pipe --> python -I -S sweep.py FOLDER    waits for the end of the pipe,
-                                                                                       removes the folder, ends
+                                                                                       and for those who use the folder,
+                                                                                       removes it, ends
 
 Run as a file, it imports nothing of farspan: this is on the way of every start (about 15 ms, and not waited for).
 """
@@ -10,23 +11,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import time
+from typing import TYPE_CHECKING, NoReturn
 
-__all__ = ["Sweeper"]
+if TYPE_CHECKING:
+    import subprocess
 
-_TRIES = 10
-_PAUSE_S = 0.5
-_ENDING_S = 5.0
+__all__ = ["Sweeper", "use"]
+
+_ENDING_S = 5
+_LOCK = "in_use"
 
 
 class Sweeper:
     """Removes `folder` when this process has ended, or at `close`; not where no process can be started for it."""
 
     def __init__(self, folder: str) -> None:
+        import subprocess
+
         self._process: subprocess.Popen[bytes] | None = None
         exit_fd, self._entrance_fd = os.pipe()
         with contextlib.suppress(OSError):
@@ -43,6 +46,8 @@ class Sweeper:
 
     def close(self) -> None:
         """The folder may go now; returns when its process has ended."""
+        import subprocess
+
         self._let_go()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -55,17 +60,33 @@ class Sweeper:
             self._entrance_fd = -1
 
 
+def use(folder: str) -> None:
+    """This process, with all that it forks, is about to use `folder`: it is to be there until they have ended."""
+    import fcntl
+
+    lock = os.open(f"{folder}/{_LOCK}", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+
+
 def main(folder: str) -> None:
-    """Waits for the end of standard input; then removes `folder`, which others of the run may be about to use."""
+    """Waits for the end of standard input, and 5 s at most for others who use `folder`; then removes it."""
+    import fcntl
+    import shutil
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 1):
-        pass
-    for _ in range(_TRIES):
-        if not os.path.exists(folder):
-            return
-        time.sleep(_PAUSE_S)
-        shutil.rmtree(folder, ignore_errors=True)
+        fcntl.flock(os.open(f"{folder}/{_LOCK}", os.O_RDWR), fcntl.LOCK_EX)
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(_ENDING_S)
+    with contextlib.suppress(FileNotFoundError, TimeoutError):
+        fcntl.flock(os.open(f"{folder}/{_LOCK}", os.O_RDWR), fcntl.LOCK_EX)
+    signal.alarm(0)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _give_up(*_: object) -> NoReturn:
+    raise TimeoutError
 
 
 if __name__ == "__main__":

@@ -38,6 +38,9 @@ def install(folder: str, rank: int, *, sees_first: bool = True) -> None:
     """
     if _installed:
         return
+    from farspan.launch.sweep import use
+
+    use(folder)
     if rank == 0:
         from farspan.launch.files.patches import install_journal
 
