@@ -76,7 +76,7 @@ def main(folder: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 1):
-        fcntl.flock(os.open(f"{folder}/{_LOCK}", os.O_RDWR), fcntl.LOCK_EX)
+        pass
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(_ENDING_S)
     with contextlib.suppress(FileNotFoundError, TimeoutError):
