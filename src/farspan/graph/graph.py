@@ -47,6 +47,7 @@ class Call:
         "index",
         "level",
         "modes",
+        "moment",
         "outputs",
         "path",
         "raised",
@@ -89,6 +90,8 @@ class Call:
         self.stage = stage
         self.modes = modes
         """Grad mode, autocast: what has to be set again when the call runs."""
+        self.moment: Any = None
+        """Of the program, in which the call was made: what it reads beside its arguments is as it was then."""
         self.where = where
         """The user's line, as (code object, line number)."""
         self.outputs: Sequence[Value] = ()
@@ -153,7 +156,7 @@ class Segment:
 class Backward:
     """One recorded `backward()`: the values it starts from and their gradients (None: ones)."""
 
-    __slots__ = ("gradients", "graph", "modes", "retain_graph", "roots", "stops", "wanted", "where")
+    __slots__ = ("gradients", "graph", "modes", "moment", "retain_graph", "roots", "stops", "wanted", "where")
 
     def __init__(
         self,
@@ -172,6 +175,8 @@ class Backward:
         self.retain_graph = retain_graph
         self.modes = modes
         """Autocast, under which torch runs a backward that is called in its region."""
+        self.moment: Any = None
+        """Of the program, in which it was called."""
         self.wanted = wanted
         """None for what goes to all parameters."""
         self.stops: Stops | None = None

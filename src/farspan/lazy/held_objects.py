@@ -17,7 +17,7 @@ import torch
 
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.memory.copies import plain_in, what_is_written
-from farspan.lazy.metadata import OwnObjects, State, Surroundings
+from farspan.lazy.metadata import Moment, Moments, OwnObjects, State, Surroundings
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Leaf
@@ -35,16 +35,19 @@ class HeldObjects:
         self._leaves: dict[Leaf, None] = {}
         self._surroundings: dict[Any, Surroundings] = {}
         """Of all leaves and functions so far, by their code."""
-        self._read: dict[Surroundings, None] = {}
-        """By what has been recorded since the last flush."""
+        self.moments = Moments()
         self._memory: set[int] = set()
-        """Of plain tensors that it uses."""
+        """Of plain tensors that what has been recorded since the last flush uses."""
 
     def see_function(self, call: FunctionCall) -> None:
         """What the code of an autograd function reads, it will see as it is now."""
         around = self._surroundings_of((call.function,), ())
         self._see_around(around)
-        call.around = around.number
+        call.around = around.snapshot.number
+
+    def see_backward(self) -> Moment:
+        """What a backward will see that is recorded now."""
+        return self.moments.see_all()
 
     def _surroundings_of(self, kinds: tuple[type, ...], own: tuple[types.FunctionType, ...]) -> Surroundings:
         around = self._surroundings.get((kinds, own))
@@ -53,13 +56,9 @@ class HeldObjects:
         return around
 
     def _see_around(self, around: Surroundings) -> None:
-        if around.is_empty:
-            return
-        if around.has_changed():
-            self.recorder.flush_before_change(f"what the code of {around} reads has been changed")
-            around.look()
-        self._read[around] = None
-        self._memory.update(around.memory)
+        if not around.is_empty:
+            self.moments.see(around)
+            self._memory.update(around.snapshot.memory)
 
     def _see_around_leaf(self, leaf: Leaf) -> None:
         around = leaf.surroundings
@@ -69,8 +68,8 @@ class HeldObjects:
             around = self._surroundings_of(tuple(dict.fromkeys(map(type, leaf.modules))), tuple(own))
             leaf.surroundings = around
         self._see_around(around)
-        if leaf.around != around.number:
-            leaf.around, leaf.state = around.number, None
+        if leaf.around != around.snapshot.number:
+            leaf.around, leaf.state = around.snapshot.number, None
 
     def see(self, leaf: Leaf) -> None:
         """What others have changed in the objects `leaf` holds is an argument of its calls from now on.
@@ -118,22 +117,17 @@ class HeldObjects:
     def as_recorded(self) -> Iterator[None]:
         """Let the objects be as they were when the leaves' calls were recorded, in the body."""
         leaves, self._leaves = self._leaves, {}
-        read, self._read, self._memory = self._read, {}, set()
+        self._memory = set()
         changed = [leaf for leaf in leaves if leaf.own_objects is not None and leaf.own_objects.has_changed()]
         meanwhile: list[State] = []
         for leaf in changed:
             leaf.attributes.update(dict.fromkeys(leaf.own_objects.changed()))
             meanwhile.append(leaf.own_objects.put_back())
-        moved = [around for around in read if around.has_changed()]
-        restoring = [around.put_back() for around in moved]
+        present = self.moments.see_all()
         try:
             yield
         finally:
-            for restore in reversed(restoring):
-                restore()
-            for around in read:
-                if around not in moved and around.has_changed():  # what only a run on data changes, its owner alone has
-                    around.look()
+            present.go_to()
             for state in reversed(meanwhile):
                 state.put_back(state.changed())
             for leaf in leaves:

@@ -3,7 +3,6 @@
 from farspan.lazy.metadata.canonical import canonical as canonical
 from farspan.lazy.metadata.canonical import digest_of as digest_of
 from farspan.lazy.metadata.canonical import is_plain as is_plain
-from farspan.lazy.metadata.effects.around import Surroundings as Surroundings
 from farspan.lazy.metadata.effects.attributes import OwnObjects as OwnObjects
 from farspan.lazy.metadata.effects.attributes import attributes_of as attributes_of
 from farspan.lazy.metadata.effects.attributes import attributes_with_tensors as attributes_with_tensors
@@ -34,6 +33,9 @@ from farspan.lazy.metadata.modes import apply_modes as apply_modes
 from farspan.lazy.metadata.modes import current_modes as current_modes
 from farspan.lazy.metadata.modes import in_region as in_region
 from farspan.lazy.metadata.predict import observe as observe
+from farspan.lazy.metadata.surroundings.around import Surroundings as Surroundings
+from farspan.lazy.metadata.surroundings.moments import Moment as Moment
+from farspan.lazy.metadata.surroundings.moments import Moments as Moments
 from farspan.lazy.metadata.template import ById as ById
 from farspan.lazy.metadata.template import Flattener as Flattener
 from farspan.lazy.metadata.template import flatten as flatten
@@ -62,6 +64,8 @@ __all__ = [
     "current_modes",
     "describe_result",
     "ById",
+    "Moment",
+    "Moments",
     "Surroundings",
     "canonical",
     "digest_of",

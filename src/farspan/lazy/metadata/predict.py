@@ -14,7 +14,6 @@ from farspan.graph import Meta
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.metadata.canonical import digest_of
-from farspan.lazy.metadata.effects.around import nothing_changed_around
 from farspan.lazy.metadata.effects.attributes import attributes_sharing, watched_attributes
 from farspan.lazy.metadata.effects.changes import (
     ATTRIBUTES,
@@ -27,6 +26,7 @@ from farspan.lazy.metadata.effects.hidden import generators_held
 from farspan.lazy.metadata.effects.registered import Registered
 from farspan.lazy.metadata.entry import Entry, meta_of, refuse_nested
 from farspan.lazy.metadata.modes import Modes, apply_modes
+from farspan.lazy.metadata.surroundings.around import nothing_changed_around
 from farspan.lazy.metadata.template import numbers_of, rebuild
 from farspan.lazy.nodes.inside import out_of_autograds_reach
 from farspan.lazy.ops.autograd_function import FunctionCall

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from farspan.lazy.metadata.effects.code import content_of, globals_of
 from farspan.lazy.metadata.making import used_kinds
+from farspan.lazy.metadata.surroundings.code import content_of, globals_of
 
 __all__ = ["FACTORIES", "Known", "in_modules", "is_fixed", "name_of", "of_program"]
 

@@ -65,6 +65,9 @@ class ModuleUnits:
         buffers = _WrittenBuffers(modules, self.written)
         tables = [_tables_of(part) for part in modules]
         attributes = [own_attributes(part) for part in modules]
+        moment = (
+            contextlib.nullcontext if active.recorder is None else active.recorder.held_objects.moments.present.being
+        )
         modes, back, num_own_draws = current_modes(), way_back(in_python=self.draws_in_python), active.num_own_draws
         with unit.saving():
             result = call(module, *args, **kwargs)
@@ -73,6 +76,7 @@ class ModuleUnits:
             args, kwargs = rebuild(template, inputs)
             with (
                 _as_then(modules, tables, attributes),
+                moment(),
                 buffers.put_back(),
                 apply_modes(modes),
                 back(),

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from farspan.graph import Call
-from farspan.lazy.metadata.effects.code import code_of, content_of, globals_of
+from farspan.lazy.metadata.surroundings.code import code_of, content_of, globals_of
 from farspan.lazy.received.checked import damaged
 from farspan.lazy.received.known import in_modules
 

@@ -95,6 +95,7 @@ def learn(
     if recorder.draws.is_plain:
         call.draws = recorder.draws.place_of(unknown)
     call.region, call.saved_hooks = recorder.regions.of(modes), saved_hooks()
+    call.moment = recorder.held_objects.moments.latest
     graph = recorder.current
     graph.add(call, values)
     flags = target.flags if type(target) is Leaf else None

@@ -16,8 +16,8 @@ from torch import nn
 
 from farspan.errors import RecordError
 from farspan.lazy.metadata import State
-from farspan.lazy.metadata.effects.code import content_of, globals_of
 from farspan.lazy.metadata.effects.reachable import is_same
+from farspan.lazy.metadata.surroundings.code import content_of, globals_of
 from farspan.lazy.torch_private import is_hook_of_all_modules
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from farspan.lazy.leaf import LeakError
-from farspan.lazy.metadata.effects.code import code_of, content_of, globals_of
 from farspan.lazy.metadata.effects.reachable import State
+from farspan.lazy.metadata.surroundings.code import code_of, content_of, globals_of
 from farspan.lazy.metadata.template import ById
 
 __all__ = ["copies_of_hidden", "generators_held", "hidden_in"]

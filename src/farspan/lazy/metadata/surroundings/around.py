@@ -22,7 +22,8 @@ from torch import nn
 
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.metadata.canonical import canonical, is_plain
-from farspan.lazy.metadata.effects.code import (
+from farspan.lazy.metadata.effects.reachable import State, is_same, is_small
+from farspan.lazy.metadata.surroundings.code import (
     ABSENT,
     Code,
     code_of,
@@ -34,7 +35,6 @@ from farspan.lazy.metadata.effects.code import (
     names_in,
     texts_in,
 )
-from farspan.lazy.metadata.effects.reachable import State, is_same, is_small
 from farspan.lazy.metadata.template import ById, slots_of
 
 __all__ = ["AroundError", "Surroundings", "nothing_changed_around"]
@@ -82,95 +82,41 @@ def _undo(before: Sequence[tuple[Any, str, Any]], state: State) -> list[str]:
     return [name or "a variable of a function around it" for name in names]
 
 
-class Surroundings:
-    """What is around the code of some modules, as it was when they were called last.
+class Snapshot:
+    """What is around some code at one moment.
 
-    Args:
-        kinds: The classes of the modules, or that of an autograd function.
-        own: Functions that the modules hold themselves.
+    Attributes:
+        number: What predictions depend on: the same where all is as it was at another moment.
+        memory: Of the plain tensors there.
     """
 
-    def __init__(self, kinds: Iterable[type], own: Iterable[types.FunctionType] = ()) -> None:
-        self._kinds, self._own = tuple(kinds), tuple(own)
-        self._numbers: dict[tuple[Any, ...], int] = {}
-        self._num_looks = 0
-        self.number = 0
-        """What predictions depend on: the same where all is as it was some time before."""
-        self.look()
+    __slots__ = ("_arrays", "_cells", "_objects", "_places", "_state", "_tables", "latest", "memory", "number")
 
-    def __str__(self) -> str:
-        return self._kinds[0].__name__
-
-    def look(self) -> None:
-        """See all as it is now."""
-        code = code_of_kinds(self._kinds, self._own)
-        places = _places_of(code)
-        self._cells = [place for place, _ in places if isinstance(place, types.CellType)]
+    def __init__(self, code: Code) -> None:
+        self.number = -1
+        self._places = _places_of(code)
+        self._cells = [place for place, _ in self._places if isinstance(place, types.CellType)]
         tables: dict[int, tuple[Any, dict[str, None]]] = {}
-        for place, name in places:
+        for place, name in self._places:
             if name:
                 tables.setdefault(id(place), (place, {}))[1][name] = None
-        self._tables = [(place, _table(place), _getter(names), [*names]) for place, names in tables.values()]
-        self._state = State((_now(*place) for place in places), most_objects=_MOST_OBJECTS)
+        self._tables = [(_table(place), _getter(names)) for place, names in tables.values()]
+        self._places = [(place, name) for place, names in tables.values() for name in names]
+        self._places += [(cell, "") for cell in self._cells]
+        self._state = State((_now(*place) for place in self._places), most_objects=_MOST_OBJECTS)
         self._objects = [(item, _named_in(item, code)) for item in self._state.objects if _can_be_looked_at(item)]
         self._arrays = [item for item in self._state.objects if isinstance(item, np.ndarray) and is_small(item)]
         self.memory = self._state.memory
-        """Of the plain tensors."""
-        self._latest = self._look()
-        signature = tuple(canonical(item) if is_plain(item) else ById(item) for item in self._latest)
-        self._num_looks += 1
-        self.number = self._numbers.setdefault(signature, self._num_looks)
-        if len(self._numbers) > _MOST_KNOWN:
-            del self._numbers[next(iter(self._numbers))]
+        self.latest = self.look()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing that could change."""
-        return not self._latest
+    def look(self) -> list[Any]:
+        """What is there now.
 
-    def has_changed(self) -> bool:
-        """Whether there is a difference to when `look` was called."""
-        latest = self._latest
-        if not latest:
-            return False
-        try:
-            now = self._look()
-        except KeyError:  # a variable is gone
-            return True
-        if len(now) != len(latest):
-            return True
-        if all(map(is_, now, latest)):
-            return False
-        if all(map(is_same, now, latest)):
-            self._latest = now
-            return False
-        return True
-
-    def put_back(self) -> Callable[[], None]:
-        """Let all be as it was at `look`; give what puts back what is now."""
-        meanwhile = State(self._state.objects, most_objects=_MOST_OBJECTS)
-        changed: list[tuple[Any, str, Any]] = []
-        latest = iter(self._latest)
-        for place, _, _, names in self._tables:
-            changed += [(place, name, next(latest)) for name in names]
-        changed += [(cell, "", next(latest)) for cell in self._cells]
-        now = [(place, name, _now(place, name)) for place, name, then in changed if _now(place, name) is not then]
-        for place, name, then in changed:
-            if _now(place, name) is not then:
-                _put(place, name, then)
-        inside = self._state.changed()
-        self._state.put_back(inside)
-
-        def restore() -> None:
-            meanwhile.put_back(inside)
-            for place, name, item in now:
-                _put(place, name, item)
-
-        return restore
-
-    def _look(self) -> list[Any]:
+        Raises:
+            KeyError: A variable is gone.
+        """
         found: list[Any] = []
-        for _, table, getter, _ in self._tables:
+        for table, getter in self._tables:
             found += getter(table)
         if self._cells:
             found += map(content_of, self._cells)
@@ -188,6 +134,68 @@ class Surroundings:
                     found += [getattr(item, name, None) for name in slots_of(cls)]
         found += [item.tobytes() for item in self._arrays]
         return found
+
+    def is_present(self) -> bool:
+        """Whether all is so now."""
+        latest = self.latest
+        if not latest:
+            return True
+        try:
+            now = self.look()
+        except KeyError:
+            return False
+        if len(now) != len(latest):
+            return False
+        if all(map(is_, now, latest)):
+            return True
+        if all(map(is_same, now, latest)):
+            self.latest = now
+            return True
+        return False
+
+    def put_back(self, present: Snapshot) -> None:
+        """Let all be so; `present` is how it is now."""
+        for (place, name), then in zip(self._places, self.latest, strict=False):
+            if _now(place, name) is not then:
+                _put(place, name, then)
+        mine = {(id(place), name) for place, name in self._places}
+        for place, name in present._places:
+            if isinstance(place, type) and (id(place), name) not in mine and name in vars(place):
+                _put(place, name, ABSENT)
+        self._state.put_back(self._state.changed())
+
+
+class Surroundings:
+    """What is around the code of some modules, as it was when they were called last.
+
+    Args:
+        kinds: The classes of the modules, or that of an autograd function.
+        own: Functions that the modules hold themselves.
+    """
+
+    def __init__(self, kinds: Iterable[type], own: Iterable[types.FunctionType] = ()) -> None:
+        self._kinds, self._own = tuple(kinds), tuple(own)
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._num_snapshots = 0
+        self.snapshot = self._take()
+        self.is_empty = not self.snapshot.latest
+        """Whether there is nothing that could change."""
+
+    def look(self) -> bool:
+        """See all as it is now; whether that is not as it was."""
+        if self.is_empty or self.snapshot.is_present():
+            return False
+        self.snapshot = self._take()
+        return True
+
+    def _take(self) -> Snapshot:
+        snapshot = Snapshot(code_of_kinds(self._kinds, self._own))
+        content = tuple(canonical(item) if is_plain(item) else ById(item) for item in snapshot.latest)
+        self._num_snapshots += 1
+        snapshot.number = self._numbers.setdefault(content, self._num_snapshots)
+        if len(self._numbers) > _MOST_KNOWN:
+            del self._numbers[next(iter(self._numbers))]
+        return snapshot
 
 
 def _places_of(code: Code) -> list[_Place]:

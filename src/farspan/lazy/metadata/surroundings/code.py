@@ -1,0 +1,190 @@
+"""The Python code that calls of modules run: their classes, and the functions that these can be seen to call."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+__all__ = [
+    "ABSENT",
+    "Code",
+    "code_of",
+    "code_of_kinds",
+    "content_of",
+    "functions_in",
+    "globals_of",
+    "module_attributes_of",
+    "names_in",
+    "texts_in",
+]
+
+ABSENT = object()
+"""Stands for what a variable holds that is not bound."""
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+_MOST_VISITED, _MOST_ELEMENTS = 2000, 50
+
+
+class Code(NamedTuple):
+    """What calls run."""
+
+    classes: list[type]
+    """Of modules, and other classes of the program that these name or hold objects of."""
+    functions: list[types.FunctionType]
+
+
+def code_of(modules: Sequence[nn.Module]) -> Code:
+    """What calls of `modules` run: of torch nothing, of other packages what lies in the same file."""
+    own = {item: None for module in modules for item in vars(module).values() if isinstance(item, types.FunctionType)}
+    return code_of_kinds(dict.fromkeys(map(type, modules)), own)
+
+
+def code_of_kinds(kinds: Iterable[type], own: Iterable[types.FunctionType]) -> Code:
+    """As `code_of`, for modules of these classes that hold these functions themselves."""
+    classes = {cls: None for kind in kinds for cls in kind.__mro__ if not _is_torchs(cls)}
+    functions = {function: None for cls in classes for function in functions_in(cls)} | dict.fromkeys(own)
+    files = {item.__module__ for item in (*classes, *functions)}
+    queue: deque[Any] = deque(part for cls in classes for part in _parts_of_class(cls))
+    for function in functions:
+        queue += _near(function)
+    seen: dict[int, Any] = {}
+    while queue and len(seen) < _MOST_VISITED:
+        item = queue.popleft()
+        if id(item) in seen:
+            continue
+        seen[id(item)] = item  # kept, so that its id stays its own
+        if isinstance(item, types.FunctionType):
+            if item not in functions and (item.__module__ in files or _is_of_program(item.__code__.co_filename)):
+                functions[item] = None
+                queue += _near(item)
+        elif isinstance(item, type):
+            for cls in [cls for cls in item.__mro__ if _is_class_of_program(cls, files) and cls not in classes]:
+                classes[cls] = None
+                functions.update(dict.fromkeys(functions_in(cls)))
+                queue += _parts_of_class(cls)
+                for function in functions_in(cls):
+                    queue += _near(function)
+        else:
+            queue += _behind(item)
+    return Code(list(classes), list(functions))
+
+
+def _near(function: types.FunctionType) -> list[Any]:
+    """What a function's code can read."""
+    near = [item for _, item in globals_of(function)]
+    near += [content_of(cell) for cell in function.__closure__ or ()]
+    near += [vars(module)[name] for module, name in module_attributes_of(function)]
+    return [*near, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _behind(item: Any) -> Iterable[Any]:
+    """Where an object may lead to more code."""
+    if isinstance(item, types.MethodType):
+        return (item.__func__, item.__self__)
+    if isinstance(item, functools.partial):
+        return (item.func, *item.args, *item.keywords.values())
+    if isinstance(item, _CONTAINERS):
+        return item if len(item) <= _MOST_ELEMENTS else ()
+    if isinstance(item, dict):
+        return item.values() if len(item) <= _MOST_ELEMENTS else ()
+    if isinstance(item, (nn.Module, torch.Tensor, types.ModuleType)) or not _is_class_of_program(type(item), ()):
+        return ()
+    return (type(item), *getattr(item, "__dict__", {}).values())
+
+
+def _parts_of_class(cls: type) -> list[Any]:
+    return [item for name, item in vars(cls).items() if not (name.startswith("__") and name.endswith("__"))]
+
+
+def functions_in(cls: type) -> list[types.FunctionType]:
+    """The methods that a class itself has, those behind properties and the like among them."""
+    found: list[types.FunctionType] = []
+    for item in vars(cls).values():
+        parts: list[Any] = [item]
+        if isinstance(item, property):
+            parts = [item.fget, item.fset]
+        elif isinstance(item, (staticmethod, classmethod)):
+            parts = [item.__func__]
+        elif isinstance(item, functools.cached_property):
+            parts = [item.func]
+        found += [part for part in parts if isinstance(part, types.FunctionType)]
+    return found
+
+
+def _is_of_program(path: str | None) -> bool:
+    """Whether a file belongs to the program, and neither to Python nor to an installed package."""
+    return path is not None and not path.startswith((*_LIBRARIES, "<frozen"))
+
+
+def _is_class_of_program(cls: type, files: Iterable[str]) -> bool:
+    if _is_torchs(cls) or cls.__module__ == "builtins":
+        return False
+    module = sys.modules.get(cls.__module__)
+    return cls.__module__ in files or (module is not None and _is_of_program(getattr(module, "__file__", None)))
+
+
+def _is_torchs(cls: type) -> bool:
+    return cls is object or cls.__module__.startswith(("torch.", "typing", "abc", "farspan."))
+
+
+def names_in(function: types.FunctionType) -> dict[str, None]:
+    """The names of globals and attributes in a function's code, with those of the functions inside it."""
+    names: dict[str, None] = {}
+    for code in _codes_of(function):
+        names.update(dict.fromkeys(code.co_names))
+    return names
+
+
+def texts_in(function: types.FunctionType) -> list[str]:
+    """The texts in a function's code: what `getattr` may be given."""
+    return [item for code in _codes_of(function) for item in code.co_consts if isinstance(item, str)]
+
+
+def _codes_of(function: types.FunctionType) -> list[types.CodeType]:
+    found: list[types.CodeType] = []
+    stack = [function.__code__]
+    while stack:
+        code = stack.pop()
+        found.append(code)
+        stack += [item for item in code.co_consts if isinstance(item, types.CodeType)]
+    return found
+
+
+def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """The global variables that a function's code names, with those of the functions inside it; not the modules."""
+    table = function.__globals__
+    names = [name for name in names_in(function) if name in table]
+    return [(name, table[name]) for name in names if not isinstance(table[name], types.ModuleType)]
+
+
+def module_attributes_of(function: types.FunctionType) -> list[tuple[types.ModuleType, str]]:
+    """What a function's code may read of the program's modules that it names: `settings.rate`, `package.file.rate`."""
+    table, names = function.__globals__, names_in(function)
+    found: dict[tuple[types.ModuleType, str], None] = {}
+    stack = [table[name] for name in names if name in table]
+    seen: dict[types.ModuleType, None] = {}
+    while stack:
+        module = stack.pop()
+        if not isinstance(module, types.ModuleType) or module in seen:
+            continue
+        seen[module] = None
+        if _is_of_program(getattr(module, "__file__", None)):
+            here = [name for name in names if name in vars(module)]
+            found.update(dict.fromkeys((module, name) for name in here))
+            stack += [vars(module)[name] for name in here]
+    return list(found)
+
+
+def content_of(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return ABSENT
