@@ -17,7 +17,7 @@ import torch
 
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.memory.copies import plain_in, what_is_written
-from farspan.lazy.metadata import Moment, Moments, OwnObjects, State, Surroundings
+from farspan.lazy.metadata import Moment, Moments, OwnObjects, State, Surroundings, kinds_of
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Leaf
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from farspan.lazy.recorder import Recorder
 
 __all__ = ["HeldObjects"]
+
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class HeldObjects:
@@ -63,9 +65,7 @@ class HeldObjects:
     def _see_around_leaf(self, leaf: Leaf) -> None:
         around = leaf.surroundings
         if around is None:
-            held = [item for part in leaf.modules for item in vars(part).values()]
-            own = dict.fromkeys(item for item in held if isinstance(item, types.FunctionType))
-            around = self._surroundings_of(tuple(dict.fromkeys(map(type, leaf.modules))), tuple(own))
+            around = self._surroundings_of(*kinds_of(leaf.modules))
             leaf.surroundings = around
         self._see_around(around)
         if leaf.around != around.snapshot.number:
@@ -99,8 +99,10 @@ class HeldObjects:
     def before_write(self, function: Any, args: Any, kwargs: Any) -> None:
         """A function is about to run on plain tensors: what is recorded needs those that modules hold as they are."""
         if self._memory:
-            for tensor in plain_in(what_is_written(function, args, kwargs)):
-                if tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._memory:
+            is_exchange = function == _SET_DATA
+            for tensor in plain_in(args[:1] if is_exchange else what_is_written(function, args, kwargs)):
+                is_known = id(tensor) in self._memory
+                if is_known or (tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._memory):
                     self.recorder.flush_before_change("a tensor that a module reads is written into")
                     break
 

@@ -123,6 +123,7 @@ class Deferred:
         )
         call.graph, call.index = recorder.current, len(recorder.current.calls)
         call.region, call.saved_hooks = recorder.regions.of(modes), saved_hooks()
+        call.moment = recorder.held_objects.moments.latest
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
         self._calls.append(weakref.ref(call))
         self._has_any = True

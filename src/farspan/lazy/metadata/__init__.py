@@ -34,6 +34,7 @@ from farspan.lazy.metadata.modes import current_modes as current_modes
 from farspan.lazy.metadata.modes import in_region as in_region
 from farspan.lazy.metadata.predict import observe as observe
 from farspan.lazy.metadata.surroundings.around import Surroundings as Surroundings
+from farspan.lazy.metadata.surroundings.code import kinds_of as kinds_of
 from farspan.lazy.metadata.surroundings.moments import Moment as Moment
 from farspan.lazy.metadata.surroundings.moments import Moments as Moments
 from farspan.lazy.metadata.template import ById as ById
@@ -70,6 +71,7 @@ __all__ = [
     "canonical",
     "digest_of",
     "is_plain",
+    "kinds_of",
     "flatten",
     "flatten_arguments",
     "generators_held",

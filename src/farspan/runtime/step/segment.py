@@ -119,8 +119,7 @@ def run_call(call: Call, segment: Segment) -> None:
             why=f"the call at {format_where(call.where)} was recorded, and runs only now.",
             hint="give each micro-batch a tensor of its own (batch.clone()), or call farspan.flush() before the write",
         )
-    if call.moment is not None:
-        call.moment.go_to()
+    call.moment.go_to()
     tensors = [_tensor_of(item, segment) for item in call.arguments]
     for number in entry.unused:
         item = call.arguments[number]
@@ -277,8 +276,7 @@ def run_backward(
         set_raw_grad(source, None)
     deferred = None
     with _caught(leaves) as caught, _passed_on(part, parameters):
-        if part.backward.moment is not None:
-            part.backward.moment.go_to()
+        part.backward.moment.go_to()
         try:
             with apply_modes(part.backward.modes), around_backward(part.describe):
                 if split is not None:

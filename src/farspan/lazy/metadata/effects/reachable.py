@@ -20,7 +20,7 @@ import torch
 from farspan.lazy.metadata.template import is_one_of_a_kind, slots_of
 from farspan.lazy.torch_private import is_wrapped, no_dispatch, set_version
 
-__all__ = ["Glance", "Kept", "State", "is_same", "is_small"]
+__all__ = ["Glance", "Kept", "State", "elements_of", "is_same", "is_small"]
 
 _ENDS = (
     torch.Tensor, torch.nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
@@ -29,6 +29,7 @@ _ENDS = (
 _CALLABLES = (types.MethodType, functools.partial)
 _UNCHANGING = (tuple, frozenset, *_CALLABLES)
 _PLAIN = (bool, int, float, str, bytes, complex)
+_CONTAINERS = (dict, list, deque, set)
 _MOST_OBJECTS = 500
 """That are followed from one root."""
 _MOST_BYTES = 2**14
@@ -52,10 +53,12 @@ class State:
     Args:
         roots: Those behind which there are more than `most_objects` are not followed.
         most_objects: From one root.
+        keeps_roots: Whether of such a root itself the contents are kept.
     """
 
-    def __init__(self, roots: Iterable[Any], most_objects: int = _MOST_OBJECTS) -> None:
+    def __init__(self, roots: Iterable[Any], *, most_objects: int = _MOST_OBJECTS, keeps_roots: bool = False) -> None:
         self._most_objects = most_objects
+        self._keeps_roots = keeps_roots
         self._held: dict[int, _Held] = {}
         self.ids: set[int] = set()
         """Of everything reached, the ends included."""
@@ -90,6 +93,8 @@ class State:
                 if found is not None:
                     held[id(item)] = found
                     if len(held) > self._most_objects:
+                        if self._keeps_roots:
+                            self._held[id(root)] = held[id(root)]
                         return
                     stack += _parts(found)
         self._held.update(held)
@@ -100,9 +105,10 @@ class State:
 
     @property
     def memory(self) -> list[int]:
-        """Of the plain tensors, by numbers."""
+        """Of the plain tensors, by numbers; and the tensors, which may get other memory, by their ids."""
         plain = [item for item in self.tensors.values() if type(item) is torch.Tensor and not is_wrapped(item)]
-        return [item.untyped_storage()._cdata for item in plain if item.layout is torch.strided]
+        memory = [item.untyped_storage()._cdata for item in plain if item.layout is torch.strided]
+        return [*memory, *map(id, plain)]
 
     @property
     def objects(self) -> list[Any]:
@@ -221,14 +227,25 @@ class Glance:
             attributes = getattr(item, "__dict__", None)
             if attributes:
                 found += map(id, attributes.values())
-            if isinstance(item, (dict, list, deque, set)):
+            if isinstance(item, _CONTAINERS):
                 found.append(len(item))
-                if len(item) <= _MOST_ELEMENTS:
-                    found += map(id, item.values() if isinstance(item, dict) else item)
+                found += map(id, elements_of(item))
             for cls in type(item).__mro__[:-1]:
                 if "__slots__" in cls.__dict__:
                     found += [id(getattr(item, name, None)) for name in slots_of(cls)]
         return found
+
+
+def elements_of(item: Any) -> list[Any]:
+    """What a container holds, for a quick look: nothing of a large one, nor of what is none.
+
+    Classes of the program may iterate in another way than lists and dictionaries do, and without end.
+    """
+    if not isinstance(item, _CONTAINERS) or len(item) > _MOST_ELEMENTS:
+        return []
+    if isinstance(item, dict):
+        return [*dict.keys(item), *dict.values(item)]
+    return [*(list.__iter__(item) if isinstance(item, list) else item)]
 
 
 def is_small(array: np.ndarray) -> bool:
@@ -306,7 +323,11 @@ def _is_same_dict(now: _Held, held: _Held) -> bool:
 
 def is_same(part: Any, then: Any) -> bool:
     """Whether two parts are one object, or numbers and texts that nobody could tell apart."""
-    return part is then or (type(part) is type(then) and isinstance(part, _PLAIN) and part == then)
+    if part is then:
+        return True
+    if type(part) is not type(then) or not isinstance(part, _PLAIN) or part != then:
+        return False
+    return not isinstance(part, (float, complex)) or repr(part) == repr(then)  # 0.0 == -0.0
 
 
 def _fill(held: _Held) -> None:

@@ -22,7 +22,7 @@ from torch import nn
 
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.metadata.canonical import canonical, is_plain
-from farspan.lazy.metadata.effects.reachable import State, is_same, is_small
+from farspan.lazy.metadata.effects.reachable import State, elements_of, is_same, is_small
 from farspan.lazy.metadata.surroundings.code import (
     ABSENT,
     Code,
@@ -44,7 +44,7 @@ _Place = tuple[Any, str]
 _ENDS = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, property, staticmethod, classmethod)
 _READ_ALL = frozenset({"vars", "__dict__", "asdict", "astuple"})
 """Code that uses one of these may read attributes that it does not name."""
-_MOST_OBJECTS, _MOST_ELEMENTS = 100, 1000
+_MOST_OBJECTS, _MOST_MODULES = 100, 20
 _MOST_KNOWN = 64
 
 
@@ -90,7 +90,19 @@ class Snapshot:
         memory: Of the plain tensors there.
     """
 
-    __slots__ = ("_arrays", "_cells", "_objects", "_places", "_state", "_tables", "latest", "memory", "number")
+    __slots__ = (
+        "_arrays",
+        "_cells",
+        "_classes",
+        "_modules",
+        "_objects",
+        "_places",
+        "_state",
+        "_tables",
+        "latest",
+        "memory",
+        "number",
+    )
 
     def __init__(self, code: Code) -> None:
         self.number = -1
@@ -103,7 +115,12 @@ class Snapshot:
         self._tables = [(_table(place), _getter(names)) for place, names in tables.values()]
         self._places = [(place, name) for place, names in tables.values() for name in names]
         self._places += [(cell, "") for cell in self._cells]
-        self._state = State((_now(*place) for place in self._places), most_objects=_MOST_OBJECTS)
+        roots = [_now(*place) for place in self._places]
+        for function in code.functions:
+            roots += [function.__defaults__, function.__kwdefaults__, function.__dict__]
+        self._state = State(roots, most_objects=_MOST_OBJECTS, keeps_roots=True)
+        self._modules = [(vars(module), dict(vars(module))) for module in self._state.modules[:_MOST_MODULES]]
+        self._classes = [vars(cls) for cls in code.classes]
         self._objects = [(item, _named_in(item, code)) for item in self._state.objects if _can_be_looked_at(item)]
         self._arrays = [item for item in self._state.objects if isinstance(item, np.ndarray) and is_small(item)]
         self.memory = self._state.memory
@@ -125,13 +142,13 @@ class Snapshot:
             if attributes is not None:
                 found += attributes.values() if names is None else map(attributes.get, names)
                 found.append(len(attributes))
-            if isinstance(item, (dict, list, deque, set)):
-                found.append(len(item))
-                if len(item) <= _MOST_ELEMENTS:
-                    found += item.values() if isinstance(item, dict) else item
+            found += elements_of(item)
             for cls in type(item).__mro__[:-1]:
                 if "__slots__" in cls.__dict__:
                     found += [getattr(item, name, None) for name in slots_of(cls)]
+        for attributes, _ in self._modules:
+            found += attributes.values()
+        found += map(len, self._classes)
         found += [item.tobytes() for item in self._arrays]
         return found
 
@@ -163,6 +180,10 @@ class Snapshot:
             if isinstance(place, type) and (id(place), name) not in mine and name in vars(place):
                 _put(place, name, ABSENT)
         self._state.put_back(self._state.changed())
+        for attributes, then in self._modules:
+            for name in [name for name in attributes if name not in then]:
+                del attributes[name]
+            attributes.update((name, item) for name, item in then.items() if attributes.get(name, ABSENT) is not item)
 
 
 class Surroundings:

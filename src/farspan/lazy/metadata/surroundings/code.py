@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import sysconfig
 import types
@@ -21,6 +22,7 @@ __all__ = [
     "content_of",
     "functions_in",
     "globals_of",
+    "kinds_of",
     "module_attributes_of",
     "names_in",
     "texts_in",
@@ -43,8 +45,26 @@ class Code(NamedTuple):
 
 def code_of(modules: Sequence[nn.Module]) -> Code:
     """What calls of `modules` run: of torch nothing, of other packages what lies in the same file."""
-    own = {item: None for module in modules for item in vars(module).values() if isinstance(item, types.FunctionType)}
-    return code_of_kinds(dict.fromkeys(map(type, modules)), own)
+    return code_of_kinds(*kinds_of(modules))
+
+
+def kinds_of(modules: Sequence[nn.Module]) -> tuple[tuple[type, ...], tuple[types.FunctionType, ...]]:
+    """The classes of modules, and the functions that they hold themselves, in lists and objects too."""
+    functions: dict[types.FunctionType, None] = {}
+    queue = deque(item for module in modules for item in vars(module).values())
+    seen: dict[int, Any] = {}
+    while queue and len(seen) < _MOST_VISITED:
+        item = queue.popleft()
+        if id(item) in seen:
+            continue
+        seen[id(item)] = item
+        if isinstance(item, types.FunctionType):
+            functions[item] = None
+        elif isinstance(item, type):
+            functions.update(dict.fromkeys(functions_in(item)))
+        else:
+            queue += _behind(item)
+    return tuple(dict.fromkeys(map(type, modules))), tuple(functions)
 
 
 def code_of_kinds(kinds: Iterable[type], own: Iterable[types.FunctionType]) -> Code:
@@ -62,7 +82,7 @@ def code_of_kinds(kinds: Iterable[type], own: Iterable[types.FunctionType]) -> C
             continue
         seen[id(item)] = item  # kept, so that its id stays its own
         if isinstance(item, types.FunctionType):
-            if item not in functions and (item.__module__ in files or _is_of_program(item.__code__.co_filename)):
+            if item not in functions and (item.__module__ in files or _is_in_program(item.__module__)):
                 functions[item] = None
                 queue += _near(item)
         elif isinstance(item, type):
@@ -92,9 +112,9 @@ def _behind(item: Any) -> Iterable[Any]:
     if isinstance(item, functools.partial):
         return (item.func, *item.args, *item.keywords.values())
     if isinstance(item, _CONTAINERS):
-        return item if len(item) <= _MOST_ELEMENTS else ()
+        return [*itertools.islice(iter(item), _MOST_ELEMENTS)]
     if isinstance(item, dict):
-        return item.values() if len(item) <= _MOST_ELEMENTS else ()
+        return [*itertools.islice(dict.values(item), _MOST_ELEMENTS)]
     if isinstance(item, (nn.Module, torch.Tensor, types.ModuleType)) or not _is_class_of_program(type(item), ()):
         return ()
     return (type(item), *getattr(item, "__dict__", {}).values())
@@ -127,12 +147,16 @@ def _is_of_program(path: str | None) -> bool:
 def _is_class_of_program(cls: type, files: Iterable[str]) -> bool:
     if _is_torchs(cls) or cls.__module__ == "builtins":
         return False
-    module = sys.modules.get(cls.__module__)
-    return cls.__module__ in files or (module is not None and _is_of_program(getattr(module, "__file__", None)))
+    return cls.__module__ in files or _is_in_program(cls.__module__)
+
+
+def _is_in_program(name: str | None) -> bool:
+    """Whether the module of this name is a file of the program."""
+    return _is_of_program(getattr(sys.modules.get(name or ""), "__file__", None))
 
 
 def _is_torchs(cls: type) -> bool:
-    return cls is object or cls.__module__.startswith(("torch.", "typing", "abc", "farspan."))
+    return cls is object or cls.__module__.split(".")[0] in ("torch", "typing", "abc", "farspan")
 
 
 def names_in(function: types.FunctionType) -> dict[str, None]:
