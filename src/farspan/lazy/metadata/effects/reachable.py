@@ -30,6 +30,7 @@ _CALLABLES = (types.MethodType, functools.partial)
 _UNCHANGING = (tuple, frozenset, *_CALLABLES)
 _PLAIN = (bool, int, float, str, bytes, complex)
 _CONTAINERS = (dict, list, deque, set)
+_SIZED = (*_CONTAINERS, tuple, frozenset)
 _MOST_OBJECTS = 500
 """That are followed from one root."""
 _MOST_BYTES = 2**14
@@ -53,12 +54,13 @@ class State:
     Args:
         roots: Those behind which there are more than `most_objects` are not followed.
         most_objects: From one root.
-        keeps_roots: Whether of such a root itself the contents are kept.
+        is_brief: Whether it is taken often: of such a root its own contents are kept then, and nothing of containers of
+            more than 1,000 elements.
     """
 
-    def __init__(self, roots: Iterable[Any], *, most_objects: int = _MOST_OBJECTS, keeps_roots: bool = False) -> None:
+    def __init__(self, roots: Iterable[Any], *, most_objects: int = _MOST_OBJECTS, is_brief: bool = False) -> None:
         self._most_objects = most_objects
-        self._keeps_roots = keeps_roots
+        self._is_brief = is_brief
         self._held: dict[int, _Held] = {}
         self.ids: set[int] = set()
         """Of everything reached, the ends included."""
@@ -80,7 +82,7 @@ class State:
             if id(item) in self.ids or id(item) in ids:
                 continue
             ids.add(id(item))
-            if is_one_of_a_kind(item):
+            if is_one_of_a_kind(item) or (self._is_brief and isinstance(item, _SIZED) and len(item) > _MOST_ELEMENTS):
                 continue
             if isinstance(item, torch.Tensor):
                 tensors.append(item)
@@ -93,7 +95,7 @@ class State:
                 if found is not None:
                     held[id(item)] = found
                     if len(held) > self._most_objects:
-                        if self._keeps_roots:
+                        if self._is_brief:
                             self._held[id(root)] = held[id(root)]
                         return
                     stack += _parts(found)

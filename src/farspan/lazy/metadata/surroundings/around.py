@@ -118,7 +118,7 @@ class Snapshot:
         roots = [_now(*place) for place in self._places]
         for function in code.functions:
             roots += [function.__defaults__, function.__kwdefaults__, function.__dict__]
-        self._state = State(roots, most_objects=_MOST_OBJECTS, keeps_roots=True)
+        self._state = State(roots, most_objects=_MOST_OBJECTS, is_brief=True)
         self._modules = [(vars(module), dict(vars(module))) for module in self._state.modules[:_MOST_MODULES]]
         self._classes = [vars(cls) for cls in code.classes]
         self._objects = [(item, _named_in(item, code)) for item in self._state.objects if _can_be_looked_at(item)]
