@@ -41,6 +41,25 @@ class Config:
 CONFIG = Config()
 
 
+class Settings:
+    """A name for variables, of which no object is made."""
+
+    rate = 0.0
+
+
+DEFAULT, NAMES = {"rate": 0.0}, {"0.0": True}
+OUTSIDE = nn.Dropout(0.1)
+OUTSIDE.rate = 0.0  # type: ignore[assignment]
+
+
+def from_default(options: dict[str, float] = DEFAULT) -> float:
+    return options["rate"]
+
+
+def held() -> float:
+    return Settings.rate + from_default() + float(next(iter(NAMES))) + OUTSIDE.rate  # type: ignore[operator]
+
+
 class WithRate(nn.Module):
     class_rate = 0.0
 
@@ -52,11 +71,13 @@ class Block(WithRate):
         super().__init__()
         self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
         self.outer = outer
+        self.functions = [{"held": held}]
         self.weights, self.factors = {"of": [torch.ones(8)]}, np.ones(8, dtype=np.float32)
 
     @property
     def rate(self) -> float:
         own = RATE + OPTIONS["deep"]["rate"] + OPTIONS["rates"][1] + ARGUMENTS.rate + CONFIG.rate()
+        own += self.functions[0]["held"]()
         return own + self.class_rate + self.outer() + settings.rate() + settings.RATE
 
     def forward(self, x: Tensor) -> Tensor:
@@ -103,6 +124,11 @@ def in_a_base_class(rate: float) -> None:
     WithRate.class_rate = rate
 
 
+def as_a_key(rate: float) -> None:
+    NAMES.clear()
+    NAMES[str(rate)] = True
+
+
 def by_another_forward(rate: float) -> None:
     def forward(self: Block, x: Tensor) -> Tensor:
         return F.dropout(self.other(x), rate) if rate > 0.2 else self.one(x) * (1 + rate)
@@ -139,6 +165,10 @@ WAYS: dict[str, Callable[[float], object]] = {
     "what a method reads": lambda rate: setattr(CONFIG, "base", rate),
     "a closure": lambda rate: holder.__setitem__(0, rate),
     "a base class": in_a_base_class,
+    "a class that is a name": lambda rate: setattr(Settings, "rate", rate),
+    "a default": lambda rate: DEFAULT.update(rate=rate),
+    "a key": as_a_key,
+    "a module outside of the model": lambda rate: setattr(OUTSIDE, "rate", rate),
     "a method": by_another_forward,
     "for a while": for_a_while,
     "a tensor": lambda rate: in_memory(WEIGHTS, rate),

@@ -26,6 +26,8 @@ _ENDS = (
     torch.Tensor, torch.nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
     torch.Generator, str, bytes, int, float, complex, type(None), torch.dtype, torch.device,
 )  # fmt: skip
+_VALUES = frozenset({bool, int, float, complex, str, bytes, type(None)})
+"""That may be many, and lead nowhere."""
 _CALLABLES = (types.MethodType, functools.partial)
 _UNCHANGING = (tuple, frozenset, *_CALLABLES)
 _PLAIN = (bool, int, float, str, bytes, complex)
@@ -98,7 +100,7 @@ class State:
                         if self._is_brief:
                             self._held[id(root)] = held[id(root)]
                         return
-                    stack += _parts(found)
+                    stack += [part for part in _parts(found) if type(part) not in _VALUES]
         self._held.update(held)
         self.ids |= ids
         self.tensors.update((id(tensor), tensor) for tensor in tensors)

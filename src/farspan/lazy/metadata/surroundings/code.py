@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import itertools
 import sys
@@ -182,18 +183,30 @@ def _codes_of(function: types.FunctionType) -> list[types.CodeType]:
     return found
 
 
+@functools.lru_cache(maxsize=4096)
+def _global_names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The names of globals alone: `tensor.data` is not about a global `data`."""
+    found = [each.argval for each in dis.get_instructions(code) if each.opname.endswith(("_GLOBAL", "_NAME"))]
+    return tuple(dict.fromkeys(found))
+
+
+def _globals_named(function: types.FunctionType) -> list[str]:
+    table = function.__globals__
+    names = dict.fromkeys(name for code in _codes_of(function) for name in _global_names_in(code))
+    return [name for name in names if name in table]
+
+
 def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
     """The global variables that a function's code names, with those of the functions inside it; not the modules."""
-    table = function.__globals__
-    names = [name for name in names_in(function) if name in table]
+    table, names = function.__globals__, _globals_named(function)
     return [(name, table[name]) for name in names if not isinstance(table[name], types.ModuleType)]
 
 
 def module_attributes_of(function: types.FunctionType) -> list[tuple[types.ModuleType, str]]:
     """What a function's code may read of the program's modules that it names: `settings.rate`, `package.file.rate`."""
-    table, names = function.__globals__, names_in(function)
+    names = [*names_in(function), *texts_in(function)]
     found: dict[tuple[types.ModuleType, str], None] = {}
-    stack = [table[name] for name in names if name in table]
+    stack = [function.__globals__[name] for name in _globals_named(function)]
     seen: dict[types.ModuleType, None] = {}
     while stack:
         module = stack.pop()
