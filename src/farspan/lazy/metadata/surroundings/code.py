@@ -31,7 +31,11 @@ __all__ = [
 
 ABSENT = object()
 """Stands for what a variable holds that is not bound."""
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LIBRARIES = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    __file__.removesuffix("lazy/metadata/surroundings/code.py"),
+)
+_OF_TORCH = frozenset(vars(nn.Module()))
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _MOST_VISITED, _MOST_ELEMENTS = 2000, 50
 
@@ -52,7 +56,7 @@ def code_of(modules: Sequence[nn.Module]) -> Code:
 def kinds_of(modules: Sequence[nn.Module]) -> tuple[tuple[type, ...], tuple[types.FunctionType, ...]]:
     """The classes of modules, and the functions that they hold themselves, in lists and objects too."""
     functions: dict[types.FunctionType, None] = {}
-    queue = deque(item for module in modules for item in vars(module).values())
+    queue = deque(item for module in modules for name, item in vars(module).items() if name not in _OF_TORCH)
     seen: dict[int, Any] = {}
     while queue and len(seen) < _MOST_VISITED:
         item = queue.popleft()
