@@ -127,6 +127,9 @@ def test_uncaught_it_ends_all_ranks_with_one_traceback(tmp_path: Path) -> None:
     script.write_text(UNCAUGHT.replace("PLAN", 'plan={"0": 0, "1": 0, "2": 1, "3": 1}'))
     first, second = run_processes(2, script, timeout_s=60.0)
     assert (first.code, second.code) == (1, 1)
-    assert first.stderr.splitlines()[-1] == "RemoteError: rank 1 failed: ValueError: too large"
+    what, why, hint = first.stderr.splitlines()[-3:]
+    assert what == "RemoteError: rank 1 failed: ValueError: too large"
+    assert why.startswith("  why  farspan: raised in 2 at ")
+    assert hint == "  try  rank 1's log has its full traceback"
     assert "Traceback" not in first.stderr
     assert second.stderr.count("ValueError: too large") == 1 and "raise ValueError" in second.stderr

@@ -140,28 +140,46 @@ def test_running_statistics_and_counts_are_updated_once(remat: Any, num_ranks: i
 # It takes place.
 
 
-CALLS: list[str] = []
-
-
-class Counting(nn.Module):
-    def __init__(self, name: str) -> None:
+class Part(nn.Module):
+    def __init__(self) -> None:
         super().__init__()
-        self.name = name
         self.inner = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        CALLS.append(self.name) if type(x) is Tensor else None
         return torch.tanh(self.inner(x * 2.0)).exp()
 
 
-class Counted(nn.Module):
+class Parts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Counting("first"), Counting("second")
+        self.first, self.second = self.make("first"), self.make("second")
         self.head = nn.Linear(8, 5)
+
+    def make(self, name: str) -> Part:
+        return Part()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.second(self.first(x)))
+
+
+CALLS: list[str] = []
+
+
+class Counting(Part):
+    """Not for ranks that are threads: each would see the others' calls as a global that changes."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS.append(self.name) if type(x) is Tensor else None
+        return super().forward(x)
+
+
+class Counted(Parts):
+    def make(self, name: str) -> Part:
+        return Counting(name)
 
 
 def calls_of_a_step(num_micro_batches: int = 2, **options: Any) -> dict[str, int]:

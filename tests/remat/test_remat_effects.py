@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.promises.test_randomness import STEPS
-from tests.remat.test_remat import Counted, Counting, assert_same
+from tests.remat.test_remat import Part, Parts, assert_same
 from tests.support.loop import on_ranks
 from tests.support.plainly import SEQUENCES, X, Y
 from tests.support.plainly import train as train_twice
@@ -91,7 +91,7 @@ class WithInPlace(nn.Module):
 class InCheckpoint(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleList([Counting("") for _ in range(3)])
+        self.parts = nn.ModuleList([Part() for _ in range(3)])
         self.head = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class InCheckpoint(nn.Module):
         return self.head(x)
 
 
-class Autocast(Counted):
+class Autocast(Parts):
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             x = self.second(self.first(x))
@@ -110,7 +110,7 @@ class Autocast(Counted):
 class OwnGenerator(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleList([Counting("") for _ in range(2)])
+        self.parts = nn.ModuleList([Part() for _ in range(2)])
         self.head = nn.Linear(8, 5)
         self.generator = torch.Generator().manual_seed(5)
 
@@ -130,7 +130,7 @@ class InnerGradient(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleList([Counting("") for _ in range(2)])
+        self.parts = nn.ModuleList([Part() for _ in range(2)])
         self.head = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ def test_an_input_that_one_rank_has_read() -> None:
         return [loss.item() for loss in found], [parameter.grad.tolist() for parameter in model.parameters()]
 
     for remat in (True, ["first", "second"]):
-        assert_same(Counted, program, 2, remat=remat)
+        assert_same(Parts, program, 2, remat=remat)
 
 
 def test_losses_and_outputs_can_be_read_after_the_step() -> None:
@@ -248,4 +248,4 @@ def test_losses_and_outputs_can_be_read_after_the_step() -> None:
         return out.tolist(), loss.item(), out.sum().item()
 
     for num_ranks in (1, 2):
-        assert_same(Counted, program, num_ranks, remat=True)
+        assert_same(Parts, program, num_ranks, remat=True)

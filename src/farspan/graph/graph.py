@@ -91,7 +91,7 @@ class Call:
         self.modes = modes
         """Grad mode, autocast: what has to be set again when the call runs."""
         self.moment: Any = None
-        """Of the program, in which the call was made: what it reads beside its arguments is as it was then."""
+        """When the program made the call: what it reads beside its arguments is as it was then."""
         self.where = where
         """The user's line, as (code object, line number)."""
         self.outputs: Sequence[Value] = ()
@@ -176,7 +176,7 @@ class Backward:
         self.modes = modes
         """Autocast, under which torch runs a backward that is called in its region."""
         self.moment: Any = None
-        """Of the program, in which it was called."""
+        """When the program called it: what its autograd functions read is as it was then."""
         self.wanted = wanted
         """None for what goes to all parameters."""
         self.stops: Stops | None = None

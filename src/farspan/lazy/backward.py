@@ -68,7 +68,7 @@ def record_backward(
     backward = Backward(
         graph, values, seeds, retain_graph=bool(retain_graph), modes=current_modes(), wanted=wanted, where=find_where()
     )
-    backward.moment = recorder.held_objects.see_backward()
+    backward.moment = recorder.held_objects.moments.see_all()
     graph.backwards.append(backward)
     # The roots may lie in earlier graphs: their segments must deliver, so they count as inputs of this graph.
     for value in values:

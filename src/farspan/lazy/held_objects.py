@@ -17,7 +17,7 @@ import torch
 
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.memory.copies import plain_in, what_is_written
-from farspan.lazy.metadata import Moment, Moments, OwnObjects, State, Surroundings, kinds_of
+from farspan.lazy.metadata import Moments, OwnObjects, State, Surroundings, kinds_of
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Leaf
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HeldObjects"]
 
+_MANY = 64
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -36,7 +37,9 @@ class HeldObjects:
         self.recorder = recorder
         self._leaves: dict[Leaf, None] = {}
         self._surroundings: dict[Any, Surroundings] = {}
-        """Of all leaves and functions so far, by their code."""
+        """Of leaves and functions, by their code."""
+        self._num_new = 0
+        """Surroundings, since the last look for some that are no longer of use."""
         self.moments = Moments()
         self._memory: set[int] = set()
         """Of plain tensors that what has been recorded since the last flush uses."""
@@ -47,14 +50,11 @@ class HeldObjects:
         self._see_around(around)
         call.around = around.snapshot.number
 
-    def see_backward(self) -> Moment:
-        """What a backward will see that is recorded now."""
-        return self.moments.see_all()
-
     def _surroundings_of(self, kinds: tuple[type, ...], own: tuple[types.FunctionType, ...]) -> Surroundings:
         around = self._surroundings.get((kinds, own))
         if around is None:
             around = self._surroundings[kinds, own] = Surroundings(kinds, own)
+            self._num_new += 1
         return around
 
     def _see_around(self, around: Surroundings) -> None:
@@ -96,6 +96,16 @@ class HeldObjects:
         if not leaf.own_objects.is_empty:
             self._leaves[leaf] = None
 
+    def _forget_surroundings(self) -> None:
+        """Drop those of functions that modules no longer hold: a program may give them a new one for each batch."""
+        self._num_new = 0
+        leaves = (*self.recorder.leaves.values(), *self.recorder.variants.values())
+        used = {leaf.surroundings for leaf in leaves}
+        gone = {key: around for key, around in self._surroundings.items() if key[1] and around not in used}
+        for key in gone:
+            del self._surroundings[key]
+        self.moments.forget(set(gone.values()))
+
     def before_write(self, function: Any, args: Any, kwargs: Any) -> None:
         """A function is about to run on plain tensors: what is recorded needs those that modules hold as they are."""
         if self._memory:
@@ -117,7 +127,8 @@ class HeldObjects:
 
     @contextlib.contextmanager
     def as_recorded(self) -> Iterator[None]:
-        """Let the objects be as they were when the leaves' calls were recorded, in the body."""
+        """Run the body, calls of leaves, on objects as they were when these calls were recorded."""
+        present = self.moments.see_all()
         leaves, self._leaves = self._leaves, {}
         self._memory = set()
         changed = [leaf for leaf in leaves if leaf.own_objects is not None and leaf.own_objects.has_changed()]
@@ -125,13 +136,14 @@ class HeldObjects:
         for leaf in changed:
             leaf.attributes.update(dict.fromkeys(leaf.own_objects.changed()))
             meanwhile.append(leaf.own_objects.put_back())
-        present = self.moments.see_all()
         try:
             yield
         finally:
-            present.go_to()
             for state in reversed(meanwhile):
                 state.put_back(state.changed())
+            present.go_to()
+            if self._num_new >= _MANY:
+                self._forget_surroundings()
             for leaf in leaves:
                 if leaf in changed or (leaf.own_objects is not None and leaf.own_objects.has_changed()):
                     leaf.own_objects = None

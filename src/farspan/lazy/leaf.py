@@ -124,9 +124,9 @@ class Leaf:
         self.settings: dict[str, Any] = {}
         """What the program has set on its modules since, by their numbers and names: equal where predictions are."""
         self.around = -1
-        """What is around its code, by a number: equal where predictions are."""
+        """The number of the latest snapshot of its surroundings: equal where predictions are."""
         self.surroundings: Any = None
-        """The same itself; found when it is called, shared by all leaves of the same code."""
+        """What its code can read beside it; found when it is called, shared by all leaves of the same code."""
         self.buffers = tuple(item for item in placed if not item.is_parameter)
         self.own_objects: Any = None
         """What the attributes that are not in `attributes` hold; made when it is called."""

@@ -24,7 +24,7 @@ from farspan.outputs import write_line
 from farspan.runtime.abort.aborted import rank_that_raised
 from farspan.runtime.engine import Engine
 from farspan.runtime.media import Roads
-from farspan.runtime.side.text import first_line
+from farspan.runtime.side.text import as_error, describe_failure, described
 
 __all__ = ["watch_end"]
 
@@ -82,9 +82,9 @@ def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) ->
 
 
 def _describe_remote(error: BaseException, rank: int) -> str:
-    if isinstance(error, RemoteError):
-        return f"{type(error).__name__}: {error}"
-    return f"{RemoteError.__name__}: rank {rank} failed: {type(error).__name__}: {first_line(error)}"
+    if not isinstance(error, RemoteError):  # the same exception was raised here, or is the cause of this one
+        error = as_error(describe_failure(rank, described(error)))
+    return f"{type(error).__name__}: {error}"
 
 
 def _let_torchrun_see(rank: int, roads: Roads) -> None:

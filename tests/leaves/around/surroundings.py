@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 import farspan
 
-IS_PLAIN = "plainly" in sys.argv
-RATE = 0.0
+IS_PLAIN, COMPUTES_AGAIN = "plainly" in sys.argv, "again" in sys.argv
+RATE, RATE_BACK = 0.0, 0.0
 OPTIONS: dict[str, Any] = {"deep": {"rate": 0.0}, "rates": [0.0, 0.0]}
 ARGUMENTS = SimpleNamespace(rate=0.0, step=0)
+HISTORY = np.zeros(4096)
 WEIGHTS, FACTORS = torch.ones(8), np.ones(8, dtype=np.float32)
 holder = [0.0]
 
@@ -82,14 +83,14 @@ class Block(WithRate):
 
     def forward(self, x: Tensor) -> Tensor:
         rate = self.rate
-        if rate > 0.2:
+        if rate > 0.2 and len(HISTORY):
             return F.dropout(self.other(x), rate)
         factors = torch.from_numpy(FACTORS * self.factors) * WEIGHTS * self.weights["of"][0]
         return settings.scaled(self.one(x) * factors) * (1 + rate)
 
 
 class Scale(torch.autograd.Function):
-    """Reads a global in its forward."""
+    """Reads a global in its forward, and one in its backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -98,7 +99,7 @@ class Scale(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * ctx.rate
+        return gradients[0] * ctx.rate * (1 + RATE_BACK)
 
 
 class Net(nn.Module):
@@ -137,13 +138,20 @@ def by_another_forward(rate: float) -> None:
 
 
 def beside_it(rate: float) -> None:
+    """And what modules do not read changes, or what is too large to be looked at."""
     ARGUMENTS.step += 1
+    HISTORY[ARGUMENTS.step] = rate
     ARGUMENTS.rate = rate
 
 
 def for_a_while(rate: float) -> None:
     """Nothing is left of it when the step is run."""
     rebind(rate)
+
+
+def between_forward_and_backward(rate: float) -> None:
+    global RATE_BACK
+    RATE_BACK = rate
 
 
 def in_memory(weights: Tensor, rate: float) -> None:
@@ -171,6 +179,8 @@ WAYS: dict[str, Callable[[float], object]] = {
     "a module outside of the model": lambda rate: setattr(OUTSIDE, "rate", rate),
     "a method": by_another_forward,
     "for a while": for_a_while,
+    "between forward and backward": between_forward_and_backward,
+    "a function for each": lambda rate: setattr(model.second, "outer", lambda: rate),
     "a tensor": lambda rate: in_memory(WEIGHTS, rate),
     "an array": lambda rate: in_an_array(FACTORS, rate),
     "a tensor of a module": lambda rate: in_memory(model.second.weights["of"][0], rate),
@@ -185,7 +195,7 @@ def train(way: str) -> None:
     torch.manual_seed(1)
     model = Net()
     if not IS_PLAIN:
-        farspan.distribute(model, plan={"first": "rank:0", "second": "rank:1", "head": "rank:0"})
+        farspan.distribute(model, plan={"first": "rank:0", "second": "rank:1", "head": "rank:0"}, remat=COMPUTES_AGAIN)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found: list[str] = []
     x = torch.randn(5, 8)
@@ -193,8 +203,11 @@ def train(way: str) -> None:
         optimizer.zero_grad()
         losses = []
         for rate in RATES[3 * step : 3 * step + 3]:
-            WAYS[way](rate)
+            if way != "between forward and backward":
+                WAYS[way](rate)
             loss = model(x).square().mean()
+            if way == "between forward and backward":
+                WAYS[way](rate)
             if way == "for a while":
                 rebind(0.0)
             loss.backward()
@@ -204,6 +217,9 @@ def train(way: str) -> None:
         found += [float(loss).hex() for loss in losses]
     found += [float(parameter.detach().sum()).hex() for parameter in model.parameters()]
     found.append(float(torch.rand(())).hex())
+    found += map(
+        str, [RATE, OPTIONS, ARGUMENTS, holder, CONFIG, Settings.rate, DEFAULT, NAMES, FACTORS, settings.table]
+    )
     WAYS[way](0.0)
     if farspan.rank() == 0 or IS_PLAIN:
         print(way, *found, flush=True)

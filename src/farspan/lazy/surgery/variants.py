@@ -83,7 +83,7 @@ def is_set_already(module: nn.Module, name: str, value: Any) -> bool:
 
 def note_attribute(recorder: Recorder, module: nn.Module, name: str, value: Any) -> None:
     """The program is about to set an attribute of a leaf's module, or to delete it: what was recorded runs first. What
-    its calls give is predicted anew; tensors that have a history, or no data here, are arguments of them from now on.
+    its calls give is predicted again; tensors that have a history, or no data here, are arguments of them from now on.
     """
     recorder.flush_before_change(f"{type(module).__name__}.{name} is set")
     found: list[torch.Tensor] = []

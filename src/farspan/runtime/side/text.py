@@ -20,6 +20,7 @@ __all__ = [
     "clip_tail",
     "deadline_error",
     "describe_death",
+    "describe_failure",
     "describe_lost_link",
     "described",
     "first_line",
@@ -100,6 +101,18 @@ def described(error: BaseException) -> Header:
         "why": clip_head("\n".join(filter(None, [why, *notes])), MAX_TEXT),
         "hint": clip_head(hint, MAX_TEXT),
         "traceback": clip_tail("".join(traceback.format_exception(error)), MAX_TRACEBACK),
+    }
+
+
+def describe_failure(rank: int, header: Header, *reasons: str) -> Header:
+    """What the others hear of what a rank's program has raised (`described`), and why more is known of it."""
+    return {
+        "kind": "RemoteError",
+        "rank": rank,
+        "what": f"rank {rank} failed: {header['what']}",
+        "why": "\n".join(filter(None, [header.get("why", ""), *reasons])),
+        "hint": "\n".join(filter(None, [header.get("hint", ""), f"rank {rank}'s log has its full traceback"])),
+        "traceback": header.get("traceback", ""),
     }
 
 

@@ -19,7 +19,8 @@ from torch import nn
 
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.metadata.effects.hidden import copies_of_hidden, hidden_in
-from farspan.lazy.metadata.effects.reachable import Glance, Kept, State, is_same
+from farspan.lazy.metadata.effects.kept import Kept
+from farspan.lazy.metadata.effects.reachable import Glance, State, is_same
 from farspan.lazy.metadata.template import can_describe, map_tensors
 from farspan.lazy.watch import storage_id
 
@@ -180,7 +181,7 @@ class OwnObjects:
         self.recorded = [key for key, item in self._own if recorded and self._state.reaches(item, recorded)]
         """The attributes through which a recorded tensor is reached."""
         self.memory = self._state.memory
-        """Of the plain tensors among them."""
+        """Numbers of the plain tensors among the objects, and of their memory."""
         own = set(map(id, modules))
         self.foreign = [module for module in self._state.modules if id(module) not in own]
         """The modules that are held, and are none of the leaf's."""

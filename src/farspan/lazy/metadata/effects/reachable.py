@@ -9,18 +9,19 @@ followed at all.
 from __future__ import annotations
 
 import functools
+import operator
 import types
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from farspan.lazy.metadata.template import is_one_of_a_kind, slots_of
-from farspan.lazy.torch_private import is_wrapped, no_dispatch, set_version
+from farspan.lazy.torch_private import is_wrapped
 
-__all__ = ["Glance", "Kept", "State", "elements_of", "is_same", "is_small"]
+__all__ = ["Glance", "Names", "State", "are_same", "is_same"]
 
 _ENDS = (
     torch.Tensor, torch.nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
@@ -39,6 +40,13 @@ _MOST_BYTES = 2**14
 """Of an array of more, `Glance` sees nothing."""
 _MOST_ELEMENTS = 1000
 """Of an object of more, `Glance` sees only how many they are."""
+Names = Collection[str] | None
+"""The attributes of an object that count, wherever they are not its slots; None for all."""
+
+
+def _all_names(item: Any) -> Names:
+    """All attributes count."""
+    return None
 
 
 class _Held(NamedTuple):
@@ -48,6 +56,7 @@ class _Held(NamedTuple):
     elements: Any
     attributes: dict[str, Any]
     slots: dict[str, Any]
+    names: Names
 
 
 class State:
@@ -56,13 +65,22 @@ class State:
     Args:
         roots: Those behind which there are more than `most_objects` are not followed.
         most_objects: From one root.
-        is_brief: Whether it is taken often: of such a root its own contents are kept then, and nothing of containers of
-            more than 1,000 elements.
+        is_brief: Whether it is taken often, and `Glance` looks for changes: of such a root its own contents are kept
+            then, and nothing of containers of more than 1,000 elements, nor of large arrays.
+        named: Gives the attributes of an object that are followed, and put back.
     """
 
-    def __init__(self, roots: Iterable[Any], *, most_objects: int = _MOST_OBJECTS, is_brief: bool = False) -> None:
+    def __init__(
+        self,
+        roots: Iterable[Any],
+        *,
+        most_objects: int = _MOST_OBJECTS,
+        is_brief: bool = False,
+        named: Callable[[Any], Names] = _all_names,
+    ) -> None:
         self._most_objects = most_objects
         self._is_brief = is_brief
+        self._named = named
         self._held: dict[int, _Held] = {}
         self.ids: set[int] = set()
         """Of everything reached, the ends included."""
@@ -93,7 +111,7 @@ class State:
             elif isinstance(item, torch.Generator):
                 generators.append(item)
             elif not isinstance(item, _ENDS) and not type(item).__module__.startswith("torch."):
-                found = _look_into(item)
+                found = None if self._is_brief and _is_large(item) else _look_into(item, self._named(item))
                 if found is not None:
                     held[id(item)] = found
                     if len(held) > self._most_objects:
@@ -168,96 +186,78 @@ class State:
                 _fill(self._held[key])
 
 
-class Kept:
-    """Tensors that a run may write into, although they are neither parameters, nor buffers, nor arguments."""
-
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        with no_dispatch():  # numbers are really written into in a run on fakes, and `.data` is really set
-            self._kept = [
-                (item, item._version, item.detach(), item.clone() if item.numel() == 1 else None)
-                for item in tensors
-                if type(item) is torch.Tensor
-            ]
-
-    def put_back(self, *, is_real: bool) -> set[int]:
-        """Ids of those that have been written into; after a run on fakes they are what they were."""
-        written = {id(item) for item, version, memory, _ in self._kept if _is_written(item, version, memory)}
-        if not is_real:
-            with no_dispatch(), torch.no_grad():
-                for item, version, memory, number in self._kept:
-                    if id(item) in written:
-                        item.data = memory
-                        if number is not None:
-                            item.data.copy_(number)
-                        set_version(item, version)
-        return written
-
-
-def _is_written(item: torch.Tensor, version: int, memory: torch.Tensor) -> bool:
-    """Whether a tensor has been written to since it had this version and this memory."""
-    return item._version != version or _memory_of(item) != _memory_of(memory)
-
-
-def _memory_of(item: torch.Tensor) -> tuple[Any, ...]:
-    if item.layout is not torch.strided:
-        return (id(item.layout), item.shape, item.dtype)
-    return (item.untyped_storage()._cdata, item.storage_offset(), item.shape, item.stride(), item.dtype)
-
-
 class Glance:
-    """What some objects hold, by identity: to see quickly, and often, whether something has changed."""
+    """What some objects hold, by identity: to see quickly, and often, whether something has changed.
 
-    __slots__ = ("_latest", "_objects")
+    Args:
+        objects: Where there are none, nothing ever changes.
+        named: Gives the attributes of an object that are looked at.
+    """
 
-    def __init__(self, objects: Iterable[Any]) -> None:
-        self._objects = [item for item in objects if not isinstance(item, np.ndarray) or is_small(item)]
-        self._latest = self._look()
+    __slots__ = ("_arrays", "_latest", "_objects")
+
+    def __init__(self, objects: Iterable[Any], named: Callable[[Any], Names] = _all_names) -> None:
+        objects = list(objects)
+        self._arrays = [item for item in objects if isinstance(item, np.ndarray) and not _is_large(item)]
+        self._objects = [(item, _present(item, named(item))) for item in objects if not isinstance(item, np.ndarray)]
+        self._latest = self.contents()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to look at."""
-        return not self._objects
+        return not self._objects and not self._arrays
 
     def has_changed(self) -> bool:
         """Whether there is a difference to when it was made."""
-        return bool(self._objects) and self._look() != self._latest
+        return not self.is_empty and not are_same(self.contents(), self._latest)
 
-    def _look(self) -> list[Any]:
+    def contents(self) -> list[Any]:
+        """All that the objects hold now, one behind the other; of a large container how much, of an array its bytes."""
         found: list[Any] = []
-        for item in self._objects:
-            if isinstance(item, np.ndarray):
-                found.append(item.tobytes())
-                continue
+        for item, names in self._objects:
             attributes = getattr(item, "__dict__", None)
-            if attributes:
-                found += map(id, attributes.values())
+            if attributes is not None:
+                found += attributes.values() if names is None else map(attributes.get, names)
+                found.append(len(attributes))
             if isinstance(item, _CONTAINERS):
                 found.append(len(item))
-                found += map(id, elements_of(item))
+                found += _elements_of(item)
             for cls in type(item).__mro__[:-1]:
                 if "__slots__" in cls.__dict__:
-                    found += [id(getattr(item, name, None)) for name in slots_of(cls)]
+                    found += [getattr(item, name, None) for name in slots_of(cls)]
+        if self._arrays:
+            found += [item.tobytes() for item in self._arrays]
         return found
 
 
-def elements_of(item: Any) -> list[Any]:
-    """What a container holds, for a quick look: nothing of a large one, nor of what is none.
+def are_same(now: list[Any], then: list[Any]) -> bool:
+    """Whether two lists hold the same objects, or numbers and texts that nobody could tell apart."""
+    return len(now) == len(then) and (all(map(operator.is_, now, then)) or all(map(is_same, now, then)))
+
+
+def _elements_of(item: Any) -> list[Any]:
+    """What a container that is not large holds.
 
     Classes of the program may iterate in another way than lists and dictionaries do, and without end.
     """
-    if not isinstance(item, _CONTAINERS) or len(item) > _MOST_ELEMENTS:
+    if len(item) > _MOST_ELEMENTS:
         return []
     if isinstance(item, dict):
         return [*dict.keys(item), *dict.values(item)]
     return [*(list.__iter__(item) if isinstance(item, list) else item)]
 
 
-def is_small(array: np.ndarray) -> bool:
-    """Whether an array is looked at often: its bytes, not its objects."""
-    return array.nbytes <= _MOST_BYTES and not array.dtype.hasobject
+def _is_large(item: Any) -> bool:
+    """Whether it is an array that is not looked at often: one of many bytes, or of objects."""
+    return isinstance(item, np.ndarray) and (item.nbytes > _MOST_BYTES or item.dtype.hasobject)
 
 
-def _look_into(item: Any) -> _Held | None:
+def _present(item: Any, names: Names) -> list[str] | None:
+    """Those of the attributes that it has; None for all."""
+    return None if names is None else [name for name in getattr(item, "__dict__", {}) if name in names]
+
+
+def _look_into(item: Any, names: Names) -> _Held | None:
     elements: Any = None
     if isinstance(item, dict):
         elements = list(dict.items(item))
@@ -266,20 +266,20 @@ def _look_into(item: Any) -> _Held | None:
     elif isinstance(item, deque):
         elements = list(item)
     elif isinstance(item, (tuple, frozenset)):
-        return _Held(item, tuple(item), {}, {})
+        return _Held(item, tuple(item), {}, {}, names)
     elif isinstance(item, types.MethodType):
-        return _Held(item, (item.__self__,), {}, {})
+        return _Held(item, (item.__self__,), {}, {}, names)
     elif isinstance(item, functools.partial):
-        return _Held(item, (item.func, *item.args, *item.keywords.values()), {}, {})
+        return _Held(item, (item.func, *item.args, *item.keywords.values()), {}, {}, names)
     elif isinstance(item, set):
         elements = set(item)
     elif isinstance(item, np.ndarray):
-        return _Held(item, item.copy(), {}, {}) if not item.dtype.hasobject else None
-    attributes = dict(getattr(item, "__dict__", {}))
+        return _Held(item, item.copy(), {}, {}, names) if not item.dtype.hasobject else None
+    attributes = {name: part for name, part in getattr(item, "__dict__", {}).items() if names is None or name in names}
     slots = {name: getattr(item, name) for cls in type(item).__mro__ for name in slots_of(cls) if hasattr(item, name)}
     if elements is None and not attributes and not slots and not hasattr(item, "__dict__"):
         return None
-    return _Held(item, elements, attributes, slots)
+    return _Held(item, elements, attributes, slots, names)
 
 
 def _parts(held: _Held) -> list[Any]:
@@ -297,7 +297,7 @@ def _is_as_before(held: _Held) -> bool:
         return True
     if isinstance(item, np.ndarray):
         return item.shape == held.elements.shape and item.tobytes() == held.elements.tobytes()
-    now = _look_into(item)
+    now = _look_into(item, held.names)
     if now is None:
         return not held.attributes and not held.slots
     if isinstance(item, set):
@@ -354,7 +354,11 @@ def _fill(held: _Held) -> None:
         item.clear()
         item.extend(held.elements) if isinstance(item, deque) else item.update(held.elements)
     if hasattr(item, "__dict__"):
-        item.__dict__.clear()
+        if held.names is None:
+            item.__dict__.clear()
+        for name in _present(item, held.names) or ():
+            if name not in held.attributes:
+                del item.__dict__[name]
         item.__dict__.update(held.attributes)
     for cls in type(item).__mro__:
         for name in slots_of(cls):

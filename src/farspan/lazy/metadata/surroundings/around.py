@@ -11,18 +11,17 @@ What the program changes there between calls, they must see as it was when they 
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import is_, itemgetter
+from operator import itemgetter
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.metadata.canonical import canonical, is_plain
-from farspan.lazy.metadata.effects.reachable import State, elements_of, is_same, is_small
+from farspan.lazy.metadata.effects.reachable import Glance, Names, State, are_same, is_same
 from farspan.lazy.metadata.surroundings.code import (
     ABSENT,
     Code,
@@ -35,7 +34,7 @@ from farspan.lazy.metadata.surroundings.code import (
     names_in,
     texts_in,
 )
-from farspan.lazy.metadata.template import ById, slots_of
+from farspan.lazy.metadata.template import ById
 
 __all__ = ["AroundError", "Surroundings", "nothing_changed_around"]
 
@@ -91,11 +90,10 @@ class Snapshot:
     """
 
     __slots__ = (
-        "_arrays",
         "_cells",
         "_classes",
+        "_glance",
         "_modules",
-        "_objects",
         "_places",
         "_state",
         "_tables",
@@ -106,28 +104,28 @@ class Snapshot:
 
     def __init__(self, code: Code) -> None:
         self.number = -1
-        self._places = _places_of(code)
-        self._cells = [place for place, _ in self._places if isinstance(place, types.CellType)]
+        places = _places_of(code)
         tables: dict[int, tuple[Any, dict[str, None]]] = {}
-        for place, name in self._places:
+        for place, name in places:
             if name:
                 tables.setdefault(id(place), (place, {}))[1][name] = None
         self._tables = [(_table(place), _getter(names)) for place, names in tables.values()]
+        self._cells = [place for place, name in places if not name]
         self._places = [(place, name) for place, names in tables.values() for name in names]
         self._places += [(cell, "") for cell in self._cells]
         roots = [_now(*place) for place in self._places]
         for function in code.functions:
             roots += [function.__defaults__, function.__kwdefaults__, function.__dict__]
-        self._state = State(roots, most_objects=_MOST_OBJECTS, is_brief=True)
+        named = _named_by(code)
+        self._state = State(roots, most_objects=_MOST_OBJECTS, is_brief=True, named=named)
+        self._glance = Glance(self._state.objects, named)
         self._modules = [(vars(module), dict(vars(module))) for module in self._state.modules[:_MOST_MODULES]]
         self._classes = [vars(cls) for cls in code.classes]
-        self._objects = [(item, _named_in(item, code)) for item in self._state.objects if _can_be_looked_at(item)]
-        self._arrays = [item for item in self._state.objects if isinstance(item, np.ndarray) and is_small(item)]
         self.memory = self._state.memory
         self.latest = self.look()
 
     def look(self) -> list[Any]:
-        """What is there now.
+        """What is there now: first what the places hold, in their order.
 
         Raises:
             KeyError: A variable is gone.
@@ -137,42 +135,29 @@ class Snapshot:
             found += getter(table)
         if self._cells:
             found += map(content_of, self._cells)
-        for item, names in self._objects:
-            attributes = getattr(item, "__dict__", None)
-            if attributes is not None:
-                found += attributes.values() if names is None else map(attributes.get, names)
-                found.append(len(attributes))
-            found += elements_of(item)
-            for cls in type(item).__mro__[:-1]:
-                if "__slots__" in cls.__dict__:
-                    found += [getattr(item, name, None) for name in slots_of(cls)]
+        if not self._glance.is_empty:
+            found += self._glance.contents()
         for attributes, _ in self._modules:
             found += attributes.values()
         found += map(len, self._classes)
-        found += [item.tobytes() for item in self._arrays]
         return found
 
     def is_present(self) -> bool:
-        """Whether all is so now."""
-        latest = self.latest
-        if not latest:
+        """Whether nothing has changed since."""
+        if not self.latest:
             return True
         try:
             now = self.look()
         except KeyError:
             return False
-        if len(now) != len(latest):
+        if not are_same(now, self.latest):
             return False
-        if all(map(is_, now, latest)):
-            return True
-        if all(map(is_same, now, latest)):
-            self.latest = now
-            return True
-        return False
+        self.latest = now  # numbers that are equal may be other objects, which the next look need not compare
+        return True
 
     def put_back(self, present: Snapshot) -> None:
-        """Let all be so; `present` is how it is now."""
-        for (place, name), then in zip(self._places, self.latest, strict=False):
+        """Put back what there was; `present` is what there is."""
+        for (place, name), then in zip(self._places, self.latest, strict=False):  # behind these is what lies in them
             if _now(place, name) is not then:
                 _put(place, name, then)
         mine = {(id(place), name) for place, name in self._places}
@@ -200,10 +185,10 @@ class Surroundings:
         self._num_snapshots = 0
         self.snapshot = self._take()
         self.is_empty = not self.snapshot.latest
-        """Whether there is nothing that could change."""
+        """Whether the code reads nothing beside its modules: that of torch's own."""
 
     def look(self) -> bool:
-        """See all as it is now; whether that is not as it was."""
+        """Take a new snapshot if something has changed; whether it has."""
         if self.is_empty or self.snapshot.is_present():
             return False
         self.snapshot = self._take()
@@ -235,18 +220,19 @@ def _places_of(code: Code) -> list[_Place]:
     return [*places, *seen.values()]
 
 
-def _named_in(item: Any, code: Code) -> list[str] | None:
-    """The attributes of an object that some code, or the object's own methods, can read by name; None for all."""
-    functions = [*code[1], *(function for cls in type(item).__mro__[:-1] for function in functions_in(cls))]
-    names = {name for function in functions for name in names_in(function)}
-    if names & _READ_ALL:
-        return None
-    names.update(text for function in functions for text in texts_in(function))
-    return [name for name in getattr(item, "__dict__", {}) if name in names]
+def _named_by(code: Code) -> Callable[[Any], Names]:
+    """Gives for an object the attributes that some code, or the object's own methods, can read."""
 
+    @functools.cache
+    def of_kind(kind: type) -> Names:
+        functions = [*code.functions, *(function for cls in kind.__mro__[:-1] for function in functions_in(cls))]
+        names = {name for function in functions for name in names_in(function)}
+        if names & _READ_ALL:
+            return None
+        names.update(text for function in functions for text in texts_in(function))
+        return names
 
-def _can_be_looked_at(item: Any) -> bool:
-    return isinstance(item, (dict, list, deque, set)) or hasattr(item, "__dict__") or hasattr(type(item), "__slots__")
+    return lambda item: of_kind(type(item))
 
 
 def _table(place: Any) -> Mapping[str, Any]:

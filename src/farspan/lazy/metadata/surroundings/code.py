@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
+import os
 import sys
 import sysconfig
 import types
@@ -32,16 +33,18 @@ __all__ = [
 ABSENT = object()
 """Stands for what a variable holds that is not bound."""
 _LIBRARIES = (
-    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-    __file__.removesuffix("lazy/metadata/surroundings/code.py"),
+    *[f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")],
+    __file__.removesuffix(os.path.join("lazy", "metadata", "surroundings", "code.py")),
+    "<frozen",
 )
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _OF_TORCH = frozenset(vars(nn.Module()))
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _MOST_VISITED, _MOST_ELEMENTS = 2000, 50
 
 
 class Code(NamedTuple):
-    """What calls run."""
+    """Classes and functions in Python that a call of some modules can use."""
 
     classes: list[type]
     """Of modules, and other classes of the program that these name or hold objects of."""
@@ -103,7 +106,7 @@ def code_of_kinds(kinds: Iterable[type], own: Iterable[types.FunctionType]) -> C
 
 
 def _near(function: types.FunctionType) -> list[Any]:
-    """What a function's code can read."""
+    """The globals, cells, names of files and defaults that a function can use."""
     near = [item for _, item in globals_of(function)]
     near += [content_of(cell) for cell in function.__closure__ or ()]
     near += [vars(module)[name] for module, name in module_attributes_of(function)]
@@ -146,7 +149,7 @@ def functions_in(cls: type) -> list[types.FunctionType]:
 
 def _is_of_program(path: str | None) -> bool:
     """Whether a file belongs to the program, and neither to Python nor to an installed package."""
-    return path is not None and not path.startswith((*_LIBRARIES, "<frozen"))
+    return path is not None and not path.startswith(_LIBRARIES) and not any(part in path for part in _PACKAGES)
 
 
 def _is_class_of_program(cls: type, files: Iterable[str]) -> bool:

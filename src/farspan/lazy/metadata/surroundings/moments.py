@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from farspan.lazy.metadata.surroundings.around import Snapshot, Surroundings
 
@@ -20,13 +20,13 @@ class Moment:
         self.snapshots = snapshots
 
     def go_to(self) -> None:
-        """From now on it is this moment."""
+        """Put back what was around all code then, until another moment is gone to."""
         if self._moments.present is not self:
             self._moments.go_to(self)
 
     @contextlib.contextmanager
     def being(self) -> Iterator[None]:
-        """In the body it is this moment."""
+        """Run the body as if it were this moment."""
         before = self._moments.present
         self.go_to()
         try:
@@ -68,7 +68,15 @@ class Moments:
     def go_to(self, moment: Moment) -> None:
         """Let all be as it was at `moment`; what had not been called then stays."""
         for around, snapshot in moment.snapshots.items():
-            if self._there[around] is not snapshot:
-                snapshot.put_back(self._there[around])
+            there = self._there.get(around, snapshot)  # nobody calls what has been forgotten
+            if there is not snapshot:
+                snapshot.put_back(there)
                 self._there[around] = snapshot
         self.present = moment
+
+    def forget(self, gone: Collection[Surroundings]) -> None:
+        """No leaf has this code any more."""
+        for around in gone:
+            self._there.pop(around, None)
+        left = {around: snapshot for around, snapshot in self.latest.snapshots.items() if around not in gone}
+        self.latest = self.present = Moment(self, left)

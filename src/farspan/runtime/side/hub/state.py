@@ -21,10 +21,10 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from farspan.runtime.side.hub.divergence import HINT, History, describe_difference, describe_ended
-from farspan.runtime.side.text import clip_head, describe_death, describe_lost_link, name_ranks
+from farspan.runtime.side.text import clip_head, describe_death, describe_failure, describe_lost_link, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -71,18 +71,6 @@ class _End(NamedTuple):
 
     step: int
     digest: int
-
-
-def _described_failure(rank: int, header: Header, *reasons: str) -> dict[str, Any]:
-    """What the others hear of what a rank's program has raised (`text.described`)."""
-    return {
-        "kind": "RemoteError",
-        "rank": rank,
-        "what": f"rank {rank} failed: {header['what']}",
-        "why": "\n".join(filter(None, [header.get("why", ""), *reasons])),
-        "hint": "\n".join(filter(None, [header.get("hint", ""), f"rank {rank}'s log has its full traceback"])),
-        "traceback": header.get("traceback", ""),
-    }
 
 
 def _agree(begun: Collection[_Begun]) -> bool:
@@ -254,7 +242,7 @@ class Hub:
         raised = {dispute.raised[rank]["what"] if rank in dispute.raised else "" for rank in dispute.starts}
         if len(raised) > 1:  # where all have raised the same, it is not why they differ
             rank, header = min(dispute.raised.items())
-            return self._publish(**_described_failure(rank, header, f"{what}\n{why}"))
+            return self._publish(**describe_failure(rank, header, f"{what}\n{why}"))
         return self._publish(kind="DivergenceError", rank=-1, what=what, why=why, hint=hint)
 
     # -- gathers and relays -------------------------------------------------------------------------------------------
@@ -288,7 +276,7 @@ class Hub:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _on_fail(self, rank: int, header: Header) -> list[Message]:
-        published = self._publish(**_described_failure(rank, header), not_to=(rank,))
+        published = self._publish(**describe_failure(rank, header), not_to=(rank,))
         return [*published, Message((rank,), {"t": "noted"})]
 
     def _on_finish(self, rank: int, header: Header, messages: list[Message]) -> list[Message]:
