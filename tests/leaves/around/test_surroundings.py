@@ -10,7 +10,7 @@ from tests.support.ranks import run_processes
 PROGRAM = Path(__file__).with_name("surroundings.py")
 
 
-@pytest.mark.parametrize("remat", ["kept", "again"])
+@pytest.mark.parametrize("remat", [pytest.param("kept", marks=pytest.mark.slow), "again"])
 def test_a_call_sees_what_was_around_it_when_it_was_made(remat: str) -> None:
     (plain,) = run_processes(1, PROGRAM, ["plainly"])
     assert plain.code == 0, plain.stderr

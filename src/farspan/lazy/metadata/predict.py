@@ -23,7 +23,7 @@ from farspan.lazy.metadata.effects.changes import (
     rebuild_arguments,
 )
 from farspan.lazy.metadata.effects.hidden import generators_held
-from farspan.lazy.metadata.effects.registered import Registered
+from farspan.lazy.metadata.effects.registered import Registered, torch_tables_kept
 from farspan.lazy.metadata.entry import Entry, meta_of, refuse_nested
 from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.surroundings.around import nothing_changed_around
@@ -40,23 +40,15 @@ from farspan.lazy.torch_private import (
     forget_casts,
     history_of,
     is_compiled,
+    is_fake,
     is_same_generator,
+    leaves_behind,
     on_fakes,
-    reached_from,
 )
 from farspan.lazy.versions import note_saved
 from farspan.lazy.watch import Learn, Made, Watch, noted_generators, storage_id, untouched_generators
 
 __all__ = ["DynamicShapeError", "observe", "predict"]
-
-
-_TABLES = frozenset(
-    [
-        "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs",
-        "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called", "_backward_hooks", "_backward_pre_hooks",
-    ]
-)  # fmt: skip
-
 
 Owned = Sequence[tuple[Placed, torch.Tensor]]
 _NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
@@ -195,7 +187,12 @@ def observe(
         same_as = tuple(positions.get(id(tensor), -1) for tensor in results)
         shares = tuple(storages.get(storage_id(tensor), -1) for tensor in results)
         leaf_numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
-        depends_on = tuple(reached_from(output, leaf_numbers) for output in outputs)
+        behind = [leaves_behind(output) for output in outputs]
+        if is_leaf and not is_real:
+            _check_learned(target, behind)
+        depends_on = tuple(
+            tuple(sorted({leaf_numbers[id(leaf)] for leaf in found if id(leaf) in leaf_numbers})) for found in behind
+        )
         output_metas = tuple(meta_of(output) for output in outputs)
         histories = tuple(map(history_of, outputs))
         is_ordered = False
@@ -247,6 +244,17 @@ def observe(
         histories=histories,
         draws=watch.draws() if not (is_real or generators.were_seeded or _holds_compiled(target)) else None,
     )
+
+
+def _check_learned(leaf: Leaf, behind: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Raise if gradients of a run on fakes flow to anything but fakes: to a parameter among the globals, or in a list.
+
+    Raises:
+        LeakError: It would get its gradient at the owner only.
+    """
+    for tensor in [tensor for found in behind for tensor in found]:
+        if not is_fake(tensor):
+            raise LeakError(f"{name_of(leaf)} uses a tensor outside itself that requires grad")
 
 
 def _check_generators(leaf: Leaf, template: Any, drawn_from: Sequence[torch.Generator]) -> None:
@@ -333,7 +341,7 @@ def _run(
     args, kwargs, attributes, arguments = rebuild_arguments(template, tensors[:num_arguments])
     with (
         nothing_changed_around(target.modules),
-        _torch_tables_kept(target.modules),
+        torch_tables_kept(target.modules),
         watched_attributes(target.modules, attributes, is_real=False),
         target.holding(extra, {id(item.tensor): fake for item, fake in owned}),
         without_user_hooks(target.module),
@@ -345,31 +353,6 @@ def _run(
         result = call_without_compiling(target.module, *args, **kwargs)
         replaced.update(registered.check())
         return result, arguments
-
-
-@contextmanager
-def _torch_tables_kept(modules: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Put back what a run leaves in the modules' own tables: buffers set anew, hooks.
-
-    Raises:
-        LeakError: It has left hooks, which belong to later calls on every rank.
-    """
-    before = [
-        (module, {name: (table, dict(table)) for name, table in module.__dict__.items() if name in _TABLES})
-        for module in modules
-    ]
-    has_left_hooks = False
-    try:
-        yield
-    finally:
-        for module, tables in before:
-            for name, (table, content) in tables.items():
-                has_left_hooks |= "_hooks" in name and module.__dict__[name].keys() != content.keys()
-                module.__dict__[name] = table
-                table.clear()
-                table.update(content)
-    if has_left_hooks:
-        raise LeakError("a module registers hooks while it is called")
 
 
 def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:

@@ -14,7 +14,7 @@ from farspan.lazy.torch_private.autocast import is_any_autocast_enabled as is_an
 from farspan.lazy.torch_private.autocast import watch_autocast_regions as watch_autocast_regions
 from farspan.lazy.torch_private.autograd import history_of as history_of
 from farspan.lazy.torch_private.autograd import hooks_on_saved as hooks_on_saved
-from farspan.lazy.torch_private.autograd import reached_from as reached_from
+from farspan.lazy.torch_private.autograd import leaves_behind as leaves_behind
 from farspan.lazy.torch_private.autograd import saved_by as saved_by
 from farspan.lazy.torch_private.autograd import shape_at as shape_at
 from farspan.lazy.torch_private.autograd import with_history as with_history
@@ -113,7 +113,7 @@ __all__ = [
     "put_module_apply",
     "raw_grad",
     "raw_grad_fn",
-    "reached_from",
+    "leaves_behind",
     "recompute_through",
     "saved_by",
     "run_without_modes_of",

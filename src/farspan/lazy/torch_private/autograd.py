@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["history_of", "hooks_on_saved", "reached_from", "saved_by", "shape_at", "with_history"]
+__all__ = ["history_of", "hooks_on_saved", "leaves_behind", "saved_by", "shape_at", "with_history"]
 
 
 def hooks_on_saved(node: Any, names: Sequence[str]) -> list[Any] | None:
@@ -63,26 +63,25 @@ def saved_by(outputs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], bool]
     return [item for item in found if isinstance(item, torch.Tensor)], is_packed
 
 
-def reached_from(output: torch.Tensor, leaf_numbers: dict[int, int]) -> tuple[int, ...]:
-    """Which arguments the gradient of `output` flows to: a walk over its autograd graph."""
+def leaves_behind(output: torch.Tensor) -> list[torch.Tensor]:
+    """The leaves of autograd to which the gradient of `output` flows: a walk over its graph."""
     if not output.requires_grad:
-        return ()
+        return []
     if output.grad_fn is None:
-        number = leaf_numbers.get(id(output))
-        return () if number is None else (number,)
-    found: set[int] = set()
+        return [output]
+    found: list[torch.Tensor] = []
     seen = {output.grad_fn}
     stack = [output.grad_fn]
     while stack:
         node = stack.pop()
         variable = getattr(node, "variable", None)
-        if variable is not None and id(variable) in leaf_numbers:
-            found.add(leaf_numbers[id(variable)])
+        if isinstance(variable, torch.Tensor):
+            found.append(variable)
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
-    return tuple(sorted(found))
+    return found
 
 
 def history_of(tensor: torch.Tensor) -> str:

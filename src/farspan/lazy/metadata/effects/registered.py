@@ -9,7 +9,8 @@ written as a whole (`self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()`), a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,9 +18,15 @@ from torch import nn
 
 from farspan.lazy.leaf import LeakError
 
-__all__ = ["Registered"]
+__all__ = ["Registered", "torch_tables_kept"]
 
 _TABLES = ("_parameters", "_buffers", "_modules")
+_ALL_TABLES = frozenset(
+    [
+        *_TABLES, "_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_backward_hooks",
+        "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called", "_backward_pre_hooks",
+    ]
+)  # fmt: skip
 
 
 class Registered:
@@ -89,3 +96,28 @@ def _is_of_its_kind(new: Any, old: Any) -> bool:
         and (new.shape, new.dtype, new.device) == (old.shape, old.dtype, old.device)
         and not new.requires_grad
     )
+
+
+@contextmanager
+def torch_tables_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put back what a run leaves in the modules' own tables: buffers set anew, hooks.
+
+    Raises:
+        LeakError: It has left hooks, which belong to later calls on every rank.
+    """
+    before = [
+        (module, {name: (table, dict(table)) for name, table in module.__dict__.items() if name in _ALL_TABLES})
+        for module in modules
+    ]
+    has_left_hooks = False
+    try:
+        yield
+    finally:
+        for module, tables in before:
+            for name, (table, content) in tables.items():
+                has_left_hooks |= "_hooks" in name and module.__dict__[name].keys() != content.keys()
+                module.__dict__[name] = table
+                table.clear()
+                table.update(content)
+    if has_left_hooks:
+        raise LeakError("a module registers hooks while it is called")

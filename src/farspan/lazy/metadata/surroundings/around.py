@@ -142,6 +142,11 @@ class Snapshot:
         found += map(len, self._classes)
         return found
 
+    @property
+    def is_learned(self) -> bool:
+        """Whether some tensors there require grad."""
+        return any(tensor.requires_grad for tensor in self._state.tensors.values())
+
     def is_present(self) -> bool:
         """Whether nothing has changed since."""
         if not self.latest:
