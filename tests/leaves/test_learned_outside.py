@@ -15,6 +15,7 @@ import farspan
 
 INPUTS = torch.randn(3, 2, 6, 8, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.randint(3, (3, 2, 6), generator=torch.Generator().manual_seed(2))
+PLAN = {"0": "rank:0", "1": "rank:0", "2": "rank:1", "3": "rank:1"}
 
 
 class Learned:
@@ -85,15 +86,17 @@ def build(kind: str) -> tuple[Learned, nn.Module]:
     return learned, nn.Sequential(make(learned), nn.Linear(8, 8), make(learned), nn.Linear(8, 3))
 
 
-def train(learned: Learned, model: nn.Module) -> Any:
+def train(learned: Learned, model: nn.Module, freeze: Callable[[Tensor, bool], object] = lambda *_: None) -> Any:
     optimizer = torch.optim.SGD([*model.parameters(), learned.scale], lr=0.1)
     found: list[Any] = []
     for batches, wanted in zip(INPUTS, TARGETS, strict=True):
         optimizer.zero_grad()
-        for x, y in zip(batches, wanted, strict=True):
+        for number, (x, y) in enumerate(zip(batches, wanted, strict=True)):
+            freeze(learned.scale, number == 0)
             learned.renew()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
+            freeze(learned.scale, number == 1)
             found.append(loss)
         found.append(None if learned.scale.grad is None else learned.scale.grad.tolist())
         optimizer.step()
@@ -104,11 +107,28 @@ def train(learned: Learned, model: nn.Module) -> Any:
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_rank_has_the_whole_gradient(kind: str, remat: bool) -> None:
-    plan = {"0": "rank:0", "1": "rank:0", "2": "rank:1", "3": "rank:1"}
     wanted, built = train(*build(kind)), [build(kind) for _ in range(2)]
 
     def on_rank(rank: int) -> Any:
         learned, model = built[rank]
-        return train(learned, farspan.distribute(model, plan=plan, remat=remat))
+        return train(learned, farspan.distribute(model, plan=PLAN, remat=remat))
+
+    assert run_threads(2, on_rank) == [wanted, wanted]
+
+
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        lambda scale, is_frozen: scale.requires_grad_(not is_frozen),
+        lambda scale, is_frozen: setattr(scale, "requires_grad", not is_frozen),
+    ],
+)
+@pytest.mark.parametrize("kind", ["a parameter around it", "in a list"])
+def test_it_is_frozen_for_some_batches(kind: str, freeze: Callable[[Tensor, bool], object]) -> None:
+    wanted, built = train(*build(kind), freeze), [build(kind) for _ in range(2)]
+
+    def on_rank(rank: int) -> Any:
+        learned, model = built[rank]
+        return train(learned, farspan.distribute(model, plan=PLAN), freeze)
 
     assert run_threads(2, on_rank) == [wanted, wanted]

@@ -18,6 +18,7 @@ import torch
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.memory.copies import plain_in, what_is_written
 from farspan.lazy.metadata import Moments, OwnObjects, State, Surroundings, kinds_of
+from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
     from farspan.lazy.leaf import Leaf
@@ -91,6 +92,7 @@ class HeldObjects:
             if leaf.own_objects.recorded:
                 leaf.attributes.update(dict.fromkeys(leaf.own_objects.recorded))
                 leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
+            leaf.state = None
             self._check_foreign(leaf)
         self._memory.update(leaf.own_objects.memory)
         if not leaf.own_objects.is_empty:
@@ -105,6 +107,14 @@ class HeldObjects:
         for key in gone:
             del self._surroundings[key]
         self.moments.forget(set(gone.values()))
+
+    def before_freezing(self, tensor: torch.Tensor) -> None:
+        """`requires_grad` of a tensor is about to be set."""
+        recorder = self.recorder
+        is_placed = type(tensor) is LazyTensor or id(tensor) in recorder.placed
+        if is_placed or id(tensor) in self._memory or recorder.outside.has(tensor):
+            recorder.flush_before_change("requires_grad is changed")
+        recorder.forget_states()
 
     def before_write(self, function: Any, args: Any, kwargs: Any) -> None:
         """A function is about to run on plain tensors: what is recorded needs those that modules hold as they are."""

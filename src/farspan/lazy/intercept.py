@@ -89,12 +89,11 @@ class Intercept(TorchFunctionMode):
 
     def _run_or_record(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
+        if func in CHANGES_GRADIENT_FLOW:
+            recorder.held_objects.before_freezing(args[0])
         is_for_us = types or _concerns(args, kwargs, recorder.placed) or calls_for_a_place(func, args, kwargs)
         if not is_for_us:
             return _run(func, args, kwargs, recorder)
-        if func in CHANGES_GRADIENT_FLOW and (type(args[0]) is LazyTensor or id(args[0]) in recorder.placed):
-            recorder.flush_before_change("requires_grad is changed")
-            recorder.forget_states()
         if func in PASS_THROUGH:
             if func in GRADIENT_ACCESS:
                 return access_gradient(recorder, func, args)

@@ -187,8 +187,11 @@ class Leaf:
         return (self, *(item.name for item in self.own_parameters if item.is_shared))
 
     def state_key(self) -> tuple[Any, ...]:
-        """What a call's metadata depends on besides its arguments: `flags`, what has been set, `around`."""
+        """What a call's metadata depends on besides its arguments: `flags`, what has been set, `around`, and which of
+        the tensors require grad that it finds in objects and around its code.
+        """
         if self.state is None:
+            seen = (self.own_objects, None if self.surroundings is None else self.surroundings.snapshot)
             self.state = (
                 (
                     tuple([module.training for module in self.modules]),
@@ -196,6 +199,7 @@ class Leaf:
                 ),
                 tuple(self.settings.items()),
                 self.around,
+                tuple([tensor.requires_grad for objects in seen if objects is not None for tensor in objects.tensors]),
             )
         return self.state
 

@@ -24,7 +24,7 @@ RATE, RATE_BACK = 0.0, 0.0
 OPTIONS: dict[str, Any] = {"deep": {"rate": 0.0}, "rates": [0.0, 0.0]}
 ARGUMENTS = SimpleNamespace(rate=0.0, step=0)
 HISTORY = np.zeros(4096)
-WEIGHTS, FACTORS = torch.ones(8), np.ones(8, dtype=np.float32)
+WEIGHTS, FACTORS = nn.Parameter(torch.ones(8), requires_grad=False), np.ones(8, dtype=np.float32)
 holder = [0.0]
 
 

@@ -51,6 +51,10 @@ class Outside:
             value.data = tensor  # and so it lives as long as its id is known
         return value
 
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether a call that has not run yet uses `tensor`."""
+        return id(tensor) in self._values
+
     def forget(self) -> None:
         """A step has ended."""
         self._values.clear()

@@ -73,7 +73,8 @@ def learn(
         return recorder._call_leaf(target, given[0], given[1])
     if type(target) is Leaf and (holds_hidden(target.modules) or generators_held(target.modules, template)):
         raise LeakError("it holds an object that its owner alone would move on")
-    if type(target) is Leaf and torch.is_grad_enabled() and target.surroundings.snapshot.is_learned:
+    around = target.surroundings.snapshot.tensors if type(target) is Leaf and torch.is_grad_enabled() else ()
+    if any(tensor.requires_grad for tensor in around):
         raise LeakError("it may use a tensor outside itself that requires grad")
     path = path_of(recorder, target)
     reason = f"what {unknown.name} gives depends on data"

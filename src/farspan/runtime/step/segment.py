@@ -191,7 +191,7 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
 
 def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
     if type(item) is not Value:
-        return item
+        return item.detach() if item.requires_grad else item  # it did not when the call was recorded
     leaf = segment.leaves.get(item)
     return item.data if leaf is None else leaf
 

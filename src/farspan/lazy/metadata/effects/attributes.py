@@ -20,7 +20,7 @@ from torch import nn
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.metadata.effects.hidden import copies_of_hidden, hidden_in
 from farspan.lazy.metadata.effects.kept import Kept
-from farspan.lazy.metadata.effects.reachable import Glance, State, is_same
+from farspan.lazy.metadata.effects.reachable import REAL, Glance, State, is_same
 from farspan.lazy.metadata.template import can_describe, map_tensors
 from farspan.lazy.watch import storage_id
 
@@ -42,7 +42,6 @@ Attributes = dict[str, Any]
 """By "number of the module among the leaf's modules.name"."""
 
 _ABSENT = object()
-_REAL = (torch.Tensor, nn.Parameter, nn.Buffer)
 _CONTENTS = (list, dict, set)
 _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"} | {"_flat_weights", "_flat_weight_refs", "_all_weights"}
 
@@ -150,7 +149,7 @@ def attributes_sharing(modules: Sequence[nn.Module], tensor: torch.Tensor) -> li
     own = _unknown_attributes(modules, ())
     state = State(item for _, item in own)
     memory = storage_id(tensor)
-    ids = {key for key, item in state.tensors.items() if type(item) in _REAL and storage_id(item) == memory}
+    ids = {key for key, item in state.tensors.items() if type(item) in REAL and storage_id(item) == memory}
     return [key for key, item in own if state.reaches(item, ids)]
 
 
@@ -159,7 +158,7 @@ def attributes_with_tensors(modules: Sequence[nn.Module], known: Collection[str]
     found: list[str] = []
     for key, item in _unknown_attributes(modules, known):
         state = State([item])
-        if any(type(tensor) in _REAL for tensor in state.tensors.values()) and can_describe(item):
+        if any(type(tensor) in REAL for tensor in state.tensors.values()) and can_describe(item):
             found.append(key)
     return found
 
@@ -177,7 +176,7 @@ class OwnObjects:
         self._own = _unknown_attributes(modules, known)
         self._state = State(item for _, item in self._own)
         self._glance = Glance(self._state.objects)
-        recorded = [key for key, tensor in self._state.tensors.items() if type(tensor) not in _REAL]
+        recorded = [key for key, tensor in self._state.tensors.items() if type(tensor) not in REAL]
         self.recorded = [key for key, item in self._own if recorded and self._state.reaches(item, recorded)]
         """The attributes through which a recorded tensor is reached."""
         self.memory = self._state.memory
@@ -190,6 +189,11 @@ class OwnObjects:
     def is_empty(self) -> bool:
         """Whether the modules hold no objects that others may change."""
         return self._glance.is_empty
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that can be reached from them."""
+        return [*self._state.tensors.values()]
 
     def has_changed(self) -> bool:
         """Whether one of the objects holds something else than when this was made."""

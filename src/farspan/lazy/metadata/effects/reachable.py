@@ -21,12 +21,14 @@ import torch
 from farspan.lazy.metadata.template import is_one_of_a_kind, slots_of
 from farspan.lazy.torch_private import is_wrapped
 
-__all__ = ["Glance", "Names", "State", "are_same", "is_same"]
+__all__ = ["REAL", "Glance", "Names", "State", "are_same", "is_same"]
 
 _ENDS = (
     torch.Tensor, torch.nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
     torch.Generator, str, bytes, int, float, complex, type(None), torch.dtype, torch.device,
 )  # fmt: skip
+REAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""Classes of tensors that have data on every rank, unless they are placed."""
 _VALUES = frozenset({bool, int, float, complex, str, bytes, type(None)})
 """That may be many, and lead nowhere."""
 _CALLABLES = (types.MethodType, functools.partial)
@@ -128,7 +130,7 @@ class State:
     @property
     def memory(self) -> list[int]:
         """Of the plain tensors, by numbers; and the tensors, which may get other memory, by their ids."""
-        plain = [item for item in self.tensors.values() if type(item) is torch.Tensor and not is_wrapped(item)]
+        plain = [item for item in self.tensors.values() if type(item) in REAL and not is_wrapped(item)]
         memory = [item.untyped_storage()._cdata for item in plain if item.layout is torch.strided]
         return [*memory, *map(id, plain)]
 

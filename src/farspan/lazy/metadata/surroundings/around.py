@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+import torch
 from torch import nn
 
 from farspan.lazy.leaf import LeakError
@@ -143,9 +144,9 @@ class Snapshot:
         return found
 
     @property
-    def is_learned(self) -> bool:
-        """Whether some tensors there require grad."""
-        return any(tensor.requires_grad for tensor in self._state.tensors.values())
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors there."""
+        return [*self._state.tensors.values()]
 
     def is_present(self) -> bool:
         """Whether nothing has changed since."""
