@@ -210,6 +210,22 @@ def test_a_damaged_batch_is_the_clear_error_or_data(text: bytes) -> None:
     check_structure(text)
 
 
+@pytest.mark.parametrize(
+    "ends", [None, 3, {"tuple": [3]}, {"tuple": [3, 3]}, {"tuple": [3, {"tuple": []}]}, {"tuple": [7, 0]}]
+)
+def test_a_slice_without_three_ends(ends: Any) -> None:
+    with pytest.raises(RecordError):
+        structure_from_json(json.dumps([{"tuple": [9, ends]}, []]).encode())
+
+
+@pytest.mark.parametrize("factory", [None, 3, {"tuple": [1]}, {"tuple": []}, {"tuple": [0, 0]}])
+def test_a_factory_that_is_no_name(factory: Any) -> None:
+    attributes = {"tuple": [{"tuple": ["default_factory", factory]}]}
+    text = [{"tuple": [5, 0, {"name": "collections:defaultdict"}, {"tuple": []}, attributes]}, []]
+    with pytest.raises(RecordError):
+        structure_from_json(json.dumps(text).encode())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @settings(max_examples=10_000, deadline=None, suppress_health_check=SLOW_STARTS)

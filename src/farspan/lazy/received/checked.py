@@ -112,9 +112,9 @@ class Checker:
             self._check_number(node[1], self.given, "argument")
         elif kind == _SLICE:
             ends = node[1]
-            if type(ends) is not tuple or ends[:1] != (_TUPLE,) or len(ends) != 2 or len(ends[1]) != 3:
-                raise damaged("a slice without three ends")
             self.check(ends)
+            if ends[0] != _TUPLE or len(ends[1]) != 3:
+                raise damaged("a slice without three ends")
         else:
             self._check_numbered(node)
 
@@ -190,14 +190,14 @@ class Checker:
             if type(item) is not tuple or not 2 <= len(item) <= 3 or type(item[0]) is not str:
                 raise damaged("an attribute without a name")
             name, part = item[:2]
+            self.check(part)
             if name == "" or len(item) == 3:
                 self._check_elements(cls, item)
             elif name == "default_factory" and issubclass(cls, defaultdict):
-                if part[:1] != (_ATOM,) or len(part) != 3 or not self.known.may_make(_plain(part[2])):
+                if part[0] != _ATOM or not self.known.may_make(_plain(part[2])):
                     raise _not_a_factory(cls, part)
             elif not cls.__dictoffset__ and not _is_slot(cls, name):
                 raise damaged(f"a {cls.__name__} has no attribute {name[:40]}")
-            self.check(part)
 
     @staticmethod
     def _check_elements(kind: type, item: Any) -> None:
