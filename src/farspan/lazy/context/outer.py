@@ -62,10 +62,10 @@ def under_saved_hooks(hooks: SavedHooks) -> contextlib.AbstractContextManager[An
 
 def has_own_function_mode(recorder: Recorder) -> bool:
     """Whether the program has a function mode on that wants to see what happens inside modules."""
-    return any(
-        getattr(mode, "recorder", None) is not recorder and not isinstance(mode, DeviceContext)
-        for mode in function_modes()
-    )
+    for mode in function_modes():
+        if getattr(mode, "recorder", None) is not recorder and not isinstance(mode, DeviceContext):
+            return True
+    return False
 
 
 def is_clear_around() -> bool:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
+from torch._C import _get_function_stack_at, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch.autograd import forward_ad
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -64,7 +63,7 @@ FLAGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
 
 def function_modes() -> list[Any]:
     """The function modes of this thread, the innermost last."""
-    return [] if not _len_torch_function_stack() else _get_current_function_mode_stack()
+    return [_get_function_stack_at(number) for number in range(_len_torch_function_stack())]
 
 
 def dispatch_modes() -> list[Any]:
@@ -98,7 +97,7 @@ def transformation() -> str | None:
 
 def default_device() -> torch.device | None:
     """The device that `with torch.device(...)` or `torch.set_default_device` names; None where neither is used."""
-    if _len_torch_function_stack() < 1:
-        return None
-    modes = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
-    return modes[-1].device if modes else None
+    for mode in reversed(function_modes()):
+        if isinstance(mode, DeviceContext):
+            return mode.device
+    return None

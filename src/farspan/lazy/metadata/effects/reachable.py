@@ -25,7 +25,8 @@ __all__ = ["REAL", "Glance", "Names", "State", "are_same", "is_same"]
 
 _ENDS = (
     torch.Tensor, torch.nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
-    torch.Generator, str, bytes, int, float, complex, type(None), torch.dtype, torch.device,
+    torch.Generator, str, bytes, int, float, complex, type(None), torch.dtype, torch.device, staticmethod, classmethod,
+    property,
 )  # fmt: skip
 REAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """Classes of tensors that have data on every rank, unless they are placed."""
@@ -196,18 +197,21 @@ class Glance:
         named: Gives the attributes of an object that are looked at.
     """
 
-    __slots__ = ("_arrays", "_latest", "_objects")
+    __slots__ = ("_arrays", "_containers", "_latest", "_slots", "_with_attributes")
 
     def __init__(self, objects: Iterable[Any], named: Callable[[Any], Names] = _all_names) -> None:
-        objects = list(objects)
-        self._arrays = [item for item in objects if isinstance(item, np.ndarray) and not _is_large(item)]
-        self._objects = [(item, _present(item, named(item))) for item in objects if not isinstance(item, np.ndarray)]
+        arrays = [item for item in objects if isinstance(item, np.ndarray)]
+        others = [item for item in objects if not isinstance(item, np.ndarray)]
+        self._arrays = [item for item in arrays if not _is_large(item)]
+        self._containers = [item for item in others if isinstance(item, _CONTAINERS)]
+        self._with_attributes = [(item, _present(item, named(item))) for item in others if hasattr(item, "__dict__")]
+        self._slots = [(item, name) for item in others for cls in type(item).__mro__[:-1] for name in slots_of(cls)]
         self._latest = self.contents()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to look at."""
-        return not self._objects and not self._arrays
+        return not (self._with_attributes or self._containers or self._slots or self._arrays)
 
     def has_changed(self) -> bool:
         """Whether there is a difference to when it was made."""
@@ -216,19 +220,15 @@ class Glance:
     def contents(self) -> list[Any]:
         """All that the objects hold now, one behind the other; of a large container how much, of an array its bytes."""
         found: list[Any] = []
-        for item, names in self._objects:
-            attributes = getattr(item, "__dict__", None)
-            if attributes is not None:
-                found += attributes.values() if names is None else map(attributes.get, names)
-                found.append(len(attributes))
-            if isinstance(item, _CONTAINERS):
-                found.append(len(item))
-                found += _elements_of(item)
-            for cls in type(item).__mro__[:-1]:
-                if "__slots__" in cls.__dict__:
-                    found += [getattr(item, name, None) for name in slots_of(cls)]
-        if self._arrays:
-            found += [item.tobytes() for item in self._arrays]
+        for item, names in self._with_attributes:
+            attributes = item.__dict__
+            found += attributes.values() if names is None else map(attributes.get, names)
+            found.append(len(attributes))
+        for item in self._containers:
+            found.append(len(item))
+            found += _elements_of(item)
+        found += [getattr(item, name, None) for item, name in self._slots]
+        found += [item.tobytes() for item in self._arrays]
         return found
 
 

@@ -92,8 +92,8 @@ class Snapshot:
 
     __slots__ = (
         "_cells",
-        "_classes",
         "_glance",
+        "_growing",
         "_modules",
         "_places",
         "_state",
@@ -116,12 +116,12 @@ class Snapshot:
         self._places += [(cell, "") for cell in self._cells]
         roots = [_now(*place) for place in self._places]
         for function in code.functions:
-            roots += [function.__defaults__, function.__kwdefaults__, function.__dict__]
+            roots += [function.__defaults__, function.__kwdefaults__, function.__dict__ or None]
         named = _named_by(code)
         self._state = State(roots, most_objects=_MOST_OBJECTS, is_brief=True, named=named)
         self._glance = Glance(self._state.objects, named)
         self._modules = [(vars(module), dict(vars(module))) for module in self._state.modules[:_MOST_MODULES]]
-        self._classes = [vars(cls) for cls in code.classes]
+        self._growing = [*map(vars, code.classes), *map(vars, code.functions)]
         self.memory = self._state.memory
         self.latest = self.look()
 
@@ -140,7 +140,7 @@ class Snapshot:
             found += self._glance.contents()
         for attributes, _ in self._modules:
             found += attributes.values()
-        found += map(len, self._classes)
+        found += map(len, self._growing)
         return found
 
     @property

@@ -37,6 +37,7 @@ _LIBRARIES = (
     __file__.removesuffix(os.path.join("lazy", "metadata", "surroundings", "code.py")),
     "<frozen",
 )
+_PYTHON = (*[f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")], "<frozen")
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _OF_TORCH = frozenset(vars(nn.Module()))
 _CONTAINERS = (list, tuple, set, frozenset, deque)
@@ -143,8 +144,16 @@ def functions_in(cls: type) -> list[types.FunctionType]:
             parts = [item.__func__]
         elif isinstance(item, functools.cached_property):
             parts = [item.func]
-        found += [part for part in parts if isinstance(part, types.FunctionType)]
+        found += [part for part in parts if isinstance(part, types.FunctionType) and not _is_made_by_python(part)]
     return found
+
+
+def _is_made_by_python(function: types.FunctionType) -> bool:
+    """Whether it is of Python's own files, or made by them (a dataclass's `__init__`), and reads no variables."""
+    path, name = function.__code__.co_filename, function.__name__
+    if path == "<string>":
+        return name.startswith("__") and name.endswith("__")
+    return path.startswith(_PYTHON) and not any(part in path for part in _PACKAGES)
 
 
 def _is_of_program(path: str | None) -> bool:
