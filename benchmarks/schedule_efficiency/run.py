@@ -244,6 +244,7 @@ def take_turns(
 
 
 def timed(side: Side, x: Tensor) -> tuple[int, int]:
+    dist.barrier()  # rank 0 tells the others that a step has ended, which it could not do while it collects
     gc.collect()  # all ranks make the same objects: the whole heap would be looked at on all of them in the same step
     dist.barrier()
     began = time.perf_counter_ns()
