@@ -100,7 +100,7 @@ def _is_of_its_kind(new: Any, old: Any) -> bool:
 
 @contextmanager
 def torch_tables_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put back what a run leaves in the modules' own tables: buffers set anew, hooks.
+    """Put back what a run leaves in the modules' own tables: buffers that were set, hooks.
 
     Raises:
         LeakError: It has left hooks, which belong to later calls on every rank.
