@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HeldObjects"]
 
-_MANY = 64
+_FORGETS_AFTER = 64
+"""New surroundings, of which some may be those of functions that a program has made for one batch."""
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -38,9 +39,9 @@ class HeldObjects:
         self.recorder = recorder
         self._leaves: dict[Leaf, None] = {}
         self._surroundings: dict[Any, Surroundings] = {}
-        """Of leaves and functions, by their code."""
+        """What is around the code of leaves and autograd functions, by this code."""
         self._num_new = 0
-        """Surroundings, since the last look for some that are no longer of use."""
+        """How many surroundings have been added since the last time that some were forgotten."""
         self.moments = Moments()
         self._memory: set[int] = set()
         """Of plain tensors that what has been recorded since the last flush uses."""
@@ -152,7 +153,7 @@ class HeldObjects:
             for state in reversed(meanwhile):
                 state.put_back(state.changed())
             present.go_to()
-            if self._num_new >= _MANY:
+            if self._num_new >= _FORGETS_AFTER:
                 self._forget_surroundings()
             for leaf in leaves:
                 if leaf in changed or (leaf.own_objects is not None and leaf.own_objects.has_changed()):

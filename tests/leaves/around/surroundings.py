@@ -217,9 +217,20 @@ def train(way: str) -> None:
         found += [float(loss).hex() for loss in losses]
     found += [float(parameter.detach().sum()).hex() for parameter in model.parameters()]
     found.append(float(torch.rand(())).hex())
-    found += map(
-        str, [RATE, OPTIONS, ARGUMENTS, holder, CONFIG, Settings.rate, DEFAULT, NAMES, FACTORS, settings.table]
-    )
+    own = [
+        RATE,
+        OPTIONS,
+        ARGUMENTS,
+        HISTORY.sum(),
+        holder,
+        CONFIG,
+        Settings.rate,
+        DEFAULT,
+        NAMES,
+        FACTORS,
+        settings.table,
+    ]
+    found += map(str, own)
     WAYS[way](0.0)
     if farspan.rank() == 0 or IS_PLAIN:
         print(way, *found, flush=True)

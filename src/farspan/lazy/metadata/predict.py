@@ -191,7 +191,7 @@ def observe(
         if is_leaf and not is_real:
             _check_learned(target, behind)
         depends_on = tuple(
-            tuple(sorted({leaf_numbers[id(leaf)] for leaf in found if id(leaf) in leaf_numbers})) for found in behind
+            tuple(sorted({leaf_numbers[id(item)] for item in found if id(item) in leaf_numbers})) for found in behind
         )
         output_metas = tuple(meta_of(output) for output in outputs)
         histories = tuple(map(history_of, outputs))

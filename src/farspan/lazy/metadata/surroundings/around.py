@@ -149,7 +149,7 @@ class Snapshot:
         return [*self._state.tensors.values()]
 
     def is_present(self) -> bool:
-        """Whether nothing has changed since."""
+        """Whether all that it shows is there now, unchanged."""
         if not self.latest:
             return True
         try:

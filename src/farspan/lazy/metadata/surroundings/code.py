@@ -149,7 +149,7 @@ def functions_in(cls: type) -> list[types.FunctionType]:
 
 
 def _is_made_by_python(function: types.FunctionType) -> bool:
-    """Whether it is of Python's own files, or made by them (a dataclass's `__init__`), and reads no variables."""
+    """Whether it is of Python's own files, or made by them (a dataclass's `__init__`): what it reads stays."""
     path, name = function.__code__.co_filename, function.__name__
     if path == "<string>":
         return name.startswith("__") and name.endswith("__")
