@@ -17,7 +17,7 @@ import torch
 
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.memory.copies import plain_in, what_is_written
-from farspan.lazy.metadata import Moments, OwnObjects, State, Surroundings, kinds_of
+from farspan.lazy.metadata import Moments, OwnObjects, State, Surroundings, flatten, kinds_of
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class HeldObjects:
         self.moments = Moments()
         self._memory: set[int] = set()
         """Of plain tensors that what has been recorded since the last flush uses."""
+        self.are_marked = False
+        """Whether the program has set an attribute of its own on a recorded tensor."""
 
     def see_function(self, call: FunctionCall) -> None:
         """What the code of an autograd function reads, it will see as it is now."""
@@ -73,16 +75,29 @@ class HeldObjects:
         if leaf.around != around.snapshot.number:
             leaf.around, leaf.state = around.snapshot.number, None
 
-    def see(self, leaf: Leaf) -> None:
+    def see(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What others have changed in the objects `leaf` holds is an argument of its calls from now on.
 
+        Args:
+            leaf: What is about to be called.
+            args: What it is given.
+            kwargs: And by name.
+
         Raises:
-            LeakError: It holds a module of the model that is not below it, and so sees what that one is by now.
+            LeakError: It holds a module of the model that is not below it, and so sees what that one is by now. Or it
+                holds a function that knows an object which has changed. Or a recorded tensor that it is given has
+                attributes of the program's own.
         """
         recorder = self.recorder
+        if self.are_marked and any(type(item) is LazyTensor and item.is_marked for item in flatten((args, kwargs))[1]):
+            raise LeakError("it is given a tensor on which the program has set an attribute")
         self._see_around_leaf(leaf)
         if leaf.own_objects is not None and leaf.own_objects.has_changed():
+            is_behind = leaf.own_objects.has_changed_behind_callable()
             recorder.flush_before_change(f"an object that {leaf} holds has been changed")
+            if is_behind:
+                leaf.own_objects = None
+                raise LeakError("it holds a bound method or a partial function of an object that the program changes")
             if leaf.own_objects is not None:
                 leaf.attributes.update(dict.fromkeys(leaf.own_objects.changed()))
                 leaf.own_objects = None

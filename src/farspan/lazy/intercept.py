@@ -45,7 +45,7 @@ from farspan.lazy.shared.traces import watched
 from farspan.lazy.surgery.adopted import adopt
 from farspan.lazy.surgery.attempt import begin_attempt
 from farspan.lazy.surgery.closed import close
-from farspan.lazy.surgery.variants import is_set_already, note_attribute, present_leaf
+from farspan.lazy.surgery.variants import is_set_already, note_attribute, present_leaf, set_on_parameter
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import (
     DisableTorchFunctionSubclass,
@@ -355,8 +355,10 @@ def install() -> None:
     nn.Module.register_forward_pre_hook = _opening_leaves(nn.Module.register_forward_pre_hook)
     nn.Module.register_full_backward_hook = _opening_leaves(nn.Module.register_full_backward_hook)
     nn.Module.register_full_backward_pre_hook = _opening_leaves(nn.Module.register_full_backward_pre_hook)
-    nn.Parameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
-    StubParameter.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
+    for kind in (nn.Parameter, StubParameter):
+        kind.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
+        kind.__setattr__ = set_on_parameter  # type: ignore[method-assign,assignment]
+        kind.grad = property(_get_grad, _set_grad, _delete_grad)  # type: ignore[assignment]
     torch.Tensor.__reduce_ex__ = _pickling_placed(torch.Tensor.__reduce_ex__)  # type: ignore[method-assign]
     nn.Parameter.__reduce_ex__ = _pickling_placed(nn.Parameter.__reduce_ex__)  # type: ignore[method-assign]
     nn.Parameter.__new__ = _new_parameter  # type: ignore[method-assign]
@@ -364,9 +366,6 @@ def install() -> None:
     nn.Module.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
     nn.Module.state_dict = _state_dict  # type: ignore[method-assign]
     nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]
-    grad = property(_get_grad, _set_grad, _delete_grad)
-    nn.Parameter.grad = grad  # type: ignore[assignment]
-    StubParameter.grad = grad  # type: ignore[assignment]
 
 
 def watch_module(module: nn.Module, recorder: Recorder, name: str) -> None:

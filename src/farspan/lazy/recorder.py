@@ -131,7 +131,7 @@ class Recorder:
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
         try:
-            self.held_objects.see(leaf)
+            self.held_objects.see(leaf, args, kwargs)
         except LeakError as error:
             return call_parts(self, leaf, (args, kwargs), error.what)
         if leaf.num_extra or leaf.attributes:

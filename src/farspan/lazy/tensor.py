@@ -45,10 +45,21 @@ class LazyTensor(torch.Tensor):
     @staticmethod
     def make(value: Value, recorder: Recorder) -> LazyTensor:
         lazy: LazyTensor = make_wrapper(LazyTensor, value.meta)  # type: ignore[assignment]
-        lazy._value = value
-        lazy._recorder = recorder
+        own: dict[str, Any] = lazy.__dict__  # type: ignore[assignment]
+        own["_value"], own["_recorder"] = value, recorder
         value.lazy = weakref.ref(lazy)
         return lazy
+
+    def __setattr__(self, name: str, item: Any) -> None:
+        """An attribute of the program's own stays with this object, which modules called as a whole do not see."""
+        if name not in _NAMES:
+            self._recorder.held_objects.are_marked = True
+        super().__setattr__(name, item)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the program has set an attribute of its own."""
+        return not vars(self).keys() <= _NAMES
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -215,6 +226,10 @@ class LazyTensor(torch.Tensor):
         from farspan.lazy.nodes.hooks import is_retained
 
         return is_retained(self)
+
+
+_NAMES = frozenset(dir(LazyTensor)) | LazyTensor.__annotations__.keys()
+"""Of attributes that are not the program's."""
 
 
 class StubParameter(torch.Tensor):

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from tests.support.ranks import run_processes
 
-PROGRAM = Path(__file__).with_name("surroundings.py")
+HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("remat", [pytest.param("kept", marks=pytest.mark.slow), "again"])
-def test_a_call_sees_what_was_around_it_when_it_was_made(remat: str) -> None:
-    (plain,) = run_processes(1, PROGRAM, ["plainly"])
+@pytest.mark.parametrize("program", ["surroundings.py", "far_surroundings.py"])
+def test_a_call_sees_what_was_around_it_when_it_was_made(program: str, remat: str) -> None:
+    (plain,) = run_processes(1, HERE / program, ["plainly"])
     assert plain.code == 0, plain.stderr
-    first, second = run_processes(2, PROGRAM, [remat])
+    first, second = run_processes(2, HERE / program, [remat])
     assert first.code == second.code == 0, first.stderr + second.stderr
     for got, wanted in zip(first.stdout.splitlines(), plain.stdout.splitlines(), strict=True):
         assert got == wanted

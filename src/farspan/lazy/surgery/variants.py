@@ -10,6 +10,7 @@ from torch import nn
 from farspan.lazy.hooks import has_user_hooks
 from farspan.lazy.leaf import Leaf
 from farspan.lazy.metadata import ById, canonical, is_plain, map_tensors
+from farspan.lazy.randomness import active
 from farspan.lazy.surgery.tables import signature_of
 from farspan.lazy.tensor import LazyTensor
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
     from farspan.lazy.recorder import Recorder
 
-__all__ = ["is_set_already", "note_attribute", "present_leaf"]
+__all__ = ["is_set_already", "note_attribute", "present_leaf", "set_on_parameter"]
+
+_NAMES = frozenset(dir(torch.nn.Parameter)) | {"_is_param", "_name", "_recorder"}
+"""Of attributes of parameters, and of what stands for those of other ranks, that are not the program's."""
 
 
 def present_leaf(recorder: Recorder, leaf: Leaf, watch: Callable[[nn.Module, Recorder, str], None]) -> Leaf:
@@ -69,6 +73,9 @@ def _variant_of(
             variant.attributes[f"{at}.{name}"] = None
     for setting, value in leaf.settings.items():
         number, _, name = setting.partition(".")
+        if "/" in setting:
+            variant.settings[setting] = value
+            continue
         at = numbers.get(id(leaf.modules[int(number)]))
         if at is not None:
             variant.settings[f"{at}.{name}"] = value
@@ -104,6 +111,20 @@ def note_attribute(recorder: Recorder, module: nn.Module, name: str, value: Any)
                 leaf.settings[f"{number}.{name}"] = setting
                 if found:
                     leaf.attributes[f"{number}.{name}"] = None
+
+
+def set_on_parameter(parameter: Any, name: str, value: Any) -> None:
+    """Set an attribute of a parameter; one of the program's own may be what modules read: as above."""
+    recorder = active.recorder
+    placed = None if recorder is None or name in _NAMES else recorder.placed.get(id(parameter))
+    if recorder is not None and placed is not None and placed.is_parameter and recorder.is_recording:
+        recorder.flush_before_change(f"an attribute ({name}) of {placed.name} is set")
+        setting = _setting(value)
+        for leaf in (*recorder.leaves.values(), *recorder.variants.values()):
+            if placed in leaf.placed:
+                leaf.state = None
+                leaf.settings[f"{placed.name}/{name}"] = setting
+    object.__setattr__(parameter, name, value)
 
 
 def _setting(value: Any) -> Any:

@@ -200,11 +200,17 @@ class OwnObjects:
         return self._glance.has_changed()
 
     def changed(self) -> list[str]:
-        """The attributes through which something else is reached than when this was made; arrays are no arguments."""
-        if not self._glance.has_changed():
+        """The attributes through which something else is reached than when this was made, if they can be arguments:
+        arrays cannot, nor can bound methods and partial functions.
+        """
+        if not self._glance.has_changed() or self.has_changed_behind_callable():
             return []
         changed = self._state.changed(with_arrays=False)
         return [key for key, item in self._own if self._state.reaches(item, changed)]
+
+    def has_changed_behind_callable(self) -> bool:
+        """Whether a bound method or a partial function that the modules hold knows an object that has changed."""
+        return self.has_changed() and self._state.has_changed_behind_callable(self._state.changed())
 
     def put_back(self) -> State:
         """Let the objects hold what they held; give what they held meanwhile."""

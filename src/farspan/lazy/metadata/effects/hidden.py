@@ -1,6 +1,7 @@
 """Objects whose state Python cannot look into: counts, iterators, generators of numpy and `random`, buffers of bytes.
 
-A run on fakes gets copies of those that a module holds, so that the objects themselves stay where they are. If it has
+A run on fakes gets copies of those that a module holds, or its code names, so that the objects themselves stay where
+they are. If it has
 moved a copy on, the module is called part by part: every rank then moves its own object, once for each call. So it is
 with what cannot be copied, such as a generator made by `yield`.
 
@@ -10,10 +11,11 @@ with what cannot be copied, such as a generator made by `yield`.
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -44,11 +46,11 @@ class Hidden(NamedTuple):
     copy: Any
 
 
-def hidden_in(roots: Iterable[Any], holders: Iterable[Any]) -> list[Hidden]:
+def hidden_in(roots: Iterable[MutableMapping[Any, Any]], holders: Iterable[Any]) -> list[Hidden]:
     """The objects with hidden state that are held somewhere.
 
     Args:
-        roots: Dictionaries that are looked into.
+        roots: Dictionaries, and the like, that are looked into.
         holders: Lists, dictionaries and objects that are looked into as well.
 
     Raises:
@@ -61,7 +63,7 @@ def hidden_in(roots: Iterable[Any], holders: Iterable[Any]) -> list[Hidden]:
     found: list[Hidden] = []
     copies: dict[int, Any] = {}
     for table in tables:
-        for key, item in list(table.items() if isinstance(table, dict) else enumerate(table)):
+        for key, item in list(enumerate(table) if isinstance(table, (list, deque)) else table.items()):
             if not _may_hide(item):
                 continue
             if id(item) not in copies:
@@ -89,7 +91,7 @@ def copies_of_hidden(hidden: list[Hidden]) -> Iterator[None]:
                 each.table[each.key] = each.item
         for each, state in zip(hidden, before, strict=True):
             if _state_of(each.copy) != state:
-                raise LeakError(f"it moves on a {type(each.item).__name__} that it holds")
+                raise LeakError(f"it moves on a {type(each.item).__name__}")
 
 
 def generators_held(modules: Sequence[torch.nn.Module], template: Any) -> list[torch.Generator]:
@@ -117,9 +119,15 @@ def _may_hide(item: Any) -> bool:
     """Whether an object is not made of what Python can look into: its class, or one above, is not written in Python."""
     if isinstance(item, _BOUND):
         return _may_hide(item.__self__)
+    if isinstance(item, functools.partial):
+        return any(map(_may_hide, _given_to(item)))
     if isinstance(item, _SEEN_THROUGH) or type(item).__module__.startswith("torch."):
         return False
     return not all(map(_is_written_in_python, type(item).__mro__[:-1]))
+
+
+def _given_to(function: functools.partial[Any]) -> list[Any]:
+    return [function.func, *function.args, *function.keywords.values()]
 
 
 def _is_written_in_python(cls: type) -> bool:
@@ -137,6 +145,11 @@ def _copied(item: Any) -> Any:
         if _copied(item.__self__) is item.__self__:
             return item
         raise LeakError(f"it holds a method of a {type(item.__self__).__name__}")
+    if isinstance(item, functools.partial):
+        for part in filter(_may_hide, _given_to(item)):
+            if _copied(part) is not part:
+                raise LeakError(f"it holds a function that is given a {type(part).__name__}")
+        return item
     try:
         return copy.deepcopy(item)
     except Exception as error:  # the object's own code
@@ -153,6 +166,6 @@ def _state_of(item: Any) -> bytes:
 
 
 def _held_at(each: Hidden) -> Any:
-    if isinstance(each.table, dict):
-        return each.table.get(each.key)
-    return each.table[each.key] if each.key < len(each.table) else None
+    if isinstance(each.table, (list, deque)):
+        return each.table[each.key] if each.key < len(each.table) else None
+    return each.table.get(each.key)

@@ -1,8 +1,8 @@
 """What can be reached from objects in Python: the contents of lists, dictionaries, sets and objects, at any depth.
 
 A run on fakes must leave no trace in them; and what a real run will change in them is found by what the fake one did.
-Tensors, modules, functions and classes are ends, and so are objects of torch's own classes (an optimizer, a loader):
-nothing is looked for behind them. A root behind which there is too much (a trainer, with all that it holds) is not
+Tensors, modules, functions and classes are ends, and so are objects of most of torch's own classes (a loader): nothing
+is looked for behind them. A root behind which there is too much (a trainer, with all that it holds) is not
 followed at all.
 """
 
@@ -37,6 +37,8 @@ _UNCHANGING = (tuple, frozenset, *_CALLABLES)
 _PLAIN = (bool, int, float, str, bytes, complex)
 _CONTAINERS = (dict, list, deque, set)
 _SIZED = (*_CONTAINERS, tuple, frozenset)
+_LOOKED_INTO = ("torch.distributions.", "torch.optim.")
+"""Torch's modules whose objects hold what code reads: of the second kind where attributes are named only."""
 _MOST_OBJECTS = 500
 """That are followed from one root."""
 _MOST_BYTES = 2**14
@@ -113,7 +115,7 @@ class State:
                 modules.append(item)
             elif isinstance(item, torch.Generator):
                 generators.append(item)
-            elif not isinstance(item, _ENDS) and not type(item).__module__.startswith("torch."):
+            elif not isinstance(item, _ENDS) and not self._is_of_torch(type(item)):
                 found = None if self._is_brief and _is_large(item) else _look_into(item, self._named(item))
                 if found is not None:
                     held[id(item)] = found
@@ -127,6 +129,12 @@ class State:
         self.tensors.update((id(tensor), tensor) for tensor in tensors)
         self.modules += modules
         self.generators += generators
+
+    def _is_of_torch(self, kind: type) -> bool:
+        """Whether nothing is looked for behind objects of a class, for it is torch's own."""
+        name = kind.__module__
+        followed = _LOOKED_INTO if self._is_brief else _LOOKED_INTO[:1]
+        return name.startswith("torch.") and not name.startswith(followed)
 
     @property
     def memory(self) -> list[int]:
@@ -272,7 +280,7 @@ def _look_into(item: Any, names: Names) -> _Held | None:
     elif isinstance(item, types.MethodType):
         return _Held(item, (item.__self__,), {}, {}, names)
     elif isinstance(item, functools.partial):
-        return _Held(item, (item.func, *item.args, *item.keywords.values()), {}, {}, names)
+        return _Held(item, (item.func, *item.args, item.keywords), {}, {}, names)
     elif isinstance(item, set):
         elements = set(item)
     elif isinstance(item, np.ndarray):

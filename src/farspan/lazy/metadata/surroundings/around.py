@@ -11,10 +11,13 @@ What the program changes there between calls, they must see as it was when they 
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import functools
+import operator
+import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from torch import nn
 
 from farspan.lazy.leaf import LeakError
 from farspan.lazy.metadata.canonical import canonical, is_plain
+from farspan.lazy.metadata.effects.hidden import copies_of_hidden, hidden_in
 from farspan.lazy.metadata.effects.reachable import Glance, Names, State, are_same, is_same
 from farspan.lazy.metadata.surroundings.code import (
     ABSENT,
@@ -29,10 +33,12 @@ from farspan.lazy.metadata.surroundings.code import (
     code_of,
     code_of_kinds,
     content_of,
-    functions_in,
     globals_of,
+    imported_by,
+    matches_by_position,
     module_attributes_of,
     names_in,
+    names_read,
     texts_in,
 )
 from farspan.lazy.metadata.template import ById
@@ -42,8 +48,10 @@ __all__ = ["AroundError", "Surroundings", "nothing_changed_around"]
 _Place = tuple[Any, str]
 """A class, the dictionary of a file, or a cell, and the name there ("" in a cell)."""
 _ENDS = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, property, staticmethod, classmethod)
-_READ_ALL = frozenset({"vars", "__dict__", "asdict", "astuple"})
-"""Code that uses one of these may read attributes that it does not name."""
+_READ_ALL = frozenset({"vars", "__dict__", "asdict", "astuple", "fields", "deepcopy"})
+_READERS = (copy.copy, dataclasses.replace)
+"""Code that uses one of these, by these names or of these modules, may read attributes that it does not name."""
+_GETTERS = (operator.attrgetter, operator.methodcaller)
 _MOST_OBJECTS, _MOST_MODULES = 100, 20
 _MOST_KNOWN = 64
 
@@ -58,17 +66,41 @@ def nothing_changed_around(modules: Sequence[nn.Module]) -> Iterator[None]:
 
     Raises:
         AroundError: Something has changed.
+        LeakError: An object whose state cannot be looked into (a generator of `random`) has been moved on.
     """
     places = [(place, name, _now(place, name)) for place, name in _places_of(code_of(modules))]
     before = [(place, name, item) for place, name, item in places if not isinstance(item, _ENDS)]
     state = State(item for _, _, item in before)
     names: list[str] = []
     try:
-        yield
+        with copies_of_hidden(hidden_in([_Variables(before)], state.holders)):
+            yield
     finally:
         names = _undo(before, state)
     if names:
         raise AroundError(f"it changes {' and '.join(dict.fromkeys(names))} outside the module")
+
+
+class _Variables(MutableMapping[int, Any]):
+    """What is bound at some places, by their numbers."""
+
+    def __init__(self, places: Sequence[tuple[Any, str, Any]]) -> None:
+        self._places = places
+
+    def __getitem__(self, number: int) -> Any:
+        return _now(*self._places[number][:2])
+
+    def __setitem__(self, number: int, item: Any) -> None:
+        _put(*self._places[number][:2], item)
+
+    def __delitem__(self, number: int) -> None:
+        _put(*self._places[number][:2], ABSENT)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._places)))
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def _undo(before: Sequence[tuple[Any, str, Any]], state: State) -> list[str]:
@@ -94,6 +126,7 @@ class Snapshot:
         "_cells",
         "_glance",
         "_growing",
+        "_imports",
         "_modules",
         "_places",
         "_state",
@@ -117,11 +150,12 @@ class Snapshot:
         roots = [_now(*place) for place in self._places]
         for function in code.functions:
             roots += [function.__defaults__, function.__kwdefaults__, function.__dict__ or None]
-        named = _named_by(code)
+        named = _named_by(code, roots)
         self._state = State(roots, most_objects=_MOST_OBJECTS, is_brief=True, named=named)
         self._glance = Glance(self._state.objects, named)
         self._modules = [(vars(module), dict(vars(module))) for module in self._state.modules[:_MOST_MODULES]]
         self._growing = [*map(vars, code.classes), *map(vars, code.functions)]
+        self._imports = [*dict.fromkeys(name for function in code.functions for name in imported_by(function))]
         self.memory = self._state.memory
         self.latest = self.look()
 
@@ -141,6 +175,7 @@ class Snapshot:
         for attributes, _ in self._modules:
             found += attributes.values()
         found += map(len, self._growing)
+        found += map(sys.modules.get, self._imports)
         return found
 
     @property
@@ -226,19 +261,33 @@ def _places_of(code: Code) -> list[_Place]:
     return [*places, *seen.values()]
 
 
-def _named_by(code: Code) -> Callable[[Any], Names]:
+def _named_by(code: Code, roots: Iterable[Any]) -> Callable[[Any], Names]:
     """Gives for an object the attributes that some code, or the object's own methods, can read."""
+    names = {name for function in code.functions for name in (*names_in(function), *texts_in(function))}
+    for getter in (root for root in roots if isinstance(root, _GETTERS)):
+        names.update(part for text in getter.__reduce__()[1] if isinstance(text, str) for part in text.split("."))
+    reads_all = not names.isdisjoint(_READ_ALL) or any(map(_copies_attributes, code.functions))
+    is_matching = any(map(matches_by_position, code.functions))
 
     @functools.cache
     def of_kind(kind: type) -> Names:
-        functions = [*code.functions, *(function for cls in kind.__mro__[:-1] for function in functions_in(cls))]
-        names = {name for function in functions for name in names_in(function)}
-        if names & _READ_ALL:
-            return None
-        names.update(text for function in functions for text in texts_in(function))
-        return names
+        found = names_read(kind, names)
+        if is_matching:
+            found.update(getattr(kind, "__match_args__", ()))
+        is_open = reads_all or not (found - names).isdisjoint(_READ_ALL)
+        return None if is_open and not kind.__module__.startswith("torch.") else found
 
     return lambda item: of_kind(type(item))
+
+
+def _copies_attributes(function: types.FunctionType) -> bool:
+    """Whether a function's code names what reads all attributes of an object, in its own file or as `copy.copy`."""
+    names, table = names_in(function), function.__globals__
+    tables = [
+        table,
+        *(vars(table[name]) for name in ("copy", "dataclasses") if isinstance(table.get(name), types.ModuleType)),
+    ]
+    return any(each.get(name) in _READERS for name in ("copy", "replace") if name in names for each in tables)
 
 
 def _table(place: Any) -> Mapping[str, Any]:
@@ -247,7 +296,7 @@ def _table(place: Any) -> Mapping[str, Any]:
 
 def _getter(names: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
     keys = [*names]
-    return itemgetter(*keys) if len(keys) > 1 else lambda table, key=keys[0]: (table[key],)
+    return operator.itemgetter(*keys) if len(keys) > 1 else lambda table, key=keys[0]: (table[key],)
 
 
 def _now(place: Any, name: str) -> Any:

@@ -24,9 +24,12 @@ __all__ = [
     "content_of",
     "functions_in",
     "globals_of",
+    "imported_by",
     "kinds_of",
+    "matches_by_position",
     "module_attributes_of",
     "names_in",
+    "names_read",
     "texts_in",
 ]
 
@@ -41,7 +44,10 @@ _PYTHON = (*[f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "plats
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _OF_TORCH = frozenset(vars(nn.Module()))
 _CONTAINERS = (list, tuple, set, frozenset, deque)
+_Cached: Any = functools._lru_cache_wrapper
 _MOST_VISITED, _MOST_ELEMENTS = 2000, 50
+_NOT_READING = frozenset({"__init__", "__new__", "__init_subclass__", "__repr__", "__del__", "__setstate__"})
+"""Methods that name all attributes, and that no code calls to read one."""
 
 
 class Code(NamedTuple):
@@ -120,6 +126,8 @@ def _behind(item: Any) -> Iterable[Any]:
         return (item.__func__, item.__self__)
     if isinstance(item, functools.partial):
         return (item.func, *item.args, *item.keywords.values())
+    if isinstance(item, _Cached):
+        return (item.__wrapped__,)
     if isinstance(item, _CONTAINERS):
         return [*itertools.islice(iter(item), _MOST_ELEMENTS)]
     if isinstance(item, dict):
@@ -135,16 +143,49 @@ def _parts_of_class(cls: type) -> list[Any]:
 
 def functions_in(cls: type) -> list[types.FunctionType]:
     """The methods that a class itself has, those behind properties and the like among them."""
-    found: list[types.FunctionType] = []
-    for item in vars(cls).values():
-        parts: list[Any] = [item]
-        if isinstance(item, property):
-            parts = [item.fget, item.fset]
-        elif isinstance(item, (staticmethod, classmethod)):
-            parts = [item.__func__]
-        elif isinstance(item, functools.cached_property):
-            parts = [item.func]
-        found += [part for part in parts if isinstance(part, types.FunctionType) and not _is_made_by_python(part)]
+    found = [part for item in vars(cls).values() for part in _functions_of(item)]
+    return [part for part in found if not _is_made_by_python(part)]
+
+
+def _functions_of(item: Any) -> list[types.FunctionType]:
+    """The functions behind what stands in a class."""
+    parts: Iterable[Any] = (item,)
+    if isinstance(item, property):
+        parts = (item.fget, item.fset)
+    elif isinstance(item, (staticmethod, classmethod, _Cached)):
+        parts = (item.__wrapped__,)
+    elif isinstance(item, (functools.cached_property, functools.partialmethod)):
+        parts = (item.func,)
+    elif isinstance(item, functools.singledispatchmethod):
+        parts = (item.func, *item.dispatcher.registry.values())
+    return [part for part in parts if isinstance(part, types.FunctionType)]
+
+
+def names_read(kind: type, names: set[str]) -> set[str]:
+    """The names that a class's own methods may read of its objects, where code calls what is among `names`.
+
+    Of classes of the program all methods count; of those of Python and torch the ones that are called, by their names
+    or by what Python calls itself, and what these call in turn.
+    """
+    found = set(names)
+    waiting: list[tuple[str, types.FunctionType]] = []
+    for cls in kind.__mro__[:-1]:
+        own = set() if _is_torchs(cls) else set(functions_in(cls))
+        for function in own:
+            found.update(names_in(function), texts_in(function))
+        waiting += [
+            (name, function)
+            for name, item in vars(cls).items()
+            for function in _functions_of(item)
+            if function not in own and name not in _NOT_READING and function.__code__.co_filename != "<string>"
+        ]
+    is_growing = True
+    while is_growing:
+        called = [each for each in waiting if each[0] in found or each[0].startswith("__")]
+        waiting = [each for each in waiting if each not in called]
+        for _, function in called:
+            found.update(names_in(function), texts_in(function))
+        is_growing = bool(called)
     return found
 
 
@@ -168,8 +209,15 @@ def _is_class_of_program(cls: type, files: Iterable[str]) -> bool:
 
 
 def _is_in_program(name: str | None) -> bool:
-    """Whether the module of this name is a file of the program."""
-    return _is_of_program(getattr(sys.modules.get(name or ""), "__file__", None))
+    """Whether the module of this name is a file of the program, or a folder with such."""
+    return _is_of_program(_path_of(sys.modules.get(name or "")))
+
+
+def _path_of(module: Any) -> str | None:
+    """Where a module lies: a file; of a package without one, its folder."""
+    path: str | None = getattr(module, "__file__", None)
+    folders = [*getattr(module, "__path__", ())] if path is None else []
+    return os.path.join(folders[0], "") if folders else path
 
 
 def _is_torchs(cls: type) -> bool:
@@ -185,8 +233,63 @@ def names_in(function: types.FunctionType) -> dict[str, None]:
 
 
 def texts_in(function: types.FunctionType) -> list[str]:
-    """The texts in a function's code: what `getattr` may be given."""
-    return [item for code in _codes_of(function) for item in code.co_consts if isinstance(item, str)]
+    """The texts in a function's code, in constant tuples too: what `getattr` may be given, and what `match` names."""
+    found: list[str] = []
+    waiting: list[Any] = [item for code in _codes_of(function) for item in code.co_consts]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            found.append(item)
+        elif isinstance(item, (tuple, frozenset)):
+            waiting += item
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports_in(code: types.CodeType, package: str | None) -> tuple[str, ...]:
+    """What a function's code imports while it runs, by name: modules, those that these lie in, and what is in them."""
+    found: dict[str, None] = {}
+    name, level = "", 0
+    for each in dis.get_instructions(code):
+        if each.opname == "LOAD_CONST" and isinstance(each.argval, int):
+            level = each.argval
+        elif each.opname == "LOAD_SMALL_INT":
+            level = each.arg or 0
+        elif each.opname == "IMPORT_NAME":
+            name = each.argval
+            if level and package:
+                name = ".".join(part for part in (package.rsplit(".", level - 1)[0], name) if part)
+            parts = name.split(".")
+            found.update(dict.fromkeys(".".join(parts[:count]) for count in range(1, len(parts) + 1)))
+        elif each.opname == "IMPORT_FROM":
+            found[f"{name}.{each.argval}"] = None
+    return tuple(found)
+
+
+def imported_by(function: types.FunctionType) -> list[str]:
+    """The names of what a function imports while it runs, if it is of the program, or not loaded yet."""
+    package = function.__globals__.get("__package__")
+    names = dict.fromkeys(name for code in _codes_of(function) for name in _imports_in(code, package))
+    loaded = {
+        name: next(part for part in _from_the_last(name) if part in sys.modules or "." not in part) for name in names
+    }
+    return [name for name, part in loaded.items() if part not in sys.modules or _is_in_program(part)]
+
+
+def _from_the_last(name: str) -> Iterable[str]:
+    """a.b.c, a.b, a"""
+    parts = name.split(".")
+    return (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+
+
+def matches_by_position(function: types.FunctionType) -> bool:
+    """Whether a function's code has a `match` on classes, which may read attributes that it does not name."""
+    return any(_has_match(code) for code in _codes_of(function))
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_match(code: types.CodeType) -> bool:
+    return any(each.opname == "MATCH_CLASS" for each in dis.get_instructions(code))
 
 
 def _codes_of(function: types.FunctionType) -> list[types.CodeType]:
@@ -223,13 +326,14 @@ def module_attributes_of(function: types.FunctionType) -> list[tuple[types.Modul
     names = [*names_in(function), *texts_in(function)]
     found: dict[tuple[types.ModuleType, str], None] = {}
     stack = [function.__globals__[name] for name in _globals_named(function)]
+    stack += [sys.modules[name] for name in imported_by(function) if name in sys.modules]
     seen: dict[types.ModuleType, None] = {}
     while stack:
         module = stack.pop()
         if not isinstance(module, types.ModuleType) or module in seen:
             continue
         seen[module] = None
-        if _is_of_program(getattr(module, "__file__", None)):
+        if _is_of_program(_path_of(module)):
             here = [name for name in names if name in vars(module)]
             found.update(dict.fromkeys((module, name) for name in here))
             stack += [vars(module)[name] for name in here]
