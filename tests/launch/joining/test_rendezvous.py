@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from tests.support.launcher import Job
 from tests.support.ranks import ROOT, SOURCES, free_port, run_processes
+from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from farspan.errors import DeadlineError
+from farspan.errors import DeadlineError, RemoteError
 from farspan.launch.rank.error_file import leave_error
 from farspan.lazy.torch_private.groups import FileStore, PrefixStore
 from farspan.runtime.rendezvous.peers import Peers
@@ -106,6 +107,25 @@ def test_a_rank_that_comes_late_is_waited_for_where_the_store_is_a_file(tmp_path
     assert records.read("hub", 0) == {"port": 1}
     coming.join()
     assert "rank 1 waits for ranks 0, 2 to call farspan.distribute" in capsys.readouterr().err
+
+
+def test_rank_0_having_failed_stays_until_those_who_have_come_know_why() -> None:
+    store = HashStore()
+    first, second = (
+        Records(Peers(rank=rank, world_size=3, store=store, host="127.0.0.1", launcher="srun"), 20.0) for rank in (0, 1)
+    )
+    second.write("rank 1", {})
+
+    def read() -> None:
+        with pytest.raises(RemoteError, match="no data"):
+            second.read("hub", 0)
+
+    reading = threading.Timer(0.5, read)
+    reading.start()
+    with pytest.raises(ValueError, match="no data"), first.leaving_errors("hub"):
+        raise ValueError("no data")
+    assert store.check(["heard 1"])
+    reading.join()
 
 
 def test_torchrun_s_error_file_has_the_first_error_and_dates_later_what_was_heard(tmp_path: Path, monkeypatch) -> None:

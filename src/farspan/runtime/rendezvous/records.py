@@ -27,6 +27,8 @@ Record = dict[str, Any]
 
 _EVERY_RANK = "let every rank call farspan.distribute, or none"
 _LONGEST_S = 1e6
+_HEARD_S = 3.0
+"""How long rank 0 stays, having failed, for the others to read why."""
 _LONG_S = 30.0
 """After how long a wait is worth a line."""
 
@@ -57,7 +59,21 @@ class Records:
         except BaseException as error:
             with contextlib.suppress(RuntimeError):  # the store is gone too: the first error is the cause
                 self.write(key, {"error": described(error)})
+                self._stay_until_heard()
             raise
+
+    def _stay_until_heard(self) -> None:
+        """Rank 0 may host the store: what it has left is lost with it, unless the ranks that have come have read it."""
+        if self._peers.rank or self._peers.launcher == "run":
+            return
+        missing = self._missing()
+        others = [rank for rank in range(1, self._peers.world_size) if rank not in missing]
+        if others:
+            self._peers.store.wait([f"heard {rank}" for rank in others], timedelta(seconds=_HEARD_S))
+
+    def _has_heard(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the store is gone: nobody waits for that
+            self.write(f"heard {self._peers.rank}", {})
 
     def read(self, key: str, rank: int) -> Record:
         """Waits for a record.
@@ -74,22 +90,30 @@ class Records:
         if has_ended(rank) and not self._peers.store.check([key]):
             raise _absent(rank, "its program is over")
         try:
-            self._wait_for(key)
-            text = self._peers.store.get(key)
+            text = self._text_of(key)
         except dist.DistNetworkError as error:
             raise LaunchError(
                 f"rank {self._peers.rank} has lost the store by which the ranks find each other.",
                 why=str(error).splitlines()[0] + "\nwho hosts it, rank 0 or the launcher, has probably ended.",
                 hint="look at what rank 0 and the launcher wrote last",
             ) from None
-        except TimeoutError:
-            raise self._late() from None
         record = _parse(key, text)
         if "absent" in record:
             raise _absent(rank, str(record["absent"]))
         if "error" in record:
+            self._has_heard()
             raise _failed(rank, record["error"])
         return record
+
+    def _text_of(self, key: str) -> bytes:
+        try:
+            self._wait_for(key)
+        except TimeoutError:
+            error = self._late()
+            self._has_heard()
+            raise error from None
+        text: bytes = self._peers.store.get(key)
+        return text
 
     def _wait_for(self, key: str) -> None:
         left_s = max(0.001, min(self._until - time.monotonic(), _LONGEST_S))
