@@ -99,7 +99,11 @@ def simulated_s(schedule: Schedule, taken: list[list[list[float]]], size: int, *
             for index, each in zip(order, turn, strict=True):
                 seconds[kinds[index]].append(each)
         for index in order:
-            tasks[index] = replace(tasks[index], duration=median(seconds[kinds[index]]), output_bytes=float(size << 20))
+            tasks[index] = replace(
+                tasks[index],
+                duration=median(seconds[kinds[index]]),
+                output_bytes=tuple((rank, float(size << 20)) for rank in range(len(schedule.orders))),
+            )
     bandwidth = PAYLOAD * rate_of(size)
     played = simulate(
         Schedule(tasks=tuple(tasks), orders=schedule.orders),

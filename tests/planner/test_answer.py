@@ -14,6 +14,7 @@ from farspan.plan import Plan
 from farspan.planner.answer import best_plan, explain, forecast, format_answer
 from farspan.planner.answer.bound import lower_bound
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.forecast.given import forecast_of_stages
 from farspan.planner.pipeline import Pipeline
 from farspan.schedule import orders_by_name
 
@@ -69,6 +70,29 @@ def test_transfers_take_their_time() -> None:
 def test_a_value_that_skips_stages_goes_straight_to_its_user() -> None:
     best = best_plan(chain(skip=True), devices(4), 4).best
     assert len(best.stages) == 4 and best.link_bytes[0, 3] == 4e6
+
+
+def test_each_link_carries_what_its_receiver_needs() -> None:
+    graph = chain(3)
+    tied = CostedEdge(source="blocks.0", target="blocks.2", size_bytes=64e6, value="weight", is_parameter=True)
+    stages = [("gpu", [f"blocks.{i}"]) for i in range(3)]
+    played = forecast_of_stages(replace(graph, edges=(*graph.edges, tied)), devices(3), stages, 4)
+    assert played.link_bytes == {(0, 1): 4e6, (1, 2): 4e6, (2, 1): 4e6, (1, 0): 4e6, (2, 0): 4 * 64e6}
+
+
+def test_so_it_is_where_data_flow_back_to_a_stage() -> None:
+    graph = chain(4)
+    skip = CostedEdge(source="blocks.0", target="blocks.2", size_bytes=64e6, value="skip")
+    stages = [("gpu", ["blocks.0", "blocks.3"]), ("gpu", ["blocks.1"]), ("gpu", ["blocks.2"])]
+    played = forecast_of_stages(replace(graph, edges=(*graph.edges, skip)), devices(3), stages, 4)
+    assert {ends: size / 4e6 for ends, size in played.link_bytes.items()} == {
+        (0, 1): 1,
+        (1, 2): 1,
+        (2, 0): 1 + 64,  # the second's output, and the gradient of what skips
+        (0, 2): 1 + 64,
+        (2, 1): 1,
+        (1, 0): 1,
+    }
 
 
 def test_peak_memory_counts_the_micro_batches_in_flight() -> None:

@@ -20,7 +20,7 @@ def forward(
         duration=time,
         needs=needs,
         holds=False,
-        output_bytes=size,
+        output_bytes=tuple((other, size) for other in range(4)),
     )
 
 

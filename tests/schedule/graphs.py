@@ -78,7 +78,7 @@ class _Segment:
             needs=needs,
             holds=self.is_trained,
             memory=memory,
-            output_bytes=8.0,
+            output_bytes=tuple((rank, 8.0) for rank in range(8)),
         )
 
 

@@ -94,6 +94,19 @@ class Cluster:
         indices = device_class.indices if device_class.part_of else range(device_class.num_devices)
         return [(first + index, index // device_class.devices_per_host) for index in indices]
 
-    def link(self, device_class: DeviceClass) -> float:
-        """Bytes per second from a device of that class to the next stage: within its host where there is no other."""
-        return device_class.within_bytes_per_s if self.num_hosts == 1 else device_class.between_bytes_per_s
+    def link(self, device_class: DeviceClass, *, is_near: bool = False) -> float:
+        """Bytes per second from a device of that class to any other: within its host where there is no other.
+
+        Args:
+            device_class: Of the device.
+            is_near: To the nearest one: no pair of devices has a faster link.
+        """
+        within, between = device_class.within_bytes_per_s, device_class.between_bytes_per_s
+        if self.num_hosts == 1:
+            return within
+        return max(within, between) if is_near and device_class.devices_per_host > 1 else between
+
+    @property
+    def has_near_links(self) -> bool:
+        """Whether it matters to a transfer which two devices it is between."""
+        return any(self.link(each, is_near=True) > self.link(each) for each in self.classes)

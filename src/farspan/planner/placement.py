@@ -16,12 +16,13 @@ from farspan.errors import PlanError
 from farspan.planner.costed.bounds import simple_bound
 from farspan.planner.costed.graph import CostedGraph
 from farspan.planner.costed.merge import Merged, merge_groups
-from farspan.planner.costed.problem import Problem, check_groups, make_problem
+from farspan.planner.costed.pairs import ByPairs
+from farspan.planner.costed.problem import FloatArray, Problem, check_groups, make_problem
 from farspan.planner.free.anneal import anneal
 from farspan.planner.free.exact import exact_placement
 from farspan.planner.free.milp import MAX_CHOICES, has_solver, solve_milp
 from farspan.planner.free.packing import pack
-from farspan.planner.search.contiguous import Contiguous, contiguous_placement
+from farspan.planner.search.contiguous import contiguous_placement
 from farspan.units import format_bytes
 
 __all__ = ["DeviceLoad", "Placement", "place"]
@@ -76,7 +77,7 @@ class Placement:
     @property
     def gap(self) -> float:
         """How much better, as a share of its value, the best placement can be at most."""
-        return 1.0 - self.bound / self.value if self.value else 0.0
+        return max(0.0, 1.0 - self.bound / self.value) if self.value else 0.0
 
 
 def place(
@@ -95,16 +96,43 @@ def place(
         PlanError: Nothing fits.
     """
     began = time.monotonic()
-    row_problem = make_problem(graph, cluster, contiguous=True)
-    problem = make_problem(graph, cluster, contiguous=False)
-    check_groups(graph, cluster, problem)
+    check_groups(graph, cluster, make_problem(graph, cluster, contiguous=False))
+    ways = (False, True) if cluster.has_near_links else (False,)
+    found = [
+        _place(graph, cluster, is_near=is_near, contiguous=contiguous, seconds=seconds / len(ways), seed=seed)
+        for is_near in ways
+    ]
+    by_pairs = ByPairs(found[0].problem, found[-1].problem, cluster)
+    best = min(found, key=lambda each: by_pairs.loads(each.device_of).max())
+    loads = by_pairs.loads(best.device_of)
+    return _result(graph, best, loads, found[-1].bound, time.monotonic() - began)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A placement of the groups of `problem`, a bound for all others of it, and the order of its devices in a row."""
+
+    problem: Problem
+    device_of: Sequence[int]
+    bound: float
+    order: Sequence[int] | None = None
+
+
+def _place(
+    graph: CostedGraph, cluster: Cluster, *, is_near: bool, contiguous: bool, seconds: float, seed: int
+) -> _Found:
+    """A placement where all transfers of a device take the same: as to the nearest other device, or as to any."""
+    began = time.monotonic()
+    row_problem = make_problem(graph, cluster, contiguous=True, is_near=is_near)
+    problem = make_problem(graph, cluster, contiguous=False, is_near=is_near)
     row = contiguous_placement(row_problem, until=began + seconds * (1.0 if contiguous else _CONTIGUOUS_SHARE))
     if contiguous:
         if row is None:
             check_groups(graph, cluster, row_problem)
             raise _nothing_fits(graph, cluster, row_problem, "contiguous ")
-        bound = row.value if row.is_optimal else min(simple_bound(row_problem), row.value)
-        return _result(graph, row_problem, row.device_of, row, bound, time.monotonic() - began)
+        bound = row.value if row.is_optimal else simple_bound(row_problem)
+        order = [device for device, _ in row.stages]
+        return _Found(problem=row_problem, device_of=row.device_of, bound=bound, order=order)
     merged = merge_groups(problem)
     known = _regrouped(row_problem, problem, row.device_of) if row else None
     start = merged.together(known) if known else None
@@ -118,7 +146,7 @@ def place(
     placed = merged.apart(device_of)
     if known is not None and problem.max_load(known) <= problem.max_load(placed):
         placed = known
-    return _result(graph, problem, placed, None, bound, time.monotonic() - began)
+    return _Found(problem=problem, device_of=placed, bound=bound)
 
 
 def _regrouped(larger: Problem, smaller: Problem, device_of: Sequence[int]) -> list[int]:
@@ -131,7 +159,7 @@ def _improved(merged: Merged, start: list[int], deadline: float, seed: int) -> t
     """The best free placement found, and the bound."""
     problem = merged.problem
     best, value = start, problem.max_load(start)
-    bound = min(simple_bound(problem), value)
+    bound = simple_bound(problem)
     if problem.num_groups <= _EXACT_GROUPS:
         found, is_done = exact_placement(problem, value * (1 + 1e-12))
         if is_done:
@@ -160,20 +188,13 @@ def _improved(merged: Merged, start: list[int], deadline: float, seed: int) -> t
         found, proven = solve_milp(problem, best, seconds=max(deadline - time.monotonic(), 1.0))
         best = found or best
         bound = max(bound, proven)
-    return best, min(bound, problem.max_load(best))
+    return best, bound
 
 
-def _result(
-    graph: CostedGraph,
-    problem: Problem,
-    device_of: Sequence[int],
-    row: Contiguous | None,
-    bound: float,
-    search_s: float,
-) -> Placement:
-    loads = problem.loads(device_of)
+def _result(graph: CostedGraph, found: _Found, loads: FloatArray, bound: float, search_s: float) -> Placement:
+    problem, device_of = found.problem, found.device_of
     classes = problem.class_of_devices()
-    order = [device for device, _ in row.stages] if row else sorted(set(device_of))
+    order = sorted(set(device_of)) if found.order is None else found.order
     firsts = [sum(problem.counts[:index]) for index in range(len(problem.counts))]
     devices: list[DeviceLoad] = []
     for device in order:
@@ -191,8 +212,8 @@ def _result(
     return Placement(
         devices=tuple(devices),
         value=float(loads.max()),
-        bound=min(bound, float(loads.max())),
-        is_contiguous=row is not None,
+        bound=bound,
+        is_contiguous=found.order is not None,
         search_s=search_s,
     )
 

@@ -74,7 +74,7 @@ def channels_of(schedule: Schedule, *, lookahead: int = 0) -> dict[Channel, list
                 Message(
                     task=index,
                     channel=channel,
-                    size_bytes=schedule.tasks[index].output_bytes,
+                    size_bytes=schedule.tasks[index].bytes_to(channel.destination),
                     users=tuple(needed_by),
                     posted_at=posted_at,
                 )

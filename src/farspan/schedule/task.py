@@ -30,7 +30,7 @@ class Task:
             has run here.
         memory: What the rank holds more from its start on (a forward keeps activations) or, if negative, less from its
             end on (a backward lets go of most of them, weight gradients of the rest). Any unit.
-        output_bytes: Size of its message to each other rank that needs it.
+        output_bytes: Of each other rank that needs it the size of the message there; nothing for those left out.
     """
 
     kind: Kind
@@ -41,4 +41,8 @@ class Task:
     needs: tuple[int, ...]
     holds: bool
     memory: float = 0.0
-    output_bytes: float = 0.0
+    output_bytes: tuple[tuple[int, float], ...] = ()
+
+    def bytes_to(self, rank: int) -> float:
+        """The size of its message to that rank."""
+        return sum(size for other, size in self.output_bytes if other == rank)

@@ -227,7 +227,10 @@ def test_the_plan_says_what_is_where_because_of_a_hint() -> None:
     assert "blocks.0-blocks.1: pinned to rank:1 by 'blocks.[01]'" in text
     assert "blocks.2-blocks.3: together: 'blocks.2', 'blocks.3'" in text
     assert "blocks.1 is on rank:1, stage 0, pinned to rank:1 by 'blocks.[01]'" in explain(answer, "blocks.1")
-    assert "it may not run there" in explain(answer, "blocks.1")
+    assert "it cannot join rank:0: it may not run there" in explain(answer, "blocks.1")
+    free = best_plan(chain(), devices(2), 4)
+    last = free.best.stages[0].nodes[0]
+    assert "it cannot join rank:1: with the 1 more that must go along nothing would be left" in explain(free, last)
     assert "hint" not in str(best_plan(chain(), devices(2), 4).problem.whys)
 
 

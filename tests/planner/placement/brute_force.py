@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hypothesis import strategies as st
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.costed.graph import Seconds
 from farspan.planner.search.stages import Rules
 
 __all__ = ["all_chains", "clusters", "graphs", "is_contiguous", "max_load", "pipeline_objectives"]
@@ -20,16 +21,23 @@ def graphs(draw: st.DrawFn, *, max_nodes: int = 8, options: bool = False, traini
     """Graphs whose nodes may need more memory than a device has, be allowed on some kinds only, and hang together."""
     num_nodes = draw(st.integers(1, max_nodes))
     costs = st.sampled_from([0.0, 1.0, 2.0, 3.0, 5.0])
+
+    def by_kind(seconds: float) -> Seconds:
+        """The same for all, or other seconds for each of some kinds."""
+        kinds = draw(st.sampled_from(["", "", "", "a", "b", "ab"])) if options else ""
+        return {kind: draw(costs) for kind in kinds} if kinds else seconds
+
     nodes: list[CostedNode] = []
     for number in range(num_nodes):
         memory, saved = draw(st.integers(0, 4)), draw(st.integers(0, 2)) if options else 0
         seconds = draw(costs)
-        remat = NodeOption(name="remat", forward_s=seconds + draw(costs), memory_bytes=memory, saved_bytes=saved / 2)
-        half = NodeOption(name="half", tensor_parallel=2, forward_s=seconds * 0.75, memory_bytes=memory / 2)
+        again, halved = by_kind(seconds + draw(costs)), by_kind(seconds * 0.75)
+        remat = NodeOption(name="remat", forward_s=again, memory_bytes=memory, saved_bytes=saved / 2)
+        half = NodeOption(name="half", tensor_parallel=2, forward_s=halved, memory_bytes=memory / 2)
         nodes.append(
             CostedNode(
                 name=f"n{number}",
-                forward_s=seconds,
+                forward_s=by_kind(seconds),
                 memory_bytes=memory,
                 saved_bytes=saved,
                 parameter_bytes=draw(st.integers(0, 3)) if options else 0.0,
@@ -156,6 +164,10 @@ def _objectives(rules, chosen, found) -> Iterator[tuple[float, float]]:
         yield max(rates), fill + drain
 
 
+def _seconds(given: Seconds, kind: DeviceClass) -> float:
+    return given.get(kind.name, math.inf) if isinstance(given, Mapping) else given / kind.speed
+
+
 def _stage(graph, rules, stages, index, chosen) -> list[tuple[float, float]]:
     """(once, sync) of a stage with its best options; empty where none fits."""
     kind, replicas, degree = chosen[index]
@@ -172,7 +184,7 @@ def _stage(graph, rules, stages, index, chosen) -> list[tuple[float, float]]:
     for options in itertools.product(*ways):
         memory = sum(each.memory_bytes + in_flight * each.saved_bytes for each in options)
         if memory <= kind.memory_bytes:
-            best = min(best, sum(each.forward_s for each in options) / kind.speed)
+            best = min(best, sum(_seconds(each.forward_s, kind) for each in options))
     if not all(ways) or math.isinf(best):
         return []
     once = best + rules.passes * sum(seconds for _, seconds in crossing)

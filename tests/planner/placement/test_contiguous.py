@@ -77,3 +77,23 @@ def test_a_chain_is_not_given_for_the_best_when_the_time_is_over() -> None:
     loads = contiguous.PlacementLoads(problem, lattice)
     with pytest.raises(chain.OutOfTimeError):
         chain.best_chain([(loads, problem.counts)], until=0.0)
+
+
+def test_classes_one_after_the_other_where_their_product_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contiguous, "_MOST_STATES", 100)
+    nodes = tuple(CostedNode(name=f"n{i}", forward_s=1.0) for i in range(12))
+    edges = tuple(CostedEdge(source=f"n{i}", target=f"n{i + 1}", time_s=0.1) for i in range(11))
+    classes = tuple(
+        DeviceClass(name=name, kind=name, devices_per_host=2, speed=speed) for name, speed in (("a", 1.0), ("b", 2.0))
+    )
+    problem = make_problem(CostedGraph(nodes=nodes, edges=edges), Cluster(classes=classes), contiguous=True)
+    found = contiguous_placement(problem)
+    assert found is not None and not found.is_optimal
+    assert found.value == problem.max_load(found.device_of) == pytest.approx(2.2)
+
+
+def test_a_thousand_devices_of_four_classes() -> None:
+    nodes = tuple(CostedNode(name=f"n{i}", forward_s=1.0) for i in range(300))
+    classes = tuple(DeviceClass(name=name, kind=name, num_hosts=32, devices_per_host=8) for name in "abcd")
+    placed = place(CostedGraph(nodes=nodes), Cluster(classes=classes), contiguous=True, seconds=5.0)
+    assert placed.value == 1.0 and placed.bound == 1.0

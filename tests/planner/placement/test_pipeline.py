@@ -12,7 +12,7 @@ from tests.planner.placement.brute_force import clusters, graphs, pipeline_objec
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import Rules, plan_pipeline
-from farspan.planner.costed import CostedGraph, CostedNode, NodeOption
+from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
 
 CLOSE = 1 + 1e-6
 
@@ -73,8 +73,6 @@ def test_remat_where_memory_asks_for_it_and_nowhere_else() -> None:
 
 
 def test_one_device_is_a_plan_and_wins_where_links_are_slow() -> None:
-    from farspan.planner.costed import CostedEdge
-
     nodes = tuple(CostedNode(name=f"n{i}", forward_s=1.0, parameter_bytes=1e12) for i in range(3))
     edges = tuple(CostedEdge(source=f"n{i}", target=f"n{i + 1}", size_bytes=1e12) for i in range(2))
     cluster = Cluster(classes=(DeviceClass(name="gpu", kind="gpu", devices_per_host=4, within_bytes_per_s=1e9),))
@@ -92,3 +90,37 @@ def test_classes_one_after_the_other_where_their_product_is_too_large() -> None:
     plan = plan_pipeline(graph, cluster, rules=Rules(micro_batches=64), objective="bottleneck")
     check_plan(graph, cluster, plan)
     assert plan.bound <= plan.value <= 2.5 * plan.bound
+
+
+def test_an_option_of_one_kind_leaves_other_kinds_their_ways() -> None:
+    only_on_b = NodeOption(name="remat", forward_s={"b": 9.0})
+    graph = CostedGraph(nodes=(CostedNode(name="n", forward_s=2.0, options=(only_on_b,)),))
+    a, b = DeviceClass(name="a", kind="a"), DeviceClass(name="b", kind="b")
+    for classes in ((a,), (a, b)):
+        plan = plan_pipeline(graph, Cluster(classes=classes), rules=Rules(micro_batches=1))
+        assert plan.value == plan.stages[0].once_s == 2.0 and plan.bound == pytest.approx(2.0)
+
+
+def test_a_node_that_runs_with_an_option_only() -> None:
+    option = NodeOption(name="other", forward_s={"b": 3.0})
+    graph = CostedGraph(nodes=(CostedNode(name="n", forward_s={"a": 18.0}, options=(option,)),))
+    classes = tuple(DeviceClass(name=name, kind=name) for name in "ab")
+    plan = plan_pipeline(graph, Cluster(classes=classes), rules=Rules(micro_batches=1))
+    assert plan.value == 3.0 and plan.stages[0].options == {"n": "other"}
+
+
+def test_a_tied_weight_crosses_a_border_once_and_its_gradients_each_time() -> None:
+    nodes = tuple(CostedNode(name=name, forward_s=1.0) for name in ("embed", "head"))
+    device = DeviceClass(name="gpu", kind="gpu", devices_per_host=2, within_bytes_per_s=100.0)
+
+    def slowest(**what: float | bool) -> float:
+        edge = CostedEdge(source="embed", target="head", size_bytes=8.0, **what)
+        rules = Rules(micro_batches=4, max_replicas=1, num_stages=2)
+        plan = plan_pipeline(
+            CostedGraph(nodes=nodes, edges=(edge,)), Cluster(classes=(device,)), rules=rules, objective="bottleneck"
+        )
+        return plan.value - 1.0
+
+    assert slowest() == pytest.approx(2 * 0.08)
+    assert slowest(is_parameter=True) == pytest.approx((1 / 4 + 1) * 0.08)
+    assert slowest(gradient_bytes=0.0) == pytest.approx(0.08)

@@ -126,6 +126,24 @@ def test_the_bound_of_the_integer_program_is_a_bound(graph: CostedGraph, cluster
     assert found is None or best <= problem.max_load(found) * CLOSE
 
 
+@pytest.mark.skipif(not has_solver(), reason="scipy is not installed")
+def test_the_solvers_presolve_is_not_believed() -> None:
+    names = ("none", "first", "second")
+    nodes = tuple(
+        CostedNode(name=name, forward_s=seconds, devices=devices)
+        for name, seconds, devices in zip(names, (0.0, 2.0, 2.0), (None, ("a",), None), strict=True)
+    )
+    edge = CostedEdge(source="first", target="second", time_s=1.0)
+    classes = (
+        DeviceClass(name="a", kind="a", memory_bytes=4.0),
+        DeviceClass(name="b", kind="b", devices_per_host=2, memory_bytes=4.0, pays_transfers=False),
+    )
+    problem = make_problem(CostedGraph(nodes=nodes, edges=(edge,)), Cluster(classes=classes), contiguous=False)
+    found, bound = solve_milp(problem, [0, 0, 0], seconds=5.0)
+    assert found is not None and problem.max_load(found) == 3.0
+    assert bound == pytest.approx(3.0, rel=1e-4) and bound <= 3.0
+
+
 def test_a_value_is_charged_once_to_each_device_that_it_leaves_or_enters() -> None:
     names = ("a", "b", "c", "d")
     nodes = tuple(CostedNode(name=name, forward_s=1.0, memory_bytes=1.0) for name in names)

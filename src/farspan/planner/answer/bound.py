@@ -115,14 +115,7 @@ def lower_bound(
 
 
 def _work(node: CostedNode, kind: DeviceClass) -> Work:
-    ways = [
-        node,
-        *(
-            replace(node, forward_s=option.forward_s, backward_s=option.backward_s)
-            for option in node.options
-            if option.tensor_parallel == 1
-        ),
-    ]
+    ways = [node.as_run(name) for name in node.names_of_ways]
     forward = [seconds_on(replace(way, backward_s=0.0), kind) for way in ways]
     backward = [seconds_on(replace(way, forward_s=0.0), kind) for way in ways]
     weights = seconds_on(replace(node, forward_s=0.0, backward_s=node.weight_s), kind)

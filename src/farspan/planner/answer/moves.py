@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from farspan.cluster import Cluster
+from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.answer.orders import Orders
-from farspan.planner.costed import CostedGraph
+from farspan.planner.costed import CostedGraph, CostedNode
 from farspan.planner.costed.problem import seconds_on
 from farspan.planner.forecast import Forecast, forecast, shortest_step
 from farspan.planner.hinted import HintedProblem
@@ -160,17 +160,39 @@ class Borders:
         None if that leaves nothing where it was, may not run there, or is more than so many pieces.
         """
         stages = list(pipeline.stages)
-        going = self._between(set(stages[stage].nodes), name, self._sources if other < stage else self._targets, most)
-        kind = self._kinds[stages[other].device_class]
-        may_run = all(math.isfinite(seconds_on(self._nodes[each], kind)) for each in going)
-        if not going or len(going) == len(stages[stage].nodes) or not may_run:
+        going = self._going(pipeline, name, stage, other, most)
+        if not going or len(going) == len(stages[stage].nodes):
             return None
-        options = {each: option for each, option in stages[stage].options.items() if each in going}
+        ways = self._ways(pipeline, going, stage, other)
+        if None in ways.values():
+            return None
+        options = {each: way for each, way in ways.items() if way}
         staying = tuple(each for each in stages[stage].nodes if each not in going)
         nodes = tuple(sorted((*stages[other].nodes, *going), key=lambda each: self._place[each]))
-        stages[stage] = replace(stages[stage], nodes=staying)
+        left = {each: option for each, option in stages[stage].options.items() if each not in going}
+        stages[stage] = replace(stages[stage], nodes=staying, options=left)
         stages[other] = replace(stages[other], nodes=nodes, options={**stages[other].options, **options})
         return replace(pipeline, stages=tuple(stages))
+
+    def obstacle(self, pipeline: Pipeline, name: str, stage: int, other: int) -> str:
+        """Why `name` cannot go to the stage beside, as the end of a sentence; empty if it can."""
+        going = self._going(pipeline, name, stage, other)
+        stuck = [each for each, way in self._ways(pipeline, going, stage, other).items() if way is None]
+        if stuck:
+            return "it may not run there" if name in stuck else f"{stuck[0]} must go along, and may not run there"
+        if len(going) < len(pipeline.stages[stage].nodes):
+            return ""
+        with_it = f"the {len(going) - 1} more that must go along" if len(going) > 1 else "it"
+        return f"with {with_it} nothing would be left"
+
+    def _going(self, pipeline: Pipeline, name: str, stage: int, other: int, most: float = math.inf) -> set[str]:
+        before = self._sources if other < stage else self._targets
+        return self._between(set(pipeline.stages[stage].nodes), name, before, most)
+
+    def _ways(self, pipeline: Pipeline, going: set[str], stage: int, other: int) -> dict[str, str | None]:
+        """Of each node the option with which it runs in the other stage; None where it may not."""
+        kind, before = self._kinds[pipeline.stages[other].device_class], pipeline.stages[stage].options
+        return {each: _way_on(self._nodes[each], kind, before.get(each, "")) for each in sorted(going)}
 
     def _between(self, inside: set[str], name: str, before: Mapping[str, set[str]], most: float) -> set[str]:
         """What goes along if `name` leaves the nodes `inside`: what is before it there, and what it must be with.
@@ -205,3 +227,9 @@ class Borders:
             pairs = zip(pipeline.stages, once.stages, strict=True)
             near = [stage for stage, (old, new) in enumerate(pairs) if old.nodes != new.nodes]
             yield from self.beside(once, near)
+
+
+def _way_on(node: CostedNode, kind: DeviceClass, before: str) -> str | None:
+    """The option with which a node runs on a device of that class: as before, or the first that may; None if none."""
+    ways = (before, *node.names_of_ways)
+    return next((way for way in ways if math.isfinite(seconds_on(node.as_run(way), kind))), None)

@@ -70,7 +70,8 @@ def _hinted(answer: Answer) -> list[str]:
 
 def _links(best: Forecast) -> list[str]:
     """What each link carries in a step."""
-    links = sorted(best.link_bytes, key=lambda ends: -best.link_bytes[ends])
+    used = (ends for ends, size in best.link_bytes.items() if size)
+    links = sorted(used, key=lambda ends: -best.link_bytes[ends])
     shown = [
         f"rank {source} > {destination} {format_bytes(best.link_bytes[source, destination])}"
         f" ({100 * best.transfer_s[source, destination] / best.step_s:.0f} %)"
@@ -111,9 +112,8 @@ def explain(answer: Answer, name: str) -> str:
             continue
         pipeline = borders.moved(best.pipeline, name, stage, other)
         if pipeline is None:
-            lines.append(
-                f"  it cannot join {best.stages[other].where}: {own.where} would be empty, or it may not run there"
-            )
+            obstacle = borders.obstacle(best.pipeline, name, stage, other)
+            lines.append(f"  it cannot join {best.stages[other].where}: {obstacle}")
             continue
         found = forecast(graph, cluster, pipeline, best.num_micro_batches)
         peak = found.stages[other].memory_bytes

@@ -8,7 +8,7 @@ forward nodes, and nodes with the same `together` lie on the same device.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from farspan.documents import MAX_AMOUNT, is_name
 from farspan.errors import PlanError, quoted
@@ -101,6 +101,26 @@ class CostedNode:
     together: str | None = None
     is_backward: bool = False
     options: tuple[NodeOption, ...] = ()
+
+    def as_run(self, option: str = "") -> CostedNode:
+        """The node as it is with that option of degree 1: where remat is one, it works on what it has not kept."""
+        for each in self.options:
+            if each.name == option and each.tensor_parallel == 1:
+                return replace(
+                    self,
+                    forward_s=each.forward_s,
+                    backward_s=each.backward_s,
+                    saved_bytes=each.saved_bytes,
+                    memory_bytes=each.memory_bytes,
+                    working_bytes=self.working_bytes + max(0.0, self.saved_bytes - each.saved_bytes),
+                    shared_bytes={},
+                )
+        return self
+
+    @property
+    def names_of_ways(self) -> tuple[str, ...]:
+        """The options of degree 1, after the empty name: as it is given."""
+        return ("", *(option.name for option in self.options if option.tensor_parallel == 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,13 +93,14 @@ class Problem:
         return float(self.loads(device_of).max())
 
 
-def make_problem(graph: CostedGraph, cluster: Cluster, *, contiguous: bool) -> Problem:
+def make_problem(graph: CostedGraph, cluster: Cluster, *, contiguous: bool, is_near: bool = False) -> Problem:
     """The problem of placing `graph` on `cluster`, by the objective max-load.
 
     Args:
         graph: What to place.
         cluster: Where.
         contiguous: Stages of a pipeline are wanted: groups on a circle are one group, and groups have an order.
+        is_near: Whether a transfer is taken to go to the nearest device, and not to any.
     """
     group_of, before = group_nodes(graph) if contiguous else (_words(graph), ())
     num_groups = max(group_of) + 1
@@ -114,7 +115,7 @@ def make_problem(graph: CostedGraph, cluster: Cluster, *, contiguous: bool) -> P
         memory[group] += node.memory_bytes + node.saved_bytes
     limits = np.array([each.memory_bytes for each in classes])
     time_s[memory[:, None] > limits[None, :]] = math.inf
-    pins, cost_s = _values(graph, group_of, cluster)
+    pins, cost_s = _values(graph, group_of, cluster, is_near=is_near)
     return Problem(
         groups=tuple(map(tuple, members)),
         before=before,
@@ -157,7 +158,7 @@ def _on(seconds: Seconds, device_class: DeviceClass) -> float:
 
 
 def _values(
-    graph: CostedGraph, group_of: Sequence[int], cluster: Cluster
+    graph: CostedGraph, group_of: Sequence[int], cluster: Cluster, *, is_near: bool
 ) -> tuple[tuple[tuple[int, ...], ...], FloatArray]:
     index_of = {node.name: index for index, node in enumerate(graph.nodes)}
     pins_of: dict[tuple[str, str], set[int]] = {}
@@ -166,7 +167,9 @@ def _values(
         key = (edge.source, edge.value)
         pins_of.setdefault(key, {group_of[index_of[edge.source]]}).add(group_of[index_of[edge.target]])
         costs_of[key] = tuple(
-            edge.time_s + edge.size_bytes / cluster.link(each) + each.latency_s if each.pays_transfers else 0.0
+            edge.time_s + edge.size_bytes / cluster.link(each, is_near=is_near) + each.latency_s
+            if each.pays_transfers
+            else 0.0
             for each in cluster.classes
         )
     merged: dict[tuple[int, ...], FloatArray] = {}

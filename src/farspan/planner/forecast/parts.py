@@ -69,7 +69,7 @@ class Part:
         self.rank = 0
         self.host: tuple[str, int] = ("", 0)
         self.remat = tuple(name for name in self.nodes if stage.options.get(name))
-        self.chosen = [_as_run(node, stage.options.get(node.name, "")) for node in graph.nodes if node.name in inside]
+        self.chosen = [node.as_run(stage.options.get(node.name, "")) for node in graph.nodes if node.name in inside]
         self.forward_s = sum(seconds_on(replace(node, backward_s=0.0), kind) for node in self.chosen)
         self.backward_s = sum(seconds_on(replace(node, forward_s=0.0), kind) for node in self.chosen)
         self.weight_s = sum(_weight_s(node, kind) for node in self.chosen)
@@ -154,21 +154,6 @@ def _weight_s(node: CostedNode, kind: DeviceClass) -> float:
     return min(weights, seconds_on(replace(node, forward_s=0.0), kind))
 
 
-def _as_run(node: CostedNode, option: str) -> CostedNode:
-    for each in node.options:
-        if each.name == option and each.tensor_parallel == 1:
-            return replace(
-                node,
-                forward_s=each.forward_s,
-                backward_s=each.backward_s,
-                saved_bytes=each.saved_bytes,
-                memory_bytes=each.memory_bytes,
-                working_bytes=node.working_bytes + max(0.0, node.saved_bytes - each.saved_bytes),  # computed again
-                shared_bytes={},
-            )
-    return node
-
-
 def play(
     graph: CostedGraph, cluster: Cluster, parts: Sequence[Part], num_micro_batches: int, schedule: str
 ) -> Simulation:
@@ -183,7 +168,7 @@ def play(
         replace(
             task,
             duration=NOMINAL_S * (2 if task.kind is Kind.BACKWARD and index not in split else 1),
-            output_bytes=0.0,
+            output_bytes=(),
         )
         for index, task in enumerate(tasks)
     )
@@ -234,7 +219,7 @@ def _is_split(part: Part, least_s: float) -> bool:
 def _tasks(parts: Sequence[Part], num_micro_batches: int, least_s: float) -> tuple[Task, ...]:
     """Per micro-batch the forwards of all stages, then their backwards, the last stage first."""
     tasks: list[Task] = []
-    forward, backward = _largest(parts, is_gradient=False), _largest(parts, is_gradient=True)
+    forward, backward = _sent(parts, is_gradient=False), _sent(parts, is_gradient=True)
     for micro_batch in range(num_micro_batches):
         forwards: list[int] = []
         backwards: dict[int, int] = {}
@@ -279,20 +264,17 @@ def _tasks(parts: Sequence[Part], num_micro_batches: int, least_s: float) -> tup
                     duration=part.weight_s,
                     needs=(backwards[stage],),
                     memory=-1.0,
-                    output_bytes=0.0,
+                    output_bytes=(),
                 )
                 tasks.append(weights)
     return tuple(tasks)
 
 
-def _largest(parts: Sequence[Part], *, is_gradient: bool) -> list[float]:
-    """By stage the largest message that it sends in one task."""
-    sizes: dict[tuple[int, int], float] = {}
+def _sent(parts: Sequence[Part], *, is_gradient: bool) -> list[tuple[tuple[int, float], ...]]:
+    """By stage, what each of its tasks sends to which ranks."""
+    sizes: list[dict[int, float]] = [{} for _ in parts]
     for part in parts:
         for hop in part.returned if is_gradient else part.received:
             if not hop.is_once:
-                sizes[hop.source, hop.target] = sizes.get((hop.source, hop.target), 0.0) + hop.sent_bytes
-    return [
-        max((size for (source, _), size in sizes.items() if source == stage), default=0.0)
-        for stage in range(len(parts))
-    ]
+                sizes[hop.source][part.rank] = sizes[hop.source].get(part.rank, 0.0) + hop.sent_bytes
+    return [tuple(sorted(each.items())) for each in sizes]

@@ -56,11 +56,7 @@ def make_tasks(
     segments = _segments(graph, stages)
     passed = _passed(graph, segments)
     shares = _shares(segments, len(stages))
-    sent = [0.0] * len(segments)
-    returned = [0.0] * len(segments)
-    for (source, target), size in passed.items():
-        if segments[source].stage != segments[target].stage:
-            sent[source], returned[target] = max(sent[source], size), max(returned[target], size)
+    sent, returned = _messages(graph, segments, ranks)
     count = len(segments)
     tasks: list[Task] = []
     for micro_batch in range(num_micro_batches):
@@ -140,18 +136,35 @@ def _levels(graph: CostedGraph, stage_of: Mapping[str, int]) -> dict[str, int]:
     return levels
 
 
-def _passed(graph: CostedGraph, segments: Sequence[_Segment]) -> dict[tuple[int, int], float]:
-    """Bytes that go from one segment to another in the forward of a micro-batch; each value once to each segment."""
+def _passed(graph: CostedGraph, segments: Sequence[_Segment]) -> set[tuple[int, int]]:
+    """Pairs of segments of which the second uses what the first makes."""
     segment_of = {name: number for number, segment in enumerate(segments) for name in segment.nodes}
-    values: dict[tuple[str, str, int], tuple[int, float]] = {}
+    pairs = {(segment_of[edge.source], segment_of[edge.target]) for edge in graph.edges}
+    return {(source, target) for source, target in pairs if source != target}
+
+
+def _messages(
+    graph: CostedGraph, segments: Sequence[_Segment], ranks: Sequence[int]
+) -> tuple[list[tuple[tuple[int, float], ...]], list[tuple[tuple[int, float], ...]]]:
+    """By segment, what it sends to which ranks: of the forward, and of the backward."""
+    segment_of = {name: number for number, segment in enumerate(segments) for name in segment.nodes}
+    forward: list[dict[tuple[str, str, int], float]] = [{} for _ in segments]
+    backward: list[dict[tuple[str, str, int], float]] = [{} for _ in segments]
     for edge in graph.edges:
         source, target = segment_of[edge.source], segment_of[edge.target]
-        if source != target:
-            values[edge.source, edge.value, target] = (source, edge.size_bytes)
-    passed: dict[tuple[int, int], float] = {}
-    for (_, _, target), (source, size) in values.items():
-        passed[source, target] = passed.get((source, target), 0.0) + size
-    return passed
+        home, there = ranks[segments[source].stage], ranks[segments[target].stage]
+        if home != there:
+            forward[source][edge.source, edge.value, there] = 0.0 if edge.is_parameter else edge.size_bytes
+            backward[target][edge.source, edge.value, home] = edge.sent_back_bytes
+    return [_by_rank(each) for each in forward], [_by_rank(each) for each in backward]
+
+
+def _by_rank(values: Mapping[tuple[str, str, int], float]) -> tuple[tuple[int, float], ...]:
+    """Each value once to each rank."""
+    sizes: dict[int, float] = {}
+    for (_, _, rank), size in values.items():
+        sizes[rank] = sizes.get(rank, 0.0) + size
+    return tuple(sorted(sizes.items()))
 
 
 def _shares(segments: Sequence[_Segment], num_stages: int) -> list[float]:

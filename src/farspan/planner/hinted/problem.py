@@ -15,6 +15,7 @@ others are taken out.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -115,7 +116,7 @@ def _devices(node: CostedNode, name: str, meaning: Meaning, cluster: Cluster) ->
         return node.devices
     rank = meaning.places[name].rank
     kind = next(each for each in cluster.classes if any(number == rank for number, _ in cluster.devices(each)))
-    if seconds_on(node, kind) == float("inf"):
+    if all(math.isinf(seconds_on(node.as_run(way), kind)) for way in node.names_of_ways):
         raise PlanError(
             f"{node.name!r} cannot be on rank {rank}.",
             why=f"it is {meaning.whys.get(name, 'together with what is pinned there')}, a device of "

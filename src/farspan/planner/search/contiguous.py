@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,8 @@ __all__ = ["Contiguous", "contiguous_placement"]
 MAX_PREFIXES = 60_000
 _NEARBY = 2_000
 _MAX_ROUNDS = 8
+_MOST_STATES = 3e7
+"""Prefixes times numbers of devices of all classes together; of more, classes come one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,23 +113,39 @@ def _refined(problem: Problem, found: Contiguous, until: float) -> Contiguous:
 
 def _on_lattice(problem: Problem, lattice: Lattice, upper: float, until: float = math.inf) -> Contiguous | None:
     loads = PlacementLoads(problem, lattice, upper=upper)
-    chain = best_chain([(loads, problem.counts)], upper=upper * (1 + 1e-9), until=until)
-    return _placed(problem, lattice, chain) if chain else None
+    if math.prod(count + 1 for count in problem.counts) * loads.num_prefixes <= _MOST_STATES:
+        chain = best_chain([(loads, problem.counts)], upper=upper * (1 + 1e-9), until=until)
+        return _placed(problem, lattice, chain, [range(len(problem.counts))]) if chain else None
+    found: list[Contiguous] = []
+    for order in _orders_of_classes(problem):
+        phases = [(loads.only(index), (problem.counts[index],)) for index in order]
+        limit = min((each.value for each in found), default=upper) * (1 + 1e-9)
+        chain = best_chain(phases, upper=limit, until=until)
+        found += [_placed(problem, lattice, chain, [(index,) for index in order])] if chain else []
+    return min(found, key=lambda each: each.value, default=None)
 
 
-def _placed(problem: Problem, lattice: Lattice, chain: Chain) -> Contiguous:
+def _orders_of_classes(problem: Problem) -> list[tuple[int, ...]]:
+    """Classes one after the other: the fast ones first, or last, or those of much memory."""
+    work = np.where(np.isfinite(problem.time_s), problem.time_s, 0.0).sum(axis=0)
+    keys = (work, -work, -problem.limits, problem.limits)
+    return list(dict.fromkeys(tuple(int(index) for index in np.argsort(key, kind="stable")) for key in keys))
+
+
+def _placed(problem: Problem, lattice: Lattice, chain: Chain, classes: Sequence[Sequence[int]]) -> Contiguous:
+    """The placement that a chain is; `classes` are those of each of its phases."""
     firsts = [sum(problem.counts[:index]) for index in range(len(problem.counts))]
     device_of = [-1] * problem.num_groups
     stages: list[tuple[int, tuple[int, ...]]] = []
     for step in chain.steps:
-        groups, option = tuple(lattice.difference(step.start, step.end)), step.option
+        groups, index = tuple(lattice.difference(step.start, step.end)), classes[step.phase][step.option]
         for group in groups:
-            device_of[group] = firsts[option]
-        stages.append((firsts[option], groups))
-        firsts[option] += 1
+            device_of[group] = firsts[index]
+        stages.append((firsts[index], groups))
+        firsts[index] += 1
     return Contiguous(
         device_of=tuple(device_of),
         stages=tuple(stages),
         value=problem.max_load(device_of),
-        is_optimal=lattice.is_complete,
+        is_optimal=lattice.is_complete and len(classes) == 1,
     )

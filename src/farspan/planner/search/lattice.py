@@ -90,8 +90,8 @@ def all_prefixes(num_groups: int, before: Sequence[tuple[int, int]], *, limit: i
                 if larger not in grown:
                     opened = [each for each in after[group] if needs[each] & ~larger == 0]
                     grown[larger] = [each for each in ready if each != group] + opened
-        if len(found) + len(grown) > limit:
-            return None
+            if len(found) + len(grown) > limit:
+                return None
         found |= grown
         layer = grown
     return list(found)

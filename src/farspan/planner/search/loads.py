@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from farspan.planner.search.chain import IntArray, StageOption
 from farspan.planner.search.lattice import Lattice
 
 __all__ = ["Crossings", "PlacementLoads"]
+
+_MOST_CAPACITIES = 1_000_000
+"""Numbers of devices of all classes together that are looked at one by one."""
 
 
 class Crossings:
@@ -85,7 +89,8 @@ class PlacementLoads:
         self.lattice = lattice
         self.num_prefixes = len(lattice.prefixes)
         self.num_depths = 1
-        self.options: Sequence[StageOption] = [StageOption(device_class=index) for index in range(len(problem.counts))]
+        self._classes: Sequence[int] = range(len(problem.counts))
+        self.options: Sequence[StageOption] = [StageOption(device_class=index) for index in self._classes]
         members = lattice.members()
         finite = np.isfinite(problem.time_s)
         self._work = members @ np.where(finite, problem.time_s, 0.0)  # [prefix, class]
@@ -108,7 +113,14 @@ class PlacementLoads:
         memory = self._memory[ends] - self._memory[start]
         load[self._refused[ends] - self._refused[start] > 0] = math.inf
         load[memory[:, None] > self.problem.limits[None, :]] = math.inf
-        return [load[:, index, None] for index in range(load.shape[1])]
+        return [load[:, index, None] for index in self._classes]
+
+    def only(self, device_class: int) -> PlacementLoads:
+        """The same with stages on that class alone, as class 0."""
+        other = copy(self)
+        other._classes = [device_class]
+        other.options = [StageOption(device_class=0)]
+        return other
 
     def _band(self, upper: float) -> np.ndarray:
         """Which prefixes some devices could reach, and the others finish, without a load above `upper`.
@@ -120,8 +132,8 @@ class PlacementLoads:
         after = before[-1] - before
         is_open = np.ones(self.num_prefixes, dtype=bool)
         self._reach = float(before[-1]) + 1.0
-        if math.isfinite(upper):
-            counts = self.problem.counts
+        counts = self.problem.counts
+        if math.isfinite(upper) and math.prod(count + 1 for count in counts) <= _MOST_CAPACITIES:
             amounts = ((np.arange(count + 1) * weight).tolist() for count, weight in zip(counts, weights, strict=True))
             capacity = np.array([sum(chosen) for chosen in itertools.product(*amounts)])
             reach = upper * (1 + 1e-9)

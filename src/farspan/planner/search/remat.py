@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farspan.planner.costed.problem import FloatArray
+from farspan.cluster import DeviceClass
+from farspan.planner.costed.graph import CostedNode
+from farspan.planner.costed.problem import FloatArray, seconds_on
 
-__all__ = ["Choice", "Steps", "make_steps"]
+__all__ = ["Choice", "Steps", "choices_of", "make_steps"]
 
 _Kind = tuple[float, float, float, bool]  # seconds per byte, bytes saved, seconds added, the only step of its node
 
@@ -38,6 +40,24 @@ class Choice:
 
     def memory(self, in_flight: int) -> float:
         return self.saved_bytes * in_flight + self.memory_bytes
+
+
+def choices_of(node: CostedNode, kind: DeviceClass, degree: int) -> list[Choice]:
+    """How a node can run on that class at that degree; as it is given is a choice of degree 1."""
+    found: list[Choice] = []
+    if degree == 1:
+        found.append(
+            Choice(name="", time_s=seconds_on(node, kind), saved_bytes=node.saved_bytes, memory_bytes=node.memory_bytes)
+        )
+    for option in node.options:
+        if option.tensor_parallel == degree:
+            seconds = seconds_on(replace(node, forward_s=option.forward_s, backward_s=option.backward_s), kind)
+            found.append(
+                Choice(
+                    name=option.name, time_s=seconds, saved_bytes=option.saved_bytes, memory_bytes=option.memory_bytes
+                )
+            )
+    return [choice for choice in found if math.isfinite(choice.time_s)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

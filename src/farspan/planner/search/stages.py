@@ -27,14 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.planner.costed.graph import CostedGraph, CostedNode
-from farspan.planner.costed.problem import FloatArray, seconds_on
+from farspan.planner.costed.graph import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.costed.problem import FloatArray
 from farspan.planner.search.chain import IntArray, StageOption, Step
 from farspan.planner.search.lattice import Lattice
 from farspan.planner.search.loads import Crossings
-from farspan.planner.search.remat import Choice, Steps, make_steps
+from farspan.planner.search.remat import Choice, Steps, choices_of, make_steps
 
-__all__ = ["Rules", "StageLoads"]
+__all__ = ["Rules", "StageLoads", "of_degree"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,12 @@ class Rules:
     num_stages: int | None = None
     least: Mapping[str, int] = field(default_factory=dict[str, int])
 
+    def times_moved(self, edge: CostedEdge) -> float:
+        """How often a value goes along an edge, or its gradient back, for each micro-batch."""
+        forward = min(self.passes, 1.0)
+        back = 0.0 if edge.gradient_bytes == 0 else self.passes - forward
+        return back + (forward / self.micro_batches if edge.is_parameter else forward)
+
 
 _MAX_CACHE = 300_000_000
 
@@ -72,7 +78,7 @@ class _Degree:
         self.degree = degree
         self.only_with: int | None = None
         """The group that a stage on this class has; None for any."""
-        self.choices = [_choices(node, kind, degree) for node in graph.nodes]
+        self.choices = [choices_of(node, kind, degree) for node in graph.nodes]
         self.fastest = [
             min(range(len(each)), key=lambda index, each=each: (each[index].time_s, each[index].memory(1)))
             if each
@@ -94,7 +100,7 @@ class _Degree:
             time_s[group] += choice.time_s
             saved[group] += choice.saved_bytes
             memory[group] += choice.memory_bytes
-            sizes, borders = _of_degree(node, degree)
+            sizes, borders = of_degree(node, degree)
             parameters[group] += sizes
             self.border += [
                 (group, group_of[index_of[name]], size) for name, size in borders.items() if name in index_of and size
@@ -122,6 +128,7 @@ class StageLoads:
         max_depth: Replicas in all stages together, in units, that are told apart.
         max_replicas: In units, of one stage.
         relaxed: Lower bounds instead of what the best known choice of remat costs.
+        is_near: Whether a transfer is taken to go to the nearest device, and not to any.
     """
 
     def __init__(
@@ -136,9 +143,10 @@ class StageLoads:
         max_depth: int = 64,
         max_replicas: int | None = None,
         relaxed: bool = False,
+        is_near: bool = False,
     ) -> None:
         self.lattice, self.rules, self.unit, self.relaxed = lattice, rules, unit, relaxed
-        self.cluster = cluster
+        self.cluster, self.is_near = cluster, is_near
         self.num_prefixes = len(lattice.prefixes)
         self._members = lattice.members()
         degrees = sorted({1, *(option.tensor_parallel for node in graph.nodes for option in node.options)})
@@ -165,7 +173,7 @@ class StageLoads:
         self._leave_out_lone_classes(group_of)
         self.may_remain = self._may_remain()
         """[devices of each class that is counted] whether so many may be without a stage; None for any."""
-        self._transfers = _transfers(graph, group_of, lattice)
+        self._transfers = _transfers(graph, group_of, lattice, rules)
         units = sorted({option.replicas for option in self.options})
         in_flight = {each: [self.in_flight(depth, each) for depth in range(self.num_depths)] for each in units}
         self.flights = sorted({count for counts in in_flight.values() for count in counts})
@@ -322,9 +330,9 @@ class _Once:
         kind = degree.kind
         sizes = moved[:, 0].copy()
         for group, neighbour, size in degree.border:
-            sizes += size * (inside[:, group] & ~inside[:, neighbour])
-        transfers = sizes / loads.cluster.link(kind) + moved[:, 1] + kind.latency_s * moved[:, 2]
-        self._fixed = degree.time_s[ends] - degree.time_s[start] + loads.rules.passes * transfers
+            sizes += loads.rules.passes * size * (inside[:, group] & ~inside[:, neighbour])
+        transfers = sizes / loads.cluster.link(kind, is_near=loads.is_near) + moved[:, 1] + kind.latency_s * moved[:, 2]
+        self._fixed = degree.time_s[ends] - degree.time_s[start] + transfers
         self._fixed[degree.refused[ends] > degree.refused[start]] = math.inf
         if degree.only_with is not None:
             self._fixed[~inside[:, degree.only_with]] = math.inf
@@ -357,25 +365,7 @@ class _Once:
         return total
 
 
-def _choices(node: CostedNode, kind: DeviceClass, degree: int) -> list[Choice]:
-    """How a node can run at that degree; as it is given is a choice of degree 1."""
-    found: list[Choice] = []
-    if degree == 1:
-        found.append(
-            Choice(name="", time_s=seconds_on(node, kind), saved_bytes=node.saved_bytes, memory_bytes=node.memory_bytes)
-        )
-    for option in node.options:
-        if option.tensor_parallel == degree:
-            seconds = seconds_on(replace(node, forward_s=option.forward_s, backward_s=option.backward_s), kind)
-            found.append(
-                Choice(
-                    name=option.name, time_s=seconds, saved_bytes=option.saved_bytes, memory_bytes=option.memory_bytes
-                )
-            )
-    return found if all(math.isfinite(choice.time_s) for choice in found) else []
-
-
-def _of_degree(node: CostedNode, degree: int) -> tuple[float, Mapping[str, float]]:
+def of_degree(node: CostedNode, degree: int) -> tuple[float, Mapping[str, float]]:
     """Parameter bytes of a device, and border bytes, at that degree: the options of one degree differ in remat only."""
     for option in node.options:
         if option.tensor_parallel == degree and degree > 1:
@@ -384,15 +374,16 @@ def _of_degree(node: CostedNode, degree: int) -> tuple[float, Mapping[str, float
     return node.parameter_bytes, borders[0] if borders else {}
 
 
-def _transfers(graph: CostedGraph, group_of: Sequence[int], lattice: Lattice) -> Crossings:
-    """What crosses borders: bytes, seconds, values."""
+def _transfers(graph: CostedGraph, group_of: Sequence[int], lattice: Lattice, rules: Rules) -> Crossings:
+    """What crosses borders for each micro-batch: bytes, seconds, messages; forward, and gradients back."""
     index_of = {node.name: index for index, node in enumerate(graph.nodes)}
     pins: dict[tuple[str, str], set[int]] = {}
     costs: dict[tuple[str, str], tuple[float, float, float]] = {}
     for edge in graph.edges:
         key = (edge.source, edge.value)
         pins.setdefault(key, {group_of[index_of[edge.source]]}).add(group_of[index_of[edge.target]])
-        costs[key] = (edge.size_bytes, edge.time_s, 1.0)
+        times = rules.times_moved(edge)
+        costs.setdefault(key, (times * edge.size_bytes, times * edge.time_s, times))
     keys = [key for key in pins if len(pins[key]) > 1]
     return Crossings(
         lattice, [sorted(pins[key]) for key in keys], np.array([costs[key] for key in keys]).reshape(-1, 3)

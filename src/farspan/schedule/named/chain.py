@@ -97,7 +97,7 @@ class Chain:
             needs=(self.index(Kind.FORWARD, stage - 1, micro_batch),) if stage else (),
             holds=True,
             memory=costs.memory,
-            output_bytes=costs.output_bytes,
+            output_bytes=self._to(stage + 1, costs.output_bytes),
         )
 
     def _backward(self, stage: int, micro_batch: int) -> Task:
@@ -113,8 +113,12 @@ class Chain:
             needs=(own,) if is_last else (own, self.index(Kind.BACKWARD, stage + 1, micro_batch)),
             holds=False,
             memory=-costs.memory + (costs.weight_memory if self.is_split else 0.0),
-            output_bytes=costs.gradient_bytes,
+            output_bytes=self._to(stage - 1, costs.gradient_bytes),
         )
+
+    def _to(self, stage: int, size_bytes: float) -> tuple[tuple[int, float], ...]:
+        """A message of that size to the rank of another stage, if there is one."""
+        return ((self.ranks[stage], size_bytes),) if size_bytes and 0 <= stage < self.num_stages else ()
 
     def _weight(self, stage: int, micro_batch: int) -> Task:
         own = self.index(Kind.BACKWARD, stage, micro_batch)

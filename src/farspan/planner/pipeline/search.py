@@ -9,10 +9,11 @@ Each is searched by dynamic programming; what is exact and what is not shows in 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,8 @@ from farspan.errors import PlanError
 from farspan.planner.costed.bounds import best_weights
 from farspan.planner.costed.graph import CostedGraph
 from farspan.planner.costed.problem import group_nodes
+from farspan.planner.pipeline.pairs import by_pairs
+from farspan.planner.pipeline.stage import PipelineStage
 from farspan.planner.search.chain import Chain, Step, best_chain
 from farspan.planner.search.cuts import good_prefixes
 from farspan.planner.search.lattice import make_lattice
@@ -39,35 +42,6 @@ _LITTLE_WORK = 1e8
 _NUM_SWEPT = 3
 _SWEEP, _SHORT_SWEEP = 24, 5
 _FIRST_GROWTH = 1.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineStage:
-    """One stage of a pipeline.
-
-    Attributes:
-        device_class: Name of the class of its devices.
-        replicas: Data-parallel degree.
-        tensor_parallel: Devices of each replica.
-        nodes: Names.
-        options: Name of a node: the option it runs with, where that is not as it is given.
-        once_s: Seconds of one micro-batch.
-        rate_s: Seconds for each micro-batch, steadily.
-        drain_s: Seconds from the end of the first micro-batch to the end of the step.
-        memory_bytes: Of each device.
-        in_flight: Micro-batches in each replica.
-    """
-
-    device_class: str
-    replicas: int
-    tensor_parallel: int
-    nodes: tuple[str, ...]
-    options: dict[str, str]
-    once_s: float
-    rate_s: float
-    drain_s: float
-    memory_bytes: float
-    in_flight: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +74,40 @@ def plan_pipeline(
         PlanError: Nothing fits.
     """
     began = time.monotonic()
-    search = _Search(graph, cluster, rules or Rules(), objective)
-    value, loads, chain = search.run()
-    stages = tuple(stage_of(graph, each, step) for each, step in zip(loads, chain.steps, strict=True))
+    rules = rules or Rules()
+    search = _Search(graph, cluster, rules, objective, is_near=cluster.has_near_links)
+    found = [search.stages()]
+    if cluster.num_hosts > 1:
+        found += _on_few_hosts(graph, cluster, rules, objective)
+        found = [by_pairs(graph, cluster, rules, each) for each in found]
+    stages = min(found, key=lambda each: _value(objective, each))
+    value = _value(objective, stages)
     return Pipeline(
         objective=objective,
         stages=stages,
         value=value,
-        bound=min(search.bound(value), value),
+        bound=search.bound(value),
         search_s=time.monotonic() - began,
     )
+
+
+def _on_few_hosts(
+    graph: CostedGraph, cluster: Cluster, rules: Rules, objective: Objective
+) -> Iterator[tuple[PipelineStage, ...]]:
+    """Pipelines found as if all links were those between hosts; and on one host alone."""
+    if cluster.has_near_links:
+        yield _Search(graph, cluster, rules, objective).stages()
+    for each in cluster.classes:
+        if each.devices_per_host > 1 and not each.part_of and not rules.least:
+            alone = Cluster(classes=(replace(each, num_hosts=1),))
+            with contextlib.suppress(PlanError):  # it does not fit there
+                yield _Search(graph, alone, rules, objective).stages()
+
+
+def _value(objective: Objective, stages: Sequence[PipelineStage]) -> float:
+    if objective == "bottleneck":
+        return max(stage.rate_s for stage in stages)
+    return sum(stage.once_s for stage in stages) + max(stage.drain_s for stage in stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,16 +118,28 @@ class _Found:
 
 
 class _Search:
-    def __init__(self, graph: CostedGraph, cluster: Cluster, rules: Rules, objective: Objective) -> None:
+    def __init__(
+        self, graph: CostedGraph, cluster: Cluster, rules: Rules, objective: Objective, *, is_near: bool = False
+    ) -> None:
         self.graph, self.cluster, self.rules, self.objective = graph, cluster, rules, objective
+        self.is_near = is_near
         self.group_of, before = group_nodes(graph)
         num_groups = max(self.group_of) + 1
         prefixes, self.is_complete = good_prefixes(graph, self.group_of, before)
         self.lattice = make_lattice(num_groups, prefixes, is_complete=self.is_complete)
         self.is_exact = False
 
-    def run(self) -> tuple[float, list[StageLoads], Chain]:
-        """The objective, the chain, and for each of its steps the loads it is of."""
+    def stages(self) -> tuple[PipelineStage, ...]:
+        """The best that are found.
+
+        Raises:
+            PlanError: Nothing fits.
+        """
+        loads, chain = self._run()
+        return tuple(stage_of(self.graph, each, step) for each, step in zip(loads, chain.steps, strict=True))
+
+    def _run(self) -> tuple[list[StageLoads], Chain]:
+        """For each step of the best chain the loads it is of, and the chain."""
         tried: list[_Found] = []
         # The largest units first: they take little time, and what they find cuts the others short.
         for unit in reversed(self._units()):
@@ -149,7 +159,7 @@ class _Search:
                 if chain is not None:
                     tried.append(_Found(value=value, chain=chain, phases=each.phases))
         found = min(tried, key=lambda each: each.value)
-        return found.value, [found.phases[step.phase] for step in found.chain.steps], found.chain
+        return [found.phases[step.phase] for step in found.chain.steps], found.chain
 
     def _try(self, phases: list[StageLoads], tried: list[_Found]) -> None:
         """Add the chain with the smallest rate, or drain, if it is worth it."""
@@ -188,6 +198,7 @@ class _Search:
             unit=unit,
             max_depth=max_depth,
             relaxed=relaxed,
+            is_near=self.is_near,
         )
 
     def _units(self) -> list[int]:
