@@ -22,7 +22,7 @@ CLOSE = 1 + 1e-6
 MICRO_BATCHES = 3
 
 
-def hosts(count: int, devices: int, *, name: str = "gpu", **more: float) -> DeviceClass:
+def hosts(count: int, devices: int, *, name: str = "gpu", **more: Any) -> DeviceClass:
     return DeviceClass(name=name, kind=name, num_hosts=count, devices_per_host=devices, **more)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -113,7 +114,7 @@ def test_a_tied_weight_crosses_a_border_once_and_its_gradients_each_time() -> No
     nodes = tuple(CostedNode(name=name, forward_s=1.0) for name in ("embed", "head"))
     device = DeviceClass(name="gpu", kind="gpu", devices_per_host=2, within_bytes_per_s=100.0)
 
-    def slowest(**what: float | bool) -> float:
+    def slowest(**what: Any) -> float:
         edge = CostedEdge(source="embed", target="head", size_bytes=8.0, **what)
         rules = Rules(micro_batches=4, max_replicas=1, num_stages=2)
         plan = plan_pipeline(

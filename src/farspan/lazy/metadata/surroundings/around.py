@@ -49,8 +49,9 @@ _Place = tuple[Any, str]
 """A class, the dictionary of a file, or a cell, and the name there ("" in a cell)."""
 _ENDS = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, property, staticmethod, classmethod)
 _READ_ALL = frozenset({"vars", "__dict__", "asdict", "astuple", "fields", "deepcopy"})
+"""Code that names one of these may read attributes that it does not name."""
 _READERS = (copy.copy, dataclasses.replace)
-"""Code that uses one of these, by these names or of these modules, may read attributes that it does not name."""
+"""The same of functions, whose names alone say too little."""
 _GETTERS = (operator.attrgetter, operator.methodcaller)
 _MOST_OBJECTS, _MOST_MODULES = 100, 20
 _MOST_KNOWN = 64
@@ -263,9 +264,10 @@ def _places_of(code: Code) -> list[_Place]:
 
 def _named_by(code: Code, roots: Iterable[Any]) -> Callable[[Any], Names]:
     """Gives for an object the attributes that some code, or the object's own methods, can read."""
-    names = {name for function in code.functions for name in (*names_in(function), *texts_in(function))}
+    named = {name for function in code.functions for name in (*names_in(function), *texts_in(function))}
     for getter in (root for root in roots if isinstance(root, _GETTERS)):
-        names.update(part for text in getter.__reduce__()[1] if isinstance(text, str) for part in text.split("."))
+        named.update(part for text in getter.__reduce__()[1] if isinstance(text, str) for part in text.split("."))
+    names = frozenset(named)
     reads_all = not names.isdisjoint(_READ_ALL) or any(map(_copies_attributes, code.functions))
     is_matching = any(map(matches_by_position, code.functions))
 
@@ -273,7 +275,7 @@ def _named_by(code: Code, roots: Iterable[Any]) -> Callable[[Any], Names]:
     def of_kind(kind: type) -> Names:
         found = names_read(kind, names)
         if is_matching:
-            found.update(getattr(kind, "__match_args__", ()))
+            found |= frozenset(getattr(kind, "__match_args__", ()))
         is_open = reads_all or not (found - names).isdisjoint(_READ_ALL)
         return None if is_open and not kind.__module__.startswith("torch.") else found
 
@@ -283,11 +285,9 @@ def _named_by(code: Code, roots: Iterable[Any]) -> Callable[[Any], Names]:
 def _copies_attributes(function: types.FunctionType) -> bool:
     """Whether a function's code names what reads all attributes of an object, in its own file or as `copy.copy`."""
     names, table = names_in(function), function.__globals__
-    tables = [
-        table,
-        *(vars(table[name]) for name in ("copy", "dataclasses") if isinstance(table.get(name), types.ModuleType)),
-    ]
-    return any(each.get(name) in _READERS for name in ("copy", "replace") if name in names for each in tables)
+    modules = [table[name] for name in ("copy", "dataclasses") if isinstance(table.get(name), types.ModuleType)]
+    named = [each.get(name) for name in ("copy", "replace") if name in names for each in (table, *map(vars, modules))]
+    return any(item is reader for item in named for reader in _READERS)
 
 
 def _table(place: Any) -> Mapping[str, Any]:

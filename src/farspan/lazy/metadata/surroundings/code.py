@@ -161,7 +161,8 @@ def _functions_of(item: Any) -> list[types.FunctionType]:
     return [part for part in parts if isinstance(part, types.FunctionType)]
 
 
-def names_read(kind: type, names: set[str]) -> set[str]:
+@functools.lru_cache(maxsize=1024)
+def names_read(kind: type, names: frozenset[str]) -> frozenset[str]:
     """The names that a class's own methods may read of its objects, where code calls what is among `names`.
 
     Of classes of the program all methods count; of those of Python and torch the ones that are called, by their names
@@ -186,7 +187,7 @@ def names_read(kind: type, names: set[str]) -> set[str]:
         for _, function in called:
             found.update(names_in(function), texts_in(function))
         is_growing = bool(called)
-    return found
+    return frozenset(found)
 
 
 def _is_made_by_python(function: types.FunctionType) -> bool:
