@@ -34,7 +34,7 @@ __all__ = ["Pipeline", "PipelineStage", "plan_pipeline", "stage_of"]
 
 Objective = Literal["bottleneck", "step-time"]
 
-_MAX_WORK = 6e8
+_MAX_WORK = 1.5e9
 """Elementary steps of one dynamic programme."""
 _ALL_DEPTHS, _SOME_DEPTHS = 1_000_000, 32
 """How many replicas in all stages together are told apart, in units."""
