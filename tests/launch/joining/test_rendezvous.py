@@ -59,10 +59,17 @@ def test_farspan_run_ends_who_waits_for_a_rank_that_failed(job):
     assert "rank 2 of 3 failed: exit code 1" in err and "ValueError: no data" in err
 
 
-def test_under_torchrun_a_rank_leaves_word_when_it_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_under_torchrun_a_rank_leaves_word_when_it_ends(tmp_path: Path, num_ranks: int) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nimport farspan\nif os.environ['RANK'] == '1': sys.exit()\n" + DISTRIBUTES)
-    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", str(script)]
+    command = [
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={num_ranks}",
+        f"--master-port={free_port()}",
+        str(script),
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCES, ROOT]), "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
     done = subprocess.run(
@@ -109,16 +116,20 @@ def test_a_rank_that_comes_late_is_waited_for_where_the_store_is_a_file(tmp_path
     assert "rank 1 waits for ranks 0, 2 to call farspan.distribute" in capsys.readouterr().err
 
 
-def test_rank_0_having_failed_stays_until_those_who_have_come_know_why() -> None:
+def test_rank_0_having_failed_stays_until_those_who_have_come_know_why(tmp_path: Path, monkeypatch) -> None:
+    error_file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(error_file))
     store = HashStore()
     first, second = (
         Records(Peers(rank=rank, world_size=3, store=store, host="127.0.0.1", launcher="srun"), 20.0) for rank in (0, 1)
     )
     second.write("rank 1", {})
+    found: list[str] = []
 
     def read() -> None:
         with pytest.raises(RemoteError, match="no data"):
             second.read("hub", 0)
+        found.append(error_file.read_text())  # rank 0 may be ended from now on
 
     reading = threading.Timer(0.5, read)
     reading.start()
@@ -126,6 +137,7 @@ def test_rank_0_having_failed_stays_until_those_who_have_come_know_why() -> None
         raise ValueError("no data")
     assert store.check(["heard 1"])
     reading.join()
+    assert "ValueError: no data" in found[0]
 
 
 def test_torchrun_s_error_file_has_the_first_error_and_dates_later_what_was_heard(tmp_path: Path, monkeypatch) -> None:

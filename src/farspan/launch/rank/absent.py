@@ -39,13 +39,12 @@ def watch_end(messenger: str) -> None:
 def _at_end(process: int, messenger: str) -> None:
     if os.getpid() != process:
         return
-    from farspan.errors import FarspanError, RemoteError
-    from farspan.launch.rank.error_file import leave_error
+    from farspan.errors import FarspanError
+    from farspan.launch.rank.error_file import is_of_another_rank, leave_error
 
     error: BaseException | None = getattr(sys, "last_value", None)
     if error is not None:
-        # Who only heard that a rank never came is the first to fail; a rank that failed has left a file of its own.
-        leave_error(error, is_heard=isinstance(error, RemoteError) and bool(error.remote_traceback))
+        leave_error(error, is_heard=is_of_another_rank(error))
     if process in _processes_that_came:
         return
     import logging

@@ -6,10 +6,10 @@ import logging
 import os
 import time
 
-from farspan.errors import FarspanError
+from farspan.errors import FarspanError, RemoteError
 from farspan.outputs import write_text
 
-__all__ = ["leave_error"]
+__all__ = ["is_of_another_rank", "leave_error"]
 
 _log = logging.getLogger(__name__)
 _HEARD_LATER_S = 10
@@ -43,3 +43,8 @@ def leave_error(error: BaseException, *, is_heard: bool) -> None:
         write_text(path, json.dumps({"message": message}))  # whole: torchrun, which may end this process now, reads it
     except FarspanError as problem:
         _log.debug("torchrun is not told of %s: %s", type(error).__name__, problem)
+
+
+def is_of_another_rank(error: BaseException) -> bool:
+    """Whether this is another rank's failure; who only finds that a rank never came is the first to fail."""
+    return isinstance(error, RemoteError) and bool(error.remote_traceback)

@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from farspan.errors import DeadlineError, LaunchError, RemoteError
+from farspan.launch.rank.error_file import is_of_another_rank, leave_error
 from farspan.launch.rank.notes import has_ended
 from farspan.outputs import write_line
 from farspan.runtime.rendezvous.peers import Peers
@@ -59,6 +60,7 @@ class Records:
         except BaseException as error:
             with contextlib.suppress(RuntimeError):  # the store is gone too: the first error is the cause
                 self.write(key, {"error": described(error)})
+                leave_error(error, is_heard=is_of_another_rank(error))  # torchrun may end this process while it stays
                 self._stay_until_heard()
             raise
 
