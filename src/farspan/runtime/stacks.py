@@ -7,6 +7,7 @@ import signal
 import threading
 
 from farspan.errors import FarspanError
+from farspan.lazy.context.interrupts import never_raises
 from farspan.outputs import write_line
 from farspan.runtime.side import SideChannel
 
@@ -22,6 +23,7 @@ def watch_signal(side: SideChannel) -> None:
         return
     process = os.getpid()
 
+    @never_raises
     def show(*_: object) -> None:
         if os.getpid() == process:  # what it has forked is no rank
             threading.Thread(target=_show, args=(side,), name="farspan-stacks", daemon=True).start()
@@ -32,6 +34,6 @@ def watch_signal(side: SideChannel) -> None:
 def _show(side: SideChannel) -> None:
     try:
         for rank in range(side.world_size):
-            write_line(side.place_of(rank))
+            write_line(side.late.place_of(rank))
     except FarspanError as error:  # a rank has failed meanwhile
         write_line(str(error))

@@ -238,6 +238,21 @@ def test_a_late_rank_that_does_not_say_where_it_is(ranks):
         channels[0].wait_agreed(0, SHORT_S)
 
 
+def test_who_is_late_because_it_waits_for_another_rank(ranks):
+    channels = ranks(4)
+    with channels[1].waits.until(lambda: "", {"rank": 2}):
+        late, place = channels[0].late.behind(1)
+        assert late == [1, 2] and place.startswith("rank 2 is at\n")
+        with channels[2].waits.until(lambda: "", {"step": 0}):  # which rank 3 has not begun
+            each(channels[:3], lambda channel: channel.start(0, 1))
+            channels[2]._ask({"t": "status"}, LONG_S)
+            assert channels[0].late.behind(1)[0] == [1, 2, 3]
+            with channels[3].waits.until(lambda: "", {"rank": 1}):
+                assert channels[0].late.behind(1)[0] == [1, 2, 3]  # a ring is an error of farspan's, not a hang
+        with channels[2].waits.until(lambda: "", {"rank": 0}):
+            assert channels[0].late.behind(1)[0] == [1, 2]
+
+
 def test_a_long_wait_becomes_a_line_of_rank_0(ranks, monkeypatch):
     said = queue.SimpleQueue()
     monkeypatch.setattr("farspan.runtime.side.channel.write_line", said.put)

@@ -21,6 +21,7 @@ import torch
 
 from farspan.errors import FarspanError
 from farspan.graph import Meta
+from farspan.lazy.context.interrupts import signals_held
 from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.metadata.effects.leaks import remove_leaked
 from farspan.lazy.metadata.entry import Entry, Raised, Unknown, interned
@@ -166,9 +167,10 @@ class MetadataCache:
         if entry is not None:
             return entry
         self.num_runs += 1
-        entry = self.entries[key] = self.aside(_find_out, target, template, metas, modes, self.placed)
-        if family.is_ready(numbers, entry):
-            self.aside(generalise, family, target, metas, modes, numbers)
+        with signals_held():
+            entry = self.entries[key] = self.aside(_find_out, target, template, metas, modes, self.placed)
+            if family.is_ready(numbers, entry):
+                self.aside(generalise, family, target, metas, modes, numbers)
         return entry
 
     def learned(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes, entry: Entry) -> None:

@@ -361,7 +361,7 @@ class _Once:
             missing = self._memory[None, :] + np.array(flights)[:, None] * self._saved[None, :] - limit
             if (missing > 0).any():
                 steps = self._degree.steps_for(flights)
-                total += steps.extra(self._start, self._ends, missing, relaxed=self._loads.relaxed)
+                total += steps.extra(self._start, self._ends, missing, self._fixed, relaxed=self._loads.relaxed)
         return total
 
 

@@ -12,14 +12,15 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from farspan.errors import DeadlineError, FarspanError
+from farspan.errors import FarspanError
 from farspan.outputs import write_line
 from farspan.runtime.side.calls import Calls
 from farspan.runtime.side.gathers import Gathers
 from farspan.runtime.side.hub.divergence import history_to_json
 from farspan.runtime.side.hub.server import HubServer
+from farspan.runtime.side.late import LateRanks
 from farspan.runtime.side.link import Link, LoopLink, connect
-from farspan.runtime.side.text import as_error, clip_head, deadline_error, described, fresh, place_of, stack_of
+from farspan.runtime.side.text import as_error, clip_head, described, fresh, stack_of
 from farspan.runtime.side.waits import Waits
 
 if TYPE_CHECKING:
@@ -32,11 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["SideChannel"]
 
 _log = logging.getLogger(__name__)
-_STATUS_S = 5.0
-"""How long a late wait may take to ask the hub whom it waits for."""
-_STACK_S = 2.0
-"""How long a late rank may take to say where it is: its listener is at hand unless the process is stopped."""
-_MAX_STACKS = 4
 _WAKE_S = 0.5
 """How often a rank that has failed lets stopped ones go on while the hub does not answer."""
 _ENDING_S = 5.0
@@ -54,6 +50,7 @@ class SideChannel:
         failure: The first failure of another rank, else None.
         waits: What this rank's program waits for. A wait of half a minute becomes a line on rank 0's standard error.
         place: Set by the caller: says in a line where this rank is in its schedule. Called in the listener thread.
+        late: Says who is late, and where they are.
         wake: Set by the caller: lets processes of other ranks go on that are stopped, so that they hear of a failure.
         on_failure: Called once, in the listener thread, with the first failure. One that came before it was set is
             not repeated: look at `failure` after setting it.
@@ -96,6 +93,7 @@ class SideChannel:
         self._fail_noted = False
         self._closed = False
         self.waits = Waits()
+        self.late = LateRanks(rank, world_size, self._ask)
         link.listen(self._on_frame, self._on_end, self._calls.place, self._on_turn)
 
     @staticmethod
@@ -216,16 +214,11 @@ class SideChannel:
         with self.waits.until(to_do, {"rank": rank}):
             answer = self._calls.ask(rank, request, deadline_s)
         if answer is None:
-            late = self._describe_late(deadline_s, to_do(), {"rank": rank})
+            late = self.late.describe(deadline_s, to_do(), {"rank": rank})
             with self._condition:
                 self._raise_if_stopped()
             raise late
         return answer
-
-    def place_of(self, rank: int) -> str:
-        """Where the program of another rank is now: the stack of its thread, for people."""
-        answer = self._ask({"t": "stack", "to": rank}, _STACK_S)
-        return place_of(rank, str(answer["stack"]) if answer else "")
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
@@ -312,16 +305,10 @@ class SideChannel:
         with self.waits.until(lambda: to_do, about), self._condition:
             if self._wait(ready, deadline_s):
                 return
-        late = self._describe_late(deadline_s, to_do, about)
+        late = self.late.describe(deadline_s, to_do, about)
         with self._condition:
             if not self._wait(ready, 0):
                 raise late
-
-    def _describe_late(self, deadline_s: float, to_do: str, about: Header) -> DeadlineError:
-        status = self._ask({"t": "status", **about}, _STATUS_S)
-        late: list[int] = status["here"][:_MAX_STACKS] if status else []
-        places = [self.place_of(rank) for rank in late if rank != self.rank]
-        return deadline_error(self.rank, deadline_s, to_do, status, places)
 
     def _ask(self, question: Header, patience_s: float) -> Header | None:
         """What the hub, or another rank's listener, answers at once; None if it does not."""
@@ -352,7 +339,8 @@ class SideChannel:
             return
         if kind == "stack":
             place = "\n".join(filter(None, [stack_of(self._thread), self.place(), self.waits.describe()]))
-            self._link.send({"t": "stacked", "to": header["from"], "id": header["id"], "stack": place})
+            stacked = {"t": "stacked", "to": header["from"], "id": header["id"], "stack": place}
+            self._link.send({**stacked, "about": self.waits.about})
             return
         if kind == "say":
             write_line(header["text"])

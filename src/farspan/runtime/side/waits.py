@@ -59,6 +59,12 @@ class Waits:
         wait.is_said = True
         return {"t": "late", "to_do": wait.to_do(), "for_s": round(time.monotonic() - wait.began), **wait.about}
 
+    @property
+    def about(self) -> Header | None:
+        """Whom the wait is for, as the hub is asked; None where the program does not wait."""
+        wait = self.current
+        return None if wait is None else wait.about
+
     def describe(self) -> str:
         """In a line, what the program waits for; "" where it does not."""
         wait = self.current

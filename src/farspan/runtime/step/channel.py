@@ -83,22 +83,28 @@ class Channels:
             DeadlineError: It did not arrive in time; `waiting()` says who waits, at which task.
         """
         for work in bundle.works:
-            try:
-                with self.side.waits.until(lambda: f"to send {bundle.describe()}", {"rank": bundle.src}):
+            with self.side.waits.until(lambda: f"to send {bundle.describe()}", {"rank": bundle.src}):
+                try:
                     work.wait(self.deadline_s)
-            except TimeoutError as error:
-                why = f"rank {bundle.src} did not send it: it is stopped, very slow, or cannot be reached."
-                raise DeadlineError(
-                    f"{waiting()} waited {self.deadline_s:g} s for {bundle.describe()} from rank {bundle.src}.",
-                    why=f"{why}\n{self.side.place_of(bundle.src)}",
-                    hint="look at that rank's log; FARSPAN_DEADLINE=seconds allows longer waits",
-                ) from error
+                except TimeoutError as error:
+                    raise self._late(bundle, waiting()) from error
         bundle.works.clear()
         layouts = list(map(_layout, metas)) if bundle.is_between_gpus else _read_strides(bundle.strides, metas)
         bundle.strides = None  # a view of the common message: it would keep all of it
         for number, (meta, layout) in enumerate(zip(metas, layouts, strict=True)):  # each gives its buffer back
             dense = bundle.tensors[number].as_strided(meta.shape, _dense(meta.shape, layout))
             bundle.tensors[number] = self._with_strides(dense, layout)
+
+    def _late(self, bundle: Bundle, waiting: str) -> DeadlineError:
+        """The error of a wait for `bundle`; it names the rank that keeps the others."""
+        ranks, place = self.side.late.behind(bundle.src)
+        chain = "".join(f", which waits for rank {rank}" for rank in ranks[1:])
+        did_not = "send it" if len(ranks) == 1 else "go on"
+        return DeadlineError(
+            f"{waiting} waited {self.deadline_s:g} s for {bundle.describe()} from rank {bundle.src}{chain}.",
+            why=f"rank {ranks[-1]} did not {did_not}: it is stopped, very slow, or cannot be reached.\n{place}",
+            hint="look at that rank's log; FARSPAN_DEADLINE=seconds allows longer waits",
+        )
 
     def _with_strides(self, dense: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         """A tensor that has arrived, as it was where it comes from: a slice of something larger, with gaps, or one

@@ -8,56 +8,27 @@ number. Steps are taken in that order until what they save covers what is missin
     the last of them is exchanged for a cheaper one that still covers it, or
     the most expensive that is not needed any more is taken back.
 
-With `relaxed` a part of the last step is enough: never more than the best choice costs, so a lower bound.
+With `relaxed` a part of the last step is enough: never more than the best choice costs, so a lower bound. Where that is
+less by more than `_WORTH` of what the stage takes, all choices are tried (`frontier`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farspan.cluster import DeviceClass
-from farspan.planner.costed.graph import CostedNode
-from farspan.planner.costed.problem import FloatArray, seconds_on
+from farspan.planner.costed.problem import FloatArray
+from farspan.planner.search.remat.choices import Choice
+from farspan.planner.search.remat.frontier import Alternative, Frontiers, NodeSet
 
-__all__ = ["Choice", "Steps", "choices_of", "make_steps"]
+__all__ = ["Steps", "make_steps"]
 
+_WORTH = 1e-4
 _Kind = tuple[float, float, float, bool]  # seconds per byte, bytes saved, seconds added, the only step of its node
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """One way to run a node: seconds, and bytes for each micro-batch in flight and besides; no name: as it is given."""
-
-    name: str
-    time_s: float
-    saved_bytes: float
-    memory_bytes: float
-
-    def memory(self, in_flight: int) -> float:
-        return self.saved_bytes * in_flight + self.memory_bytes
-
-
-def choices_of(node: CostedNode, kind: DeviceClass, degree: int) -> list[Choice]:
-    """How a node can run on that class at that degree; as it is given is a choice of degree 1."""
-    found: list[Choice] = []
-    if degree == 1:
-        found.append(
-            Choice(name="", time_s=seconds_on(node, kind), saved_bytes=node.saved_bytes, memory_bytes=node.memory_bytes)
-        )
-    for option in node.options:
-        if option.tensor_parallel == degree:
-            seconds = seconds_on(replace(node, forward_s=option.forward_s, backward_s=option.backward_s), kind)
-            found.append(
-                Choice(
-                    name=option.name, time_s=seconds, saved_bytes=option.saved_bytes, memory_bytes=option.memory_bytes
-                )
-            )
-    return [choice for choice in found if math.isfinite(choice.time_s)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +41,9 @@ class Steps:
         is_only: [flight, kind] its nodes have no other step: it may be taken out of order.
         of_prefix: [flight, prefix, kind] how many steps of that kind a prefix has.
         members: For each flight and kind the nodes, and the choice that the step leads to.
+        nodes_of_prefix: [prefix, kind of node] how many nodes of that kind a prefix has.
+        node_kinds: The nodes of each of these kinds: they have the same choices.
+        frontiers: [flight] of these kinds.
     """
 
     saved_bytes: FloatArray
@@ -77,14 +51,26 @@ class Steps:
     is_only: NDArray[np.bool_]
     of_prefix: FloatArray
     members: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
+    nodes_of_prefix: NDArray[np.intp]
+    node_kinds: Sequence[Sequence[int]]
+    frontiers: Sequence[Frontiers]
 
-    def extra(self, start: int, ends: NDArray[np.intp], missing: FloatArray, *, relaxed: bool = False) -> FloatArray:
+    def extra(
+        self,
+        start: int,
+        ends: NDArray[np.intp],
+        missing: FloatArray,
+        without_s: FloatArray,
+        *,
+        relaxed: bool = False,
+    ) -> FloatArray:
         """[flight, end] the seconds that steps add which save what is missing; infinite where all together do not.
 
         Args:
             start: The prefix where the stages begin.
             ends: Those where they end.
             missing: [flight, end] bytes to save; nothing is to be done from 0 down.
+            without_s: [end] what the stages take without.
             relaxed: A lower bound.
         """
         extra = np.where(missing > 0, math.inf, 0.0)
@@ -95,7 +81,16 @@ class Steps:
         flights, rows = np.nonzero(can)
         if len(flights):
             stages = _Knapsacks(self, flights, counts[flights, rows], missing[flights, rows])
-            extra[flights, rows] = stages.total(relaxed=True) if relaxed else stages.best()
+            least = found = stages.total(relaxed=True)
+            if not relaxed:
+                found = stages.best()
+                for index in np.flatnonzero(found - least > _WORTH * (without_s[rows] + least)):
+                    flight, row = int(flights[index]), int(rows[index])
+                    if math.isfinite(without_s[row]):
+                        nodes = _node_set(self.nodes_of_prefix[ends[row]] - self.nodes_of_prefix[start])
+                        exact = self.frontiers[flight].least(nodes, missing[flight, row, None])[0]
+                        found[index] = min(found[index], exact)
+            extra[flights, rows] = found
         return extra
 
     def chosen(self, flight: int, nodes: set[int], missing: float) -> dict[int, int]:
@@ -105,7 +100,13 @@ class Steps:
         mine = [[each for each in kind if each[0] in nodes] for kind in self.members[flight]]
         counts = np.zeros((1, self.saved_bytes.shape[1]))
         counts[0, : len(mine)] = [len(kind) for kind in mine]
-        numbers = _Knapsacks(self, np.array([flight]), counts, np.array([missing])).numbers()
+        stage = _Knapsacks(self, np.array([flight]), counts, np.array([missing]))
+        of_kind = [[node for node in kind if node in nodes] for kind in self.node_kinds]
+        node_set = _node_set(np.array([len(each) for each in of_kind]))
+        exact = self.frontiers[flight].chosen(node_set, missing)
+        if exact is not None and self.frontiers[flight].least(node_set, np.array([missing]))[0] < stage.best()[0]:
+            return {of_kind[kind].pop(): choice for kind, choice in exact}
+        numbers = stage.numbers()
         return {node: choice for kind, number in zip(mine, numbers, strict=False) for node, choice in kind[:number]}
 
 
@@ -185,6 +186,13 @@ def make_steps(
         members: [prefix, group].
     """
     of_flight = [_kinds(choices, fastest, in_flight) for in_flight in flights]
+    node_kinds: dict[tuple[tuple[Choice, ...], int], list[int]] = {}
+    for node, options in enumerate(choices):
+        if len(options) > 1:
+            node_kinds.setdefault((tuple(options), fastest[node]), []).append(node)
+    of_group = np.zeros((members.shape[1], len(node_kinds)), dtype=np.intp)
+    for number, nodes in enumerate(node_kinds.values()):
+        np.add.at(of_group[:, number], [group_of[node] for node in nodes], 1)
     num_kinds = max(len(kinds) for kinds in of_flight)
     saved, extra = np.zeros((len(flights), num_kinds)), np.zeros((len(flights), num_kinds))
     is_only = np.zeros((len(flights), num_kinds), dtype=bool)
@@ -200,7 +208,28 @@ def make_steps(
         is_only=is_only,
         of_prefix=members.astype(float) @ has,
         members=tuple(tuple(steps for _, steps in kinds) for kinds in of_flight),
+        nodes_of_prefix=members.astype(np.intp) @ of_group,
+        node_kinds=tuple(node_kinds.values()),
+        frontiers=[Frontiers([_alternatives(*kind, in_flight) for kind in node_kinds]) for in_flight in flights],
     )
+
+
+def _node_set(counts: NDArray[np.intp]) -> NodeSet:
+    return tuple((int(kind), int(counts[kind])) for kind in np.flatnonzero(counts))
+
+
+def _alternatives(options: Sequence[Choice], fastest: int, in_flight: int) -> list[Alternative]:
+    """The fastest way, and those that save something."""
+    least = options[fastest]
+    ways = [
+        Alternative(
+            saved_bytes=least.memory(in_flight) - each.memory(in_flight),
+            extra_s=each.time_s - least.time_s,
+            choice=index,
+        )
+        for index, each in enumerate(options)
+    ]
+    return [way for way in ways if way.choice == fastest or way.saved_bytes > 0]
 
 
 def _kinds(

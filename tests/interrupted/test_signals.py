@@ -1,0 +1,113 @@
+"""Signals wait while torch runs Python inside its own code, and lose nothing by it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.launcher import Job
+
+from farspan.lazy.context.interrupts import never_raises, signals_held
+
+NUMBERS = (signal.SIGALRM, signal.SIGUSR2)
+
+
+@pytest.fixture
+def came() -> Iterator[list[int]]:
+    """What comes: each number raises KeyboardInterrupt, too."""
+    came: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = [signal.signal(number, handle) for number in NUMBERS]
+    yield came
+    for number, handler in zip(NUMBERS, before, strict=True):
+        signal.signal(number, handler)
+
+
+def test_a_signal_waits_for_the_end_of_the_body(came: list[int]) -> None:
+    during: list[int] = []
+
+    def both() -> None:
+        with signals_held():
+            signal.raise_signal(NUMBERS[0])
+            signal.raise_signal(NUMBERS[1])
+            during.append(len(came))
+
+    with pytest.raises(KeyboardInterrupt):
+        both()
+    assert during == [0] and sorted(came) == sorted(NUMBERS)  # none is lost, though the first handler has raised
+
+
+def test_a_second_one_does_not_wait(came: list[int]) -> None:
+    def twice() -> None:
+        with signals_held():
+            signal.raise_signal(NUMBERS[0])
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(NUMBERS[0])
+            assert came == [NUMBERS[0]]
+
+    with pytest.raises(KeyboardInterrupt):
+        twice()
+    assert came == [NUMBERS[0]] * 2
+
+
+def test_handlers_are_as_before_or_as_the_body_leaves_them(came: list[int]) -> None:
+    before = [signal.getsignal(number) for number in NUMBERS]
+    with signals_held():
+        signal.signal(NUMBERS[0], signal.SIG_IGN)
+    assert [signal.getsignal(number) for number in NUMBERS] == [signal.SIG_IGN, before[1]]
+
+
+def test_a_handler_that_never_raises_does_not_wait(came: list[int]) -> None:
+    @never_raises
+    def handle(number: int, frame: object) -> None:
+        came.append(number)
+
+    signal.signal(NUMBERS[0], handle)
+    with signals_held():
+        signal.raise_signal(NUMBERS[0])
+        assert came == [NUMBERS[0]]
+
+
+def test_in_another_thread_nothing_is_held(came: list[int]) -> None:
+    handlers: list[object] = []
+
+    def run() -> None:
+        with signals_held():
+            handlers.append(signal.getsignal(NUMBERS[0]))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(NUMBERS[0])]
+
+
+INTERRUPTED = """
+import torch, farspan
+from torch import nn
+
+class Interrupted(nn.Linear):
+    def forward(self, x):
+        if type(x) is not torch.Tensor:
+            signal.raise_signal(signal.SIGINT)
+            os.write(2, b'after it\\n')
+        return super().forward(x)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest in the background ignores it
+model = nn.Sequential(nn.Linear(2, 2), Interrupted(2, 2))
+farspan.distribute(model, measure=False)
+model(torch.ones(1, 2))
+print('not reached')
+"""
+
+
+def test_ctrl_c_while_a_module_runs_on_fakes_is_raised_after_that(tmp_path: Path) -> None:
+    code, out, err = Job(tmp_path).run(INTERRUPTED)
+    assert code != 0 and "not reached" not in out
+    assert "after it" in err and "KeyboardInterrupt" in err
