@@ -240,17 +240,35 @@ def test_a_late_rank_that_does_not_say_where_it_is(ranks):
 
 def test_who_is_late_because_it_waits_for_another_rank(ranks):
     channels = ranks(4)
+
+    def chain():
+        return channels[0].late.behind(1)[0]
+
     with channels[1].waits.until(lambda: "", {"rank": 2}):
-        late, place = channels[0].late.behind(1)
-        assert late == [1, 2] and place.startswith("rank 2 is at\n")
+        waits, why = channels[0].late.behind(1)
+        assert waits == ", which waits for rank 2"
+        assert why.startswith("rank 2 does not go on") and "\nrank 2 is at\n" in why
         with channels[2].waits.until(lambda: "", {"step": 0}):  # which rank 3 has not begun
             each(channels[:3], lambda channel: channel.start(0, 1))
             channels[2]._ask({"t": "status"}, LONG_S)
-            assert channels[0].late.behind(1)[0] == [1, 2, 3]
-            with channels[3].waits.until(lambda: "", {"rank": 1}):
-                assert channels[0].late.behind(1)[0] == [1, 2, 3]  # a ring is an error of farspan's, not a hang
-        with channels[2].waits.until(lambda: "", {"rank": 0}):
-            assert channels[0].late.behind(1)[0] == [1, 2]
+            assert chain() == ", which waits for rank 2, which waits for rank 3"
+            with channels[3].waits.until(lambda: "", {"rank": 1}):  # a ring would be an error of farspan's
+                assert chain() == ", which waits for rank 2, which waits for rank 3"
+        with channels[2].waits.until(lambda: "", {"rank": 0}):  # who asks
+            assert chain() == ", which waits for rank 2"
+
+
+def test_a_hub_that_is_silent_is_named_and_not_who_could_not_be_asked(ranks, monkeypatch):
+    monkeypatch.setattr("farspan.runtime.side.late._STACK_S", SHORT_S)
+    monkeypatch.setattr("farspan.runtime.side.late._STATUS_S", SHORT_S)
+    channels = ranks(3)
+    channels[2]._link.send = lambda header, payload=b"": None
+    chain, why = channels[2].late.behind(1)
+    assert chain == ", and rank 0 does not answer" and why.startswith("rank 0, where the hub is, does not answer")
+    assert channels[2].late.behind(0) == ("", why)
+    assert channels[2].late.place_of(1) == why
+    error = channels[2].late.describe(5.0, "to begin step 4", {"step": 4})
+    assert error.what == "rank 2 waited 5 s for the others to begin step 4, and rank 0 does not answer"
 
 
 def test_a_long_wait_becomes_a_line_of_rank_0(ranks, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from farspan.runtime.side.text import deadline_error, place_of
+from farspan.runtime.side.text import HUB_IS_SILENT, deadline_error, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,22 +35,38 @@ class LateRanks:
 
     def place_of(self, rank: int) -> str:
         """Where the program of another rank is now: the stack of its thread, for people."""
-        return _place_in(rank, self._ask({"t": "stack", "to": rank}, _STACK_S))
+        return self._place_in(rank, self._stack_of(rank))
 
-    def behind(self, rank: int) -> tuple[list[int], str]:
+    def behind(self, rank: int) -> tuple[str, str]:
         """Follow who waits for whom, from a late rank on.
 
         Returns:
-            The ranks, that one first, each waiting for the next; and where the last of them is, for people.
+            For people: more words for a line that names that rank, "" if it waits for none; and who does not go on, and
+            where that one is.
         """
-        ranks, place = list[int](), ""
-        after: int | None = rank
-        while after is not None and after not in ranks:
-            ranks.append(after)
-            answer = self._ask({"t": "stack", "to": after}, _STACK_S)
-            place = _place_in(after, answer)
+        ranks, chain = [rank], ""
+        while True:
+            answer = self._stack_of(ranks[-1])
+            if answer is None and not self._does_hub_answer():
+                return f"{chain}{', and rank 0 does not answer' if ranks[-1] else ''}", HUB_IS_SILENT
             after = self._waits_for(answer)
-        return ranks, place
+            if after is None or after in ranks:
+                break
+            ranks.append(after)
+            chain += f", which waits for rank {after}"
+        why = f"rank {ranks[-1]} does not go on: it is stopped, very slow, or cannot be reached."
+        return chain, f"{why}\n{self._place_in(ranks[-1], answer)}"
+
+    def _stack_of(self, rank: int) -> Header | None:
+        return self._ask({"t": "stack", "to": rank}, _STACK_S)
+
+    def _does_hub_answer(self) -> bool:
+        return self._ask({"t": "status"}, _STACK_S) is not None
+
+    def _place_in(self, rank: int, answer: Header | None) -> str:
+        if answer is None and not self._does_hub_answer():
+            return HUB_IS_SILENT
+        return place_of(rank, str(answer["stack"]) if answer else "")
 
     def _waits_for(self, answer: Header | None) -> int | None:
         """The rank for which one waits that has answered where it is; None if for none but this one."""
@@ -76,7 +92,3 @@ class LateRanks:
         late: list[int] = status["here"][:_MAX_STACKS] if status else []
         places = [self.place_of(rank) for rank in late if rank != self._rank]
         return deadline_error(self._rank, deadline_s, to_do, status, places)
-
-
-def _place_in(rank: int, answer: Header | None) -> str:
-    return place_of(rank, str(answer["stack"]) if answer else "")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from farspan.runtime.side.wire import Header
 
 __all__ = [
+    "HUB_IS_SILENT",
     "as_error",
     "clip_head",
     "clip_tail",
@@ -134,6 +135,9 @@ def fresh(error: FarspanError) -> FarspanError:
     return copy
 
 
+HUB_IS_SILENT = "rank 0, where the hub is, does not answer: it is stopped or unreachable"
+
+
 def deadline_error(
     rank: int, deadline_s: float, to_do: str, status: Header | None, places: Sequence[str]
 ) -> DeadlineError:
@@ -149,8 +153,7 @@ def deadline_error(
     what = f"rank {rank} waited {deadline_s:g} s for "
     hint = "look where those ranks are (`py-spy dump --pid PID` on their hosts); if only slow: a longer deadline"
     if status is None:
-        why = "rank 0, where the hub is, does not answer: it is stopped or unreachable"
-        return DeadlineError(f"{what}the others {to_do}", why=why, hint=hint)
+        return DeadlineError(f"{what}the others {to_do}, and rank 0 does not answer", why=HUB_IS_SILENT, hint=hint)
     who = name_ranks(status["missing"]) if status["missing"] else "the others"
     return DeadlineError(f"{what}{who} {to_do}", why="\n".join([*status["notes"], *places]), hint=hint)
 

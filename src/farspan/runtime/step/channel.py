@@ -97,12 +97,10 @@ class Channels:
 
     def _late(self, bundle: Bundle, waiting: str) -> DeadlineError:
         """The error of a wait for `bundle`; it names the rank that keeps the others."""
-        ranks, place = self.side.late.behind(bundle.src)
-        chain = "".join(f", which waits for rank {rank}" for rank in ranks[1:])
-        did_not = "send it" if len(ranks) == 1 else "go on"
+        chain, why = self.side.late.behind(bundle.src)
         return DeadlineError(
             f"{waiting} waited {self.deadline_s:g} s for {bundle.describe()} from rank {bundle.src}{chain}.",
-            why=f"rank {ranks[-1]} did not {did_not}: it is stopped, very slow, or cannot be reached.\n{place}",
+            why=why,
             hint="look at that rank's log; FARSPAN_DEADLINE=seconds allows longer waits",
         )
 
