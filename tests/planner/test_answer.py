@@ -12,7 +12,7 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.plan import Plan
 from farspan.planner.answer import best_plan, explain, forecast, format_answer
-from farspan.planner.answer.bound import lower_bound
+from farspan.planner.bound import lower_bound
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.forecast.given import forecast_of_stages
 from farspan.planner.pipeline import Pipeline

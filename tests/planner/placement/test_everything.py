@@ -38,6 +38,7 @@ def graphs(draw: st.DrawFn) -> CostedGraph:
             backward_s=draw(costs),
             memory_bytes=draw(bytes_),
             saved_bytes=draw(bytes_),
+            working_bytes=draw(st.sampled_from([0.0, 0.0, 1.0, 2.0])),
             options=tuple(
                 NodeOption(
                     name=f"remat{option}", forward_s=seconds(), memory_bytes=draw(bytes_), saved_bytes=draw(bytes_)
@@ -87,8 +88,9 @@ def on(kind: DeviceClass, given: Seconds) -> float:
 def least_seconds(graph: CostedGraph, names: list[str], kind: DeviceClass, in_flight: int) -> float:
     """Of one micro-batch on one device, by the best way to run each node; infinite where none fits."""
     best = math.inf
+    working = max(node.working_bytes for node in graph.nodes if node.name in names)
     for ways in itertools.product(*((node, *node.options) for node in graph.nodes if node.name in names)):
-        if sum(way.memory_bytes + in_flight * way.saved_bytes for way in ways) <= kind.memory_bytes:
+        if sum(way.memory_bytes + in_flight * way.saved_bytes for way in ways) + working <= kind.memory_bytes:
             best = min(best, sum(on(kind, way.forward_s) + on(kind, way.backward_s) for way in ways))
     return best
 

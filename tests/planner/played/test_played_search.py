@@ -12,7 +12,7 @@ import pytest
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.answer import best_plan, forecast, forecast_of_stages
-from farspan.planner.answer.bound import lower_bound
+from farspan.planner.bound import lower_bound
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
 
 SCHEDULES = ("auto", "1f1b", "zero-bubble", "gpipe")

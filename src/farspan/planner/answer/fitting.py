@@ -6,14 +6,16 @@ import itertools
 import math
 from dataclasses import replace
 
-from farspan.cluster import Cluster
+from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
+from farspan.planner.answer.every import every_pipeline
 from farspan.planner.answer.moves import Judge
 from farspan.planner.answer.orders import Orders
-from farspan.planner.costed import CostedGraph
+from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.costed.problem import seconds_on
 from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.hinted import HintedProblem
-from farspan.planner.pipeline import Pipeline, plan_pipeline
+from farspan.planner.pipeline import Objective, Pipeline, PipelineStage, plan_pipeline
 from farspan.planner.search.stages import Rules
 
 __all__ = ["best_pipeline", "fitting", "rules_of"]
@@ -23,7 +25,7 @@ _MOST_SEARCHES = 4
 _MOST_CUTS = 4
 """Of each order of devices."""
 _MOST_TASKS = 20_000
-"""Of all steps that are played where the search finds nothing."""
+"""Of all steps that are played, twice, where the search finds nothing."""
 
 
 def rules_of(problem: HintedProblem, num_micro_batches: int) -> Rules:
@@ -34,45 +36,116 @@ def rules_of(problem: HintedProblem, num_micro_batches: int) -> Rules:
 def fitting(problem: HintedProblem, searched: Cluster, num_micro_batches: int) -> Forecast | None:
     """The best plan for the devices in `searched`, by the objective of the search; None where none fits.
 
-    The search counts neither what a piece needs while it runs nor what is sent: where that is too much, it is told of
-    so much less memory of such devices.
+    The search counts more memory than a step as it is played needs, or less: without what nodes need while they run, or
+    with one micro-batch in flight, as in stages that need nothing of each other. What is played decides.
     """
     rules = rules_of(problem, num_micro_batches)
+    less = replace(rules, counts_working=False)
+    first = _forecast_of(problem, searched, less)
+    if first is not None and first.fits:
+        return first
+    emptiest = _emptiest(problem, searched, rules)
+    if emptiest is None or emptiest.bound > 1:
+        return None
+    few_in_flight = [replace(each, most_in_flight=1) for each in (less, rules)]
+    for ways in ([less, rules], few_in_flight):
+        found = [each for each in (_with_less_memory(problem, searched, way) for way in ways) if each is not None]
+        if found:
+            return min(found, key=lambda each: each.step_s)
+    found = forecast(problem.graph, problem.cluster, emptiest, num_micro_batches)
+    if found.fits:
+        return found
+    return _first_that_fits(problem, searched, less)
+
+
+def _forecast_of(problem: HintedProblem, cluster: Cluster, rules: Rules) -> Forecast | None:
+    """The best pipeline by the search, played; None where it finds none."""
+    pipeline = best_pipeline(problem.searched, cluster, rules)
+    return pipeline and forecast(problem.graph, problem.cluster, pipeline, rules.micro_batches)
+
+
+def _with_less_memory(problem: HintedProblem, searched: Cluster, rules: Rules) -> Forecast | None:
+    """Where what is found needs more than a device has, the search is told of so much less memory of such devices."""
     less = dict.fromkeys((each.name for each in searched.classes), 0.0)
     for _ in range(_MOST_SEARCHES):
         classes = tuple(
             replace(each, memory_bytes=max(0.0, each.memory_bytes - less[each.name])) for each in searched.classes
         )
-        pipeline = best_pipeline(problem.searched, Cluster(classes=classes), rules)
-        if pipeline is None:
-            break
-        found = forecast(problem.graph, problem.cluster, pipeline, num_micro_batches)
-        if found.fits:
+        found = _forecast_of(problem, Cluster(classes=classes), rules)
+        if found is None or found.fits:
             return found
         for name in less:
             own = (
-                each for each, stage in zip(found.stages, pipeline.stages, strict=True) if stage.device_class == name
+                each
+                for each, stage in zip(found.stages, found.pipeline.stages, strict=True)
+                if stage.device_class == name
             )
             less[name] += max([0.0, *(stage.memory_bytes - stage.limit_bytes for stage in own)])
-    return _first_that_fits(problem, searched, rules)
-
-
-def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) -> Forecast | None:
-    """The first plan that fits as it is played."""
-    orders, judge = Orders(problem.searched, searched, rules), Judge(problem, rules.micro_batches, _MOST_TASKS)
-    for order in orders.plain():
-        for pipeline in itertools.islice(orders.cuts(order), _MOST_CUTS):
-            found = judge.better(pipeline, math.inf)
-            if found is not None:
-                return found
-        if judge.is_done():
-            break
     return None
 
 
-def best_pipeline(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Pipeline | None:
+def _emptiest(problem: HintedProblem, searched: Cluster, rules: Rules) -> Pipeline | None:
+    """The plan in which the fullest device is the least full, with one micro-batch in flight. The search takes shares
+    of memory for seconds; a bound above 1 is a proof that nothing fits.
+    """
+
+    def least(node: CostedNode, kind: DeviceClass) -> tuple[float, str]:
+        ways = [(node.as_run(way), way) for way in node.names_of_ways]
+        sizes = [(_least_bytes(each), way) for each, way in ways if seconds_on(each, kind) < math.inf]
+        return min(sizes, default=(math.inf, ""))
+
+    def shares(node: CostedNode) -> dict[str, float]:
+        sizes = {each.name: (least(node, each)[0], each.memory_bytes) for each in searched.classes}
+        return {name: size / limit for name, (size, limit) in sizes.items() if size < math.inf and limit}
+
+    graph = CostedGraph(
+        nodes=tuple(
+            CostedNode(name=node.name, forward_s=shares(node), together=node.together, devices=node.devices)
+            for node in problem.searched.nodes
+        ),
+        edges=tuple(
+            CostedEdge(source=source, target=target)
+            for source, target in dict.fromkeys((edge.source, edge.target) for edge in problem.searched.edges)
+        ),
+    )
+    kinds = {each.name: each for each in searched.classes}
+    unlimited = tuple(replace(each, memory_bytes=math.inf, latency_s=0.0) for each in searched.classes)
+    emptiest = best_pipeline(graph, Cluster(classes=unlimited), rules, objective="bottleneck")
+    if emptiest is None:
+        return None
+    nodes = {node.name: node for node in problem.graph.nodes}
+    stages: list[PipelineStage] = []
+    for stage in emptiest.stages:
+        ways = {name: least(nodes[name], kinds[stage.device_class])[1] for name in stage.nodes}
+        stages.append(replace(stage, options={name: way for name, way in ways.items() if way}))
+    return replace(emptiest, stages=tuple(stages))
+
+
+def _least_bytes(node: CostedNode) -> float:
+    """What it has on its device at least, beside others that may keep the same."""
+    return node.memory_bytes + node.saved_bytes - sum(node.shared_bytes.values())
+
+
+def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) -> Forecast | None:
+    """The first plan that fits as it is played: of the best cuts of some orders of devices, else of all there are."""
+    orders = Orders(problem.searched, searched, rules)
+    some = (each for order in orders.plain() for each in itertools.islice(orders.cuts(order), _MOST_CUTS))
+    for pipelines in (some, every_pipeline(problem.searched, searched, rules)):
+        judge = Judge(problem, rules.micro_batches, _MOST_TASKS)
+        for pipeline in pipelines:
+            found = judge.better(pipeline, math.inf)
+            if found is not None:
+                return found
+            if judge.is_done():
+                break
+    return None
+
+
+def best_pipeline(
+    graph: CostedGraph, cluster: Cluster, rules: Rules, *, objective: Objective = "step-time"
+) -> Pipeline | None:
     """What is found; None where nothing fits."""
     try:
-        return plan_pipeline(graph, cluster, rules=rules)
+        return plan_pipeline(graph, cluster, rules=rules, objective=objective)
     except PlanError:
         return None

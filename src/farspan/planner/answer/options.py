@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.plan.hints import Hints
-from farspan.planner.answer.bound import lower_bound
 from farspan.planner.answer.fitting import best_pipeline, fitting, rules_of
 from farspan.planner.answer.impossible import nothing_fits
 from farspan.planner.answer.moves import Judge, improved
 from farspan.planner.answer.orders import Orders
+from farspan.planner.bound import lower_bound
 from farspan.planner.costed import CostedGraph
 from farspan.planner.forecast import Forecast, can_run
 from farspan.planner.hinted import HintedProblem, hinted_problem
@@ -22,8 +22,8 @@ from farspan.units import format_seconds
 __all__ = ["Answer", "Loser", "best_plan"]
 
 _MOST_SINGLE_DEVICES = 8
-_OTHERS_S = 10.0
-"""How long to look at other plans than the best."""
+_OTHERS_WORK = 1e9
+"""Elementary steps of searches after which no other plans than the best are looked at; some 3 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Answer:
 
     Attributes:
         best: The plan.
-        bound: No plan that distribute can run takes less, transfers and memory aside.
+        bound: No plan that distribute can run takes less.
         losers: The others, the best first.
         search_s: Seconds of all searches together.
         problem: What was searched: the graph and the cluster, as the hints have made them.
@@ -86,19 +86,21 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
     if whole is None:
         raise nothing_fits(graph, cluster, num_micro_batches, hints or Hints())
     losers: list[Loser] = []
-    found = [whole]
+    found, work = [whole], whole.pipeline.work
     for count in _counts(problem, len(whole.stages)):
-        if count == len(whole.stages) or time.monotonic() - began > _OTHERS_S:
+        if count == len(whole.stages) or work > _OTHERS_WORK:
             continue
         each = fitting(problem, _only(problem, whole.pipeline, count), num_micro_batches)
+        work += whole.pipeline.work if each is None else each.pipeline.work
         if each is None:
             losers.append(Loser(what=_devices(count), step_s=float("inf"), why="it does not fit into their memory"))
         else:
             found.append(each)
-    if not hints and cluster.num_devices > 1 and time.monotonic() - began <= _OTHERS_S:
+    if not hints and cluster.num_devices > 1 and work <= _OTHERS_WORK:
         losers += _wide(problem, num_micro_batches)
     # The search knows neither what runs beside a transfer nor what fills a gap: what is played decides.
-    orders = Orders(problem.searched, problem.cluster, rules_of(problem, num_micro_batches))
+    rules = replace(rules_of(problem, num_micro_batches), counts_working=False)
+    orders = Orders(problem.searched, problem.cluster, rules)
     best = improved(found, orders, Judge(problem, num_micro_batches))
     by_count: dict[int, Forecast] = {}
     for each in sorted(found, key=lambda each: each.step_s):

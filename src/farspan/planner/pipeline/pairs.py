@@ -16,8 +16,9 @@ from dataclasses import replace
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.costed import CostedEdge, CostedGraph
 from farspan.planner.pipeline.stage import PipelineStage
+from farspan.planner.search.degree import of_degree
 from farspan.planner.search.remat import choices_of
-from farspan.planner.search.stages import Rules, of_degree
+from farspan.planner.search.stages import Rules
 
 __all__ = ["by_pairs"]
 

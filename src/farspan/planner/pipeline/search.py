@@ -30,7 +30,7 @@ from farspan.planner.search.cuts import good_prefixes
 from farspan.planner.search.lattice import make_lattice
 from farspan.planner.search.stages import Rules, StageLoads
 
-__all__ = ["Pipeline", "PipelineStage", "plan_pipeline", "stage_of"]
+__all__ = ["Objective", "Pipeline", "PipelineStage", "plan_pipeline", "stage_of"]
 
 Objective = Literal["bottleneck", "step-time"]
 
@@ -46,13 +46,16 @@ _FIRST_GROWTH = 1.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The result of `plan_pipeline`: `value` is the objective in seconds, and no pipeline has one below `bound`."""
+    """The result of `plan_pipeline`: `value` is the objective in seconds, and no pipeline has one below `bound`. `work`
+    counts elementary steps of its search.
+    """
 
     objective: Objective
     stages: tuple[PipelineStage, ...]
     value: float
     bound: float
     search_s: float
+    work: float = 0.0
 
     @property
     def gap(self) -> float:
@@ -88,6 +91,7 @@ def plan_pipeline(
         value=value,
         bound=search.bound(value),
         search_s=time.monotonic() - began,
+        work=search.work,
     )
 
 
@@ -128,6 +132,7 @@ class _Search:
         prefixes, self.is_complete = good_prefixes(graph, self.group_of, before)
         self.lattice = make_lattice(num_groups, prefixes, is_complete=self.is_complete)
         self.is_exact = False
+        self.work = 0.0
 
     def stages(self) -> tuple[PipelineStage, ...]:
         """The best that are found.
@@ -289,6 +294,7 @@ class _Search:
     def _chain(
         self, phases: Sequence[StageLoads], what: Literal["rate", "fill", "drain"], cap: float, upper: float = math.inf
     ) -> Chain | None:
+        self.work += self._work(phases)
         for each in phases:
             each.what, each.cap = what, cap
         return best_chain(
@@ -358,6 +364,7 @@ def stage_of(graph: CostedGraph, loads: StageLoads, step: Step) -> PipelineStage
         once_s=values["fill"],
         rate_s=values["rate"],
         drain_s=values["drain"],
-        memory_bytes=sum(choice.memory(in_flight) for choice in chosen.values()),
+        memory_bytes=sum(choice.memory(in_flight) for choice in chosen.values())
+        + max(float(degree.working[degree.group_of[node]]) for node in chosen),
         in_flight=in_flight,
     )

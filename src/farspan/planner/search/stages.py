@@ -7,7 +7,8 @@ all later stages (1F1B: s / r micro-batches are in flight in each replica):
               + passes * (bytes over the border of S) / bandwidth            one micro-batch, start to end
     sync(S)   = sync_passes * (r - 1) / r * parameter bytes / bandwidth      once a step: replicas agree on gradients
     rate(S)   = once(S) / r + sync(S) / R                                    seconds for each micro-batch, steadily
-    memory(S) = sum of memory_bytes + ceil(s / r) * sum of saved_bytes       of each device
+    memory(S) = sum of memory_bytes + ceil(s / r) * sum of saved_bytes
+              + the largest working_bytes                                    of each device
 
 The bottleneck objective (PipeDream, Piper: time per sample) is the largest rate. The time of a step of a pipeline that
 starts and ends empty is
@@ -26,15 +27,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from farspan.cluster import Cluster, DeviceClass
-from farspan.planner.costed.graph import CostedEdge, CostedGraph, CostedNode
+from farspan.cluster import Cluster
+from farspan.planner.costed.graph import CostedEdge, CostedGraph
 from farspan.planner.costed.problem import FloatArray
 from farspan.planner.search.chain import IntArray, StageOption, Step
+from farspan.planner.search.degree import Degree
 from farspan.planner.search.lattice import Lattice
 from farspan.planner.search.loads import Crossings
-from farspan.planner.search.remat import Choice, Steps, choices_of, make_steps
+from farspan.planner.search.remat import Choice
 
-__all__ = ["Rules", "StageLoads", "of_degree"]
+__all__ = ["Rules", "StageLoads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Rules:
         max_replicas: The most replicas of a stage; None for no limit.
         num_stages: How many stages, where these have one device each; None for any number.
         least: By name of a class, how many of its devices must have a stage, where stages have one device each.
+        most_in_flight: The most micro-batches that a replica is taken to hold; None for as many as 1F1B makes it hold.
+        counts_working: Whether a stage needs memory for what the largest of its nodes needs while it runs.
     """
 
     micro_batches: int = 8
@@ -57,6 +61,8 @@ class Rules:
     max_replicas: int | None = None
     num_stages: int | None = None
     least: Mapping[str, int] = field(default_factory=dict[str, int])
+    most_in_flight: int | None = None
+    counts_working: bool = True
 
     def times_moved(self, edge: CostedEdge) -> float:
         """How often a value goes along an edge, or its gradient back, for each micro-batch."""
@@ -66,53 +72,6 @@ class Rules:
 
 
 _MAX_CACHE = 300_000_000
-
-
-class _Degree:
-    """All nodes at one tensor-parallel degree on one class, as sums over prefixes."""
-
-    def __init__(
-        self, graph: CostedGraph, group_of: Sequence[int], members: NDArray[np.bool_], kind: DeviceClass, degree: int
-    ) -> None:
-        self.kind = kind
-        self.degree = degree
-        self.only_with: int | None = None
-        """The group that a stage on this class has; None for any."""
-        self.choices = [choices_of(node, kind, degree) for node in graph.nodes]
-        self.fastest = [
-            min(range(len(each)), key=lambda index, each=each: (each[index].time_s, each[index].memory(1)))
-            if each
-            else -1
-            for each in self.choices
-        ]
-        self.group_of = group_of
-        self._members = members
-        self._steps: Steps | None = None
-        num_groups = members.shape[1]
-        time_s, saved, memory, refused, parameters = (np.zeros(num_groups) for _ in range(5))
-        index_of = {node.name: index for index, node in enumerate(graph.nodes)}
-        self.border: list[tuple[int, int, float]] = []
-        for index, (node, group) in enumerate(zip(graph.nodes, group_of, strict=True)):
-            if not self.choices[index]:
-                refused[group] += 1
-                continue
-            choice = self.choices[index][self.fastest[index]]
-            time_s[group] += choice.time_s
-            saved[group] += choice.saved_bytes
-            memory[group] += choice.memory_bytes
-            sizes, borders = of_degree(node, degree)
-            parameters[group] += sizes
-            self.border += [
-                (group, group_of[index_of[name]], size) for name, size in borders.items() if name in index_of and size
-            ]
-        self.time_s, self.saved, self.memory = members @ time_s, members @ saved, members @ memory
-        self.refused, self.parameters = members @ refused, members @ parameters
-
-    def steps_for(self, flights: Sequence[int]) -> Steps:
-        """The steps for those numbers of micro-batches in flight."""
-        if self._steps is None:
-            self._steps = make_steps(self.choices, self.group_of, self.fastest, flights, self._members)
-        return self._steps
 
 
 class StageLoads:
@@ -153,14 +112,16 @@ class StageLoads:
         most_replicas = rules.micro_batches // unit  # of a stage, in units
         useful = self._members.shape[1] * most_replicas * degrees[-1]
         self.counts = tuple(min(each.num_devices // unit, useful) for each in cluster.classes)
-        self.degrees: dict[tuple[int, int], _Degree] = {}
+        self.degrees: dict[tuple[int, int], Degree] = {}
         self.options: list[StageOption] = []
         has_limit = False
         for index, kind in enumerate(cluster.classes):
             for degree in degrees:
                 if degree > kind.devices_per_host or degree > self.counts[index] * unit:
                     continue
-                self.degrees[index, degree] = _Degree(graph, group_of, self._members, kind, degree)
+                self.degrees[index, degree] = Degree(
+                    graph, group_of, self._members, kind, degree, counts_working=rules.counts_working
+                )
                 has_limit |= math.isfinite(kind.memory_bytes)
                 most = min(self.counts[index] // degree, max_replicas or self.counts[index], most_replicas)
                 self.options += [
@@ -277,7 +238,7 @@ class StageLoads:
         nodes = [node for node, group in enumerate(degree.group_of) if inside[group]]
         chosen = {node: degree.fastest[node] for node in nodes}
         memory = sum(degree.choices[node][at].memory(in_flight) for node, at in chosen.items())
-        missing = memory - degree.kind.memory_bytes
+        missing = memory + degree.working[inside].max() - degree.kind.memory_bytes
         if missing > 0:
             flight = self.flights.index(in_flight)
             chosen |= degree.steps_for(self.flights).chosen(flight, set(nodes), missing)
@@ -303,7 +264,7 @@ class StageLoads:
         if self.num_depths == 1:
             return 1
         rounds = max(self.rules.micro_batches // (replicas * self.unit), 1)
-        return min(max(math.ceil(depth / replicas), 1), rounds)
+        return min(max(math.ceil(depth / replicas), 1), rounds, self.rules.most_in_flight or rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +281,7 @@ class _Once:
     def __init__(
         self,
         loads: StageLoads,
-        degree: _Degree,
+        degree: Degree,
         start: int,
         ends: IntArray,
         inside: NDArray[np.bool_],
@@ -337,7 +298,7 @@ class _Once:
         if degree.only_with is not None:
             self._fixed[~inside[:, degree.only_with]] = math.inf
         self._saved = degree.saved[ends] - degree.saved[start]
-        self._memory = degree.memory[ends] - degree.memory[start]
+        self._memory = degree.memory[ends] - degree.memory[start] + np.where(inside, degree.working, 0.0).max(axis=1)
         self._parameters = degree.parameters[ends] - degree.parameters[start]
         self._by_flight: FloatArray | None = None  # [flight, end]
 
@@ -363,15 +324,6 @@ class _Once:
                 steps = self._degree.steps_for(flights)
                 total += steps.extra(self._start, self._ends, missing, self._fixed, relaxed=self._loads.relaxed)
         return total
-
-
-def of_degree(node: CostedNode, degree: int) -> tuple[float, Mapping[str, float]]:
-    """Parameter bytes of a device, and border bytes, at that degree: the options of one degree differ in remat only."""
-    for option in node.options:
-        if option.tensor_parallel == degree and degree > 1:
-            return option.parameter_bytes, option.border_bytes
-    borders = [option.border_bytes for option in node.options if option.tensor_parallel == degree]
-    return node.parameter_bytes, borders[0] if borders else {}
 
 
 def _transfers(graph: CostedGraph, group_of: Sequence[int], lattice: Lattice, rules: Rules) -> Crossings:

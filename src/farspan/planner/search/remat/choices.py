@@ -30,14 +30,22 @@ def choices_of(node: CostedNode, kind: DeviceClass, degree: int) -> list[Choice]
     found: list[Choice] = []
     if degree == 1:
         found.append(
-            Choice(name="", time_s=seconds_on(node, kind), saved_bytes=node.saved_bytes, memory_bytes=node.memory_bytes)
+            Choice(
+                name="",
+                time_s=seconds_on(node, kind),
+                saved_bytes=node.saved_bytes,
+                memory_bytes=node.memory_bytes,
+            )
         )
     for option in node.options:
         if option.tensor_parallel == degree:
             seconds = seconds_on(replace(node, forward_s=option.forward_s, backward_s=option.backward_s), kind)
             found.append(
                 Choice(
-                    name=option.name, time_s=seconds, saved_bytes=option.saved_bytes, memory_bytes=option.memory_bytes
+                    name=option.name,
+                    time_s=seconds,
+                    saved_bytes=option.saved_bytes,
+                    memory_bytes=option.memory_bytes,
                 )
             )
     return [choice for choice in found if math.isfinite(choice.time_s)]

@@ -15,12 +15,25 @@ backward of the last one, while it may have gradients of weights left to do:
     step >= f(1) + ... + f(s - 1) + M * t(s)
     step >= g(1) + ... + g(s - 1) + M * g(s)
 
-so with that many devices of each class, used in any order, stages reach no farther along the row than
+and what goes from each of the stages before to the next one adds at least the fastest way to send it, in the second
+line also its gradient's way back. So with that many devices of each class, used in any order, stages reach no farther
+along the row than
 
-    reach(n) = max over classes c of    the last node at which both still hold for a stage on c after reach(n - one c)
+    reach(n) = max over classes c of    the last node at which both still hold for a stage on c after reach(n - one c),
+                                        and a device has the memory for one micro-batch
 
 and no step is shorter than the shortest in which all nodes are reached. (With the sums over earlier stages taken on the
-fastest devices, to have come farther is never worse: they grow by less than M * t.) Where devices are too many for
+fastest devices, to have come farther is never worse: they grow by less than M * t.)
+
+Where there are few cuts, the sums over earlier and later stages are taken on the devices that these are on (`cuts`). A
+stage's backwards wait for the forward of the first micro-batch through all stages, and its backward through those after
+it: with b(s) the backward in t(s), r(s) that without gradients of weights (if s has parameters: else nothing can be put
+off), F the sum of all forwards, and with what goes over the borders,
+
+    step >= F + r(s + 1) + r(s + 2) + ... + M * b(s)
+    step >= F + r(1) + ... + r(s - 1) + r(s + 1) + ... + M * r(s)
+
+Where devices are too many for
 that, stages take parts of nodes: no node's f is less than a share p of its t, so t(s) <= R(s) / M, with R(s) what is
 left of the step after the stages before, R(s + 1) <= R(s) - p t(s). Most work is done if all stages take all they may,
 the fastest first: T <= step / M * sum over s of v(s) (1 - p / M)^(s - 1); and the same for g, with p = 1.
@@ -32,10 +45,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from farspan.cluster import Cluster, DeviceClass
+from farspan.planner.bound.cuts import MAX_WORK, Cuts, Stages
+from farspan.planner.bound.row import MAX_STATES, Row, Work
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.costed.problem import seconds_on
-from farspan.planner.search.row import MAX_STATES, Row, Work
+from farspan.planner.costed.problem import FloatArray, seconds_on
 
 __all__ = ["lower_bound"]
 
@@ -107,10 +123,24 @@ def lower_bound(
         path,
     )
     counts = [min(each.num_devices, most) for each in classes]
-    if is_row and math.prod(count + 1 for count in counts) <= MAX_STATES:
+    if is_row:
         order = sorted((name for name, seconds in whole.items() if seconds), key=lambda name: ends[name])
-        row = Row([work[name] for name in order], counts, most, num_micro_batches, returns=returns)
-        least_s = row.least_step(least_s)
+        rows = [work[name] for name in order]
+        border_s = _border_s(order, forwards, cluster), _border_s(order, backwards, cluster, is_back=True)
+        num_states = math.prod(count + 1 for count in counts)
+        if num_states <= MAX_STATES:
+            least = (min(border_s[0][1:-1], default=0.0), min(border_s[1][1:-1], default=0.0))
+            limits = [each.memory_bytes for each in classes]
+            row = Row(rows, counts, limits, most, num_micro_batches, least, returns=returns)
+            least_s = row.least_step(least_s)
+        if num_states * len(classes) * (len(order) + 1) ** 2 <= MAX_WORK:
+            has_weights = {node.name: node.parameter_bytes > 0 for node in graph.nodes}
+            stages = [
+                _stages([row[number] for row in rows], [has_weights[name] for name in order], each)
+                for number, each in enumerate(classes)
+            ]
+            cuts = Cuts(stages, counts, most, num_micro_batches, *map(np.array, border_s), returns=returns)
+            least_s = cuts.least_step(least_s)
     return _SAME * least_s
 
 
@@ -127,6 +157,48 @@ def _work(node: CostedNode, kind: DeviceClass) -> Work:
         ),
         forward_s=min(forward),
         forward_share=min((f / t for f, t in zip(forward, whole, strict=True) if 0 < t < math.inf), default=1.0),
+        backward_s=min(backward),
+        returned_s=min(max(0.0, b - weights) if math.isfinite(b) else math.inf for b in backward),
+        memory_bytes=min(way.memory_bytes + way.saved_bytes - sum(way.shared_bytes.values()) for way in ways),
+    )
+
+
+def _border_s(
+    order: Sequence[str], edges: Sequence[CostedEdge], cluster: Cluster, *, is_back: bool = False
+) -> list[float]:
+    """For a border before each node and after the last, the least seconds over it: of what the node before it makes and
+    the one after it needs.
+    """
+    place = {name: at for at, name in enumerate(order)}
+    fastest = max(max(each.within_bytes_per_s, each.between_bytes_per_s) for each in cluster.classes)
+    latency_s = min(each.latency_s for each in cluster.classes)
+    least = [0.0] * (len(order) + 1)
+    for edge in edges:
+        at = place.get(edge.target, 0)
+        if at and place.get(edge.source) == at - 1:
+            size = edge.sent_back_bytes if is_back else edge.size_bytes
+            least[at] = max(least[at], size / fastest + latency_s)
+    return least
+
+
+def _stages(row: Sequence[Work], has_weights: Sequence[bool], kind: DeviceClass) -> Stages:
+    """All stages of those nodes on one class."""
+
+    def between(values: Sequence[float]) -> FloatArray:
+        sums = np.concatenate([[0.0], np.cumsum([each if math.isfinite(each) else 0.0 for each in values])])
+        return np.maximum(sums[None, :] - sums[:, None], 0.0)
+
+    refused = between([0.0 if math.isfinite(each.whole_s) else 1.0 for each in row])
+    fits = between([each.memory_bytes for each in row]) <= kind.memory_bytes * (2 - _SAME)
+    places = np.arange(len(row) + 1)
+    backward_s = between([each.backward_s for each in row])
+    can_split = between([float(each) for each in has_weights]) > 0
+    return Stages(
+        can_be=(refused == 0) & fits & (places[None, :] > places[:, None]),
+        forward_s=between([each.forward_s for each in row]),
+        backward_s=backward_s,
+        returned_s=np.where(can_split, between([each.returned_s for each in row]), backward_s),
+        whole_s=between([each.whole_s for each in row]),
     )
 
 

@@ -1,0 +1,84 @@
+"""All pipelines that there are, for graphs and clusters so small that they can be counted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from farspan.cluster import Cluster
+from farspan.planner.costed import CostedGraph
+from farspan.planner.costed.problem import group_nodes
+from farspan.planner.pipeline import Pipeline, PipelineStage
+from farspan.planner.search.lattice import all_prefixes
+from farspan.planner.search.stages import Rules
+
+__all__ = ["every_pipeline"]
+
+_MOST_PREFIXES = 100
+_MOST_DEVICES = 5
+
+
+def every_pipeline(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Iterator[Pipeline]:
+    """Each row of stages with one device each, in each order of devices, with each way to run each node.
+
+    Args:
+        graph: What is run; of one with more than a hundred places to cut it there is none.
+        cluster: Where; for more than five devices there is none.
+        rules: How many stages there may be, and which devices must have one.
+    """
+    group_of, before = group_nodes(graph)
+    prefixes = all_prefixes(max(group_of) + 1, before, limit=_MOST_PREFIXES)
+    if prefixes is None or cluster.num_devices > _MOST_DEVICES:
+        return
+    prefixes.sort(key=lambda prefix: (prefix.bit_count(), prefix))
+    ways = [[(node.name, way) for way in node.names_of_ways] for node in graph.nodes]
+    for count in range(1, min(cluster.num_devices, max(group_of) + 1) + 1):
+        if rules.num_stages not in (None, count):
+            continue
+        orders = [
+            order for order in _orders(cluster, count) if all(order.count(n) >= m for n, m in rules.least.items())
+        ]
+        for masks in _chains(prefixes, 0, count):
+            rows = [
+                tuple(node.name for node, group in zip(graph.nodes, group_of, strict=True) if mask >> group & 1)
+                for mask in masks
+            ]
+            for order in orders:
+                for chosen in itertools.product(*ways):
+                    way_of = dict(chosen)
+                    stages = tuple(_stage(name, nodes, way_of) for name, nodes in zip(order, rows, strict=True))
+                    yield Pipeline(objective="step-time", stages=stages, value=0.0, bound=0.0, search_s=0.0)
+
+
+def _chains(prefixes: Sequence[int], start: int, count: int) -> Iterator[list[int]]:
+    """From a prefix on, all ways to cut what follows it into so many stages: the groups of each, as bits."""
+    if count == 1:
+        yield [prefixes[-1] & ~start]
+        return
+    for prefix in prefixes:
+        if prefix != start and not start & ~prefix and (prefixes[-1] & ~prefix).bit_count() >= count - 1:
+            for later in _chains(prefixes, prefix, count - 1):
+                yield [prefix & ~start, *later]
+
+
+def _orders(cluster: Cluster, count: int) -> Iterator[tuple[str, ...]]:
+    """All ways to take so many devices, by their classes."""
+    names = [each.name for each in cluster.classes]
+    for order in itertools.product(names, repeat=count):
+        if all(order.count(each.name) <= each.num_devices for each in cluster.classes):
+            yield order
+
+
+def _stage(device_class: str, nodes: tuple[str, ...], way_of: dict[str, str]) -> PipelineStage:
+    return PipelineStage(
+        device_class=device_class,
+        replicas=1,
+        tensor_parallel=1,
+        nodes=nodes,
+        options={name: way_of[name] for name in nodes if way_of[name]},
+        once_s=0.0,
+        rate_s=0.0,
+        drain_s=0.0,
+        memory_bytes=0.0,
+        in_flight=0,
+    )

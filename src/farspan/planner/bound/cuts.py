@@ -1,0 +1,146 @@
+"""How short a step of a row of nodes can be, over all cuts and all orders of devices: see planner.bound.lower.
+
+For each choice of devices that the stages before a place have taken, the least that these keep the next one waiting:
+
+    before[used, place]        forward[used, place]      forwards alone
+                               waited[used, place]       and what comes back of backwards
+    after[left, place]         both of the stages from there on, on the devices that are left
+
+A stage from one place to another, on one more device, is possible within a step if all that the step must have time
+for is shorter. A step may be that short if a chain of such stages leads to the end of the row. The least of each sum is
+taken by itself: no more than what any one chain has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farspan.planner.costed.problem import FloatArray
+
+__all__ = ["MAX_WORK", "Cuts", "Stages"]
+
+MAX_WORK = 2e6
+"""Stages that are looked at for one length of a step: devices taken, a class, two places."""
+_CLOSE = 1e-7
+_State = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """All stages of a row on one class of devices, by the places where they begin and end.
+
+    Attributes:
+        can_be: [place, place] whether the nodes may run there, and a device has the memory for one micro-batch.
+        forward_s: The least seconds of a forward.
+        backward_s: Of a backward.
+        returned_s: Of what stages before wait for in it.
+        whole_s: Of both.
+    """
+
+    can_be: NDArray[np.bool_]
+    forward_s: FloatArray
+    backward_s: FloatArray
+    returned_s: FloatArray
+    whole_s: FloatArray
+
+
+class Cuts:
+    """A row of nodes.
+
+    Args:
+        stages: Of each class.
+        counts: Of each class, how many devices there are.
+        most: The most stages.
+        num_micro_batches: Of a step.
+        forward_border_s: [place] the least that it takes to send what goes over a border there; 0 at both ends.
+        back_border_s: The same of its gradient.
+        returns: Whether backwards follow from each other.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stages],
+        counts: Sequence[int],
+        most: int,
+        num_micro_batches: int,
+        forward_border_s: FloatArray,
+        back_border_s: FloatArray,
+        *,
+        returns: bool,
+    ) -> None:
+        self.stages, self.counts, self.num_micro_batches, self.returns = stages, counts, num_micro_batches, returns
+        self.forward_border_s = forward_border_s
+        self.border_s = forward_border_s + back_border_s
+        every = sorted(itertools.product(*(range(count + 1) for count in counts)), key=sum)
+        self.states = [state for state in every if sum(state) <= most]
+        self.after = self._after(every)
+
+    def least_step(self, known_s: float) -> float:
+        """Seconds in which not all nodes can be done, or just so; no less than are known."""
+        if self._is_enough(known_s) or not self._is_enough(math.inf):  # or there is no plan
+            return known_s
+        low, high = known_s, 2 * known_s
+        while not self._is_enough(high):
+            low, high = high, 2 * high
+        while high - low > _CLOSE * low:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._is_enough(middle) else (middle, high)
+        return low
+
+    def _after(self, every: Sequence[_State]) -> dict[_State, FloatArray]:
+        """By the devices that are left [place], forwards and what comes back from there on, with the border there."""
+        num_places = len(self.border_s)
+        found: dict[_State, FloatArray] = {}
+        for left in every:
+            best = np.full(num_places, math.inf)
+            best[-1] = 0.0
+            for number, each in enumerate(self.stages):
+                if left[number]:
+                    seconds = each.forward_s + (each.returned_s if self.returns else 0.0) + found[_less(left, number)]
+                    best = np.minimum(
+                        best, np.where(each.can_be, seconds + self.border_s[:, None], math.inf).min(axis=1)
+                    )
+            found[left] = best
+        return found
+
+    def _is_enough(self, step_s: float) -> bool:
+        """Whether some cut may have a step of that length."""
+        num_places, times = len(self.border_s), self.num_micro_batches
+        start = np.full(num_places, math.inf)
+        start[0] = 0.0
+        forward = {state: start.copy() for state in self.states[:1]}
+        waited = {state: start.copy() for state in self.states[:1]}
+        for state in self.states[1:]:
+            forward[state], waited[state] = (np.full(num_places, math.inf) for _ in range(2))
+            for number, each in enumerate(self.stages):
+                if not state[number]:
+                    continue
+                before = _less(state, number)
+                left = tuple(count - used for count, used in zip(self.counts, state, strict=True))
+                ahead, waits = forward[before][:, None], waited[before][:, None]
+                can_be = each.can_be & (ahead + times * each.whole_s <= step_s)
+                forth_and_back = each.forward_s + (each.returned_s if self.returns else 0.0)
+                can_be &= waits + times * (each.forward_s + each.returned_s) <= step_s
+                if self.returns:
+                    rest = each.forward_s + self.after[left]
+                    can_be &= ahead + rest + times * each.backward_s <= step_s
+                    can_be &= waits + rest + times * each.returned_s <= step_s
+                for found, source, seconds, border_s in (
+                    (forward[state], ahead, each.forward_s, self.forward_border_s),
+                    (waited[state], waits, forth_and_back, self.border_s),
+                ):
+                    sums = np.where(can_be, source + seconds + border_s, math.inf)
+                    np.minimum(found, sums.min(axis=0), out=found)
+            if math.isfinite(forward[state][-1]):
+                return True
+        return False
+
+
+def _less(state: _State, number: int) -> _State:
+    return (*state[:number], state[number] - 1, *state[number + 1 :])
