@@ -52,6 +52,12 @@ class Hosts:
         for host in to:
             _ip("-n", f"{self.name}r", "route", "add", "blackhole", f"{ADDRESSES[host]}/32")
 
+    def slow_down(self, rate: str) -> None:
+        """Let no more than that through, in the words of `tc`."""
+        for host in range(len(ADDRESSES)):
+            way = ["dev", f"{self.name}r{host}", "root", "tbf", "rate", rate, "burst", "4kb", "latency", "500ms"]
+            _run("tc", "-n", f"{self.name}r", "qdisc", "add", *way)
+
     def mend(self, *to: int) -> None:
         """Let it through again."""
         for host in to:
@@ -88,5 +94,9 @@ def _fresh_name() -> str:
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"

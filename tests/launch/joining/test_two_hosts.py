@@ -1,7 +1,8 @@
-"""Ranks on two hosts: who is where, a link that is cut, one that comes back."""
+"""Ranks on two hosts: who is where, a link that is cut, one that comes back, one that is slow."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(num_steps):
     optimizer.zero_grad()
     for _ in range(2):
-        loss = model(torch.randn(4, 16)).square().mean()
+        loss = model(torch.randn(int(os.environ.get("ROWS", 4)), 16)).square().mean()
         loss.backward()
     optimizer.step()
     print("step", step, f"{loss.item():.9f}", flush=True)
@@ -108,3 +109,12 @@ def test_a_link_that_comes_back_after_two_seconds_is_survived(hosts: Hosts, tmp_
     hosts.mend(0, 1)
     assert run.end(60.0) == [0, 0], run.output(0)
     assert "trained" in run.output(0) and run.output(0).count("step") == 80
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("tc") is None, reason="needs tc")
+def test_a_link_on_which_a_transfer_takes_ten_seconds_is_slow_and_not_cut(hosts: Hosts, tmp_path: Path) -> None:
+    hosts.slow_down("1mbit")
+    run = Run(hosts, tmp_path, 2, steps=2, pause_s=0.0, ROWS="20000")  # 1.28 MB for each micro-batch, and back
+    assert run.end(200.0) == [0, 0], run.output(0)
+    assert "trained" in run.output(0) and run.output(0).count("step") == 2
