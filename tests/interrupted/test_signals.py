@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Iterator
@@ -86,6 +87,41 @@ def test_in_another_thread_nothing_is_held(came: list[int]) -> None:
     thread.start()
     thread.join()
     assert handlers == [signal.getsignal(NUMBERS[0])]
+
+
+def test_asyncio_hears_of_a_signal_once() -> None:
+    """It listens to the descriptor that Python writes to when the signal comes."""
+    came: list[int] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().add_signal_handler(NUMBERS[0], came.append, 1)
+        with signals_held():
+            signal.raise_signal(NUMBERS[0])
+        await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+    assert came == [1]
+
+
+def test_what_comes_while_handlers_are_put_back_is_raised_and_loses_nothing(came: list[int], monkeypatch) -> None:
+    before = [signal.getsignal(number) for number in NUMBERS]
+    put_back = signal.signal
+
+    def interrupted(number: int, handler: object) -> object:
+        found = put_back(number, handler)  # pyright: ignore[reportArgumentType]
+        if number == NUMBERS[1] and handler is before[1]:
+            signal.raise_signal(number)
+        return found
+
+    def hold_one() -> None:
+        with signals_held():
+            signal.raise_signal(NUMBERS[0])
+            monkeypatch.setattr(signal, "signal", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        hold_one()
+    monkeypatch.undo()
+    assert sorted(came) == sorted(NUMBERS) and [signal.getsignal(number) for number in NUMBERS] == before
 
 
 INTERRUPTED = """

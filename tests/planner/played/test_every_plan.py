@@ -35,6 +35,8 @@ def graphs(draw: st.DrawFn) -> CostedGraph:
         forward_s, saved = draw(seconds), draw(sizes)
         forward_working = draw(st.sampled_from([0.0, 0.0, 1.0]))
         backward_s = forward_s + draw(seconds)
+        if draw(st.integers(0, 4)) == 0:
+            forward_s = backward_s = 0.0
         remat = NodeOption(
             name="remat",
             forward_s=forward_s,
@@ -80,6 +82,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
                 devices_per_host=count,
                 memory_bytes=draw(st.sampled_from([4.0, 6.0, 8.0, 12.0, math.inf])),
                 speed=draw(st.sampled_from([1.0, 2.0])),
+                latency_s=draw(st.sampled_from([0.0, 0.0, 1.0])),
                 within_bytes_per_s=draw(st.sampled_from([1.0, 10.0])),
                 between_bytes_per_s=draw(st.sampled_from([1.0, 10.0])),
             )

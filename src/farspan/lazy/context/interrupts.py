@@ -28,36 +28,51 @@ def never_raises(handler: Handler) -> Handler:
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
     """Let the program's own signal handlers run after the body. A signal that comes twice does not wait: the body may
-    hang. Handlers run in the main thread only, so elsewhere there is nothing to hold.
+    hang. Handlers run in the main thread only, so elsewhere there is nothing to hold. What `signal.siginterrupt` has
+    set for a handler of Python's is lost.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
     waiting = [number for number, handler in handlers.items() if callable(handler) and not _is_free(handler)]
-    held: list[int] = []
+    held: dict[int, FrameType | None] = {}
     is_over = False
 
     def hold(number: int, frame: FrameType | None) -> None:
         if not is_over and number not in held:
-            held.append(number)
+            held[number] = frame
             return
         handler = handlers[number]
         assert callable(handler)
         handler(number, frame)
 
-    try:
+    def restore(number: int) -> None:
+        if signal.getsignal(number) is hold:  # else the body has set another one, which stays
+            signal.signal(number, handlers[number])
+
+    def deliver_all() -> None:
+        nonlocal is_over
+        is_over = True
+        with contextlib.ExitStack() as last_first:
+            for number in reversed(held):
+                last_first.callback(_deliver, number, held[number])
+
+    with contextlib.ExitStack() as stack:  # all of it is done, whatever a handler raises meanwhile
+        stack.callback(deliver_all)
         for number in waiting:
+            stack.callback(restore, number)
             signal.signal(number, hold)
         yield
-    finally:
-        is_over = True
-        for number in waiting:
-            if signal.getsignal(number) is hold:  # else the body has set another one, which stays
-                signal.signal(number, handlers[number])
-        with contextlib.ExitStack() as stack:  # all come, whatever the handler of one raises
-            for number in held:
-                stack.callback(signal.raise_signal, number)
+
+
+def _deliver(number: int, frame: FrameType | None) -> None:
+    """Call the handler; who watches a wakeup descriptor, as asyncio does, has heard of the signal when it came."""
+    handler = signal.getsignal(number)
+    if callable(handler):
+        handler(number, frame)
+    else:
+        signal.raise_signal(number)
 
 
 def _is_free(handler: object) -> bool:

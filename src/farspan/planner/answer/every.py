@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
-from farspan.cluster import Cluster
-from farspan.planner.costed import CostedGraph
-from farspan.planner.costed.problem import group_nodes
+from farspan.cluster import Cluster, DeviceClass
+from farspan.planner.costed import CostedGraph, CostedNode
+from farspan.planner.costed.problem import group_nodes, seconds_on
 from farspan.planner.pipeline import Pipeline, PipelineStage
 from farspan.planner.search.lattice import all_prefixes
 from farspan.planner.search.stages import Rules
 
 __all__ = ["every_pipeline"]
 
-_MOST_PREFIXES = 100
+_MOST_PREFIXES = 64
 _MOST_DEVICES = 5
 
 
@@ -22,7 +23,7 @@ def every_pipeline(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Iterat
     """Each row of stages with one device each, in each order of devices, with each way to run each node.
 
     Args:
-        graph: What is run; of one with more than a hundred places to cut it there is none.
+        graph: What is run; of one with more than 64 places to cut it there is none.
         cluster: Where; for more than five devices there is none.
         rules: How many stages there may be, and which devices must have one.
     """
@@ -31,6 +32,8 @@ def every_pipeline(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Iterat
     if prefixes is None or cluster.num_devices > _MOST_DEVICES:
         return
     prefixes.sort(key=lambda prefix: (prefix.bit_count(), prefix))
+    nodes = {node.name: node for node in graph.nodes}
+    kinds = {each.name: each for each in cluster.classes}
     ways = [[(node.name, way) for way in node.names_of_ways] for node in graph.nodes]
     for count in range(1, min(cluster.num_devices, max(group_of) + 1) + 1):
         if rules.num_stages not in (None, count):
@@ -38,6 +41,8 @@ def every_pipeline(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Iterat
         orders = [
             order for order in _orders(cluster, count) if all(order.count(n) >= m for n, m in rules.least.items())
         ]
+        if not orders:
+            continue
         for masks in _chains(prefixes, 0, count):
             rows = [
                 tuple(node.name for node, group in zip(graph.nodes, group_of, strict=True) if mask >> group & 1)
@@ -46,7 +51,11 @@ def every_pipeline(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Iterat
             for order in orders:
                 for chosen in itertools.product(*ways):
                     way_of = dict(chosen)
-                    stages = tuple(_stage(name, nodes, way_of) for name, nodes in zip(order, rows, strict=True))
+                    if not all(
+                        _may_fit(nodes, names, way_of, kinds[kind]) for kind, names in zip(order, rows, strict=True)
+                    ):
+                        continue
+                    stages = tuple(_stage(kind, names, way_of) for kind, names in zip(order, rows, strict=True))
                     yield Pipeline(objective="step-time", stages=stages, value=0.0, bound=0.0, search_s=0.0)
 
 
@@ -67,6 +76,15 @@ def _orders(cluster: Cluster, count: int) -> Iterator[tuple[str, ...]]:
     for order in itertools.product(names, repeat=count):
         if all(order.count(each.name) <= each.num_devices for each in cluster.classes):
             yield order
+
+
+def _may_fit(
+    nodes: Mapping[str, CostedNode], names: Sequence[str], way_of: Mapping[str, str], kind: DeviceClass
+) -> bool:
+    """Whether all may run there, and one micro-batch of them has the memory."""
+    run = [nodes[name].as_run(way_of[name]) for name in names]
+    needed = sum(each.memory_bytes + each.saved_bytes - sum(each.shared_bytes.values()) for each in run)
+    return needed <= kind.memory_bytes and all(seconds_on(each, kind) < math.inf for each in run)
 
 
 def _stage(device_class: str, nodes: tuple[str, ...], way_of: dict[str, str]) -> PipelineStage:

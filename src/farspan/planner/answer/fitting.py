@@ -25,7 +25,11 @@ _MOST_SEARCHES = 4
 _MOST_CUTS = 4
 """Of each order of devices."""
 _MOST_TASKS = 20_000
-"""Of all steps that are played, twice, where the search finds nothing."""
+"""Of all steps that are played where the search finds nothing."""
+_MOST_TASKS_OF_ALL = 100_000
+"""Then of those of all plans that there are, if these are few."""
+_SMALL = 100
+"""Nodes times devices."""
 
 
 def rules_of(problem: HintedProblem, num_micro_batches: int) -> Rules:
@@ -33,8 +37,16 @@ def rules_of(problem: HintedProblem, num_micro_batches: int) -> Rules:
     return Rules(micro_batches=num_micro_batches, max_replicas=1, num_stages=problem.hints.stages, least=problem.least)
 
 
-def fitting(problem: HintedProblem, searched: Cluster, num_micro_batches: int) -> Forecast | None:
+def fitting(
+    problem: HintedProblem, searched: Cluster, num_micro_batches: int, *, is_question: bool = False
+) -> Forecast | None:
     """The best plan for the devices in `searched`, by the objective of the search; None where none fits.
+
+    Args:
+        problem: What is run, and what hints ask for.
+        searched: Where.
+        num_micro_batches: Of a step.
+        is_question: Whether all that is asked is what would help: one that is hard to find need not be found.
 
     The search counts more memory than a step as it is played needs, or less: without what nodes need while they run, or
     with one micro-batch in flight, as in stages that need nothing of each other. What is played decides.
@@ -48,13 +60,14 @@ def fitting(problem: HintedProblem, searched: Cluster, num_micro_batches: int) -
     if emptiest is None or emptiest.bound > 1:
         return None
     few_in_flight = [replace(each, most_in_flight=1) for each in (less, rules)]
-    for ways in ([less, rules], few_in_flight):
+    is_small = len(problem.graph.nodes) * searched.num_devices <= _SMALL
+    for ways in ([less],) if is_question else ([less, rules], few_in_flight if is_small else []):
         found = [each for each in (_with_less_memory(problem, searched, way) for way in ways) if each is not None]
         if found:
             return min(found, key=lambda each: each.step_s)
     found = forecast(problem.graph, problem.cluster, emptiest, num_micro_batches)
-    if found.fits:
-        return found
+    if found.fits or is_question:
+        return found if found.fits else None
     return _first_that_fits(problem, searched, less)
 
 
@@ -130,8 +143,9 @@ def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) ->
     """The first plan that fits as it is played: of the best cuts of some orders of devices, else of all there are."""
     orders = Orders(problem.searched, searched, rules)
     some = (each for order in orders.plain() for each in itertools.islice(orders.cuts(order), _MOST_CUTS))
-    for pipelines in (some, every_pipeline(problem.searched, searched, rules)):
-        judge = Judge(problem, rules.micro_batches, _MOST_TASKS)
+    every = every_pipeline(problem.searched, searched, rules)
+    for pipelines, num_tasks in ((some, _MOST_TASKS), (every, _MOST_TASKS_OF_ALL)):
+        judge = Judge(problem, rules.micro_batches, num_tasks)
         for pipeline in pipelines:
             found = judge.better(pipeline, math.inf)
             if found is not None:

@@ -24,7 +24,7 @@ def nothing_fits(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, h
 
     def fits(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hints: Hints = hints) -> bool:
         problem = hinted_problem(graph, cluster, hints)
-        return fitting(problem, problem.cluster, num_micro_batches) is not None
+        return fitting(problem, problem.cluster, num_micro_batches, is_question=True) is not None
 
     if hints and fits(graph, cluster, num_micro_batches, Hints()):
         return in_the_way(hints, lambda others: fits(graph, cluster, num_micro_batches, others))

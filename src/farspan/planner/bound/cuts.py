@@ -76,7 +76,7 @@ class Cuts:
     ) -> None:
         self.stages, self.counts, self.num_micro_batches, self.returns = stages, counts, num_micro_batches, returns
         self.forward_border_s = forward_border_s
-        self.border_s = forward_border_s + back_border_s
+        self.border_s = forward_border_s + back_border_s if returns else forward_border_s
         every = sorted(itertools.product(*(range(count + 1) for count in counts)), key=sum)
         self.states = [state for state in every if sum(state) <= most]
         self.after = self._after(every)

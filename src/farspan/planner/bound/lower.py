@@ -135,6 +135,9 @@ def lower_bound(
             least_s = row.least_step(least_s)
         if num_states * len(classes) * (len(order) + 1) ** 2 <= MAX_WORK:
             has_weights = {node.name: node.parameter_bytes > 0 for node in graph.nodes}
+            # A node that takes no time is no part of the row: it may be in any stage, and so may its parameters.
+            if any(has_weights[name] for name in set(has_weights).difference(order)):
+                has_weights = dict.fromkeys(has_weights, True)
             stages = [
                 _stages([row[number] for row in rows], [has_weights[name] for name in order], each)
                 for number, each in enumerate(classes)

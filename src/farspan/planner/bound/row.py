@@ -73,7 +73,7 @@ class Row:
         self.waited = _sums([min(each.waited_s for each in row) if returns else 0.0 for row in nodes])
         self.whole_on = [_sums([row[number].whole_s for row in nodes]) for number in classes]
         self.waited_on = [_sums([row[number].waited_s for row in nodes]) for number in classes]
-        self.forward_border_s, self.border_s = border_s[0], sum(border_s)
+        self.forward_border_s, self.border_s = border_s[0], sum(border_s) if returns else border_s[0]
         self.at_most = [
             np.minimum(
                 _before_refused([math.isfinite(row[number].whole_s) for row in nodes]),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from farspan.runtime.side.text import HUB_IS_SILENT, deadline_error, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from farspan.errors import DeadlineError
     from farspan.runtime.side.wire import Header
@@ -49,8 +49,8 @@ class LateRanks:
             answer = self._stack_of(ranks[-1])
             if answer is None and not self._does_hub_answer():
                 return f"{chain}{', and rank 0 does not answer' if ranks[-1] else ''}", HUB_IS_SILENT
-            after = self._waits_for(answer)
-            if after is None or after in ranks:
+            after = self._waits_for(answer, ranks)
+            if after is None:
                 break
             ranks.append(after)
             chain += f", which waits for rank {after}"
@@ -68,17 +68,16 @@ class LateRanks:
             return HUB_IS_SILENT
         return place_of(rank, str(answer["stack"]) if answer else "")
 
-    def _waits_for(self, answer: Header | None) -> int | None:
-        """The rank for which one waits that has answered where it is; None if for none but this one."""
+    def _waits_for(self, answer: Header | None, known: Sequence[int]) -> int | None:
+        """A rank for which one waits that has answered where it is; None if for none but this one and those known."""
         about: Header | None = answer["about"] if answer else None
         if about is None:
             return None
-        waited_for: Any = about.get("rank")
-        if waited_for is None:
-            missing = (self._ask({"t": "status", **about}, _STATUS_S) or {"missing": []})["missing"]
-            waited_for = missing[0] if missing else None
-        is_rank = type(waited_for) is int and 0 <= waited_for < self._world_size and waited_for != self._rank
-        return waited_for if is_rank else None
+        waited_for: list[Any] = [about["rank"]] if "rank" in about else []
+        if not waited_for:
+            waited_for = (self._ask({"t": "status", **about}, _STATUS_S) or {"missing": []})["missing"]
+        others = (each for each in waited_for if type(each) is int and 0 <= each < self._world_size)
+        return next((each for each in others if each != self._rank and each not in known), None)
 
     def describe(self, deadline_s: float, to_do: str, about: Header) -> DeadlineError:
         """The error of this rank, which has waited too long.

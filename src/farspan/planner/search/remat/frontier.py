@@ -17,13 +17,14 @@ import numpy as np
 
 from farspan.planner.costed.problem import FloatArray
 
-__all__ = ["Alternative", "Frontiers", "NodeSet"]
+__all__ = ["Alternative", "Budget", "Frontiers", "NodeSet"]
 
 NodeSet = tuple[tuple[int, int], ...]
 """Kinds of nodes in rising order, and of each how many."""
 
 _MOST_STATES = 512
-_MOST_WORK = 3_000_000
+_MOST_WORK = 100_000
+_LOOKUP_WORK = 50
 _ROUNDING = 1e-12
 
 
@@ -48,28 +49,44 @@ class _Frontier:
         return np.searchsorted(self.saved_bytes, missing * (1 - _ROUNDING))
 
 
+class Budget:
+    """What is left of the work for all sets of nodes of one search."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_WORK
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left <= 0
+
+    def spend(self, work: int) -> bool:
+        """Whether something was left."""
+        self._left -= work
+        return self._left + work > 0
+
+
 class Frontiers:
     """For one number of micro-batches in flight.
 
     Args:
         kinds: Of each kind of node its ways to run, the fastest among them.
+        budget: For this and others.
     """
 
-    def __init__(self, kinds: Sequence[Sequence[Alternative]]) -> None:
-        self._kinds = kinds
+    def __init__(self, kinds: Sequence[Sequence[Alternative]], budget: Budget) -> None:
+        self._kinds, self._budget = kinds, budget
         self._known: dict[NodeSet, _Frontier] = {(): _Frontier(np.zeros(1), np.zeros(1))}
-        self._work = 0
 
     def least(self, nodes: NodeSet, missing: FloatArray) -> FloatArray:
         """The seconds that saving so many bytes takes; infinite where it cannot be, or would be too much work."""
-        frontier = self._frontier(nodes, self._work < _MOST_WORK)
+        frontier = self._frontier(nodes)
         if frontier is None:
             return np.full(len(missing), math.inf)
         return np.append(frontier.extra_s, math.inf)[frontier.first(missing)]
 
     def chosen(self, nodes: NodeSet, missing: float) -> list[tuple[int, int]] | None:
         """For each node (its kind, the number of its choice) of what `least` costs; None where that is infinite."""
-        frontier = self._frontier(nodes, self._work < _MOST_WORK)
+        frontier = self._frontier(nodes)
         at = 0 if frontier is None else int(frontier.first(np.array([missing]))[0])
         if frontier is None or at == len(frontier.extra_s):
             return None
@@ -87,7 +104,8 @@ class Frontiers:
             nodes = before
         return found
 
-    def _frontier(self, nodes: NodeSet, may_extend: bool) -> _Frontier | None:
+    def _frontier(self, nodes: NodeSet) -> _Frontier | None:
+        may_extend = self._budget.spend(_LOOKUP_WORK)
         missing: list[NodeSet] = []
         while nodes not in self._known:
             missing.append(nodes)
@@ -97,7 +115,7 @@ class Frontiers:
         frontier = self._known[nodes]
         for each in reversed(missing):
             frontier = self._known[each] = _extend(frontier, self._kinds[each[-1][0]])
-            self._work += len(frontier.extra_s)
+            self._budget.spend(len(frontier.extra_s))
         return frontier
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from farspan.planner.costed.problem import FloatArray
 from farspan.planner.search.remat.choices import Choice
-from farspan.planner.search.remat.frontier import Alternative, Frontiers, NodeSet
+from farspan.planner.search.remat.frontier import Alternative, Budget, Frontiers, NodeSet
 
 __all__ = ["Steps", "make_steps"]
 
@@ -44,6 +44,7 @@ class Steps:
         nodes_of_prefix: [prefix, kind of node] how many nodes of that kind a prefix has.
         node_kinds: The nodes of each of these kinds: they have the same choices.
         frontiers: [flight] of these kinds.
+        budget: Of the frontiers.
     """
 
     saved_bytes: FloatArray
@@ -54,6 +55,7 @@ class Steps:
     nodes_of_prefix: NDArray[np.intp]
     node_kinds: Sequence[Sequence[int]]
     frontiers: Sequence[Frontiers]
+    budget: Budget
 
     def extra(
         self,
@@ -84,12 +86,14 @@ class Steps:
             least = found = stages.total(relaxed=True)
             if not relaxed:
                 found = stages.best()
-                for index in np.flatnonzero(found - least > _WORTH * (without_s[rows] + least)):
+                worth = (found - least > _WORTH * (without_s[rows] + least)) & np.isfinite(without_s[rows])
+                for index in np.flatnonzero(worth):
                     flight, row = int(flights[index]), int(rows[index])
-                    if math.isfinite(without_s[row]):
-                        nodes = _node_set(self.nodes_of_prefix[ends[row]] - self.nodes_of_prefix[start])
-                        exact = self.frontiers[flight].least(nodes, missing[flight, row, None])[0]
-                        found[index] = min(found[index], exact)
+                    if self.budget.is_spent:
+                        break
+                    nodes = _node_set(self.nodes_of_prefix[ends[row]] - self.nodes_of_prefix[start])
+                    exact = self.frontiers[flight].least(nodes, missing[flight, row, None])[0]
+                    found[index] = min(found[index], exact)
             extra[flights, rows] = found
         return extra
 
@@ -185,6 +189,7 @@ def make_steps(
         flights: Micro-batches.
         members: [prefix, group].
     """
+    budget = Budget()
     of_flight = [_kinds(choices, fastest, in_flight) for in_flight in flights]
     node_kinds: dict[tuple[tuple[Choice, ...], int], list[int]] = {}
     for node, options in enumerate(choices):
@@ -210,7 +215,10 @@ def make_steps(
         members=tuple(tuple(steps for _, steps in kinds) for kinds in of_flight),
         nodes_of_prefix=members.astype(np.intp) @ of_group,
         node_kinds=tuple(node_kinds.values()),
-        frontiers=[Frontiers([_alternatives(*kind, in_flight) for kind in node_kinds]) for in_flight in flights],
+        frontiers=[
+            Frontiers([_alternatives(*kind, in_flight) for kind in node_kinds], budget) for in_flight in flights
+        ],
+        budget=budget,
     )
 
 
