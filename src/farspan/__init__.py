@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from farspan.launch.rank.absent import watch_end
+from farspan.launch.rank.imports import while_imported
+from farspan.launch.rank.interrupts import signals_held
 
 if TYPE_CHECKING:
     from farspan.api import distribute as distribute
@@ -45,4 +47,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+while_imported("torch", signals_held)
 watch_end("farspan.runtime.rendezvous.messenger")

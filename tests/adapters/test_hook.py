@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
@@ -12,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from farspan.adapters.hook import when_imported
+from farspan.launch.rank.imports import while_imported
 
 
 @pytest.fixture
@@ -61,3 +63,28 @@ def test_a_module_that_is_not_there_or_does_not_load_says_so_as_ever(package: st
         with pytest.raises(ValueError, match="not today"):
             importlib.import_module(f"{package}.broken")
     assert seen == []
+
+
+def test_a_module_is_loaded_within_what_is_asked_for(package: str) -> None:
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        seen.append("before")
+        try:
+            yield
+        finally:
+            seen.append("after")
+
+    for _ in range(2):
+        while_imported(f"{package}.part", around)
+    while_imported(f"{package}.broken", around)
+    when_imported(f"{package}.part", lambda module: seen.append("loaded"))
+    importlib.import_module(f"{package}.part")
+    assert seen == ["before", "after", "loaded"]
+    with pytest.raises(ValueError, match="not today"):
+        importlib.import_module(f"{package}.broken")
+    assert seen[3:] == ["before", "after"]
+    while_imported(f"{package}.part", around)
+    importlib.import_module(f"{package}.part")
+    assert len(seen) == 5

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.launcher import Job
+from tests.support.launcher import TIMEOUT_S, Job
 
-from farspan.lazy.context.interrupts import never_raises, signals_held
+from farspan.launch.rank.interrupts import never_raises, signals_held
 
 NUMBERS = (signal.SIGALRM, signal.SIGUSR2)
 
@@ -147,3 +149,29 @@ def test_ctrl_c_while_a_module_runs_on_fakes_is_raised_after_that(tmp_path: Path
     code, out, err = Job(tmp_path).run(INTERRUPTED)
     assert code != 0 and "not reached" not in out
     assert "after it" in err and "KeyboardInterrupt" in err
+
+
+IMPORTED = """
+import signal, sys
+
+class Interrupting:
+    def find_spec(self, fullname, path, target=None):
+        if fullname == 'torch.nn':
+            signal.raise_signal(signal.SIGINT)
+        return None
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+try:
+    import torch
+except KeyboardInterrupt:
+    print('whole' if 'torch.utils.data' in sys.modules else 'in part')
+"""
+
+
+def test_ctrl_c_while_torch_is_imported_is_raised_after_that(tmp_path: Path) -> None:
+    """What torch runs of C++ meanwhile aborts the process otherwise."""
+    job = Job(tmp_path)
+    assert job.run(IMPORTED)[:2] == (0, "whole\n") and "whole" in job.log(1)
+    plain = [sys.executable, "-c", "import farspan" + IMPORTED]
+    assert subprocess.run(plain, capture_output=True, text=True, timeout=TIMEOUT_S).stdout == "whole\n"

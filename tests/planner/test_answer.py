@@ -76,16 +76,16 @@ def test_each_link_carries_what_its_receiver_needs() -> None:
     graph = chain(3)
     tied = CostedEdge(source="blocks.0", target="blocks.2", size_bytes=64e6, value="weight", is_parameter=True)
     stages = [("gpu", [f"blocks.{i}"]) for i in range(3)]
-    played = forecast_of_stages(replace(graph, edges=(*graph.edges, tied)), devices(3), stages, 4)
-    assert played.link_bytes == {(0, 1): 4e6, (1, 2): 4e6, (2, 1): 4e6, (1, 0): 4e6, (2, 0): 4 * 64e6}
+    simulated = forecast_of_stages(replace(graph, edges=(*graph.edges, tied)), devices(3), stages, 4)
+    assert simulated.link_bytes == {(0, 1): 4e6, (1, 2): 4e6, (2, 1): 4e6, (1, 0): 4e6, (2, 0): 4 * 64e6}
 
 
 def test_so_it_is_where_data_flow_back_to_a_stage() -> None:
     graph = chain(4)
     skip = CostedEdge(source="blocks.0", target="blocks.2", size_bytes=64e6, value="skip")
     stages = [("gpu", ["blocks.0", "blocks.3"]), ("gpu", ["blocks.1"]), ("gpu", ["blocks.2"])]
-    played = forecast_of_stages(replace(graph, edges=(*graph.edges, skip)), devices(3), stages, 4)
-    assert {ends: size / 4e6 for ends, size in played.link_bytes.items()} == {
+    simulated = forecast_of_stages(replace(graph, edges=(*graph.edges, skip)), devices(3), stages, 4)
+    assert {ends: size / 4e6 for ends, size in simulated.link_bytes.items()} == {
         (0, 1): 1,
         (1, 2): 1,
         (2, 0): 1 + 64,  # the second's output, and the gradient of what skips
@@ -185,7 +185,7 @@ def test_the_others_say_why_they_lost() -> None:
 
 
 def test_no_cut_beats_the_bound() -> None:
-    """Every way to cut a small chain into stages, played."""
+    """Every way to cut a small chain into stages, simulated."""
     seconds = (0.03, 0.01, 0.02, 0.05, 0.01, 0.04)
     nodes = tuple(CostedNode(name=str(i), forward_s=s, backward_s=2 * s) for i, s in enumerate(seconds))
     edges = tuple(CostedEdge(source=str(i), target=str(i + 1)) for i in range(5))
@@ -193,13 +193,13 @@ def test_no_cut_beats_the_bound() -> None:
     for num_devices, micro_batches in itertools.product((2, 3), (1, 2, 5)):
         cluster = devices(num_devices)
         answer = best_plan(graph, cluster, micro_batches)
-        played = [
+        simulated = [
             forecast(graph, cluster, _cut(answer.best.pipeline, (0, *cuts, 6)), micro_batches).step_s
             for count in range(num_devices)
             for cuts in itertools.combinations(range(1, 6), count)
         ]
-        assert lower_bound(graph, cluster, micro_batches) <= min(played), (num_devices, micro_batches)
-        assert answer.best.step_s <= min(played) * 1.000001, (num_devices, micro_batches)
+        assert lower_bound(graph, cluster, micro_batches) <= min(simulated), (num_devices, micro_batches)
+        assert answer.best.step_s <= min(simulated) * 1.000001, (num_devices, micro_batches)
 
 
 def _cut(pipeline: Pipeline, ends: tuple[int, ...]) -> Pipeline:

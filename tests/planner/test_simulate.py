@@ -32,10 +32,10 @@ def test_a_pipeline_with_latency() -> None:
     #   rank 0   F0 F1 .... B0 -- .. B1 --      a transfer takes half a unit
     #   rank 1   ... F0 B0 -- F1 B1 --
     chain = straight(2, 2, Costs(backward=2))
-    played = simulate(one_f_one_b(chain), link_of=own_links(latency=0.5))
+    simulated = simulate(one_f_one_b(chain), link_of=own_links(latency=0.5))
     starts = {
         (task.kind.value, task.rank, task.micro_batch): start
-        for task, start in zip(chain.tasks, played.starts, strict=True)
+        for task, start in zip(chain.tasks, simulated.starts, strict=True)
     }
     assert starts == {
         ("F", 0, 0): 0.0,
@@ -47,18 +47,18 @@ def test_a_pipeline_with_latency() -> None:
         ("B", 1, 1): 5.5,
         ("B", 0, 1): 8.0,
     }
-    assert played.step_time == 10.0
-    assert [played.busy(rank) for rank in (0, 1)] == [6.0, 6.0]
-    assert [played.span(rank) for rank in (0, 1)] == [10.0, 6.0]
-    assert [played.idle(rank) for rank in (0, 1)] == [4.0, 0.0]
-    assert played.bubble_rate == pytest.approx(1 - 12 / 20)
+    assert simulated.step_time == 10.0
+    assert [simulated.busy(rank) for rank in (0, 1)] == [6.0, 6.0]
+    assert [simulated.span(rank) for rank in (0, 1)] == [10.0, 6.0]
+    assert [simulated.idle(rank) for rank in (0, 1)] == [4.0, 0.0]
+    assert simulated.bubble_rate == pytest.approx(1 - 12 / 20)
 
 
 def test_a_message_takes_its_size_over_the_bandwidth_and_then_the_latency() -> None:
     tasks = [forward(0, size=6.0), forward(1, needs=(0,))]
-    played = simulate(schedule(tasks, (0,), (1,)), link_of=own_links(latency=0.25, bandwidth=2.0))
-    assert played.starts == (0.0, 1 + 3 + 0.25)
-    (transfer,) = played.transfers
+    simulated = simulate(schedule(tasks, (0,), (1,)), link_of=own_links(latency=0.25, bandwidth=2.0))
+    assert simulated.starts == (0.0, 1 + 3 + 0.25)
+    (transfer,) = simulated.transfers
     assert (transfer.start, transfer.free, transfer.end) == (1.0, 4.0, 4.25)
 
 
@@ -81,10 +81,10 @@ def test_a_task_sends_once_to_each_rank_that_needs_it() -> None:
         forward(2, needs=(0,)),
         forward(0, needs=(0,)),
     ]
-    played = simulate(schedule(tasks, (0, 4), (1, 2), (3,)), link_of=own_links(bandwidth=1.0))
-    assert [transfer.message.channel[:2] for transfer in played.transfers] == [(0, 1), (0, 2)]
-    assert [transfer.message.users for transfer in played.transfers] == [(1, 2), (3,)]
-    assert played.starts == (0.0, 2.0, 3.0, 2.0, 1.0)
+    simulated = simulate(schedule(tasks, (0, 4), (1, 2), (3,)), link_of=own_links(bandwidth=1.0))
+    assert [transfer.message.channel[:2] for transfer in simulated.transfers] == [(0, 1), (0, 2)]
+    assert [transfer.message.users for transfer in simulated.transfers] == [(1, 2), (3,)]
+    assert simulated.starts == (0.0, 2.0, 3.0, 2.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -98,36 +98,41 @@ def test_a_task_sends_once_to_each_rank_that_needs_it() -> None:
 def test_a_message_travels_when_its_receive_is_posted(lookahead: int | None, starts: list[float]) -> None:
     tasks = [forward(0, number) for number in range(3)]
     tasks += [forward(1, number, needs=(number,)) for number in range(3)]
-    played = simulate(schedule(tasks, (0, 1, 2), (3, 4, 5)), link_of=own_links(latency=2.0), lookahead=lookahead)
-    assert list(played.starts[3:]) == starts
+    simulated = simulate(schedule(tasks, (0, 1, 2), (3, 4, 5)), link_of=own_links(latency=2.0), lookahead=lookahead)
+    assert list(simulated.starts[3:]) == starts
 
 
 def test_what_is_used_out_of_order_is_received_in_order() -> None:
     tasks = [forward(0, 0), forward(0, 1), forward(1, 0, needs=(0,)), forward(1, 1, needs=(1,))]
-    played = simulate(schedule(tasks, (0, 1), (3, 2)), lookahead=0)
-    assert [transfer.message.task for transfer in played.transfers] == [0, 1]
-    assert played.starts == (0.0, 1.0, 3.0, 2.0)
+    simulated = simulate(schedule(tasks, (0, 1), (3, 2)), lookahead=0)
+    assert [transfer.message.task for transfer in simulated.transfers] == [0, 1]
+    assert simulated.starts == (0.0, 1.0, 3.0, 2.0)
 
 
 def test_memory_is_taken_when_a_forward_begins_and_given_back_when_a_backward_has_ended() -> None:
     chain = straight(2, 3, Costs(weight=1, memory=10.0, weight_memory=4.0))
-    played = simulate(zb_h1(chain))
+    simulated = simulate(zb_h1(chain))
     # rank 0: F0 F1 B0 W0 F2 B1 W1 B2 W2      rank 1: F0 B0 F1 B1 W0 F2 B2 W1 W2
-    assert [played.peak_memory(rank) for rank in (0, 1)] == [20.0, 14.0]
-    assert [played.peak_micro_batches(rank) for rank in (0, 1)] == [2, 2]
+    assert [simulated.peak_memory(rank) for rank in (0, 1)] == [20.0, 14.0]
+    assert [simulated.peak_micro_batches(rank) for rank in (0, 1)] == [2, 2]
 
 
 def test_unequal_stages_wait_for_the_slowest() -> None:
     costs = (Costs(forward=1, backward=2), Costs(forward=2, backward=4))
-    played = simulate(one_f_one_b(Chain(ranks=(0, 1), costs=costs, num_micro_batches=3)))
-    assert played.step_time == 1 + 3 * 6 + 2
-    assert played.longest_span == 21
-    assert played.bubble_rate == pytest.approx(1 - (9 + 18) / 42)
+    simulated = simulate(one_f_one_b(Chain(ranks=(0, 1), costs=costs, num_micro_batches=3)))
+    assert simulated.step_time == 1 + 3 * 6 + 2
+    assert simulated.longest_span == 21
+    assert simulated.bubble_rate == pytest.approx(1 - (9 + 18) / 42)
 
 
 def test_an_empty_step_takes_no_time() -> None:
-    played = simulate(schedule([], (), ()))
-    assert (played.step_time, played.bubble_rate, played.peak_memory(0), played.span(1)) == (0.0, 0.0, 0.0, 0.0)
+    simulated = simulate(schedule([], (), ()))
+    assert (simulated.step_time, simulated.bubble_rate, simulated.peak_memory(0), simulated.span(1)) == (
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    )
 
 
 def test_orders_that_wait_for_each_other_are_an_error_that_names_them() -> None:

@@ -167,22 +167,10 @@ def cluster(count: int) -> Cluster:
 def forecast_of(graph: CostedGraph, ends: tuple[int, ...], schedule: str) -> Forecast:
     names = [node.name for node in graph.nodes]
     stages = tuple(
-        PipelineStage(
-            device_class="cpu",
-            replicas=1,
-            tensor_parallel=1,
-            nodes=tuple(names[begin:end]),
-            options={},
-            once_s=0.0,
-            rate_s=0.0,
-            drain_s=0.0,
-            memory_bytes=0.0,
-            in_flight=0,
-        )
+        PipelineStage(device_class="cpu", nodes=tuple(names[begin:end]))
         for begin, end in zip((0, *ends), ends, strict=False)
     )
-    pipeline = Pipeline(objective="step-time", stages=stages, value=0.0, bound=0.0, search_s=0.0)
-    return forecast(graph, cluster(len(ends)), pipeline, NUM_MICRO_BATCHES, schedules=(schedule,))
+    return forecast(graph, cluster(len(ends)), Pipeline(stages=stages), NUM_MICRO_BATCHES, schedules=(schedule,))
 
 
 def peaks_of(build: Callable[[], nn.Module], example: torch.Tensor, found: Forecast) -> list[float]:

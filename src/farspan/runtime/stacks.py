@@ -7,7 +7,7 @@ import signal
 import threading
 
 from farspan.errors import FarspanError
-from farspan.lazy.context.interrupts import never_raises
+from farspan.launch.rank.interrupts import never_raises
 from farspan.outputs import write_line
 from farspan.runtime.side import SideChannel
 

@@ -157,27 +157,12 @@ def test_no_hint_is_broken_and_no_plan_that_keeps_them_beats_the_bound(problem: 
             for number, stage in enumerate(best.stages)
             if best.plan.rank_of(number) < answer.problem.num_named
         )
-    played = [step_of(problem, each) for each in rows(problem)]
-    assert answer.bound <= min([best.step_s, *played]) * CLOSE
+    simulated = [step_of(problem, each) for each in rows(problem)]
+    assert answer.bound <= min([best.step_s, *simulated]) * CLOSE
 
 
 def step_of(problem: Problem, stages: dict[int, list[str]]) -> float:
-    """The step of a row of stages, played on devices that are each of a class of its own."""
+    """The step of a row of stages, simulated on devices that are each of a class of its own."""
     kinds = [replace(kind, name=str(rank), devices_per_host=1) for rank, kind in enumerate(problem.kinds())]
-    row = tuple(
-        PipelineStage(
-            device_class=str(rank),
-            replicas=1,
-            tensor_parallel=1,
-            nodes=tuple(nodes),
-            options={},
-            once_s=0.0,
-            rate_s=0.0,
-            drain_s=0.0,
-            memory_bytes=0.0,
-            in_flight=1,
-        )
-        for rank, nodes in stages.items()
-    )
-    pipeline = Pipeline(objective="step-time", stages=row, value=0.0, bound=0.0, search_s=0.0)
-    return forecast(problem.graph, Cluster(classes=tuple(kinds)), pipeline, MICRO_BATCHES).step_s
+    row = tuple(PipelineStage(device_class=str(rank), nodes=tuple(nodes)) for rank, nodes in stages.items())
+    return forecast(problem.graph, Cluster(classes=tuple(kinds)), Pipeline(stages=row), MICRO_BATCHES).step_s

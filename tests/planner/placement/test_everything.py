@@ -1,4 +1,7 @@
-"""All that a pipeline may have at once, against trying all: hosts, unequal classes, ways by kind, ties, memory."""
+"""All that a pipeline may have at once, against trying all: hosts, unequal classes, ways by kind, ties, memory.
+
+Transfers are priced by the two devices that they are between.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ def least_seconds(graph: CostedGraph, names: list[str], kind: DeviceClass, in_fl
     return best
 
 
-def all_onces(graph: CostedGraph, cluster: Cluster, micro_batches: int) -> Iterator[list[float]]:
+def all_onces(graph: CostedGraph, cluster: Cluster, micro_batches: int, passes: float) -> Iterator[list[float]]:
     """Of every row of stages on every choice of devices, the seconds of one micro-batch in each stage."""
     devices = [
         (kind, (kind.name, number // kind.devices_per_host))
@@ -116,7 +119,7 @@ def all_onces(graph: CostedGraph, cluster: Cluster, micro_batches: int) -> Itera
             for source in {edge.source for edge in graph.edges}:
                 uses = [edge for edge in graph.edges if edge.source == source]
                 home, times = stage_of[source], 1 / micro_batches if uses[0].is_parameter else 1.0
-                times += 0.0 if uses[0].gradient_bytes == 0 else 1.0
+                times += 0.0 if uses[0].gradient_bytes == 0 else passes - 1.0
                 slowest = 0.0
                 for there in {stage_of[edge.target] for edge in uses} - {home}:
                     (one, one_host), (other, other_host) = chosen[home], chosen[there]
@@ -130,12 +133,18 @@ def all_onces(graph: CostedGraph, cluster: Cluster, micro_batches: int) -> Itera
             yield onces
 
 
-def check(graph: CostedGraph, cluster: Cluster, micro_batches: int, objective: Literal["bottleneck", "step-time"]):
+def check(
+    graph: CostedGraph,
+    cluster: Cluster,
+    micro_batches: int,
+    objective: Literal["bottleneck", "step-time"],
+    passes: float,
+) -> None:
     times = [
         max(onces) if objective == "bottleneck" else sum(onces) + (micro_batches - 1) * max(onces)
-        for onces in all_onces(graph, cluster, micro_batches)
+        for onces in all_onces(graph, cluster, micro_batches, passes)
     ]
-    rules = Rules(micro_batches=micro_batches, max_replicas=1)
+    rules = Rules(micro_batches=micro_batches, max_replicas=1, passes=passes)
     try:
         plan = plan_pipeline(graph, cluster, rules=rules, objective=objective)
     except PlanError:
@@ -152,17 +161,20 @@ EVERY: dict[str, Any] = {
     "cluster": clusters(),
     "micro_batches": st.sampled_from([1, 2, 4]),
     "objective": st.sampled_from(["bottleneck", "step-time"]),
+    "passes": st.sampled_from([1.0, 2.0]),
 }
 
 
 @settings(max_examples=100, deadline=None)
 @given(**EVERY)
-def test_what_is_found_is_there_and_nothing_is_below_the_bound(graph, cluster, micro_batches, objective) -> None:
-    check(graph, cluster, micro_batches, objective)
+def test_what_is_found_is_there_and_nothing_is_below_the_bound(
+    graph, cluster, micro_batches, objective, passes
+) -> None:
+    check(graph, cluster, micro_batches, objective, passes)
 
 
 @pytest.mark.slow
 @settings(max_examples=2_000, deadline=None)
 @given(**EVERY)
-def test_so_it_is_with_two_thousand(graph, cluster, micro_batches, objective) -> None:
-    check(graph, cluster, micro_batches, objective)
+def test_so_it_is_with_two_thousand(graph, cluster, micro_batches, objective, passes) -> None:
+    check(graph, cluster, micro_batches, objective, passes)

@@ -1,7 +1,8 @@
-"""Doing something to a module of another package: at once if it is loaded, else right after it is."""
+"""Doing something to a module of another package: at once if it is loaded, else while or right after it is."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -10,23 +11,32 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["when_imported"]
+__all__ = ["when_imported", "while_imported"]
 
 _Action = Callable[[Any], None]
+_Context = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+class _Awaited:
+    """A module that is waited for: what is around its loading, and what is called after it."""
+
+    def __init__(self) -> None:
+        self.contexts: list[_Context] = []
+        self.actions: list[_Action] = []
 
 
 class _Finder(MetaPathFinder):
     """Finds modules like those behind it in `sys.meta_path`, and acts on those that are waited for."""
 
     def __init__(self) -> None:
-        self.actions: dict[str, list[_Action]] = {}
+        self.awaited: dict[str, _Awaited] = {}
         self._sought: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        actions = self.actions.get(fullname)
-        if actions is None or fullname in self._sought:
+        awaited = self.awaited.get(fullname)
+        if awaited is None or fullname in self._sought:
             return None
         self._sought.add(fullname)
         try:
@@ -34,16 +44,19 @@ class _Finder(MetaPathFinder):
         finally:
             self._sought.discard(fullname)
         if spec is not None and spec.loader is not None:
-            _act_after_loading(spec.loader, actions)
+            _act_on_loading(spec.loader, awaited)
         return spec
 
 
-def _act_after_loading(loader: Any, actions: Sequence[_Action]) -> None:
+def _act_on_loading(loader: Any, awaited: _Awaited) -> None:
     load = loader.exec_module
 
     def load_and_act(module: ModuleType) -> None:
-        load(module)
-        for action in actions:
+        with contextlib.ExitStack() as stack:
+            for context in awaited.contexts:
+                stack.enter_context(context())
+            load(module)
+        for action in awaited.actions:
             action(module)
 
     loader.exec_module = load_and_act  # of this one module: each has a loader of its own
@@ -58,8 +71,18 @@ def when_imported(name: str, action: _Action) -> None:
     if module is not None:
         action(module)
         return
-    actions = _finder.actions.setdefault(name, [])
+    actions = _await(name).actions
     if action not in actions:
         actions.append(action)
+
+
+def while_imported(name: str, context: _Context) -> None:
+    """Have module `name` loaded within `context()`; nothing, if it has been imported already."""
+    if name not in sys.modules and context not in (contexts := _await(name).contexts):
+        contexts.append(context)
+
+
+def _await(name: str) -> _Awaited:
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+    return _finder.awaited.setdefault(name, _Awaited())

@@ -21,7 +21,7 @@ import torch
 
 from farspan.errors import FarspanError
 from farspan.graph import Meta
-from farspan.lazy.context.interrupts import signals_held
+from farspan.launch.rank.interrupts import signals_held
 from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.metadata.effects.leaks import remove_leaked
 from farspan.lazy.metadata.entry import Entry, Raised, Unknown, interned

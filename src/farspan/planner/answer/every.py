@@ -1,4 +1,4 @@
-"""All pipelines that there are, for graphs and clusters so small that they can be counted."""
+"""Lists all pipelines that there are, for graphs and clusters so small that they can be counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_DEVICES = 5
 
 
 def every_pipeline(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Iterator[Pipeline]:
-    """Each row of stages with one device each, in each order of devices, with each way to run each node.
+    """Lists each row of stages with one device each, in each order of devices, with each way to run each node.
 
     Args:
         graph: What is run; of one with more than 64 places to cut it there is none.
@@ -55,8 +55,16 @@ def every_pipeline(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Iterat
                         _may_fit(nodes, names, way_of, kinds[kind]) for kind, names in zip(order, rows, strict=True)
                     ):
                         continue
-                    stages = tuple(_stage(kind, names, way_of) for kind, names in zip(order, rows, strict=True))
-                    yield Pipeline(objective="step-time", stages=stages, value=0.0, bound=0.0, search_s=0.0)
+                    yield Pipeline(
+                        stages=tuple(
+                            PipelineStage(
+                                device_class=kind,
+                                nodes=names,
+                                options={name: way_of[name] for name in names if way_of[name]},
+                            )
+                            for kind, names in zip(order, rows, strict=True)
+                        )
+                    )
 
 
 def _chains(prefixes: Sequence[int], start: int, count: int) -> Iterator[list[int]]:
@@ -83,20 +91,5 @@ def _may_fit(
 ) -> bool:
     """Whether all may run there, and one micro-batch of them has the memory."""
     run = [nodes[name].as_run(way_of[name]) for name in names]
-    needed = sum(each.memory_bytes + each.saved_bytes - sum(each.shared_bytes.values()) for each in run)
-    return needed <= kind.memory_bytes and all(seconds_on(each, kind) < math.inf for each in run)
-
-
-def _stage(device_class: str, nodes: tuple[str, ...], way_of: dict[str, str]) -> PipelineStage:
-    return PipelineStage(
-        device_class=device_class,
-        replicas=1,
-        tensor_parallel=1,
-        nodes=nodes,
-        options={name: way_of[name] for name in nodes if way_of[name]},
-        once_s=0.0,
-        rate_s=0.0,
-        drain_s=0.0,
-        memory_bytes=0.0,
-        in_flight=0,
-    )
+    fits = sum(each.least_bytes for each in run) <= kind.memory_bytes
+    return fits and all(seconds_on(each, kind) < math.inf for each in run)

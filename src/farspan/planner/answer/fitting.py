@@ -25,11 +25,11 @@ _MOST_SEARCHES = 4
 _MOST_CUTS = 4
 """Of each order of devices."""
 _MOST_TASKS = 20_000
-"""Of all steps that are played where the search finds nothing."""
+"""Of all steps that are simulated where the search finds nothing."""
 _MOST_TASKS_OF_ALL = 100_000
-"""Then of those of all plans that there are, if these are few."""
+"""The same for the list of all plans that there are."""
 _SMALL = 100
-"""Nodes times devices."""
+"""Up to so many nodes times devices, the search is asked in more ways."""
 
 
 def rules_of(problem: HintedProblem, num_micro_batches: int) -> Rules:
@@ -46,10 +46,10 @@ def fitting(
         problem: What is run, and what hints ask for.
         searched: Where.
         num_micro_batches: Of a step.
-        is_question: Whether all that is asked is what would help: one that is hard to find need not be found.
+        is_question: Whether the caller only asks if there is one: a plan that is hard to find is then not looked for.
 
-    The search counts more memory than a step as it is played needs, or less: without what nodes need while they run, or
-    with one micro-batch in flight, as in stages that need nothing of each other. What is played decides.
+    The memory that the search counts is an estimate. It is asked without what nodes need while they run, with it, and
+    with one micro-batch in flight, as in stages that need nothing of each other. The simulated step decides.
     """
     rules = rules_of(problem, num_micro_batches)
     less = replace(rules, counts_working=False)
@@ -72,13 +72,13 @@ def fitting(
 
 
 def _forecast_of(problem: HintedProblem, cluster: Cluster, rules: Rules) -> Forecast | None:
-    """The best pipeline by the search, played; None where it finds none."""
+    """Simulates the best pipeline that the search finds; None where it finds none."""
     pipeline = best_pipeline(problem.searched, cluster, rules)
     return pipeline and forecast(problem.graph, problem.cluster, pipeline, rules.micro_batches)
 
 
 def _with_less_memory(problem: HintedProblem, searched: Cluster, rules: Rules) -> Forecast | None:
-    """Where what is found needs more than a device has, the search is told of so much less memory of such devices."""
+    """Searches again, with so much less memory for the devices of a class, while what is found exceeds one of them."""
     less = dict.fromkeys((each.name for each in searched.classes), 0.0)
     for _ in range(_MOST_SEARCHES):
         classes = tuple(
@@ -104,7 +104,7 @@ def _emptiest(problem: HintedProblem, searched: Cluster, rules: Rules) -> Pipeli
 
     def least(node: CostedNode, kind: DeviceClass) -> tuple[float, str]:
         ways = [(node.as_run(way), way) for way in node.names_of_ways]
-        sizes = [(_least_bytes(each), way) for each, way in ways if seconds_on(each, kind) < math.inf]
+        sizes = [(each.least_bytes, way) for each, way in ways if seconds_on(each, kind) < math.inf]
         return min(sizes, default=(math.inf, ""))
 
     def shares(node: CostedNode) -> dict[str, float]:
@@ -134,13 +134,8 @@ def _emptiest(problem: HintedProblem, searched: Cluster, rules: Rules) -> Pipeli
     return replace(emptiest, stages=tuple(stages))
 
 
-def _least_bytes(node: CostedNode) -> float:
-    """What it has on its device at least, beside others that may keep the same."""
-    return node.memory_bytes + node.saved_bytes - sum(node.shared_bytes.values())
-
-
 def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) -> Forecast | None:
-    """The first plan that fits as it is played: of the best cuts of some orders of devices, else of all there are."""
+    """Simulates the best cuts for some orders of devices, then all plans there are, until one fits."""
     orders = Orders(problem.searched, searched, rules)
     some = (each for order in orders.plain() for each in itertools.islice(orders.cuts(order), _MOST_CUTS))
     every = every_pipeline(problem.searched, searched, rules)

@@ -43,7 +43,7 @@ class Judge:
         self._seen: set[object] = set()
 
     def is_done(self, kept: float = 0.0) -> bool:
-        """Whether only that share of all tasks is left."""
+        """Returns whether no more than a share `kept` of the tasks that it may simulate is left."""
         return self.num_tasks_left <= kept * self.num_tasks
 
     def better(self, pipeline: Pipeline, than_s: float) -> Forecast | None:

@@ -115,7 +115,7 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
     )
     return Answer(
         best=_with_remat(best, problem),
-        bound=min(bound, best.step_s),
+        bound=bound,
         losers=tuple(sorted(losers, key=lambda each: each.step_s)),
         search_s=time.monotonic() - began,
         problem=problem,

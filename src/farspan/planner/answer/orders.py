@@ -147,7 +147,7 @@ class Orders:
             depth = min(len(order) - place, self.loads.num_depths - 1)
             step = Step(start=start, end=end, phase=0, option=self._option(device_class), depth=depth, load=0.0)
             stages.append(stage_of(self.graph, self.loads, step))
-        return Pipeline(objective="step-time", stages=tuple(stages), value=0.0, bound=0.0, search_s=0.0)
+        return Pipeline(stages=tuple(stages))
 
 
 def _smallest_cap(rates: Sequence[FloatArray]) -> float:

@@ -27,7 +27,6 @@ __all__ = ["MAX_WORK", "Cuts", "Stages"]
 
 MAX_WORK = 2e6
 """Stages that are looked at for one length of a step: devices taken, a class, two places."""
-_CLOSE = 1e-7
 _State = tuple[int, ...]
 
 
@@ -81,18 +80,6 @@ class Cuts:
         self.states = [state for state in every if sum(state) <= most]
         self.after = self._after(every)
 
-    def least_step(self, known_s: float) -> float:
-        """Seconds in which not all nodes can be done, or just so; no less than are known."""
-        if self._is_enough(known_s) or not self._is_enough(math.inf):  # or there is no plan
-            return known_s
-        low, high = known_s, 2 * known_s
-        while not self._is_enough(high):
-            low, high = high, 2 * high
-        while high - low > _CLOSE * low:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self._is_enough(middle) else (middle, high)
-        return low
-
     def _after(self, every: Sequence[_State]) -> dict[_State, FloatArray]:
         """By the devices that are left [place], forwards and what comes back from there on, with the border there."""
         num_places = len(self.border_s)
@@ -109,8 +96,8 @@ class Cuts:
             found[left] = best
         return found
 
-    def _is_enough(self, step_s: float) -> bool:
-        """Whether some cut may have a step of that length."""
+    def may_take(self, step_s: float) -> bool:
+        """Returns whether a step of so many seconds may be enough for some cut of the row."""
         num_places, times = len(self.border_s), self.num_micro_batches
         start = np.full(num_places, math.inf)
         start[0] = 0.0

@@ -33,10 +33,10 @@ off), F the sum of all forwards, and with what goes over the borders,
     step >= F + r(s + 1) + r(s + 2) + ... + M * b(s)
     step >= F + r(1) + ... + r(s - 1) + r(s + 1) + ... + M * r(s)
 
-Where devices are too many for
-that, stages take parts of nodes: no node's f is less than a share p of its t, so t(s) <= R(s) / M, with R(s) what is
-left of the step after the stages before, R(s + 1) <= R(s) - p t(s). Most work is done if all stages take all they may,
-the fastest first: T <= step / M * sum over s of v(s) (1 - p / M)^(s - 1); and the same for g, with p = 1.
+Where devices are too many for that, stages take parts of nodes: no node's f is less than a share p of its t, so
+t(s) <= R(s) / M, with R(s) what is left of the step after the stages before, R(s + 1) <= R(s) - p t(s). Most work is
+done if all stages take all they may, the fastest first: T <= step / M * sum over s of v(s) (1 - p / M)^(s - 1); and the
+same for g, with p = 1.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from dataclasses import replace
 import numpy as np
 
 from farspan.cluster import Cluster, DeviceClass
+from farspan.planner.bound.bisection import least_step
 from farspan.planner.bound.cuts import MAX_WORK, Cuts, Stages
 from farspan.planner.bound.row import MAX_STATES, Row, Work
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
@@ -132,7 +133,7 @@ def lower_bound(
             least = (min(border_s[0][1:-1], default=0.0), min(border_s[1][1:-1], default=0.0))
             limits = [each.memory_bytes for each in classes]
             row = Row(rows, counts, limits, most, num_micro_batches, least, returns=returns)
-            least_s = row.least_step(least_s)
+            least_s = least_step(row.may_take, least_s)
         if num_states * len(classes) * (len(order) + 1) ** 2 <= MAX_WORK:
             has_weights = {node.name: node.parameter_bytes > 0 for node in graph.nodes}
             # A node that takes no time is no part of the row: it may be in any stage, and so may its parameters.
@@ -143,7 +144,7 @@ def lower_bound(
                 for number, each in enumerate(classes)
             ]
             cuts = Cuts(stages, counts, most, num_micro_batches, *map(np.array, border_s), returns=returns)
-            least_s = cuts.least_step(least_s)
+            least_s = least_step(cuts.may_take, least_s)
     return _SAME * least_s
 
 
@@ -162,7 +163,7 @@ def _work(node: CostedNode, kind: DeviceClass) -> Work:
         forward_share=min((f / t for f, t in zip(forward, whole, strict=True) if 0 < t < math.inf), default=1.0),
         backward_s=min(backward),
         returned_s=min(max(0.0, b - weights) if math.isfinite(b) else math.inf for b in backward),
-        memory_bytes=min(way.memory_bytes + way.saved_bytes - sum(way.shared_bytes.values()) for way in ways),
+        memory_bytes=min(way.least_bytes for way in ways),
     )
 
 

@@ -85,26 +85,14 @@ class Row:
         self.layers = _layers(counts, most)
         self.num_states = math.prod(count + 1 for count in counts)
 
-    def least_step(self, known_s: float) -> float:
-        """Seconds in which not all nodes can be done, or just so; no less than are known."""
-        if self.reaches(known_s) or not self.reaches(math.inf):  # or there is no plan
-            return known_s
-        low, high = known_s, 2 * known_s
-        while not self.reaches(high):
-            low, high = high, 2 * high
-        while high - low > _CLOSE * low:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.reaches(middle) else (middle, high)
-        return low
-
-    def reaches(self, step_s: float) -> bool:
-        """Whether a step of that length may be enough."""
-        farthest: _IntArray = np.zeros(self.num_states, dtype=np.intp)
+    def may_take(self, step_s: float) -> bool:
+        """Returns whether stages may reach the end of the row within a step of so many seconds."""
+        reach: _IntArray = np.zeros(self.num_states, dtype=np.intp)
         for num_before, layer in enumerate(self.layers):
             for number, (states, before) in enumerate(layer):
                 ends = self._ends(number, num_before, step_s)
-                farthest[states] = np.maximum(farthest[states], ends[farthest[before]])
-            if any((farthest[states] == self.num_nodes).any() for states, _ in layer):
+                reach[states] = np.maximum(reach[states], ends[reach[before]])
+            if any((reach[states] == self.num_nodes).any() for states, _ in layer):
                 return True
         return False
 

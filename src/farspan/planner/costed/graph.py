@@ -118,6 +118,11 @@ class CostedNode:
         return self
 
     @property
+    def least_bytes(self) -> float:
+        """What a device holds of it at least, with one micro-batch in flight, beside other nodes that keep the same."""
+        return self.memory_bytes + self.saved_bytes - sum(self.shared_bytes.values())
+
+    @property
     def names_of_ways(self) -> tuple[str, ...]:
         """The options of degree 1, after the empty name: as it is given."""
         return ("", *(option.name for option in self.options if option.tensor_parallel == 1))

@@ -143,18 +143,8 @@ def _is_in(piece: str, name: str) -> bool:
 
 def _forced(node: CostedNode, is_again: bool) -> CostedNode:
     """A node with no choice of remat: as it is given, or with the option that computes it again."""
-    option = next((each for each in node.options if each.tensor_parallel == 1), None) if is_again else None
-    if option is None:
-        return replace(node, options=())
-    return replace(
-        node,
-        forward_s=option.forward_s,
-        backward_s=option.backward_s,
-        saved_bytes=option.saved_bytes,
-        memory_bytes=option.memory_bytes,
-        working_bytes=node.working_bytes + max(0.0, node.saved_bytes - option.saved_bytes),
-        options=(),
-    )
+    ways = node.names_of_ways
+    return replace(node.as_run(ways[1] if is_again and len(ways) > 1 else ""), options=())
 
 
 def _as_a_row(graph: CostedGraph, hinted: CostedGraph) -> CostedGraph:

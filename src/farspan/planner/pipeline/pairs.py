@@ -84,7 +84,7 @@ def by_pairs(
 
 
 def _hosts(cluster: Cluster, of: Sequence[DeviceClass], stages: Sequence[PipelineStage]) -> list[_Hosts]:
-    """Of each stage the hosts that it lies on."""
+    """Returns for each stage the hosts that its devices belong to."""
     left = {each.name: [host for _, host in cluster.devices(each)] for each in cluster.classes}
     needed = [stage.replicas * stage.tensor_parallel for stage in stages]
     found: list[_Hosts] = []

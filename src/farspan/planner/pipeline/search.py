@@ -47,14 +47,14 @@ _FIRST_GROWTH = 1.02
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """The result of `plan_pipeline`: `value` is the objective in seconds, and no pipeline has one below `bound`. `work`
-    counts elementary steps of its search.
+    counts elementary steps of its search. One that is given and not searched for has its stages only.
     """
 
-    objective: Objective
+    objective: Objective = "step-time"
     stages: tuple[PipelineStage, ...]
-    value: float
-    bound: float
-    search_s: float
+    value: float = 0.0
+    bound: float = 0.0
+    search_s: float = 0.0
     work: float = 0.0
 
     @property

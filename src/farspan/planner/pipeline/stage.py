@@ -1,15 +1,15 @@
-"""One stage of a pipeline that has been found."""
+"""One stage of a pipeline, as the search has found it or somebody has given it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["PipelineStage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStage:
-    """One stage of a pipeline.
+    """One stage of a pipeline; one that is given and not searched for has no seconds, bytes and micro-batches.
 
     Attributes:
         device_class: Name of the class of its devices.
@@ -25,12 +25,12 @@ class PipelineStage:
     """
 
     device_class: str
-    replicas: int
-    tensor_parallel: int
+    replicas: int = 1
+    tensor_parallel: int = 1
     nodes: tuple[str, ...]
-    options: dict[str, str]
-    once_s: float
-    rate_s: float
-    drain_s: float
-    memory_bytes: float
-    in_flight: int
+    options: dict[str, str] = field(default_factory=dict[str, str])
+    once_s: float = 0.0
+    rate_s: float = 0.0
+    drain_s: float = 0.0
+    memory_bytes: float = 0.0
+    in_flight: int = 0

@@ -60,7 +60,7 @@ class Budget:
         return self._left <= 0
 
     def spend(self, work: int) -> bool:
-        """Whether something was left."""
+        """Takes so much from the budget, and returns whether anything had been left in it."""
         self._left -= work
         return self._left + work > 0
 

@@ -1,7 +1,7 @@
 """Signals wait while Python runs inside torch's own C++ code.
 
 A handler of Python's that raises, as that of Ctrl-C does, raises between any two instructions. Where these run within a
-C++ function that may not raise, as what torch does to fakes often does, the process aborts.
+C++ function that may not raise, as what torch does to fakes often does, and while it is imported, the process aborts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ def never_raises(handler: Handler) -> Handler:
 
 
 @contextlib.contextmanager
-def signals_held() -> Iterator[None]:
+def signals_held() -> Generator[None, None, None]:
     """Let the program's own signal handlers run after the body. A signal that comes twice does not wait: the body may
     hang. Handlers run in the main thread only, so elsewhere there is nothing to hold. What `signal.siginterrupt` has
     set for a handler of Python's is lost.

@@ -1,5 +1,5 @@
-"""The plan for the user's cluster against every plan that there is, each played: none is below the bound, and where one
-fits, one is found.
+"""The plan for the user's cluster against every plan that there is, each simulated: none is below the bound, and where
+one fits, one is found.
 """
 
 from __future__ import annotations
@@ -100,21 +100,13 @@ def every_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int) -> 
                 stages = tuple(
                     PipelineStage(
                         device_class=kind,
-                        replicas=1,
-                        tensor_parallel=1,
                         nodes=tuple(names),
                         options={name: way_of[name] for name in names if way_of[name]},
-                        once_s=0.0,
-                        rate_s=0.0,
-                        drain_s=0.0,
-                        memory_bytes=0.0,
-                        in_flight=0,
                     )
                     for kind, names in zip(order, chain, strict=True)
                 )
-                pipeline = Pipeline(objective="step-time", stages=stages, value=0.0, bound=0.0, search_s=0.0)
                 for schedules in SCHEDULES:
-                    yield forecast(graph, cluster, pipeline, num_micro_batches, schedules=schedules)
+                    yield forecast(graph, cluster, Pipeline(stages=stages), num_micro_batches, schedules=schedules)
 
 
 def check(graph: CostedGraph, cluster: Cluster, num_micro_batches: int) -> None:

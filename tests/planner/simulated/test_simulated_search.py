@@ -1,4 +1,4 @@
-"""The plan that is found against all that there are, each played; and no plan under any schedule beats the bound."""
+"""The plan that is found against all that there are, each simulated; and no plan under any schedule beats the bound."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_weight_gradients_that_are_put_off_keep_nobody_waiting() -> None:
 
 
 def test_a_plan_is_found_where_memory_is_just_enough_as_it_is_played() -> None:
-    """Told of less memory, for what is sent, the search finds nothing; what is played fits."""
+    """Told of less memory, for what is sent, the search finds nothing; what is simulated fits."""
     nodes = tuple(
         CostedNode(name=f"n{i}", forward_s=1.0, backward_s=2.0, memory_bytes=size, saved_bytes=size)
         for i, size in enumerate((3.0, 1.0, 2.0, 3.0))
@@ -115,7 +115,7 @@ def test_a_plan_is_found_where_memory_is_just_enough_as_it_is_played() -> None:
     for memory in range(8, 24):
         kind = DeviceClass(name="x", kind="x", devices_per_host=2, memory_bytes=float(memory))
         cluster = Cluster(classes=(kind,))
-        played = [forecast_of_stages(graph, cluster, stages, 2) for stages in all_plans(graph, cluster)]
-        best = min((each.step_s for each in played if each.fits), default=math.inf)
+        simulated = [forecast_of_stages(graph, cluster, stages, 2) for stages in all_plans(graph, cluster)]
+        best = min((each.step_s for each in simulated if each.fits), default=math.inf)
         if math.isfinite(best):
             assert best_plan(graph, cluster, 2).best.step_s <= best * 1.000001, memory

@@ -1,0 +1,28 @@
+"""The shortest step that a condition allows, by bisection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+__all__ = ["least_step"]
+
+_CLOSE = 1e-9
+
+
+def least_step(is_enough: Callable[[float], bool], known_s: float) -> float:
+    """Returns seconds for which the condition does not hold, or just so; at least those that are known.
+
+    Args:
+        is_enough: Whether so many seconds may be enough for a step; if some are, more are.
+        known_s: No step takes less.
+    """
+    if is_enough(known_s) or not is_enough(math.inf):  # or there is no plan
+        return known_s
+    low, high = known_s, 2 * known_s
+    while not is_enough(high):
+        low, high = high, 2 * high
+    while high - low > _CLOSE * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return low
