@@ -10,6 +10,7 @@ the end of the last one: without recording and making the program, which all ran
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import sys
@@ -278,11 +279,14 @@ def collect(args: Any) -> list[dict[str, Any]]:
     if args.worker:
         worker(args)
         sys.exit()
-    words = ["--micro-batches", *map(str, args.micro_batches), "--stages", *args.stages]
-    words += ["--placements", *args.placements, "--turns", str(args.turns), "--unit", str(args.unit)]
     rows: list[dict[str, Any]] = []
-    for num_ranks in args.ranks:
-        rows += run_ranks(__file__, num_ranks, words, timeout_s=300 if args.quick else 7200)
+    for num_ranks, *case in itertools.product(args.ranks, args.micro_batches, args.stages, args.placements):
+        words = ["--turns", str(args.turns), "--unit", str(args.unit)]
+        for option, value in zip(("--micro-batches", "--stages", "--placements"), case, strict=True):
+            words += [option, str(value)]
+        found = run_ranks(__file__, num_ranks, words, timeout_s=300 if args.quick else 3600)
+        show(found, has_head=not rows)
+        rows += found
     return rows
 
 
@@ -301,7 +305,6 @@ def main() -> None:
     add_arguments(parser)
     args = parser.parse_args()
     rows = collect(args)
-    show(rows)
     worst, worst_torch = max(row["to_bound"] for row in rows), max(best_to_torch(rows).values())
     figure = (
         f"step / simulated bound {worst:.3f} at most (bar {BAR:.2f}), "
@@ -319,15 +322,17 @@ def best_to_torch(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], float]:
     return found
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    head = "ranks  micro-batches  stages   placement  schedule        bound    farspan  / bound  tasks / bound"
-    print(f"{head}  {'torch':31s}  / torch")
+def show(rows: list[dict[str, Any]], *, has_head: bool) -> None:
+    if has_head:
+        head = "ranks  micro-batches  stages   placement  schedule        bound    farspan  / bound  tasks / bound"
+        print(f"{head}  {'torch':31s}  / torch")
     for row in rows:
         print(
             f"{row['num_ranks']:5d}  {row['num_micro_batches']:13d}  {row['stages']:7s}  {row['shape']:9s}  "
             f"{row['schedule']:11s}  {row['bound_s']:7.3f} s  {row['farspan_s']:7.3f} s  {row['to_bound']:7.3f}  "
             f"{row['run_s'] / row['bound_s']:13.3f}  "
-            f"{row['torch_s']:.3f} s {row['torch_schedule']:23s}  {row['to_torch']:.3f}"
+            f"{row['torch_s']:.3f} s {row['torch_schedule']:23s}  {row['to_torch']:.3f}",
+            flush=True,
         )
 
 
