@@ -242,7 +242,7 @@ def test_a_slower_device_gets_less(said_times: dict[int, float]) -> None:
 def share(seconds: dict[str, float], *others: dict[str, float]) -> RankMeasured:
     """What a rank has measured: of each kind of piece the seconds in one micro-batch, and in others."""
     notes = {
-        (0, number): SegmentNote(key=(0, number), is_called=True, inputs=[], likeness=kind)
+        (0, number): SegmentNote(key=(0, number), is_called=True, first_call=number, inputs=[], likeness=kind)
         for number, kind in enumerate(seconds)
     }
     samples = [

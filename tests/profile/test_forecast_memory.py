@@ -23,6 +23,7 @@ from farspan.profile import costed_graph
 from farspan.runtime.media.local import LocalMedium
 from farspan.runtime.trial import Trial
 from farspan.runtime.world import current_engine
+from farspan.schedule import Schedule
 
 NUM_MICRO_BATCHES = 6
 WITHIN = 0.10
@@ -90,6 +91,49 @@ class Skip(nn.Module):
         x = F.relu(self.wide(x))
         below = F.interpolate(F.relu(self.narrow(F.max_pool2d(x, 2))), scale_factor=2.0)
         return self.last(F.relu(self.both(torch.cat([below, x], 1))))
+
+
+class Layer(nn.Module):
+    def __init__(self, num_before: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(8 + 4 * num_before)
+        self.conv = nn.Conv2d(8 + 4 * num_before, 4, 3, padding=1)
+
+    def forward(self, made: list[torch.Tensor]) -> torch.Tensor:
+        return self.conv(F.relu(self.norm(torch.cat(made, 1))))
+
+
+class Dense(nn.Module):
+    """Each layer is given all that was made before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.layers = nn.ModuleList([Layer(number) for number in range(6)])
+        self.last = nn.Conv2d(8 + 24, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = [self.first(x)]
+        for layer in self.layers:
+            made.append(layer(made))
+        return self.last(torch.cat(made, 1))
+
+
+class Encoder(nn.Module):
+    """What is called first is registered last, and wide branches leave it on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(64, 3, 1)
+        self.up = nn.ModuleList([nn.Conv2d(16, 64, 3, padding=1) for _ in range(3)])
+        self.down = nn.ModuleList([nn.Conv2d(given, 16, 3, padding=1) for given in (3, 16, 16)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total: Any = 0
+        for down, up in zip(self.down, self.up, strict=True):
+            x = F.gelu(down(x))
+            total = total + F.gelu(up(x))
+        return self.head(total)
 
 
 class Alive(TorchDispatchMode):
@@ -164,13 +208,21 @@ def cluster(count: int) -> Cluster:
     return Cluster(classes=(DeviceClass(name="cpu", kind="cpu", devices_per_host=count),))
 
 
-def forecast_of(graph: CostedGraph, ends: tuple[int, ...], schedule: str) -> Forecast:
+def in_a_row(graph: CostedGraph, shares: tuple[float, ...]) -> list[list[str]]:
+    """Stages of so many of the nodes, in the order in which they are called."""
     names = [node.name for node in graph.nodes]
-    stages = tuple(
-        PipelineStage(device_class="cpu", nodes=tuple(names[begin:end]))
-        for begin, end in zip((0, *ends), ends, strict=False)
-    )
-    return forecast(graph, cluster(len(ends)), Pipeline(stages=stages), NUM_MICRO_BATCHES, schedules=(schedule,))
+    ends = [round(share * len(names)) for share in shares]
+    return [names[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def forecast_of(graph: CostedGraph, stages: list[list[str]], schedule: str) -> Forecast:
+    pipeline = Pipeline(stages=tuple(PipelineStage(device_class="cpu", nodes=tuple(names)) for names in stages))
+    return forecast(graph, cluster(len(stages)), pipeline, NUM_MICRO_BATCHES, schedules=(schedule,))
+
+
+def tasks_of(schedule: Schedule, rank: int) -> list[str]:
+    tasks = [schedule.tasks[index] for index in schedule.orders[rank]]
+    return [f"{task.kind.value}{task.micro_batch} at level {task.level}" for task in tasks]
 
 
 def peaks_of(build: Callable[[], nn.Module], example: torch.Tensor, found: Forecast) -> list[float]:
@@ -178,6 +230,8 @@ def peaks_of(build: Callable[[], nn.Module], example: torch.Tensor, found: Forec
 
     def rank_of(rank: int) -> float:
         model, peak = program(models[rank], example, plan=found.plan)
+        step = farspan.last_step()
+        assert step is not None and tasks_of(step.schedule, rank) == tasks_of(found.simulation.schedule, rank)
         engine = current_engine()
         assert engine is not None
         own = [item.tensor for item in engine.parameters.values() if item.is_owned]
@@ -199,18 +253,45 @@ MODELS = {
     "residual": (Residual, lambda: torch.arange(400).reshape(20, 20) % 50),
     "unet": (UNet, images),
     "skip": (Skip, images),
+    "dense": (Dense, images),
+    "encoder": (Encoder, images),
 }
+
+
+def check(name: str, cut: Callable[[CostedGraph], list[list[str]]], schedule: str) -> None:
+    build, example = MODELS[name]
+    graph = profile_of(build, example())
+    found = forecast_of(graph, cut(graph), schedule)
+    for rank, measured in enumerate(peaks_of(build, example(), found)):
+        stage = next(stage for stage in found.stages if stage.where == f"rank:{rank}")
+        assert stage.memory_bytes == pytest.approx(measured, rel=WITHIN), (rank, stage.nodes)
 
 
 @pytest.mark.parametrize("schedule", ["auto", "1f1b", "zero-bubble"])
 @pytest.mark.parametrize(
     ("name", "shares"),
-    [("residual", (0.4, 1.0)), ("residual", (0.3, 0.7, 1.0)), ("unet", (0.5, 1.0)), ("skip", (1.0,))],
+    [
+        ("residual", (0.4, 1.0)),
+        ("residual", (0.3, 0.7, 1.0)),
+        ("unet", (0.5, 1.0)),
+        ("skip", (1.0,)),
+        ("dense", (0.5, 1.0)),
+        ("dense", (0.35, 0.7, 1.0)),
+        ("encoder", (1.0,)),
+    ],
 )
 def test_the_forecast_peak_memory_is_what_a_rank_needs(name: str, shares: tuple[float, ...], schedule: str) -> None:
-    build, example = MODELS[name]
-    graph = profile_of(build, example())
-    found = forecast_of(graph, tuple(round(share * len(graph.nodes)) for share in shares), schedule)
-    for rank, measured in enumerate(peaks_of(build, example(), found)):
-        stage = next(stage for stage in found.stages if stage.where == f"rank:{rank}")
-        assert stage.memory_bytes == pytest.approx(measured, rel=WITHIN), (rank, stage.nodes)
+    check(name, lambda graph: in_a_row(graph, shares), schedule)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "1f1b", "zero-bubble"])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [["head", "up.0", "up.1", "up.2"], ["down.0", "down.1", "down.2"]],
+        [["down.0", "down.1"], ["up.0", "up.1", "down.2", "up.2", "head"]],
+        [["down.0", "down.1", "up.2"], ["up.0", "up.1", "down.2", "head"]],
+    ],
+)
+def test_so_it_is_where_data_flow_back_to_a_stage(stages: list[list[str]], schedule: str) -> None:
+    check("encoder", lambda _: stages, schedule)

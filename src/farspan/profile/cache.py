@@ -20,7 +20,7 @@ from farspan.profile.step import AtomProfile, Operation, PassedValue, StepProfil
 __all__ = ["ProfileCache", "cache_folder"]
 
 _log = logging.getLogger(__name__)
-_VERSION = "farspan-profile/4"
+_VERSION = "farspan-profile/5"
 _HINT = "farspan plan --fresh train.py"
 _T = TypeVar("_T")
 
@@ -107,6 +107,7 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "int": as_count,
     "bool": as_flag,
     "float": as_number,
+    "int | None": lambda value, where: None if value is None else as_count(value, where),
     "float | None": lambda value, where: None if value is None else as_number(value, where),
     "tuple[Operation, ...]": _works,
     "tuple[tuple[str, float], ...]": _pairs,

@@ -79,10 +79,20 @@ def costed_graph(profile: StepProfile, cluster: Cluster, *, roofline: bool = Fal
         if words[value.source] is None or words[value.source] != words[value.target]
     ]
     return CostedGraph(
-        nodes=tuple(replace(node, together=word) for node, word in zip(nodes, words, strict=True)),
+        nodes=tuple(replace(nodes[index], together=words[index]) for index in _order_of_calls(profile)),
         edges=tuple(edges),
         source="the model",
     )
+
+
+def _order_of_calls(profile: StepProfile) -> list[int]:
+    """The atoms in the order in which the program first calls them; what it never calls after the atom before it."""
+    places: list[tuple[int, int]] = []
+    place = 0
+    for index, atom in enumerate(profile.atoms):
+        place = place if atom.first_call is None else atom.first_call
+        places.append((place, index))
+    return [index for _, index in sorted(places)]
 
 
 def _node(atom: AtomProfile, measured: Sequence[DeviceClass], speeds: Mapping[str, Speeds]) -> CostedNode:

@@ -80,6 +80,7 @@ class AtomProfile:
         memory_bytes: Parameters, gradients, optimizer state, buffers.
         likeness: Equal for atoms that do the same work: repeated blocks.
         can_remat: Whether it is a module that is called, whose activations can be computed again.
+        first_call: The place of the first of its calls among all of a micro-batch; None where it is not used.
     """
 
     name: str
@@ -103,6 +104,7 @@ class AtomProfile:
     memory_bytes: float = 0.0
     likeness: str = ""
     can_remat: bool = False
+    first_call: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""What a step will be like under a pipeline: its plan, played event by event, and what each stage holds.
+"""What a step will be like under a pipeline: its plan, simulated event by event, and what each stage holds.
 
-Played are the schedules that a plan asks for: "auto", which runs a micro-batch ahead to hide transfers and splits
+Simulated are the schedules that a plan asks for: "auto", which runs a micro-batch ahead to hide transfers and splits
 backwards where that pays, and "1f1b", which holds less. The faster of those that fit is taken.
 """
 
@@ -14,8 +14,8 @@ from farspan.cluster import Cluster
 from farspan.plan import PLANNED_SECONDS, Plan
 from farspan.planner.atoms import Atom, placement_of
 from farspan.planner.costed import CostedGraph
-from farspan.planner.forecast.memory import peak_bytes, saved_bytes
-from farspan.planner.forecast.parts import Part, make_parts, play
+from farspan.planner.forecast.memory import in_flight, peak_bytes, saved_bytes
+from farspan.planner.forecast.parts import Part, Stages
 from farspan.planner.pipeline import Pipeline
 from farspan.planner.simulation import Simulation
 
@@ -110,7 +110,7 @@ def forecast(
     *,
     schedules: Sequence[str] = _SCHEDULES,
 ) -> Forecast:
-    """Play a step of `pipeline`, of which each stage has one device.
+    """Simulate a step of `pipeline`, of which each stage has one device.
 
     Args:
         graph: Its nodes are modules or parameters of the model.
@@ -119,8 +119,7 @@ def forecast(
         num_micro_batches: Of a step.
         schedules: Names of those to compare.
     """
-    parts = make_parts(graph, cluster, pipeline.stages)
-    schedule, simulation, stages = _best_schedule(graph, cluster, parts, num_micro_batches, schedules)
+    schedule, simulation, stages = _best_schedule(Stages(graph, cluster, pipeline.stages), num_micro_batches, schedules)
     link_bytes: dict[tuple[int, int], float] = {}
     transfer_s: dict[tuple[int, int], float] = {}
     for transfer in simulation.transfers:
@@ -141,20 +140,19 @@ def forecast(
 
 def shortest_step(graph: CostedGraph, cluster: Cluster, pipeline: Pipeline, num_micro_batches: int) -> float:
     """Seconds of a step of `pipeline`, whether it fits or not."""
-    parts = make_parts(graph, cluster, pipeline.stages)
-    return min(play(graph, cluster, parts, num_micro_batches, name).step_time for name in _SCHEDULES)
+    stages = Stages(graph, cluster, pipeline.stages)
+    return min(stages.simulate(num_micro_batches, name).step_time for name in _SCHEDULES)
 
 
 def _best_schedule(
-    graph: CostedGraph, cluster: Cluster, parts: Sequence[Part], num_micro_batches: int, schedules: Sequence[str]
+    stages: Stages, num_micro_batches: int, schedules: Sequence[str]
 ) -> tuple[str, Simulation, tuple[StageForecast, ...]]:
     """The name of the schedule, the step and its stages: the shortest that fits, else what holds least."""
     found: list[tuple[str, Simulation, tuple[StageForecast, ...]]] = []
     for schedule in schedules:
-        simulation = play(graph, cluster, parts, num_micro_batches, schedule)
-        peaks = peak_bytes(parts, simulation, schedule)
-        stages = tuple(_stage(part, simulation, peak) for part, peak in zip(parts, peaks, strict=True))
-        found.append((schedule, simulation, stages))
+        simulation = stages.simulate(num_micro_batches, schedule)
+        peaks = peak_bytes(stages, simulation, schedule)
+        found.append((schedule, simulation, tuple(_stage(stages, part, simulation, peaks) for part in stages.parts)))
     fitting = [each for each in found if all(stage.memory_bytes <= stage.limit_bytes for stage in each[2])]
     if not fitting:
         return found[-1]
@@ -164,7 +162,7 @@ def _best_schedule(
     return best
 
 
-def _stage(part: Part, simulation: Simulation, memory_bytes: float) -> StageForecast:
+def _stage(stages: Stages, part: Part, simulation: Simulation, peaks: Mapping[int, float]) -> StageForecast:
     return StageForecast(
         where=part.where,
         device=part.kind.whole,
@@ -173,9 +171,9 @@ def _stage(part: Part, simulation: Simulation, memory_bytes: float) -> StageFore
         forward_s=part.forward_s,
         backward_s=part.backward_s,
         parameter_bytes=part.parameter_bytes,
-        saved_bytes=saved_bytes(part),
-        in_flight=math.ceil(simulation.peak_memory(part.rank) * _SAME),  # tasks hold shares of a micro-batch
-        memory_bytes=memory_bytes,
+        saved_bytes=saved_bytes(stages, part),
+        in_flight=in_flight(simulation, part.rank),
+        memory_bytes=peaks[part.rank],
         limit_bytes=part.kind.memory_bytes,
         busy=simulation.busy(part.rank) / simulation.step_time if simulation.step_time else 0.0,
     )

@@ -13,88 +13,124 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from farspan.planner.forecast.parts import Hop, Part
+from farspan.planner.forecast.parts import Part, Stages
+from farspan.planner.forecast.segments import Hop, Segment
 from farspan.planner.simulation import Simulation
 from farspan.schedule import LOOKAHEAD, Channel, Kind, Message, channels_of, run_ahead_of
 
-__all__ = ["peak_bytes", "saved_bytes"]
+__all__ = ["in_flight", "peak_bytes", "saved_bytes"]
 
 _PACKED_BYTES = 64 * 1024
 """Tensors up to this size travel together in one message: they are copied into it and stay where they are, too."""
 
 
-def saved_bytes(part: Part) -> float:
+def saved_bytes(stages: Stages, part: Part) -> float:
     """What autograd saves of a micro-batch: what several nodes keep is there once."""
-    own = sum(node.saved_bytes for node in part.chosen)
-    words: dict[str, float] = {}
-    for node in part.chosen:
-        for word, size in node.shared_bytes.items():
-            own -= size if word in words else 0.0
-            words[word] = size
-    return own
+    return sum(each.saved_bytes for each in stages.segments if stages.parts[each.stage] is part)
 
 
-def peak_bytes(parts: Sequence[Part], simulation: Simulation, schedule: str) -> list[float]:
-    """The most that each part holds in a step, as the runtime executes it."""
+def in_flight(simulation: Simulation, rank: int) -> int:
+    """The most micro-batches of which a rank holds anything."""
+    tasks = simulation.schedule.tasks
+    held: dict[int, float] = {}
+    most = 0
+    for index in simulation.schedule.orders[rank]:
+        task = tasks[index]
+        held[task.micro_batch] = held.get(task.micro_batch, 0.0) + task.memory
+        if held[task.micro_batch] == 0.0:
+            del held[task.micro_batch]
+        most = max(most, len(held))
+    return most
+
+
+def peak_bytes(stages: Stages, simulation: Simulation, schedule: str) -> dict[int, float]:
+    """By rank the most that it holds in a step, as the runtime executes it."""
     channels = channels_of(simulation.schedule, lookahead=LOOKAHEAD - run_ahead_of(schedule))
-    return [max(_held(parts, part, simulation, channels), default=part.memory_bytes) for part in parts]
+    return {
+        part.rank: max(_held(stages, part, simulation, channels), default=part.memory_bytes) for part in stages.parts
+    }
 
 
 _Channels = Mapping[Channel, Sequence[Message]]
 
 
-def _held(parts: Sequence[Part], part: Part, simulation: Simulation, channels: _Channels) -> list[float]:
+def _held(stages: Stages, part: Part, simulation: Simulation, channels: _Channels) -> list[float]:
     """By task of its rank, while this runs."""
     tasks, order = simulation.schedule.tasks, simulation.schedule.orders[part.rank]
-    of_micro_batch = saved_bytes(part) + part.kept_bytes
-    left = sum(node.left_bytes for node in part.chosen)
-    split = {tasks[index].micro_batch for index in order if tasks[index].kind is Kind.WEIGHT}
-    forward_working = _forward_working_bytes(part)
-    backward_working = {is_split: _working_bytes(part, is_split=is_split) for is_split in (False, True)}
-    held = part.memory_bytes + sum(2 * hop.held_bytes for hop in part.received if hop.is_once)
-    under_way = _under_way(parts, part, simulation, channels)
+    split = {(tasks[index].micro_batch, tasks[index].level) for index in order if tasks[index].kind is Kind.WEIGHT}
+    amounts = {
+        segment.level: _Amounts(stages, number)
+        for number, segment in enumerate(stages.segments)
+        if stages.parts[segment.stage] is part
+    }
+    held = part.memory_bytes + sum(
+        2 * hop.held_bytes for each in amounts.values() for hop in each.segment.received if hop.is_once
+    )
+    under_way = _under_way(stages, part, simulation, channels)
     found: list[float] = []
     for index, more in zip(order, under_way, strict=True):
         task = tasks[index]
-        is_split = task.micro_batch in split
-        working = 0.0
+        amount, is_split = amounts[task.level], (task.micro_batch, task.level) in split
         if task.kind is Kind.FORWARD:
-            held += of_micro_batch * task.memory
-            working = forward_working
+            held += amount.of_micro_batch
+            working = amount.forward_working
         elif task.kind is Kind.BACKWARD:
-            working = backward_working[is_split]
+            held -= amount.taken
+            working = amount.halved_working if is_split else amount.backward_working
+        else:
+            working = 0.0
         found.append(held + more + working)
         if task.kind is Kind.BACKWARD:
-            held -= of_micro_batch - left if is_split else of_micro_batch * -task.memory
+            held += amount.given
+            held -= amount.of_micro_batch - (amount.left if is_split else 0.0)
         elif task.kind is Kind.WEIGHT:
-            held -= left
+            held -= amount.left
     return found
 
 
-def _forward_working_bytes(part: Part) -> float:
-    """The most that a stage needs in its forward besides what it will have kept at its end."""
+class _Amounts:
+    """Of a segment: what a micro-batch keeps there, what is left of that after the first half of its backward, what its
+    tasks need besides, and the gradients that it is given by other segments of its stage, and gives to them.
+    """
+
+    def __init__(self, stages: Stages, number: int) -> None:
+        segment = self.segment = stages.segments[number]
+        beside = [hop for each in stages.segments if each.stage == segment.stage for hop in each.returned]
+        self.given = sum(hop.held_bytes for hop in beside if hop.source == number)
+        self.taken = sum(
+            hop.held_bytes for hop in segment.returned if stages.segments[hop.source].stage == segment.stage
+        )
+        self.of_micro_batch = segment.saved_bytes + segment.kept_bytes
+        self.left = sum(node.left_bytes for node in segment.nodes)
+        self.forward_working = _forward_working_bytes(segment)
+        self.backward_working = _working_bytes(segment, is_split=False)
+        self.halved_working = _working_bytes(segment, is_split=True)
+
+
+def _forward_working_bytes(segment: Segment) -> float:
+    """The most that a segment needs in its forward besides what it will have kept at its end."""
     most = yet_to_come = 0.0
-    for node in reversed(part.chosen):
-        most = max(most, node.forward_working_bytes - yet_to_come)
+    for node, passed in zip(reversed(segment.nodes), reversed(segment.passed_bytes), strict=True):
+        most = max(most, node.forward_working_bytes + passed - yet_to_come)
         yet_to_come += node.saved_bytes - sum(node.shared_bytes.values())
     return most
 
 
-def _working_bytes(part: Part, *, is_split: bool) -> float:
-    """The most that a stage needs besides what it keeps: in its backward, node by node, which then give back. Gradients
-    that have come from other stages stay to its end; others go as soon as they were used.
+def _working_bytes(segment: Segment, *, is_split: bool) -> float:
+    """The most that a segment needs besides what it keeps: in its backward, node by node, which then give back.
+    Gradients that have come from other segments stay to its end; others go as soon as they were used.
     """
     come: dict[str, float] = {}
-    for hop in part.returned:
+    for hop in segment.returned:
         come[hop.node] = come.get(hop.node, 0.0) + hop.held_bytes
     total = sum(come.values())
     users: dict[str, int] = {}
-    for node in part.chosen:
+    for node in segment.nodes:
         for word in node.shared_bytes:
             users[word] = users.get(word, 0) + 1
     most = total
     given_back = 0.0
-    for node in reversed(part.chosen):
+    for node in reversed(segment.nodes):
         own = node.halved_working_bytes if is_split else node.working_bytes
         if node.name in come:
             own -= come[node.name]
@@ -108,35 +144,41 @@ def _working_bytes(part: Part, *, is_split: bool) -> float:
     return most
 
 
-def _under_way(parts: Sequence[Part], part: Part, simulation: Simulation, channels: _Channels) -> list[float]:
+def _under_way(stages: Stages, part: Part, simulation: Simulation, channels: _Channels) -> list[float]:
     """By task of its rank what is there for tasks to come, and what is yet to be taken by another rank."""
-    order = simulation.schedule.orders[part.rank]
+    tasks, order = simulation.schedule.tasks, simulation.schedule.orders[part.rank]
     place = {index: number for number, index in enumerate(order)}
+    number_of = {(stages.ranks[number], each.level): number for number, each in enumerate(stages.segments)}
     found = [0.0] * len(order)
-    number_of = {each.rank: number for number, each in enumerate(parts)}
     for channel, messages in channels.items():
-        hops = _hops(parts[number_of[channel.destination]], number_of[channel.source], channel)
-        if channel.destination == part.rank:
-            size = sum(hop.sent_bytes for hop in hops)
-            for message in messages:
-                first = min(place[user] for user in message.users)
-                for number in range(message.posted_at, first):
-                    found[number] += size
-        elif channel.source == part.rank:
-            small = sum(hop.sent_bytes for hop in hops if hop.sent_bytes <= _PACKED_BYTES)
-            size = sum(hop.sent_bytes for hop in hops) if channel.is_gradient else small
-            for message in messages:
-                taken = _taken_at(simulation, message)
-                for number in range(place[message.task] + 1, len(order)):
-                    if simulation.starts[order[number]] >= taken:
-                        break
-                    found[number] += size
+        if part.rank not in channel[:2]:
+            continue
+        hops = _hops_by_source(stages, channel)
+        for message in messages:
+            sent = hops.get(number_of[channel.source, tasks[message.task].level], [])
+            if channel.destination == part.rank:
+                size = sum(hop.sent_bytes for hop in sent)
+                for at in range(message.posted_at, min(place[user] for user in message.users)):
+                    found[at] += size
+                continue
+            size = sum(hop.sent_bytes for hop in sent if channel.is_gradient or hop.sent_bytes <= _PACKED_BYTES)
+            taken = _taken_at(simulation, message)
+            for at in range(place[message.task] + 1, len(order)):
+                if simulation.starts[order[at]] >= taken:
+                    break
+                found[at] += size
     return found
 
 
-def _hops(target: Part, source: int, channel: Channel) -> list[Hop]:
-    hops = target.returned if channel.is_gradient else target.received
-    return [hop for hop in hops if hop.source == source and not hop.is_once]
+def _hops_by_source(stages: Stages, channel: Channel) -> dict[int, list[Hop]]:
+    """What travels on a channel, by the number of the segment that sends it."""
+    found: dict[int, list[Hop]] = {}
+    for segment, rank in zip(stages.segments, stages.ranks, strict=True):
+        if rank == channel.destination:
+            for hop in segment.returned if channel.is_gradient else segment.received:
+                if not hop.is_once and stages.ranks[hop.source] == channel.source:
+                    found.setdefault(hop.source, []).append(hop)
+    return found
 
 
 def _taken_at(simulation: Simulation, message: Message) -> float:

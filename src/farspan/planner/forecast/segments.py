@@ -1,176 +1,230 @@
-"""The tasks of a step: a forward and a backward of each segment of each micro-batch.
+"""The segments of a pipeline's stages, as the runtime cuts them, and what passes between them.
 
-In a row of stages each stage is one segment. Where data also flow back to an earlier stage, a stage has several, cut as
-the runtime cuts them: level(node) = max over what it uses of level + (1 if that is on another stage), and nodes of one
-level and stage are a segment.
+level(node) = max over what it uses of level + (1 if that is on another stage), and nodes of one level and stage are a
+segment. Of a chain that is cut into a row, each stage is one; where data flow back to a stage, or branches go over its
+border, it has several.
 
     stage 0   embed             head            level 0, 2
     stage 1           blocks                    level 1
+
+Gradients go the way they go there, from the last user of a value to the one before it:
+
+    forward     P --v--> S1,  P --v--> S3           backward    S3 --g--> S1 --sum--> P
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from farspan.planner.costed import CostedGraph
+from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.search.lattice import linear_order
-from farspan.schedule import Kind, Task
 
-__all__ = ["Work", "is_row", "make_tasks"]
+__all__ = ["Hop", "Segment", "make_segments"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What a node takes of a micro-batch on its stage's device."""
+class Hop:
+    """A value on its way from one segment to another, or its gradient on its way back.
 
-    forward_s: float
-    backward_s: float
-    saved_bytes: float
+    Attributes:
+        source: Number of the segment that it comes from.
+        target: Number of the segment that it goes to.
+        sent_bytes: What it is on its way.
+        held_bytes: What it takes where it has arrived.
+        node: Name of the node that made the value.
+        is_once: It goes once in a step, before the first task.
+    """
+
+    source: int
+    target: int
+    sent_bytes: float
+    held_bytes: float
+    node: str
+    is_once: bool = False
 
 
-@dataclass(slots=True)
-class _Segment:
+@dataclass(eq=False, slots=True)
+class Segment:
+    """Nodes of one stage that run one after the other.
+
+    Attributes:
+        level: See above.
+        stage: Number of the stage.
+        nodes: As they run there, in the order of the graph.
+        index: How many segments have begun before it.
+        uses: Numbers of the segments whose values it needs in each micro-batch.
+        received: Values that come from other stages, each to the first segment that uses it.
+        returned: Gradients that come from other segments.
+        kept_bytes: By micro-batch: what stays until the backward, because of what passes between segments.
+        saved_bytes: The same of what autograd saves, and no segment of the stage before it.
+        passed_bytes: By node, what is there in its forward because another node has made it, and for no other reason.
+    """
+
     level: int
     stage: int
-    forward_s: float = 0.0
-    backward_s: float = 0.0
+    nodes: list[CostedNode] = field(default_factory=list[CostedNode])
+    index: int = 0
+    uses: set[int] = field(default_factory=set[int])
+    received: list[Hop] = field(default_factory=list[Hop])
+    returned: list[Hop] = field(default_factory=list[Hop])
+    kept_bytes: float = 0.0
     saved_bytes: float = 0.0
-    nodes: list[str] = field(default_factory=list[str])
+    passed_bytes: list[float] = field(default_factory=list[float])
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """A total order that follows the data."""
+        return (self.level, self.index)
 
 
-def make_tasks(
-    graph: CostedGraph, stages: Sequence[Mapping[str, Work]], ranks: Sequence[int], num_micro_batches: int
-) -> tuple[Task, ...]:
-    """Per micro-batch the forwards of all segments, then their backwards, the last segment first.
+def make_segments(graph: CostedGraph, stages: Sequence[Sequence[CostedNode]]) -> list[Segment]:
+    """Cut stages into segments, in an order in which each comes after all that it uses.
 
     Args:
         graph: What is run.
-        stages: Of each stage its nodes, in a row as far as there is one.
-        ranks: Of each stage.
-        num_micro_batches: Of a step.
-
-    Returns:
-        The tasks; their memory is a share of what their stage saves of a micro-batch.
+        stages: The nodes of each as they run there, in the order of the graph; together all of it.
     """
-    segments = _segments(graph, stages)
-    passed = _passed(graph, segments)
-    shares = _shares(segments, len(stages))
-    sent, returned = _messages(graph, segments, ranks)
-    count = len(segments)
-    tasks: list[Task] = []
-    for micro_batch in range(num_micro_batches):
-        first = micro_batch * 2 * count
-
-        def forward(number: int, first: int = first) -> int:
-            return first + number
-
-        def backward(number: int, first: int = first) -> int:
-            return first + 2 * count - 1 - number
-
-        for number, segment in enumerate(segments):
-            tasks.append(
-                Task(
-                    kind=Kind.FORWARD,
-                    rank=ranks[segment.stage],
-                    micro_batch=micro_batch,
-                    level=segment.level,
-                    duration=segment.forward_s,
-                    needs=tuple(sorted(forward(source) for source, target in passed if target == number)),
-                    holds=True,
-                    memory=shares[number],
-                    output_bytes=sent[number],
-                )
-            )
-        for number in reversed(range(count)):
-            users = [backward(target) for source, target in passed if source == number]
-            tasks.append(
-                Task(
-                    kind=Kind.BACKWARD,
-                    rank=ranks[segments[number].stage],
-                    micro_batch=micro_batch,
-                    level=segments[number].level,
-                    duration=segments[number].backward_s,
-                    needs=tuple(sorted([forward(number), *users])),
-                    holds=False,
-                    memory=-shares[number],
-                    output_bytes=returned[number],
-                )
-            )
-    return tuple(tasks)
-
-
-def is_row(graph: CostedGraph, stages: Sequence[Iterable[str]]) -> bool:
-    """Whether no data flow back to an earlier stage; `stages` has the names of each one's nodes."""
-    stage_of = {name: number for number, names in enumerate(stages) for name in names}
-    return all(stage_of[edge.source] <= stage_of[edge.target] for edge in graph.edges)
-
-
-def _segments(graph: CostedGraph, stages: Sequence[Mapping[str, Work]]) -> list[_Segment]:
-    """In an order in which each comes after what it uses."""
-    stage_of = {name: number for number, stage in enumerate(stages) for name in stage}
-    level_of = _levels(graph, stage_of)
-    found: dict[tuple[int, int], _Segment] = {}
-    for stage, work in enumerate(stages):
-        for name, each in work.items():
-            key = (level_of[name], stage)
-            segment = found.setdefault(key, _Segment(*key))
-            segment.nodes.append(name)
-            segment.forward_s += each.forward_s
-            segment.backward_s += each.backward_s
-            segment.saved_bytes += each.saved_bytes
-    return [found[key] for key in sorted(found)]
-
-
-def _levels(graph: CostedGraph, stage_of: Mapping[str, int]) -> dict[str, int]:
-    number = {node.name: index for index, node in enumerate(graph.nodes)}
-    sources: dict[str, list[str]] = {}
+    segments = _cut(graph, stages)
+    segment_of = {node.name: number for number, segment in enumerate(segments) for node in segment.nodes}
+    uses: dict[tuple[str, str], list[CostedEdge]] = {}
     for edge in graph.edges:
-        sources.setdefault(edge.target, []).append(edge.source)
-    levels: dict[str, int] = {}
-    for index in linear_order(len(number), [(number[edge.source], number[edge.target]) for edge in graph.edges]):
-        name = graph.nodes[index].name
-        levels[name] = max(
-            (levels[source] + (stage_of[source] != stage_of[name]) for source in sources.get(name, ())), default=0
-        )
-    return levels
-
-
-def _passed(graph: CostedGraph, segments: Sequence[_Segment]) -> set[tuple[int, int]]:
-    """Pairs of segments of which the second uses what the first makes."""
-    segment_of = {name: number for number, segment in enumerate(segments) for name in segment.nodes}
-    pairs = {(segment_of[edge.source], segment_of[edge.target]) for edge in graph.edges}
-    return {(source, target) for source, target in pairs if source != target}
-
-
-def _messages(
-    graph: CostedGraph, segments: Sequence[_Segment], ranks: Sequence[int]
-) -> tuple[list[tuple[tuple[int, float], ...]], list[tuple[tuple[int, float], ...]]]:
-    """By segment, what it sends to which ranks: of the forward, and of the backward."""
-    segment_of = {name: number for number, segment in enumerate(segments) for name in segment.nodes}
-    forward: list[dict[tuple[str, str, int], float]] = [{} for _ in segments]
-    backward: list[dict[tuple[str, str, int], float]] = [{} for _ in segments]
-    for edge in graph.edges:
-        source, target = segment_of[edge.source], segment_of[edge.target]
-        home, there = ranks[segments[source].stage], ranks[segments[target].stage]
-        if home != there:
-            forward[source][edge.source, edge.value, there] = 0.0 if edge.is_parameter else edge.size_bytes
-            backward[target][edge.source, edge.value, home] = edge.sent_back_bytes
-    return [_by_rank(each) for each in forward], [_by_rank(each) for each in backward]
-
-
-def _by_rank(values: Mapping[tuple[str, str, int], float]) -> tuple[tuple[int, float], ...]:
-    """Each value once to each rank."""
-    sizes: dict[int, float] = {}
-    for (_, _, rank), size in values.items():
-        sizes[rank] = sizes.get(rank, 0.0) + size
-    return tuple(sorted(sizes.items()))
-
-
-def _shares(segments: Sequence[_Segment], num_stages: int) -> list[float]:
-    """Of what its stage saves, the share of each segment; equal shares where none saves anything."""
-    total, count = [0.0] * num_stages, [0] * num_stages
+        uses.setdefault((edge.source, edge.value), []).append(edge)
     for segment in segments:
-        total[segment.stage] += segment.saved_bytes
-        count[segment.stage] += 1
-    return [each.saved_bytes / total[each.stage] if total[each.stage] else 1.0 / count[each.stage] for each in segments]
+        segment.passed_bytes = [0.0] * len(segment.nodes)
+    place_of = {node.name: place for segment in segments for place, node in enumerate(segment.nodes)}
+    for edges in uses.values():
+        _pass_on(segments, segment_of, edges)
+        _pass_within(segments, segment_of, place_of, edges)
+    _count_saved(segments)
+    return segments
+
+
+def _cut(graph: CostedGraph, stages: Sequence[Sequence[CostedNode]]) -> list[Segment]:
+    """Place each node in its segment, as the runtime places calls while they are recorded.
+
+    A node comes not before those that have used what it passes gradient to: so gradients add up in the order of one
+    process.
+    """
+    chosen = {node.name: (stage, node) for stage, nodes in enumerate(stages) for node in nodes}
+    inputs: dict[str, list[CostedEdge]] = {}
+    for edge in graph.edges:
+        inputs.setdefault(edge.target, []).append(edge)
+    found: dict[tuple[int, int], Segment] = {}
+    segment_of: dict[str, Segment] = {}
+    last_user: dict[tuple[str, str], Segment] = {}
+    latest: Segment | None = None
+    for name in _in_order(graph):
+        (stage, node), edges = chosen[name], inputs.get(name, [])
+        level = 0
+        for edge in edges:
+            if not edge.is_parameter:
+                source = segment_of[edge.source]
+                level = max(level, source.level + (source.stage != stage))
+        learned = [(edge.source, edge.value) for edge in edges if edge.gradient_bytes != 0]
+        if latest is not None and level <= latest.level and found.get((level, stage)) is not latest:
+            later = [last_user[key] for key in learned if key in last_user and last_user[key].level >= level]
+            if later:
+                level = _level_after(max(later, key=lambda each: each.order), stage, found)
+        segment = found.get((level, stage))
+        if segment is None:
+            segment = found[level, stage] = Segment(level, stage, index=len(found))
+            latest = segment if latest is None or segment.order > latest.order else latest
+        segment.nodes.append(node)
+        segment_of[name] = segment
+        last_user.update(dict.fromkeys(learned, segment))
+    return sorted(found.values(), key=lambda segment: segment.order)
+
+
+def _level_after(user: Segment, stage: int, found: Mapping[tuple[int, int], Segment]) -> int:
+    """The least level of a node of `stage` that does not run before `user`."""
+    if user.stage == stage:
+        return user.level
+    existing = found.get((user.level, stage))
+    return user.level if existing is None or existing.index > user.index else user.level + 1
+
+
+def _in_order(graph: CostedGraph) -> list[str]:
+    number = {node.name: index for index, node in enumerate(graph.nodes)}
+    before = [(number[edge.source], number[edge.target]) for edge in graph.edges if not edge.is_parameter]
+    return [graph.nodes[index].name for index in linear_order(len(number), before, depth_first=False)]
+
+
+def _pass_on(segments: Sequence[Segment], segment_of: Mapping[str, int], edges: Sequence[CostedEdge]) -> None:
+    """The ways of one value, and of its gradient; `edges` are all uses of it."""
+    one, home = edges[0], segment_of[edges[0].source]
+    there = sorted({segment_of[edge.target] for edge in edges} - {home})
+    if not there:
+        return
+    savers = {segment_of[edge.target] for edge in edges if edge.is_saved_there}
+    has_gradient = one.gradient_bytes != 0
+    first_of: dict[int, int] = {segments[home].stage: home}
+    for number in there:
+        first = first_of.setdefault(segments[number].stage, number)
+        if first == number:
+            hop = Hop(
+                source=home,
+                target=number,
+                sent_bytes=one.size_bytes,
+                held_bytes=one.size_bytes,
+                node=one.source,
+                is_once=one.is_parameter,
+            )
+            segments[number].received.append(hop)
+        if not one.is_parameter:
+            segments[number].uses.add(home)
+    for first in first_of.values():
+        is_saved = first in savers or (one.is_saved and first == home)
+        if is_saved or (first != home and (one.is_parameter or not has_gradient)):
+            continue
+        segments[first].kept_bytes += one.size_bytes
+        later = [number for number in there if number in savers and segments[number].stage == segments[first].stage]
+        if later:  # it is there already
+            segments[later[0]].kept_bytes -= one.size_bytes
+    if has_gradient:
+        for later, earlier in pairwise([*reversed(there), *_arrival(segments, home, there[0])]):
+            hop = Hop(
+                source=later,
+                target=earlier,
+                sent_bytes=one.sent_back_bytes,
+                held_bytes=one.held_back_bytes,
+                node=one.source,
+            )
+            segments[earlier].returned.append(hop)
+
+
+def _pass_within(
+    segments: Sequence[Segment],
+    segment_of: Mapping[str, int],
+    place_of: Mapping[str, int],
+    edges: Sequence[CostedEdge],
+) -> None:
+    """Where no segment but that of its maker uses a value, and nobody keeps it: it is there until its last use."""
+    one, home = edges[0], segment_of[edges[0].source]
+    if one.is_saved or one.is_parameter or any(segment_of[edge.target] != home for edge in edges):
+        return
+    savers = [place_of[edge.target] for edge in edges if edge.is_saved_there]
+    end = min(savers, default=max(place_of[edge.target] for edge in edges) + 1)
+    for place in range(place_of[one.source] + 1, end):
+        segments[home].passed_bytes[place] += one.size_bytes
+
+
+def _arrival(segments: Sequence[Segment], home: int, first_user: int) -> list[int]:
+    """The segment that a gradient comes to at last. That of a parameter comes to its device, whatever else runs there:
+    here it is taken to come to a segment that has yet to run, if there is one.
+    """
+    stage = segments[home].stage
+    before = [number for number in range(first_user) if segments[number].stage == stage]
+    return [home] if home < first_user else before[-1:]
+
+
+def _count_saved(segments: Sequence[Segment]) -> None:
+    """What several nodes of a stage keep counts for the first."""
+    known: set[tuple[int, str]] = set()
+    for segment in segments:
+        for node in segment.nodes:
+            segment.saved_bytes += node.saved_bytes
+            for word, size in node.shared_bytes.items():
+                segment.saved_bytes -= size if (segment.stage, word) in known else 0.0
+                known.add((segment.stage, word))

@@ -19,6 +19,7 @@ class _Sums:
     """What is known of one atom."""
 
     keys: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    first_calls: list[int] = field(default_factory=list[int])
     likeness: list[str] = field(default_factory=list[str])
     forward_work: list[Operation] = field(default_factory=list[Operation])
     backward_work: list[Operation] = field(default_factory=list[Operation])
@@ -63,6 +64,7 @@ def assemble(
         at = atom_of[key]
         own = sums[at]
         own.keys.append(key)
+        own.first_calls.append(note.first_call)
         own.likeness.append(note.likeness)
         own.forward_work += note.forward
         own.backward_work += note.backward
@@ -134,6 +136,7 @@ def assemble(
             memory_bytes=kept[stage][1],
             likeness=numbers[alike[stage]] if own.keys else "",
             can_remat=own.is_called and name != "",
+            first_call=min(own.first_calls, default=None),
         )
         for stage, (name, own) in enumerate(zip(names, sums, strict=True))
     ]

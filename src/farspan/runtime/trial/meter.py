@@ -291,7 +291,13 @@ class Meter(Executor):
             for call in calls
         )
         is_called = any(type(call.target) is Leaf for call in calls)
-        return SegmentNote(key=self._key(segment), is_called=is_called, inputs=inputs, likeness=repr(likeness))
+        return SegmentNote(
+            key=self._key(segment),
+            is_called=is_called,
+            first_call=calls[0].index,
+            inputs=inputs,
+            likeness=repr(likeness),
+        )
 
     def _input_of(self, value: Value, segment: Segment) -> Input:
         size = value.meta.numel * value.meta.dtype.itemsize

@@ -40,6 +40,8 @@ class SegmentNote:
     """Level and stage."""
     is_called: bool
     """Whether a module is called in it as a whole."""
+    first_call: int
+    """The place of its first call among all calls of the micro-batch."""
     inputs: list[Input]
     likeness: str
     """Equal for segments that do the same."""
