@@ -12,7 +12,7 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.plan import Plan
 from farspan.planner.answer import best_plan, explain, forecast, format_answer
-from farspan.planner.bound import lower_bound
+from farspan.planner.bound import bound_of
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.forecast.given import forecast_of_stages
 from farspan.planner.pipeline import Pipeline
@@ -202,7 +202,7 @@ def test_no_cut_beats_the_bound() -> None:
             for count in range(num_devices)
             for cuts in itertools.combinations(range(1, 6), count)
         ]
-        assert lower_bound(graph, cluster, micro_batches) <= min(simulated), (num_devices, micro_batches)
+        assert bound_of(graph, cluster, micro_batches).seconds <= min(simulated), (num_devices, micro_batches)
         assert answer.best.step_s <= min(simulated) * 1.000001, (num_devices, micro_batches)
 
 
@@ -216,7 +216,7 @@ def test_branches_that_do_not_wait_for_each_other_have_no_chain_bound() -> None:
     nodes = tuple(CostedNode(name=name, forward_s=1.0, backward_s=2.0) for name in "ab")
     graph = CostedGraph(nodes=nodes)
     assert best_plan(graph, devices(2), 4).best.step_s == pytest.approx(12.0)
-    assert lower_bound(graph, devices(2), 4) == pytest.approx(12.0)
+    assert bound_of(graph, devices(2), 4).seconds == pytest.approx(12.0)
 
 
 def test_ranks_count_host_by_host() -> None:

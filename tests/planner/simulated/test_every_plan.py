@@ -81,7 +81,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
                 kind=name,
                 devices_per_host=count,
                 memory_bytes=draw(st.sampled_from([4.0, 6.0, 8.0, 12.0, math.inf])),
-                speed=draw(st.sampled_from([1.0, 2.0])),
+                speed=draw(st.sampled_from([1.0, 2.0, 8.0])),
                 latency_s=draw(st.sampled_from([0.0, 0.0, 1.0])),
                 within_bytes_per_s=draw(st.sampled_from([1.0, 10.0])),
                 between_bytes_per_s=draw(st.sampled_from([1.0, 10.0])),

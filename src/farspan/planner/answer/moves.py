@@ -19,7 +19,7 @@ from farspan.planner.costed import CostedGraph, CostedNode
 from farspan.planner.costed.problem import seconds_on
 from farspan.planner.forecast import Forecast, forecast, shortest_step
 from farspan.planner.hinted import HintedProblem
-from farspan.planner.pipeline import Pipeline
+from farspan.planner.pipeline import Pipeline, PipelineStage
 
 __all__ = ["Borders", "Judge", "improved"]
 
@@ -41,6 +41,8 @@ class Judge:
         self.problem, self.num_micro_batches = problem, num_micro_batches
         self.num_tasks, self.num_tasks_left = num_tasks, float(num_tasks)
         self._seen: set[object] = set()
+        self._nodes = {node.name: node for node in problem.graph.nodes}
+        self._kinds = {each.name: each for each in problem.cluster.classes}
 
     def is_done(self, kept: float = 0.0) -> bool:
         """Returns whether no more than a share `kept` of the tasks that it may simulate is left."""
@@ -52,6 +54,8 @@ class Judge:
         if key in self._seen or self.is_done():
             return None
         self._seen.add(key)
+        if self.num_micro_batches * max(map(self._seconds, pipeline.stages)) >= than_s * _SAME:
+            return None
         graph, cluster = self.problem.graph, self.problem.cluster
         self.num_tasks_left -= 5 * len(pipeline.stages) * self.num_micro_batches + len(graph.nodes)
         if shortest_step(graph, cluster, pipeline, self.num_micro_batches) >= than_s * _SAME:
@@ -59,21 +63,30 @@ class Judge:
         found = forecast(graph, cluster, pipeline, self.num_micro_batches)
         return found if found.fits and found.step_s < than_s * _SAME else None
 
+    def _seconds(self, stage: PipelineStage) -> float:
+        """Of a micro-batch, forward and backward."""
+        kind = self._kinds[stage.device_class]
+        return sum(seconds_on(self._nodes[name].as_run(stage.options.get(name, "")), kind) for name in stage.nodes)
 
-def improved(starts: Sequence[Forecast], orders: Orders, judge: Judge) -> Forecast:
+
+def improved(
+    starts: Sequence[Forecast], orders: Orders, judge: Judge, allowed: Sequence[tuple[str, ...]] = ()
+) -> Forecast:
     """The best plan that is found from those, with devices in other orders and other borders.
 
     Args:
         starts: Where to begin.
         orders: Cuts for devices in any order.
         judge: Whose word counts.
+        allowed: Orders of devices that the bound allows a short step.
     """
     known: dict[tuple[str, ...], Forecast | None] = {}
     for each in starts:
         order = _order_of(each)
         before = known.get(order)
         known[order] = each if before is None or each.step_s < before.step_s else before
-    firsts = [other for order in known for other in (order, *orders.sorted(order))]
+    firsts = [order for order in allowed if orders.may_be(order)]
+    firsts += [other for order in known for other in (order, *orders.sorted(order))]
     for order in dict.fromkeys(firsts):
         _look_at(order, known, orders, judge)
     expanded: set[tuple[str, ...]] = set()

@@ -11,7 +11,7 @@ from farspan.planner.answer.fitting import best_pipeline, fitting, rules_of
 from farspan.planner.answer.impossible import nothing_fits
 from farspan.planner.answer.moves import Judge, improved
 from farspan.planner.answer.orders import Orders
-from farspan.planner.bound import lower_bound
+from farspan.planner.bound import bound_of
 from farspan.planner.costed import CostedGraph
 from farspan.planner.forecast import Forecast, can_run
 from farspan.planner.hinted import HintedProblem, hinted_problem
@@ -22,6 +22,8 @@ from farspan.units import format_seconds
 __all__ = ["Answer", "Loser", "best_plan"]
 
 _MOST_SINGLE_DEVICES = 8
+_WITHIN = (1.01, 1.06, 1.13, 1.25)
+"""Times the bound: the devices that it allows such steps are looked at."""
 _OTHERS_WORK = 1e9
 """Elementary steps of searches after which no other plans than the best are looked at; some 3 s."""
 
@@ -101,21 +103,22 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
     # The search knows neither what runs beside a transfer nor what fills a gap: what is played decides.
     rules = replace(rules_of(problem, num_micro_batches), counts_working=False)
     orders = Orders(problem.searched, problem.cluster, rules)
-    best = improved(found, orders, Judge(problem, num_micro_batches))
-    by_count: dict[int, Forecast] = {}
-    for each in sorted(found, key=lambda each: each.step_s):
-        by_count.setdefault(len(each.stages), each)
-    losers += [_loser(each, best) for count, each in by_count.items() if count != len(best.stages)]
-    bound = lower_bound(
+    bound = bound_of(
         problem.graph,
         problem.cluster,
         num_micro_batches,
         num_stages=problem.hints.stages,
         is_row=problem.is_row,
     )
+    allowed = [bound.devices_within(times * bound.seconds) for times in _WITHIN]
+    best = improved(found, orders, Judge(problem, num_micro_batches), allowed)
+    by_count: dict[int, Forecast] = {}
+    for each in sorted(found, key=lambda each: each.step_s):
+        by_count.setdefault(len(each.stages), each)
+    losers += [_loser(each, best) for count, each in by_count.items() if count != len(best.stages)]
     return Answer(
         best=_with_remat(best, problem),
-        bound=bound,
+        bound=bound.seconds,
         losers=tuple(sorted(losers, key=lambda each: each.step_s)),
         search_s=time.monotonic() - began,
         problem=problem,

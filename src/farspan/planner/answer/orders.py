@@ -94,7 +94,7 @@ class Orders:
         every = [each.name for each in self.cluster.classes for _ in range(each.num_devices)]
         for count in range(min(len(every), self.num_pieces), 0, -1):
             found = (each[:count] for each in self.sorted(every))
-            yield from (order for order in dict.fromkeys(found) if self._may_be(order))
+            yield from (order for order in dict.fromkeys(found) if self.may_be(order))
 
     def beside(self, order: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """Orders that differ in one exchange of two devices, or in one device."""
@@ -109,9 +109,10 @@ class Orders:
             (*order[:place], *new, *order[place + 1 :]) for place in range(len(order)) for new in [(), *zip(spare)]
         ]
         others += [(*order[:place], name, *order[place:]) for place in range(len(order) + 1) for name in spare]
-        yield from (other for other in dict.fromkeys(others) if self._may_be(other))
+        yield from (other for other in dict.fromkeys(others) if self.may_be(other))
 
-    def _may_be(self, order: Sequence[str]) -> bool:
+    def may_be(self, order: Sequence[str]) -> bool:
+        """Returns whether the rules allow a plan on those devices."""
         rules = self.rules
         is_enough = all(order.count(name) >= count for name, count in rules.least.items())
         return is_enough and len(order) in (

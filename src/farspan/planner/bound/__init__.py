@@ -1,5 +1,6 @@
 """What no plan that distribute can run is below."""
 
-from farspan.planner.bound.lower import lower_bound as lower_bound
+from farspan.planner.bound.lower import Bound as Bound
+from farspan.planner.bound.lower import bound_of as bound_of
 
-__all__ = ["lower_bound"]
+__all__ = ["Bound", "bound_of"]

@@ -1,4 +1,4 @@
-"""What no pipeline can beat, however it is cut and scheduled: a lower bound for the step that is played.
+"""What no pipeline can beat, however it is cut and scheduled: a lower bound for the step that is simulated.
 
 With M micro-batches, t(s) the seconds that stage s takes for each, and T those of a whole micro-batch on the fastest
 devices. A device is v times as fast at most. No stage can do more than all the work that falls to it, so
@@ -7,10 +7,10 @@ devices. A device is v times as fast at most. No stage can do more than all the 
     step >= M * the longest piece            which is on one device; a piece is all that must be together
     step >= the longest path                 of one micro-batch: forwards, then backwards
 
-Gradients of weights can be put off to any later time: of what waits, and is waited for, they are no part. With f(s) the
-forward in t(s), w(s) the gradients of weights in it, and g(s) = t(s) - w(s): if all nodes follow from each other, and
-stages are a row, stage s waits for the forward of the first micro-batch through the stages before it, and these for its
-backward of the last one, while it may have gradients of weights left to do:
+Gradients of weights can be deferred to any later time: of what waits, and is waited for, they are no part. With f(s)
+the forward in t(s), w(s) the gradients of weights in it, and g(s) = t(s) - w(s): if all nodes follow from each other,
+and stages are a row, stage s waits for the forward of the first micro-batch through the stages before it, and these for
+its backward of the last one, while it may have gradients of weights left to do:
 
     step >= f(1) + ... + f(s - 1) + M * t(s)
     step >= g(1) + ... + g(s - 1) + M * g(s)
@@ -22,13 +22,14 @@ along the row than
     reach(n) = max over classes c of    the last node at which both still hold for a stage on c after reach(n - one c),
                                         and a device has the memory for one micro-batch
 
-and no step is shorter than the shortest in which all nodes are reached. (With the sums over earlier stages taken on the
-fastest devices, to have come farther is never worse: they grow by less than M * t.)
+and no step is shorter than the shortest in which all nodes are reached. The sums over earlier stages are as short as
+devices allow: each takes a step's M-th part at most, and the fastest come first. (To have come farther may be worse
+where these sums grow fast; a stage is taken to begin wherever that lets it end farthest.)
 
 Where there are few cuts, the sums over earlier and later stages are taken on the devices that these are on (`cuts`). A
 stage's backwards wait for the forward of the first micro-batch through all stages, and its backward through those after
-it: with b(s) the backward in t(s), r(s) that without gradients of weights (if s has parameters: else nothing can be put
-off), F the sum of all forwards, and with what goes over the borders,
+it: with b(s) the backward in t(s), r(s) that without gradients of weights (if s has parameters: else nothing can be
+deferred), F the sum of all forwards, and with what goes over the borders,
 
     step >= F + r(s + 1) + r(s + 2) + ... + M * b(s)
     step >= F + r(1) + ... + r(s - 1) + r(s + 1) + ... + M * r(s)
@@ -43,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,20 +55,42 @@ from farspan.planner.bound.row import MAX_STATES, Row, Work
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.costed.problem import FloatArray, seconds_on
 
-__all__ = ["lower_bound"]
+__all__ = ["Bound", "bound_of"]
 
 _SAME = 1 - 1e-9
 
 
-def lower_bound(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What no step is below.
+
+    Attributes:
+        seconds: Of the step.
+        row: What it follows from where all nodes are a row.
+        names: Of the classes of devices.
+    """
+
+    seconds: float
+    row: Row | None = None
+    names: tuple[str, ...] = ()
+
+    def devices_within(self, step_s: float) -> tuple[str, ...]:
+        """Returns classes of devices, in the order of the stages, with which the bound allows a step of so many
+        seconds, as few as possible; empty where it knows none.
+        """
+        found = None if self.row is None else self.row.classes_within(step_s)
+        return tuple(self.names[number] for number in found or ())
+
+
+def bound_of(
     graph: CostedGraph,
     cluster: Cluster,
     num_micro_batches: int,
     *,
     num_stages: int | None = None,
     is_row: bool = True,
-) -> float:
-    """Seconds that no step takes less than, with one device for each stage.
+) -> Bound:
+    """Finds what no step is below, with one device for each stage.
 
     Args:
         graph: What is run.
@@ -82,7 +105,7 @@ def lower_bound(
         >>> nodes = tuple(CostedNode(name=name, forward_s=1.0, backward_s=2.0) for name in "ab")
         >>> graph = CostedGraph(nodes=nodes, edges=(CostedEdge(source="a", target="b"),))
         >>> cluster = Cluster(classes=(DeviceClass(name="x", kind="x", devices_per_host=2),))
-        >>> round(lower_bound(graph, cluster, 4), 2)
+        >>> round(bound_of(graph, cluster, 4).seconds, 2)
         15.0
     """
     classes = cluster.classes
@@ -92,7 +115,7 @@ def lower_bound(
     forward = _least(work, lambda each: each.forward_s)
     total = sum(whole.values())
     if not total or not math.isfinite(total):
-        return 0.0
+        return Bound(seconds=0.0)
     pieces: dict[str | int, list[float]] = {}
     for number, node in enumerate(graph.nodes):
         sums = pieces.setdefault(number if node.together is None else node.together, [0.0] * len(classes))
@@ -124,13 +147,15 @@ def lower_bound(
         path,
     )
     counts = [min(each.num_devices, most) for each in classes]
+    row = None
     if is_row:
         order = sorted((name for name, seconds in whole.items() if seconds), key=lambda name: ends[name])
         rows = [work[name] for name in order]
-        border_s = _border_s(order, forwards, cluster), _border_s(order, backwards, cluster, is_back=True)
+        forth_s = [_border_s(order, forwards, cluster, each) for each in classes]
+        back_s = [_border_s(order, backwards, cluster, each, is_back=True) for each in classes]
         num_states = math.prod(count + 1 for count in counts)
         if num_states <= MAX_STATES:
-            least = (min(border_s[0][1:-1], default=0.0), min(border_s[1][1:-1], default=0.0))
+            least = (_least_of_all(forth_s), _least_of_all(back_s))
             limits = [each.memory_bytes for each in classes]
             row = Row(rows, counts, limits, most, num_micro_batches, least, returns=returns)
             least_s = least_step(row.may_take, least_s)
@@ -143,9 +168,9 @@ def lower_bound(
                 _stages([row[number] for row in rows], [has_weights[name] for name in order], each)
                 for number, each in enumerate(classes)
             ]
-            cuts = Cuts(stages, counts, most, num_micro_batches, *map(np.array, border_s), returns=returns)
+            cuts = Cuts(stages, counts, most, num_micro_batches, np.array(forth_s), np.array(back_s), returns=returns)
             least_s = least_step(cuts.may_take, least_s)
-    return _SAME * least_s
+    return Bound(seconds=_SAME * least_s, row=row, names=tuple(each.name for each in classes))
 
 
 def _work(node: CostedNode, kind: DeviceClass) -> Work:
@@ -168,21 +193,31 @@ def _work(node: CostedNode, kind: DeviceClass) -> Work:
 
 
 def _border_s(
-    order: Sequence[str], edges: Sequence[CostedEdge], cluster: Cluster, *, is_back: bool = False
+    order: Sequence[str], edges: Sequence[CostedEdge], cluster: Cluster, kind: DeviceClass, *, is_back: bool = False
 ) -> list[float]:
-    """For a border before each node and after the last, the least seconds over it: of what the node before it makes and
-    the one after it needs.
+    """For a border before each node and after the last, the least seconds over it from or to a device of that class: of
+    what the node before it makes and the one after it needs.
     """
     place = {name: at for at, name in enumerate(order)}
-    fastest = max(max(each.within_bytes_per_s, each.between_bytes_per_s) for each in cluster.classes)
-    latency_s = min(each.latency_s for each in cluster.classes)
+    fastest = max((_fastest(cluster, kind, other) for other in cluster.classes), default=math.inf)
     least = [0.0] * (len(order) + 1)
     for edge in edges:
         at = place.get(edge.target, 0)
         if at and place.get(edge.source) == at - 1:
             size = edge.sent_back_bytes if is_back else edge.size_bytes
-            least[at] = max(least[at], size / fastest + latency_s)
+            least[at] = max(least[at], size / fastest + kind.latency_s)
     return least
+
+
+def _least_of_all(border_s: Sequence[Sequence[float]]) -> float:
+    return min((seconds for row in border_s for seconds in row[1:-1]), default=0.0)
+
+
+def _fastest(cluster: Cluster, one: DeviceClass, other: DeviceClass) -> float:
+    """Bytes per second between two devices of these classes that are nearest to each other."""
+    if one.whole == other.whole:
+        return min(cluster.link(one, is_near=True), cluster.link(other, is_near=True))
+    return min(cluster.link(one), cluster.link(other))
 
 
 def _stages(row: Sequence[Work], has_weights: Sequence[bool], kind: DeviceClass) -> Stages:

@@ -69,8 +69,13 @@ class Row:
     ) -> None:
         self.num_nodes, self.num_micro_batches = len(nodes), num_micro_batches
         classes = range(len(counts))
-        self.forward = _sums([min(each.forward_s for each in row) for row in nodes])
-        self.waited = _sums([min(each.waited_s for each in row) if returns else 0.0 for row in nodes])
+        self.forward = _Fill([[each.forward_s for each in row] for row in nodes], counts)
+        self.waited = _Fill([[each.waited_s if returns else 0.0 for each in row] for row in nodes], counts)
+        self.most_forward = [
+            max((row[number].forward_s / row[number].whole_s for row in nodes if _is_work(row[number])), default=1.0)
+            for number in classes
+        ]
+        """[class] the share of a node's seconds that its forward takes at most."""
         self.whole_on = [_sums([row[number].whole_s for row in nodes]) for number in classes]
         self.waited_on = [_sums([row[number].waited_s for row in nodes]) for number in classes]
         self.forward_border_s, self.border_s = border_s[0], sum(border_s) if returns else border_s[0]
@@ -82,43 +87,101 @@ class Row:
             for number in classes
         ]
         """[class][start] where a stage may end at the latest that has to run there, and to fit."""
-        self.layers = _layers(counts, most)
         self.num_states = math.prod(count + 1 for count in counts)
+        self.strides = [math.prod(count + 1 for count in counts[number + 1 :]) for number in classes]
+        """[class] by how much the number of a state grows with a device of it."""
+        self.taken: _IntArray = np.indices([count + 1 for count in counts]).reshape(len(counts), -1)
+        """[class, state] how many devices of it are taken."""
+        self.layers = self._layers(min(most, sum(counts)))
+
+    def _layers(self, most: int) -> list[list[tuple[_IntArray, _IntArray]]]:
+        """For 1, 2, .. stages, by class: the states that have a device of it, and each without that one."""
+        totals = self.taken.sum(axis=0)
+        found: list[list[tuple[_IntArray, _IntArray]]] = []
+        for total in range(1, most + 1):
+            states = np.flatnonzero(totals == total)
+            of_class = [states[those[states] > 0] for those in self.taken]
+            found.append([(each, each - stride) for each, stride in zip(of_class, self.strides, strict=True)])
+        return found
 
     def may_take(self, step_s: float) -> bool:
         """Returns whether stages may reach the end of the row within a step of so many seconds."""
+        return self.classes_within(step_s) is not None
+
+    def classes_within(self, step_s: float) -> list[int] | None:
+        """Returns the classes of the devices of some stages, in order, that may reach the end of the row within a step
+        of so many seconds, as few as possible; None if there are none.
+        """
         reach: _IntArray = np.zeros(self.num_states, dtype=np.intp)
+        most_s = step_s / self.num_micro_batches  # of a stage
+        forward = self.forward.least([most_s * share for share in self.most_forward])
+        waited = self.waited.least([most_s] * len(self.most_forward))
+        ends: list[list[_IntArray]] = []
         for num_before, layer in enumerate(self.layers):
-            for number, (states, before) in enumerate(layer):
-                ends = self._ends(number, num_before, step_s)
-                reach[states] = np.maximum(reach[states], ends[reach[before]])
-            if any((reach[states] == self.num_nodes).any() for states, _ in layer):
-                return True
-        return False
+            left_s = step_s - forward - num_before * self.forward_border_s
+            left_waited_s = step_s - waited - num_before * self.border_s
+            ends.append([self._ends(number, left_s, left_waited_s) for number in range(len(layer))])
+            for those, (states, before) in zip(ends[-1], layer, strict=True):
+                reach[states] = np.maximum(reach[states], those[reach[before]])
+            for states, _ in layer:
+                last = states[reach[states] == self.num_nodes]
+                if len(last):
+                    return self._classes_to(int(last[0]), reach, ends)
+        return None
 
-    def _ends(self, number: int, num_before: int, step_s: float) -> _IntArray:
-        """[start] where a stage on that class ends at the latest, with so many before it."""
+    def _classes_to(self, state: int, reach: _IntArray, ends: Sequence[Sequence[_IntArray]]) -> list[int]:
+        """The classes of the stages that come as far as `reach` says with the devices of that state."""
+        found: list[int] = []
+        for of_class in reversed(ends):
+            for number, those in enumerate(of_class):
+                if self.taken[number, state] and those[reach[before := state - self.strides[number]]] == reach[state]:
+                    found.append(number)
+                    state = before
+                    break
+        return found[::-1]
+
+    def _ends(self, number: int, left_s: FloatArray, left_waited_s: FloatArray) -> _IntArray:
+        """[start] where a stage on that class ends at the latest that begins there or before; it has so many seconds
+        where it begins.
+        """
         ends = self.at_most[number]
-        for waits, border_s, seconds in (
-            (self.forward, self.forward_border_s, self.whole_on[number]),
-            (self.waited, self.border_s, self.waited_on[number]),
-        ):
-            left_s = step_s - waits - num_before * border_s
-            ends = np.minimum(ends, _last(seconds, seconds + left_s / self.num_micro_batches))
-        return np.maximum(ends, np.arange(len(ends)))
+        for seconds, left in ((self.whole_on[number], left_s), (self.waited_on[number], left_waited_s)):
+            ends = np.minimum(ends, _last(seconds, seconds + left / self.num_micro_batches))
+        return np.maximum.accumulate(np.maximum(ends, np.arange(len(ends))))
 
 
-def _layers(counts: Sequence[int], most: int) -> list[list[tuple[_IntArray, _IntArray]]]:
-    """For 1, 2, .. stages, by class: the numbers of devices taken that have one of it, and each without that one."""
-    taken = np.indices([count + 1 for count in counts]).reshape(len(counts), -1)
-    strides = [math.prod(count + 1 for count in counts[number + 1 :]) for number in range(len(counts))]
-    totals = taken.sum(axis=0)
-    found: list[list[tuple[_IntArray, _IntArray]]] = []
-    for total in range(1, min(most, sum(counts)) + 1):
-        states = np.flatnonzero(totals == total)
-        of_class = [states[taken[number, states] > 0] for number in range(len(counts))]
-        found.append([(each, each - stride) for each, stride in zip(of_class, strides, strict=True)])
-    return found
+class _Fill:
+    """How long a micro-batch takes at least through the nodes before a place, whatever devices they are on.
+
+    Args:
+        seconds: [node][class] of a node.
+        counts: Of each class, how many devices there are.
+    """
+
+    def __init__(self, seconds: Sequence[Sequence[float]], counts: Sequence[int]) -> None:
+        least = [min(row) for row in seconds]
+        self.work = _sums(least)
+        self.counts = counts
+        self.speeds = [
+            max((most / row[number] for most, row in zip(least, seconds, strict=True) if row[number] > 0), default=1.0)
+            for number in range(len(counts))
+        ]
+        """[class] how much of the least work it does in a second, at most."""
+
+    def least(self, most_s: Sequence[float]) -> FloatArray:
+        """[place] the seconds, if each device of a class takes `most_s` of them at most: the fastest come first."""
+        work, taken_s = [0.0], [0.0]
+        for number in sorted(range(len(self.speeds)), key=lambda number: -self.speeds[number]):
+            if self.speeds[number] > 0:
+                taken_s.append(taken_s[-1] + self.counts[number] * most_s[number])
+                work.append(work[-1] + self.counts[number] * most_s[number] * self.speeds[number])
+        if not math.isfinite(work[-1]):
+            return self.work
+        return np.interp(self.work, work, taken_s)
+
+
+def _is_work(work: Work) -> bool:
+    return 0 < work.whole_s < math.inf
 
 
 def _before_refused(may_run: Sequence[bool]) -> _IntArray:
