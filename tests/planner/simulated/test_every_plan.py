@@ -1,5 +1,5 @@
 """The plan for the user's cluster against every plan that there is, each simulated: none is below the bound, and where
-one fits, one is found.
+one fits, one is found. With hints too that say how many stages there are, and what is computed again.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.planner.placement.brute_force import all_chains
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
+from farspan.planner import Hints
 from farspan.planner.answer import best_plan
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.forecast import Forecast, forecast
@@ -91,11 +93,30 @@ def clusters(draw: st.DrawFn) -> Cluster:
     )
 
 
-def every_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int) -> Iterator[Forecast]:
+@st.composite
+def some_hints(draw: st.DrawFn) -> Hints:
+    names = [f"n{number}" for number in range(4)]
+    remat = draw(st.sampled_from([None, None, None, False, True, "some"]))
+    if remat == "some":
+        remat = tuple(name for name in names if draw(st.booleans()))
+    return Hints(stages=draw(st.sampled_from([None, None, None, 1, 2, 3])), remat=remat)
+
+
+def ways_of(node: CostedNode, hints: Hints) -> tuple[str, ...]:
+    """How hints let a node be run."""
+    if hints.remat is None:
+        return node.names_of_ways
+    is_again = hints.remat if isinstance(hints.remat, bool) else node.name in hints.remat
+    return node.names_of_ways[-1:] if is_again else ("",)
+
+
+def every_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hints: Hints) -> Iterator[Forecast]:
     devices = [each.name for each in cluster.classes for _ in range(each.num_devices)]
     for chain in all_chains(graph):
+        if hints.stages not in (None, len(chain)):
+            continue
         for order in sorted(set(itertools.permutations(devices, len(chain)))):
-            for ways in itertools.product(*(node.names_of_ways for node in graph.nodes)):
+            for ways in itertools.product(*(ways_of(node, hints) for node in graph.nodes)):
                 way_of = dict(zip([node.name for node in graph.nodes], ways, strict=True))
                 stages = tuple(
                     PipelineStage(
@@ -109,11 +130,14 @@ def every_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int) -> 
                     yield forecast(graph, cluster, Pipeline(stages=stages), num_micro_batches, schedules=schedules)
 
 
-def check(graph: CostedGraph, cluster: Cluster, num_micro_batches: int) -> None:
-    fitting = [each for each in every_plan(graph, cluster, num_micro_batches) if each.fits]
+def check(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hints: Hints) -> None:
+    if not isinstance(hints.remat, bool | None):
+        names = {node.name for node in graph.nodes}
+        hints = replace(hints, remat=tuple(name for name in hints.remat if name in names))
+    fitting = [each for each in every_plan(graph, cluster, num_micro_batches, hints) if each.fits]
     steps = [each.step_s for each in fitting if each.plan.schedule in SCHEDULES[0]]
     try:
-        answer = best_plan(graph, cluster, num_micro_batches)
+        answer = best_plan(graph, cluster, num_micro_batches, hints=hints)
     except PlanError:
         assert not steps
         return
@@ -121,18 +145,23 @@ def check(graph: CostedGraph, cluster: Cluster, num_micro_batches: int) -> None:
     assert any(answer.best.step_s == pytest.approx(each) for each in steps)
 
 
-EVERY: dict[str, Any] = {"graph": graphs(), "cluster": clusters(), "num_micro_batches": st.sampled_from([1, 2, 4])}
+EVERY: dict[str, Any] = {
+    "graph": graphs(),
+    "cluster": clusters(),
+    "num_micro_batches": st.sampled_from([1, 2, 4]),
+    "hints": st.one_of(st.just(Hints()), some_hints()),
+}
 
 
 @settings(max_examples=30, deadline=None)
 @given(**EVERY)
-def test_no_plan_is_below_the_bound_and_none_is_refused(graph, cluster, num_micro_batches) -> None:
-    check(graph, cluster, num_micro_batches)
+def test_no_plan_is_below_the_bound_and_none_is_refused(graph, cluster, num_micro_batches, hints) -> None:
+    check(graph, cluster, num_micro_batches, hints)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @settings(max_examples=2_000, deadline=None)
 @given(**EVERY)
-def test_so_it_is_with_two_thousand(graph, cluster, num_micro_batches) -> None:
-    check(graph, cluster, num_micro_batches)
+def test_so_it_is_with_two_thousand(graph, cluster, num_micro_batches, hints) -> None:
+    check(graph, cluster, num_micro_batches, hints)
