@@ -85,7 +85,10 @@ def test_no_plan_under_any_schedule_beats_the_bound(seed: int) -> None:
         for one in (forecast_of_stages(graph, cluster, stages, micro_batches) for stages in all_plans(graph, cluster))
         for schedule in SCHEDULES
     ]
-    assert bound_of(graph, cluster, micro_batches).seconds <= min(steps)
+    bound = bound_of(graph, cluster, micro_batches)
+    assert bound.seconds <= min(steps)
+    allowed = bound.devices_within(min(steps))
+    assert allowed and all(allowed.count(each.name) <= each.num_devices for each in cluster.classes)
 
 
 def test_weight_gradients_that_are_put_off_keep_nobody_waiting() -> None:
