@@ -1,14 +1,22 @@
-"""AMP's homogeneous trials (Li et al., NeurIPS 2022): GPT-2 on 16 T4 in 4 hosts, 32 samples a step, fp16.
+"""AMP's trials (Li et al., NeurIPS 2022): GPT-2 on 16 devices in 4 hosts, 32 samples a step, fp16.
 
 The step is the planner's objective (docs/planner-graph.md): sum over stages of once, the slowest stage for each
-further micro-batch, and the exchange of gradients.
+further micro-batch, and the exchange of gradients. A stage is as slow as its slowest device, and what is exchanged
+goes as fast as the slowest link on its way.
 
-    ranks are numbered tensor first, then data, then stages; 4 to a host:   host 0 | host 1 | host 2 | host 3
+    ranks are numbered tensor first, then data, then stages; 4 to a host:
+
+    experiment      host 0    host 1    host 2    host 3
+    homogeneous     T4        T4        T4        T4          g4dn.12xlarge, 50 Gb/s
+    het_cluster     V100      V100      V100      T4          p3.8xlarge, 10 Gb/s, and one g4dn.12xlarge
+
+That there are three hosts of V100, and that they come first, is what the authors' script het_cluster.py says.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.common import published
@@ -16,6 +24,7 @@ from families import GPT_KERNELS
 from transformer import (
     Device,
     Fitted,
+    Passes,
     Run,
     Transformer,
     all_reduce_s,
@@ -25,21 +34,36 @@ from transformer import (
     optimizer_s,
 )
 
-__all__ = ["RANGES", "Trial", "finished_trials", "step_s"]
+__all__ = ["RANGES", "T4", "V100", "Kind", "Trial", "finished_trials", "kind_of", "step_s"]
 
 MODEL = Transformer.gpt(layers=24, hidden=1024, heads=16, vocabulary=52_256)
 SEQUENCE, SAMPLES, PER_HOST = 1024, 32, 4
 FIRST_LAYER = 2
 """Of the 30 entries of `layer_partition`: embedding, a step without work, 24 layers, 2 without, the head, 1 without."""
 T4 = Device(
-    flops=65e12, memory_bytes_per_s=320e9, within_bytes_per_s=1.0, between_bytes_per_s=1.0, watts=70, per_host=PER_HOST
+    flops=65e12,
+    memory_bytes_per_s=320e9,
+    within_bytes_per_s=16e9,
+    between_bytes_per_s=50e9 / 8 / PER_HOST,
+    watts=70,
+    per_host=PER_HOST,
 )
+"""On a g4dn.12xlarge: PCIe 3.0 of 16 lanes."""
+V100 = Device(
+    flops=125e12,
+    memory_bytes_per_s=900e9,
+    within_bytes_per_s=50e9,
+    between_bytes_per_s=10e9 / 8 / PER_HOST,
+    watts=300,
+    per_host=PER_HOST,
+)
+"""On a p3.8xlarge: two NVLinks of 25 GB/s between a pair."""
 
 RANGES = {  # low, start, high of what is fitted for this machine; the rest of `Fitted` comes from the other tables
     "peak_share": (0.05, 0.5, 1.0),
     "launch_s": (1e-6, 1e-4, 1e-2),
-    "within_bytes_per_s": (1e8, 5e9, 16e9),
-    "between_bytes_per_s": (1e7, 1e9, 50e9 / 8 / PER_HOST),
+    "within_bytes_per_s": (1e8, 5e9, T4.within_bytes_per_s),
+    "between_bytes_per_s": (1e7, 1e9, T4.between_bytes_per_s),
 }
 
 
@@ -62,9 +86,22 @@ class Trial:
     def name(self) -> str:
         return f"micro-batch {self.micro_batch}, tp={self.tp} dp={self.dp} pp={self.pp}"
 
+    def hosts_of(self, stage: int, hosts: Sequence[Kind]) -> list[Kind]:
+        """The hosts that a stage lies on."""
+        size = self.tp * self.dp
+        return list(hosts[stage * size // PER_HOST : -(-(stage + 1) * size // PER_HOST)])
 
-def finished_trials() -> list[Trial]:
-    """All homogeneous trials with a time; `inf` is one that failed."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of host: its devices, and what they reach."""
+
+    device: Device
+    fitted: Fitted
+
+
+def finished_trials(experiment: str) -> list[Trial]:
+    """All trials of an experiment with a time; `inf` is one that failed."""
     return [
         Trial(
             micro_batch=int(row["microbatch_size"]),
@@ -75,55 +112,72 @@ def finished_trials() -> list[Trial]:
             measured_s=float(row["measured_s_per_iter"]),
         )
         for row in published("amp_real_trials.csv")
-        if row["experiment"] == "homogeneous" and row["measured_s_per_iter"] != "inf"
+        if row["experiment"] == experiment and row["measured_s_per_iter"] != "inf"
     ]
 
 
-def step_s(trial: Trial, shared: Fitted, found: dict[str, float]) -> float:
-    """Seconds of a step, by what the other tables say (`shared`) and what was found for this machine."""
-    device = replace(
-        T4, within_bytes_per_s=found["within_bytes_per_s"], between_bytes_per_s=found["between_bytes_per_s"]
-    )
+def kind_of(device: Device, shared: Fitted, found: dict[str, float]) -> Kind:
+    """A kind of host, by what the other tables say (`shared`) and what was found for this one."""
+    links = {name: found[name] for name in ("within_bytes_per_s", "between_bytes_per_s")}
     fitted = replace(shared, peak_share=found["peak_share"], launch_s=found["launch_s"], link_share=1.0)
+    return Kind(device=replace(device, **links), fitted=fitted)
+
+
+def step_s(trial: Trial, hosts: Sequence[Kind]) -> float:
+    """Seconds of a step on these hosts."""
     tp, dp = trial.tp, trial.dp
-    run = Run(
-        model=MODEL,
-        kernels=GPT_KERNELS,
-        device=device,
-        sequence=SEQUENCE,
-        tokens=SEQUENCE * trial.micro_batch,
-        tensor_parallel=tp,
-    )
-    size = 2 * run.tokens * MODEL.hidden
-    layer = layer_passes(run, fitted).total + 4 * all_reduce_s(size, tp, tp, device, fitted)
-    head = head_passes(run, fitted).total
-    hops = [2 * _hop_s(border, trial, size, device, fitted) for border in range(1, trial.pp)]
+    size = 2 * SEQUENCE * trial.micro_batch * MODEL.hidden
+    last = trial.pp - 1
+    hops = [2 * _hop_s(border, trial, size, hosts) for border in range(1, trial.pp)]
     in_host, sync, once = min(dp, PER_HOST // tp), list[float](), list[float]()
-    for start, end in itertools.pairwise(trial.cuts):
+    for stage, (start, end) in enumerate(itertools.pairwise(trial.cuts)):
+        own = trial.hosts_of(stage, hosts)
         layers = len(set(range(start, end)) & set(range(FIRST_LAYER, FIRST_LAYER + MODEL.layers)))
-        is_first, is_last = start == 0, end == trial.cuts[-1]
-        parameters = layers * MODEL.layer_parameters + (is_first or is_last) * MODEL.embedding_parameters
-        once.append(layers * layer + is_last * head)
+        parameters = layers * MODEL.layer_parameters + (stage in (0, last)) * MODEL.embedding_parameters
+        once.append(max(layers * _layer_s(trial, size, kind) + (stage == last) * _head_s(trial, kind) for kind in own))
         sync.append(
-            all_reduce_s(2 * parameters / tp, dp, in_host, device, fitted)
-            + optimizer_s(parameters / tp, device, fitted)
+            max(all_reduce_s(2 * parameters / tp, dp, in_host, kind.device, kind.fitted) for kind in own)
+            + max(optimizer_s(parameters / tp, kind.device, kind.fitted) for kind in own)
         )
     tied = 2 * MODEL.embedding_parameters / tp
-    tied_s = tied / (device.between_bytes_per_s * PER_HOST / _senders(trial)) if trial.pp > 1 else 0.0
+    ends = [*trial.hosts_of(0, hosts), *trial.hosts_of(last, hosts)]
+    tied_s = tied / min(_alone(trial, kind.device).between_bytes_per_s for kind in ends) if trial.pp > 1 else 0.0
     beside = [(before + after) / 2 for before, after in itertools.pairwise([0.0, *hops, 0.0])]
     slowest = max(seconds + hop for seconds, hop in zip(once, beside, strict=True))
     num_micro_batches = SAMPLES // (trial.micro_batch * dp)
     return sum(once) + sum(hops) + (num_micro_batches - 1) * slowest + max(sync) + tied_s
 
 
-def _senders(trial: Trial) -> int:
-    """Ranks of a stage on one host, which share its network card."""
-    return min(trial.tp * trial.dp, PER_HOST)
+def _run(trial: Trial, kind: Kind) -> Run:
+    return Run(
+        model=MODEL,
+        kernels=GPT_KERNELS,
+        device=kind.device,
+        sequence=SEQUENCE,
+        tokens=SEQUENCE * trial.micro_batch,
+        tensor_parallel=trial.tp,
+    )
 
 
-def _hop_s(border: int, trial: Trial, size: float, device: Device, fitted: Fitted) -> float:
+def _layer_s(trial: Trial, size: float, kind: Kind) -> float:
+    passes: Passes = layer_passes(_run(trial, kind), kind.fitted)
+    return passes.total + 4 * all_reduce_s(size, trial.tp, trial.tp, kind.device, kind.fitted)
+
+
+def _head_s(trial: Trial, kind: Kind) -> float:
+    return head_passes(_run(trial, kind), kind.fitted).total
+
+
+def _alone(trial: Trial, device: Device) -> Device:
+    """The device with its part of the network card: the ranks of a stage on one host share that."""
+    senders = min(trial.tp * trial.dp, PER_HOST)
+    return replace(device, between_bytes_per_s=device.between_bytes_per_s * PER_HOST / senders)
+
+
+def _hop_s(border: int, trial: Trial, size: float, hosts: Sequence[Kind]) -> float:
     first = border * trial.tp * trial.dp
     if first % PER_HOST:
-        return exchange_s(2 * size, 2, 2, device, fitted)
-    alone = replace(device, between_bytes_per_s=device.between_bytes_per_s * PER_HOST / _senders(trial))
-    return exchange_s(2 * size, 2, 1, alone, fitted)
+        kind = hosts[first // PER_HOST]
+        return exchange_s(2 * size, 2, 2, kind.device, kind.fitted)
+    ends = [*trial.hosts_of(border - 1, hosts), *trial.hosts_of(border, hosts)]
+    return max(exchange_s(2 * size, 2, 1, _alone(trial, kind.device), kind.fitted) for kind in ends)
