@@ -94,10 +94,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of host: its devices, and what they reach."""
+    """A kind of host: its devices, what they reach, and the seconds to start an all-reduce among them."""
 
     device: Device
     fitted: Fitted
+    start_s: float = 0.0
 
 
 def finished_trials(experiment: str) -> list[Trial]:
@@ -120,7 +121,7 @@ def kind_of(device: Device, shared: Fitted, found: dict[str, float]) -> Kind:
     """A kind of host, by what the other tables say (`shared`) and what was found for this one."""
     links = {name: found[name] for name in ("within_bytes_per_s", "between_bytes_per_s")}
     fitted = replace(shared, peak_share=found["peak_share"], launch_s=found["launch_s"], link_share=1.0)
-    return Kind(device=replace(device, **links), fitted=fitted)
+    return Kind(device=replace(device, **links), fitted=fitted, start_s=found.get("start_s", 0.0))
 
 
 def step_s(trial: Trial, hosts: Sequence[Kind]) -> float:
@@ -161,7 +162,8 @@ def _run(trial: Trial, kind: Kind) -> Run:
 
 def _layer_s(trial: Trial, size: float, kind: Kind) -> float:
     passes: Passes = layer_passes(_run(trial, kind), kind.fitted)
-    return passes.total + 4 * all_reduce_s(size, trial.tp, trial.tp, kind.device, kind.fitted)
+    reduced = all_reduce_s(size, trial.tp, trial.tp, kind.device, kind.fitted)
+    return passes.total + 4 * (reduced + (kind.start_s if trial.tp > 1 else 0.0))
 
 
 def _head_s(trial: Trial, kind: Kind) -> float:
@@ -175,9 +177,12 @@ def _alone(trial: Trial, device: Device) -> Device:
 
 
 def _hop_s(border: int, trial: Trial, size: float, hosts: Sequence[Kind]) -> float:
+    """DeepSpeed sends what stages pass on in tp parts, and gathers it where it arrives."""
     first = border * trial.tp * trial.dp
+    ends = [*trial.hosts_of(border - 1, hosts), *trial.hosts_of(border, hosts)]
+    gathered = max(exchange_s(size, trial.tp, trial.tp, kind.device, kind.fitted) for kind in ends)
     if first % PER_HOST:
         kind = hosts[first // PER_HOST]
-        return exchange_s(2 * size, 2, 2, kind.device, kind.fitted)
-    ends = [*trial.hosts_of(border - 1, hosts), *trial.hosts_of(border, hosts)]
-    return max(exchange_s(2 * size, 2, 1, _alone(trial, kind.device), kind.fitted) for kind in ends)
+        return exchange_s(2 * size / trial.tp, 2, 2, kind.device, kind.fitted) + gathered
+    sent = max(exchange_s(2 * size / trial.tp, 2, 1, _alone(trial, kind.device), kind.fitted) for kind in ends)
+    return sent + gathered
