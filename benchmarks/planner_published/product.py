@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from benchmarks.common import published
 from fitting import fit, median_error
+from gpt_model import GPT, Sizes
 
 import farspan
 from farspan.cluster import Cluster, DeviceClass
@@ -28,7 +29,6 @@ from farspan.planner.costed import CostedGraph
 from farspan.planner.pipeline import Pipeline, PipelineStage
 from farspan.profile import StepProfile, costed_graph
 from farspan.runtime.trial import Trial
-from gpt import GPT, Sizes
 
 __all__ = ["check_product", "predict"]
 
