@@ -1,6 +1,6 @@
-"""Predicted against published step times, and the order of AMP's trials; the data is read from BENCHMARK_DATA.
+"""Predicted against published step times, by a model and by the product; the order of AMP's trials.
 
-README.md says what is fitted, on which rows, and what is assumed.
+The data is read from BENCHMARK_DATA. README.md says what is fitted, on which rows, and what is assumed.
 """
 
 from __future__ import annotations
