@@ -7,6 +7,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.support.ranks import run_threads
 from torch import nn
 
@@ -91,6 +92,33 @@ def test_the_pieces_of_a_model_and_what_flows_between_them(is_dry) -> None:
         ]
     )
     assert profile.num_micro_batches == 4
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.wide(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(heads[0], heads[1], heads[2]).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_attention_in_one_operation_counts_as_its_products(is_dry) -> None:
+    def program() -> None:
+        model = farspan.distribute(nn.Sequential(nn.Linear(WIDTH, WIDTH), Attention()))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(6):
+            for _ in range(2):
+                model(torch.ones(3, 5, WIDTH)).sum().backward()
+            optimizer.step()
+
+    profile = profile_of(program, is_dry=is_dry)
+    atom = next(each for each in profile.atoms if each.name.startswith("1"))
+    linear, attention = 2 * 15 * WIDTH * 3 * WIDTH, 2 * (2 * 3 * 5 * 5 * WIDTH)
+    assert sum(each.flops for each in atom.forward_work) == linear + attention
+    assert sum(each.flops for each in atom.backward_work) == 2 * linear + 2.5 * attention  # scores are computed again
 
 
 @pytest.mark.parametrize("is_hollow", [False, True])

@@ -34,6 +34,16 @@ __all__ = [
 ]
 
 
+_aten = torch.ops.aten
+_COUNTED_AS = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
+    _aten._scaled_dot_product_fused_attention_overrideable: _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_fused_attention_overrideable_backward: _aten._scaled_dot_product_flash_attention_backward,
+}
+"""Attention on CPUs and on devices that torch does not know, which its table of operations with products leaves out."""
+
+
 def fake_mode(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> FakeTensorMode:
     """A mode in which tensors have no data; sizes that depend on data raise, or are symbols."""
     if not is_symbolic and symbols is None:
@@ -133,7 +143,8 @@ def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result
     """The floating-point operations of an aten operation with products in it, in symbols where its sizes are; 0 for
     all others.
     """
-    count = flop_registry.get(operation._overloadpacket)
+    packet = operation._overloadpacket
+    count = flop_registry.get(_COUNTED_AS.get(packet, packet))
     return 0 if count is None else count(*args, **kwargs, out_val=result)
 
 
