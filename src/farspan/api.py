@@ -61,7 +61,7 @@ def distribute(
             called as a whole). Names of modules (or glob patterns, `["blocks.*.mlp"]`): each call of one of these,
             wherever it runs. False: none. None: what the plan says.
         schedule: In which order each rank runs the forwards and backwards of the micro-batches; gradients are the same
-            to the last bit. "auto": weight gradients are put off, to fill gaps, where that is likely to pay;
+            to the last bit. "auto": weight gradients are deferred, to fill gaps, where that is likely to pay;
             "zero-bubble": wherever another rank waits; "1f1b": nowhere (interleaved where a rank has several stages);
             "gpipe": nor does a backward start before all forwards. None: what the plan says.
         pins: What an automatic plan is to place where: names of modules or parameters (or glob patterns of them) to

@@ -243,3 +243,18 @@ def test_the_plan_shows_what_is_expected_of_it() -> None:
     plan = best_plan(chain(), devices(2, memory=1e9), 4).best.plan
     assert "peak memory" in str(plan) and "80 %" in str(plan)
     assert Plan.from_json(plan.to_json()).estimates == plan.estimates
+
+
+def test_a_node_of_next_to_no_time_is_no_part_of_the_row() -> None:
+    """It may be in any stage: neither its memory nor its devices say anything of the others beside it."""
+    nodes = (
+        CostedNode(name="a", forward_s=10.0, backward_s=20.0, memory_bytes=1.0),
+        CostedNode(name="b", forward_s=1.0, backward_s=2.0, memory_bytes=1.0, devices=("slow",)),
+        CostedNode(name="tiny", forward_s=1e-9, memory_bytes=9.0),
+    )
+    graph = CostedGraph(nodes=nodes, edges=(CostedEdge(source="a", target="b"),))
+    fast = DeviceClass(name="fast", kind="fast", speed=10.0, memory_bytes=5.0)
+    cluster = Cluster(classes=(fast, DeviceClass(name="slow", kind="slow", memory_bytes=20.0)))
+    for num_micro_batches in (1, 4):
+        found = forecast_of_stages(graph, cluster, [("fast", ["a"]), ("slow", ["b", "tiny"])], num_micro_batches)
+        assert found.fits and bound_of(graph, cluster, num_micro_batches).seconds <= found.step_s

@@ -136,6 +136,66 @@ class Encoder(nn.Module):
         return self.head(total)
 
 
+class Masked(nn.Module):
+    """What the first module makes gets no gradient, and all others use it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = Positive()
+        self.layers = nn.ModuleList([Times(64) for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = self.mask(x)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+class Positive(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x > 0).float()
+
+
+class Times(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(x)) * mask
+
+
+class Frozen(nn.Module):
+    """Half of it is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(64) for _ in range(6)])
+        self.blocks[:3].requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Tied(nn.Module):
+    """The head has the weight of the embedding, which is elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 64)
+        self.blocks = nn.ModuleList([Block(64) for _ in range(4)])
+        self.head = nn.Linear(64, 50, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
 class Alive(TorchDispatchMode):
     """Counts the memory that operations make, and that is not yet freed."""
 
@@ -245,12 +305,23 @@ def peaks_of(build: Callable[[], nn.Module], example: torch.Tensor, found: Forec
         gc.enable()
 
 
+def tokens() -> torch.Tensor:
+    return torch.arange(400).reshape(20, 20) % 50
+
+
+def rows() -> torch.Tensor:
+    return torch.randn(400, 64, generator=torch.Generator().manual_seed(0))
+
+
 def images() -> torch.Tensor:
     return torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 MODELS = {
-    "residual": (Residual, lambda: torch.arange(400).reshape(20, 20) % 50),
+    "residual": (Residual, tokens),
+    "masked": (Masked, rows),
+    "frozen": (Frozen, rows),
+    "tied": (Tied, tokens),
     "unet": (UNet, images),
     "skip": (Skip, images),
     "dense": (Dense, images),
@@ -278,6 +349,9 @@ def check(name: str, cut: Callable[[CostedGraph], list[list[str]]], schedule: st
         ("dense", (0.5, 1.0)),
         ("dense", (0.35, 0.7, 1.0)),
         ("encoder", (1.0,)),
+        ("masked", (0.5, 1.0)),
+        ("frozen", (0.5, 1.0)),
+        ("tied", (0.7, 1.0)),
     ],
 )
 def test_the_forecast_peak_memory_is_what_a_rank_needs(name: str, shares: tuple[float, ...], schedule: str) -> None:

@@ -1,4 +1,4 @@
-"""A step, played event by event: tasks on ranks, messages on links.
+"""A step, simulated event by event: tasks on ranks, messages on links.
 
 A rank runs its tasks in order, each as soon as all that it needs is there. A message is ready to leave when its task
 has ended and its receive is posted; then it waits for its link, which carries one message at a time:
@@ -39,8 +39,8 @@ def simulate(schedule: Schedule, *, link_of: Route | None = None, lookahead: int
 
     Example:
         >>> from farspan.schedule import one_f_one_b, straight
-        >>> played = simulate(one_f_one_b(straight(2, 4)), link_of=own_links(latency=0.5))
-        >>> played.step_time, played.idle(0), played.peak_memory(0)
+        >>> step = simulate(one_f_one_b(straight(2, 4)), link_of=own_links(latency=0.5))
+        >>> step.step_time, step.idle(0), step.peak_memory(0)
         (12.0, 4.0, 2.0)
     """
     _check_complete(schedule)

@@ -28,7 +28,7 @@ class Simulation:
     """Times are in the unit of the tasks' durations, from the start of the step.
 
     Attributes:
-        schedule: What was played.
+        schedule: What was simulated.
         starts: When each task begins, by its index.
         ends: When each task has ended.
         transfers: All messages, in the order in which they left.

@@ -74,6 +74,21 @@ def test_seconds_by_kind_and_values_are_read() -> None:
             },
             "costs something else",
         ),
+        (
+            {
+                "nodes": [NODE, {"name": "b"}, {"name": "c"}],
+                "edges": [{"source": "a", "target": "b", "is_parameter": True}, {"source": "a", "target": "c"}],
+            },
+            "not a parameter, unlike",
+        ),
+        (
+            {
+                "nodes": [NODE, {"name": "b"}, {"name": "c"}],
+                "edges": [{"source": "a", "target": "b", "gradient_bytes": 0}, {"source": "a", "target": "c"}],
+            },
+            "not without gradient, unlike",
+        ),
+        ({"nodes": [{"name": "a", "saved_bytes": 1, "shared_bytes": {"x": 2}}]}, "shares 2 bytes of the 1"),
     ],
 )
 def test_a_mistake_is_named(changes: dict[str, object], message: str) -> None:

@@ -56,8 +56,8 @@ def _act_on_loading(loader: Any, awaited: _Awaited) -> None:
             for context in awaited.contexts:
                 stack.enter_context(context())
             load(module)
-        for action in awaited.actions:
-            action(module)
+            for action in awaited.actions:
+                action(module)
 
     loader.exec_module = load_and_act  # of this one module: each has a loader of its own
 

@@ -3,7 +3,7 @@
     order      a b b     ->   b a b,  b b,  a a b, ..      and the best cuts for that order of devices
     border     ..x | y   ->   .. | xy,  ..xy | ..
 
-What is played decides.
+What is simulated decides.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _NUM_KEPT = 3
 _CLOSE = 1.15
 """Borders are moved where the step is at most so many times the shortest."""
 _MOST_TASKS = 200_000
-"""Of all steps that are played; some 3 s."""
+"""Of all steps that are simulated; some 3 s."""
 _SAME = 1 - 1e-6
 
 
 class Judge:
-    """Plays steps, until there were enough."""
+    """Simulates steps, until there were enough."""
 
     def __init__(self, problem: HintedProblem, num_micro_batches: int, num_tasks: int = _MOST_TASKS) -> None:
         self.problem, self.num_micro_batches = problem, num_micro_batches

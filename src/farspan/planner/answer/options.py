@@ -100,7 +100,7 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
             found.append(each)
     if not hints and cluster.num_devices > 1 and work <= _OTHERS_WORK:
         losers += _wide(problem, num_micro_batches)
-    # The search knows neither what runs beside a transfer nor what fills a gap: what is played decides.
+    # The search knows neither what runs beside a transfer nor what fills a gap: what is simulated decides.
     rules = replace(rules_of(problem, num_micro_batches), counts_working=False)
     orders = Orders(problem.searched, problem.cluster, rules)
     bound = bound_of(

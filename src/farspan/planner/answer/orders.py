@@ -1,4 +1,4 @@
-"""Cuts for devices in a given order: which of their stages come first changes a step that is played.
+"""Cuts for devices in a given order: which of their stages come first changes a step that is simulated.
 
 A step is about the sum of what each stage adds once (its fill) and what the slowest takes for each micro-batch (its
 rate). For a row of k devices and a cap on the rate,
@@ -6,7 +6,7 @@ rate). For a row of k devices and a cap on the rate,
     best(s, i) = min over ends j of i, rate(i, j) <= cap, of    fill(i, j) + best(s + 1, j)
 
 with the fill of a whole forward and backward, or without the gradients of weights, for these fill what would be gaps.
-Caps from the smallest that there can be upwards give one cut after the other; what is played decides between them.
+Caps from the smallest that there can be upwards give one cut after the other; what is simulated decides between them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Orders"]
 _CAPS = (1.0, 1.03, 1.1, 1.25, 1.6, 4.0)
 """Times the smallest rate."""
 _PAIRS_PER_TASK = 2_500
-"""Stages that are looked at in the time in which one task is played."""
+"""Stages that are looked at in the time in which one task is simulated."""
 
 
 class Orders:
@@ -79,7 +79,7 @@ class Orders:
                     yield self._pipeline(order, ends)
 
     def work(self, order: Sequence[str]) -> float:
-        """About as many tasks are played in the time that `cuts` takes."""
+        """About as many tasks are simulated in the time that `cuts` takes."""
         return 4 * len(_CAPS) * len(order) * self.loads.num_prefixes**2 / _PAIRS_PER_TASK
 
     def sorted(self, order: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -149,7 +149,8 @@ def bound_of(
     counts = [min(each.num_devices, most) for each in classes]
     row = None
     if is_row:
-        order = sorted((name for name, seconds in whole.items() if seconds), key=lambda name: ends[name])
+        # What takes next to no time may lie beside the row.
+        order = sorted((name for name in whole if whole[name] > 2 * (1 - _SAME) * total), key=lambda name: ends[name])
         rows = [work[name] for name in order]
         forth_s = [_border_s(order, forwards, cluster, each) for each in classes]
         back_s = [_border_s(order, backwards, cluster, each, is_back=True) for each in classes]
@@ -160,8 +161,9 @@ def bound_of(
             row = Row(rows, counts, limits, most, num_micro_batches, least, returns=returns)
             least_s = least_step(row.may_take, least_s)
         if num_states * len(classes) * (len(order) + 1) ** 2 <= MAX_WORK:
-            has_weights = {node.name: node.parameter_bytes > 0 for node in graph.nodes}
-            # A node that takes no time is no part of the row: it may be in any stage, and so may its parameters.
+            users = {edge.target for edge in graph.edges if edge.is_parameter and edge.gradient_bytes != 0}
+            has_weights = {node.name: node.parameter_bytes > 0 or node.name in users for node in graph.nodes}
+            # A node that is no part of the row may be in any stage, and so may its parameters.
             if any(has_weights[name] for name in set(has_weights).difference(order)):
                 has_weights = dict.fromkeys(has_weights, True)
             stages = [

@@ -212,6 +212,13 @@ class CostedGraph:
             _check_cost(seconds, f"{where}: weight_s")
         for word, size in node.shared_bytes.items():
             _check_cost(size, f'{where}: shared_bytes of "{word}"')
+        shared = sum(node.shared_bytes.values())
+        if shared > node.saved_bytes * (1 + 1e-9):
+            raise PlanError(
+                f"{where} shares {shared:g} bytes of the {node.saved_bytes:g} that it saves.",
+                why="shared_bytes are a part of saved_bytes.",
+                hint=f'"saved_bytes": {shared:g}',
+            )
         if node.devices is not None and not node.devices:
             raise PlanError(f"{where} may run nowhere.", why='"devices" is empty.', hint='leave "devices" out')
         seen: set[tuple[str, int]] = set()
@@ -261,6 +268,16 @@ class CostedGraph:
                 why="edges of one source carry the same value, unless they name different values.",
                 hint='"value": "second output"',
             )
+        for what, ours, theirs in (
+            ("a parameter", edge.is_parameter, first.is_parameter),
+            ("without gradient", edge.gradient_bytes == 0, first.gradient_bytes == 0),
+        ):
+            if ours != theirs:
+                raise PlanError(
+                    f'{where} is {"" if ours else "not "}{what}, unlike the edge to "{first.target}".',
+                    why="edges of one source carry the same value, unless they name different values.",
+                    hint='"value": "second output"',
+                )
 
     def _check_order(self) -> None:
         waits = {node.name: 0 for node in self.nodes}

@@ -1,4 +1,4 @@
-"""What a step will be like under a plan: its tasks played event by event, and what each rank holds meanwhile."""
+"""What a step will be like under a plan: its tasks simulated event by event, and what each rank holds meanwhile."""
 
 from farspan.planner.forecast.forecast import Forecast as Forecast
 from farspan.planner.forecast.forecast import StageForecast as StageForecast

@@ -1,6 +1,7 @@
 """What a stage holds, task by task, and so its peak.
 
 parameters, gradients, optimizer state                           always
+what is sent and gets no gradient                                from a forward to the end of the step
 what autograd saves; what is sent or received and not saved      from a forward to its backward
 what the gradients of weights still need                         from there to these, where they are tasks
 what has been received for a task that is yet to come            from when it is posted to that task
@@ -72,7 +73,7 @@ def _held(stages: Stages, part: Part, simulation: Simulation, channels: _Channel
         task = tasks[index]
         amount, is_split = amounts[task.level], (task.micro_batch, task.level) in split
         if task.kind is Kind.FORWARD:
-            held += amount.of_micro_batch
+            held += amount.of_micro_batch if task.holds else amount.sent
             working = amount.forward_working
         elif task.kind is Kind.BACKWARD:
             held -= amount.taken
@@ -82,15 +83,16 @@ def _held(stages: Stages, part: Part, simulation: Simulation, channels: _Channel
         found.append(held + more + working)
         if task.kind is Kind.BACKWARD:
             held += amount.given
-            held -= amount.of_micro_batch - (amount.left if is_split else 0.0)
+            held -= amount.of_micro_batch - amount.sent - (amount.left if is_split else 0.0)
         elif task.kind is Kind.WEIGHT:
             held -= amount.left
     return found
 
 
 class _Amounts:
-    """Of a segment: what a micro-batch keeps there, what is left of that after the first half of its backward, what its
-    tasks need besides, and the gradients that it is given by other segments of its stage, and gives to them.
+    """Of a segment: what a micro-batch keeps there, what is left of that after the first half of its backward and to
+    the end of the step, what its tasks need besides, and the gradients that it is given by other segments of its stage,
+    and gives to them.
     """
 
     def __init__(self, stages: Stages, number: int) -> None:
@@ -100,7 +102,8 @@ class _Amounts:
         self.taken = sum(
             hop.held_bytes for hop in segment.returned if stages.segments[hop.source].stage == segment.stage
         )
-        self.of_micro_batch = segment.saved_bytes + segment.kept_bytes
+        self.of_micro_batch = max(0.0, segment.saved_bytes + segment.kept_bytes)
+        self.sent = segment.sent_bytes
         self.left = sum(node.left_bytes for node in segment.nodes)
         self.forward_working = _forward_working_bytes(segment)
         self.backward_working = _working_bytes(segment, is_split=False)

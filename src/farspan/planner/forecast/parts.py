@@ -153,14 +153,16 @@ class Stages:
                         level=segment.level,
                         duration=self._costs[number].forward_s,
                         needs=tuple(first + source for source in sorted(segment.uses)),
-                        holds=True,
-                        memory=1.0,
+                        holds=segment.has_backward,
+                        memory=float(segment.has_backward),
                         output_bytes=self._sent[number],
                     )
                 )
             backwards: dict[int, int] = {}
             for number in reversed(range(len(self.segments))):
                 segment, costs, is_split = self.segments[number], self._costs[number], splits[number]
+                if not segment.has_backward:
+                    continue
                 backwards[number] = len(tasks)
                 users = {backwards[hop.source] for hop in segment.returned}
                 tasks.append(
@@ -199,7 +201,7 @@ class Stages:
         for number, segment in enumerate(self.segments):
             costs, part = self._costs[number], self.parts[segment.stage]
             awaited.append(any(self.ranks[each] != self.ranks[number] or awaited[each] for each in passes_on[number]))
-            is_worth_it = costs.has_weights and is_worth_splitting(costs.weight_flops, part.device, least_s)
+            is_worth_it = segment.has_weights and is_worth_splitting(costs.weight_flops, part.device, least_s)
             found.append(awaited[number] and is_worth_it)
         return found
 
@@ -211,7 +213,6 @@ class _Costs(NamedTuple):
     backward_s: float
     weight_s: float
     weight_flops: float
-    has_weights: bool
 
 
 def _costs(nodes: Sequence[CostedNode], part: Part) -> _Costs:
@@ -221,7 +222,6 @@ def _costs(nodes: Sequence[CostedNode], part: Part) -> _Costs:
         backward_s=backward_s,
         weight_s=sum(_weight_s(node, part.kind) for node in nodes),
         weight_flops=sum(node.weight_flops for node in nodes),
-        has_weights=sum(node.parameter_bytes for node in nodes) > 0,
     )
 
 

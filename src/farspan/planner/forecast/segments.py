@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, Seconds
 from farspan.planner.search.lattice import linear_order
 
 __all__ = ["Hop", "Segment", "make_segments"]
@@ -50,7 +50,7 @@ class Segment:
     """Nodes of one stage that run one after the other.
 
     Attributes:
-        level: See above.
+        level: One more than that of any segment of another stage whose values it uses.
         stage: Number of the stage.
         nodes: As they run there, in the order of the graph.
         index: How many segments have begun before it.
@@ -58,6 +58,9 @@ class Segment:
         received: Values that come from other stages, each to the first segment that uses it.
         returned: Gradients that come from other segments.
         kept_bytes: By micro-batch: what stays until the backward, because of what passes between segments.
+        sent_bytes: What it sends to other stages and gets no gradient for: the runtime holds it to the end of the step.
+        has_backward: Whether gradients come to it.
+        has_weights: Whether there are parameters among them.
         saved_bytes: The same of what autograd saves, and no segment of the stage before it.
         passed_bytes: By node, what is there in its forward because another node has made it, and for no other reason.
     """
@@ -70,6 +73,9 @@ class Segment:
     received: list[Hop] = field(default_factory=list[Hop])
     returned: list[Hop] = field(default_factory=list[Hop])
     kept_bytes: float = 0.0
+    sent_bytes: float = 0.0
+    has_backward: bool = False
+    has_weights: bool = False
     saved_bytes: float = 0.0
     passed_bytes: list[float] = field(default_factory=list[float])
 
@@ -97,6 +103,7 @@ def make_segments(graph: CostedGraph, stages: Sequence[Sequence[CostedNode]]) ->
     for edges in uses.values():
         _pass_on(segments, segment_of, edges)
         _pass_within(segments, segment_of, place_of, edges)
+    _note_backwards(graph, segments, segment_of)
     _count_saved(segments)
     return segments
 
@@ -174,6 +181,8 @@ def _pass_on(segments: Sequence[Segment], segment_of: Mapping[str, int], edges: 
             segments[number].received.append(hop)
         if not one.is_parameter:
             segments[number].uses.add(home)
+    if not has_gradient and not one.is_parameter and len(first_of) > 1:
+        segments[home].sent_bytes += one.size_bytes
     for first in first_of.values():
         is_saved = first in savers or (one.is_saved and first == home)
         if is_saved or (first != home and (one.is_parameter or not has_gradient)):
@@ -211,12 +220,28 @@ def _pass_within(
 
 
 def _arrival(segments: Sequence[Segment], home: int, first_user: int) -> list[int]:
-    """The segment that a gradient comes to at last. That of a parameter comes to its device, whatever else runs there:
-    here it is taken to come to a segment that has yet to run, if there is one.
+    """The segment that a gradient comes to at last: that of the node that made the value. The gradient of a parameter
+    that is used before its own node runs comes to a backward of its device that is yet to run, if there is one.
     """
     stage = segments[home].stage
     before = [number for number in range(first_user) if segments[number].stage == stage]
     return [home] if home < first_user else before[-1:]
+
+
+def _note_backwards(graph: CostedGraph, segments: Sequence[Segment], segment_of: Mapping[str, int]) -> None:
+    """Gradients come where something is trained, or passed on to what is: not to what stands before all of that."""
+    for segment in segments:
+        segment.has_weights = any(node.parameter_bytes > 0 for node in segment.nodes)
+        segment.has_backward = segment.has_weights or any(_takes_time(node.backward_s) for node in segment.nodes)
+    for edge in graph.edges:
+        if edge.gradient_bytes != 0:
+            user = segments[segment_of[edge.target]]
+            user.has_backward = segments[segment_of[edge.source]].has_backward = True
+            user.has_weights |= edge.is_parameter
+
+
+def _takes_time(seconds: Seconds) -> bool:
+    return any(seconds.values()) if isinstance(seconds, Mapping) else seconds > 0
 
 
 def _count_saved(segments: Sequence[Segment]) -> None:
