@@ -141,19 +141,14 @@ class Masked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mask = Positive()
+        self.first = nn.Linear(64, 64)
         self.layers = nn.ModuleList([Times(64) for _ in range(4)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = self.mask(x)
+        mask = (self.first(x) > 0).float()
         for layer in self.layers:
             x = layer(x, mask)
         return x
-
-
-class Positive(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x > 0).float()
 
 
 class Times(nn.Module):
@@ -370,7 +365,7 @@ def test_so_it_is_where_data_flow_back_to_a_stage(stages: list[list[str]], sched
 
 
 def test_what_is_sent_and_gets_no_gradient_is_there_to_the_end() -> None:
-    check("masked", lambda graph: in_a_row(graph, (0.25, 1.0)), "1f1b", within=0.02)
+    check("masked", lambda graph: in_a_row(graph, (0.6, 1.0)), "1f1b", within=0.02)
 
 
 @pytest.mark.parametrize("schedule", ["auto", "zero-bubble"])
