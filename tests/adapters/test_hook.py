@@ -81,7 +81,7 @@ def test_a_module_is_loaded_within_what_is_asked_for(package: str) -> None:
     while_imported(f"{package}.broken", around)
     when_imported(f"{package}.part", lambda module: seen.append("loaded"))
     importlib.import_module(f"{package}.part")
-    assert seen == ["before", "after", "loaded"]
+    assert seen == ["before", "loaded", "after"]
     with pytest.raises(ValueError, match="not today"):
         importlib.import_module(f"{package}.broken")
     assert seen[3:] == ["before", "after"]

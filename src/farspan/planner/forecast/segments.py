@@ -229,10 +229,13 @@ def _arrival(segments: Sequence[Segment], home: int, first_user: int) -> list[in
 
 
 def _note_backwards(graph: CostedGraph, segments: Sequence[Segment], segment_of: Mapping[str, int]) -> None:
-    """Gradients come where something is trained, or passed on to what is: not to what stands before all of that."""
+    """Gradients come where something is trained, or passed on to what is: not to what stands before all of that, which
+    saves nothing either.
+    """
     for segment in segments:
         segment.has_weights = any(node.parameter_bytes > 0 for node in segment.nodes)
-        segment.has_backward = segment.has_weights or any(_takes_time(node.backward_s) for node in segment.nodes)
+        saves = any(node.saved_bytes > 0 or _takes_time(node.backward_s) for node in segment.nodes)
+        segment.has_backward = segment.has_weights or saves
     for edge in graph.edges:
         if edge.gradient_bytes != 0:
             user = segments[segment_of[edge.target]]
