@@ -49,7 +49,7 @@ class Alive(TorchDispatchMode):
 def peaks(
     num_ranks: int, remat: Any, *, is_one_backward: bool = False, is_split: bool = False, make: Any = GPT
 ) -> list[int]:
-    """The most bytes that were alive at once in a step of six micro-batches, by rank."""
+    """The most bytes that were alive at once in steps of six micro-batches, by rank."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         models = [make() for _ in range(num_ranks)]
@@ -65,6 +65,7 @@ def peaks(
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def step() -> int:
+            optimizer.zero_grad()
             losses = []
             for _ in range(6):
                 losses.append(F.cross_entropy(model(IDS).flatten(0, 1), IDS.flatten()))
@@ -78,8 +79,7 @@ def peaks(
             return alive.peak_bytes
 
         step()  # the first one also runs on fakes
-        optimizer.zero_grad()
-        return step()
+        return max(step() for _ in range(4))  # in one of them a message comes early, or late
 
     return run_threads(num_ranks, program)
 
