@@ -17,8 +17,8 @@ _Action = Callable[[Any], None]
 _Context = Callable[[], contextlib.AbstractContextManager[None]]
 
 
-class _Awaited:
-    """A module that is waited for: what is around its loading, and what is called after it."""
+class _Watched:
+    """What is around the loading of a module, and what is called with it after that."""
 
     def __init__(self) -> None:
         self.contexts: list[_Context] = []
@@ -26,17 +26,17 @@ class _Awaited:
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules like those behind it in `sys.meta_path`, and acts on those that are waited for."""
+    """Finds modules like those behind it in `sys.meta_path`, and acts on those that are watched."""
 
     def __init__(self) -> None:
-        self.awaited: dict[str, _Awaited] = {}
+        self.watched: dict[str, _Watched] = {}
         self._sought: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        awaited = self.awaited.get(fullname)
-        if awaited is None or fullname in self._sought:
+        watched = self.watched.get(fullname)
+        if watched is None or fullname in self._sought:
             return None
         self._sought.add(fullname)
         try:
@@ -44,19 +44,19 @@ class _Finder(MetaPathFinder):
         finally:
             self._sought.discard(fullname)
         if spec is not None and spec.loader is not None:
-            _act_on_loading(spec.loader, awaited)
+            _act_on_loading(spec.loader, watched)
         return spec
 
 
-def _act_on_loading(loader: Any, awaited: _Awaited) -> None:
+def _act_on_loading(loader: Any, watched: _Watched) -> None:
     load = loader.exec_module
 
     def load_and_act(module: ModuleType) -> None:
         with contextlib.ExitStack() as stack:
-            for context in awaited.contexts:
+            for context in watched.contexts:
                 stack.enter_context(context())
             load(module)
-            for action in awaited.actions:
+            for action in watched.actions:
                 action(module)
 
     loader.exec_module = load_and_act  # of this one module: each has a loader of its own
@@ -71,18 +71,18 @@ def when_imported(name: str, action: _Action) -> None:
     if module is not None:
         action(module)
         return
-    actions = _await(name).actions
+    actions = _watch(name).actions
     if action not in actions:
         actions.append(action)
 
 
 def while_imported(name: str, context: _Context) -> None:
     """Have module `name` loaded within `context()`; nothing, if it has been imported already."""
-    if name not in sys.modules and context not in (contexts := _await(name).contexts):
+    if name not in sys.modules and context not in (contexts := _watch(name).contexts):
         contexts.append(context)
 
 
-def _await(name: str) -> _Awaited:
+def _watch(name: str) -> _Watched:
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    return _finder.awaited.setdefault(name, _Awaited())
+    return _finder.watched.setdefault(name, _Watched())

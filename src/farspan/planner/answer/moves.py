@@ -64,7 +64,7 @@ class Judge:
         return found if found.fits and found.step_s < than_s * _SAME else None
 
     def _seconds(self, stage: PipelineStage) -> float:
-        """Of a micro-batch, forward and backward."""
+        """How long its nodes compute for a micro-batch, forward and backward."""
         kind = self._kinds[stage.device_class]
         return sum(seconds_on(self._nodes[name].as_run(stage.options.get(name, "")), kind) for name in stage.nodes)
 

@@ -24,7 +24,7 @@ along the row than
 
 and no step is shorter than the shortest in which all nodes are reached. The sums over earlier stages are as short as
 devices allow: each takes a step's M-th part at most, and the fastest come first. (To have come farther may be worse
-where these sums grow fast; a stage is taken to begin wherever that lets it end farthest.)
+where these sums grow fast; a stage is taken to begin wherever that lets it reach the most nodes.)
 
 Where there are few cuts, the sums over earlier and later stages are taken on the devices that these are on (`cuts`). A
 stage's backwards wait for the forward of the first micro-batch through all stages, and its backward through those after
@@ -122,7 +122,7 @@ def bound_of(
         sums[:] = map(sum, zip(sums, (each.whole_s for each in work[node.name]), strict=True))
     longest = max(map(min, pieces.values()))
     forwards = [edge for edge in graph.edges if not edge.is_parameter]
-    backwards = _with_gradients(forwards)
+    backwards = [edge for edge in forwards if edge.has_gradient]
     ends = _ends(forwards, whole)
     is_row = is_row and max(ends.values()) >= total * _SAME
     returns = is_row and max(_ends(backwards, whole).values()) >= total * _SAME
@@ -161,7 +161,7 @@ def bound_of(
             row = Row(rows, counts, limits, most, num_micro_batches, least, returns=returns)
             least_s = least_step(row.may_take, least_s)
         if num_states * len(classes) * (len(order) + 1) ** 2 <= MAX_WORK:
-            users = {edge.target for edge in graph.edges if edge.is_parameter and edge.gradient_bytes != 0}
+            users = {edge.target for edge in graph.edges if edge.is_parameter and edge.has_gradient}
             has_weights = {node.name: node.parameter_bytes > 0 or node.name in users for node in graph.nodes}
             # A node that is no part of the row may be in any stage, and so may its parameters.
             if any(has_weights[name] for name in set(has_weights).difference(order)):
@@ -254,14 +254,6 @@ def _speeds(cluster: Cluster, least: Mapping[str, float], rows: Mapping[str, Seq
         speed = max((least[name] / row[number] for name, row in rows.items() if row[number]), default=1.0)
         found += [speed] * each.num_devices
     return sorted(found, reverse=True)
-
-
-def _with_gradients(edges: Sequence[CostedEdge]) -> list[CostedEdge]:
-    """Those whose target's backward comes before their source's; the first edge of a value speaks for all."""
-    first: dict[tuple[str, str], CostedEdge] = {}
-    for edge in edges:
-        first.setdefault((edge.source, edge.value), edge)
-    return [edge for edge in edges if first[edge.source, edge.value].gradient_bytes != 0]
 
 
 def _ends(edges: Sequence[CostedEdge], least: Mapping[str, float]) -> dict[str, float]:

@@ -155,9 +155,14 @@ class CostedEdge:
     is_parameter: bool = False
 
     @property
+    def has_gradient(self) -> bool:
+        """Whether one comes back: the same for all edges of a value."""
+        return self.gradient_bytes != 0
+
+    @property
     def sent_back_bytes(self) -> float:
         """What its gradient is on its way."""
-        return 0.0 if self.gradient_bytes == 0 else self.size_bytes
+        return self.size_bytes if self.has_gradient else 0.0
 
     @property
     def held_back_bytes(self) -> float:
@@ -270,7 +275,7 @@ class CostedGraph:
             )
         for what, ours, theirs in (
             ("a parameter", edge.is_parameter, first.is_parameter),
-            ("without gradient", edge.gradient_bytes == 0, first.gradient_bytes == 0),
+            ("without gradient", not edge.has_gradient, not first.has_gradient),
         ):
             if ours != theirs:
                 raise PlanError(

@@ -45,6 +45,7 @@ class Part:
         host: Class and number of its host.
         remat: Names of the nodes that are run in another way than they are given.
         chosen: The nodes as they run there.
+        costs_of: By name of a node, what it takes there of a micro-batch.
         forward_s: Seconds of a micro-batch's forward.
         backward_s: The same of its backward.
         parameter_bytes: What is trained there.
@@ -59,7 +60,9 @@ class Part:
         self.host: tuple[str, int] = ("", 0)
         self.remat = tuple(name for name in self.nodes if stage.options.get(name))
         self.chosen = [node.as_run(stage.options.get(node.name, "")) for node in graph.nodes if node.name in inside]
-        self.forward_s, self.backward_s = _seconds(self.chosen, kind)
+        self.costs_of = {node.name: _costs(node, kind) for node in self.chosen}
+        self.forward_s = sum(each.forward_s for each in self.costs_of.values())
+        self.backward_s = sum(each.backward_s for each in self.costs_of.values())
         self.parameter_bytes = sum(node.parameter_bytes for node in self.chosen)
         self.memory_bytes = sum(node.memory_bytes for node in self.chosen)
 
@@ -80,6 +83,7 @@ class Stages:
         cluster: Where they run.
         parts: The stages, in order.
         segments: In an order in which each comes after all that it uses.
+        ranks: The rank of each segment.
     """
 
     def __init__(self, graph: CostedGraph, cluster: Cluster, stages: Sequence[PipelineStage]) -> None:
@@ -89,8 +93,8 @@ class Stages:
         self._give_ranks()
         self.segments = make_segments(graph, [part.chosen for part in self.parts])
         self.ranks = [self.parts[segment.stage].rank for segment in self.segments]
-        """Of the segments."""
-        self._costs = [_costs(segment.nodes, self.parts[segment.stage]) for segment in self.segments]
+        self._costs = [_costs_of(segment.nodes, self.parts[segment.stage]) for segment in self.segments]
+        self._part_of = {part.rank: part for part in self.parts}
         self._sent = self._bytes_by_rank(is_gradient=False)
         self._returned = self._bytes_by_rank(is_gradient=True)
 
@@ -129,9 +133,9 @@ class Stages:
         return simulate(Schedule(tasks=tasks, orders=orders), link_of=self._link)
 
     def _link(self, source: int, destination: int) -> Link:
-        of_rank = {part.rank: part for part in self.parts}
-        ends = [of_rank[source].kind, of_rank[destination].kind]
-        if of_rank[source].host == of_rank[destination].host:
+        one, other = self._part_of[source], self._part_of[destination]
+        ends = [one.kind, other.kind]
+        if one.host == other.host:
             bandwidth = min(each.within_bytes_per_s for each in ends)
         else:
             bandwidth = min(map(self.cluster.link, ends))
@@ -141,6 +145,7 @@ class Stages:
     def _tasks(self, num_micro_batches: int, least_s: float) -> tuple[Task, ...]:
         """Per micro-batch the forwards of all segments, then their backwards, the last segment first."""
         splits = self._splits(least_s)
+        sources = [sorted(segment.uses) for segment in self.segments]
         tasks: list[Task] = []
         for micro_batch in range(num_micro_batches):
             first = len(tasks)
@@ -152,7 +157,7 @@ class Stages:
                         micro_batch=micro_batch,
                         level=segment.level,
                         duration=self._costs[number].forward_s,
-                        needs=tuple(first + source for source in sorted(segment.uses)),
+                        needs=tuple(first + source for source in sources[number]),
                         holds=segment.has_backward,
                         memory=float(segment.has_backward),
                         output_bytes=self._sent[number],
@@ -191,23 +196,25 @@ class Stages:
         return tuple(tasks)
 
     def _splits(self, least_s: float) -> list[bool]:
-        """Of each segment, whether its backward is done in two halves: as runtime.program decides."""
+        """Decide of each segment, as `runtime.program` does, whether its backward is done in two halves."""
         passes_on: list[set[int]] = [set() for _ in self.segments]
         for number, segment in enumerate(self.segments):
             for hop in segment.returned:
                 passes_on[hop.source].add(number)
         found: list[bool] = []
-        awaited: list[bool] = []
+        feeds_another_rank: list[bool] = []
         for number, segment in enumerate(self.segments):
             costs, part = self._costs[number], self.parts[segment.stage]
-            awaited.append(any(self.ranks[each] != self.ranks[number] or awaited[each] for each in passes_on[number]))
+            feeds_another_rank.append(
+                any(self.ranks[each] != self.ranks[number] or feeds_another_rank[each] for each in passes_on[number])
+            )
             is_worth_it = segment.has_weights and is_worth_splitting(costs.weight_flops, part.device, least_s)
-            found.append(awaited[number] and is_worth_it)
+            found.append(feeds_another_rank[number] and is_worth_it)
         return found
 
 
 class _Costs(NamedTuple):
-    """What a segment takes of a micro-batch."""
+    """What nodes take of a micro-batch on a device; `weight_s` is how much of the backward can be deferred."""
 
     forward_s: float
     backward_s: float
@@ -215,26 +222,18 @@ class _Costs(NamedTuple):
     weight_flops: float
 
 
-def _costs(nodes: Sequence[CostedNode], part: Part) -> _Costs:
-    forward_s, backward_s = _seconds(nodes, part.kind)
+def _costs(node: CostedNode, kind: DeviceClass) -> _Costs:
+    backward_s = seconds_on(replace(node, forward_s=0.0), kind)
     return _Costs(
-        forward_s=forward_s,
+        forward_s=seconds_on(replace(node, backward_s=0.0), kind),
         backward_s=backward_s,
-        weight_s=sum(_weight_s(node, part.kind) for node in nodes),
-        weight_flops=sum(node.weight_flops for node in nodes),
+        weight_s=min(backward_s, seconds_on(replace(node, forward_s=0.0, backward_s=node.weight_s), kind)),
+        weight_flops=node.weight_flops,
     )
 
 
-def _seconds(nodes: Sequence[CostedNode], kind: DeviceClass) -> tuple[float, float]:
-    """Of their forwards, and of their backwards."""
-    forward_s = sum(seconds_on(replace(node, backward_s=0.0), kind) for node in nodes)
-    return forward_s, sum(seconds_on(replace(node, forward_s=0.0), kind) for node in nodes)
-
-
-def _weight_s(node: CostedNode, kind: DeviceClass) -> float:
-    """Seconds of its backward that can be deferred."""
-    weights = seconds_on(replace(node, forward_s=0.0, backward_s=node.weight_s), kind)
-    return min(weights, seconds_on(replace(node, forward_s=0.0), kind))
+def _costs_of(nodes: Sequence[CostedNode], part: Part) -> _Costs:
+    return _Costs(*map(sum, zip(*(part.costs_of[node.name] for node in nodes), strict=True)))
 
 
 @lru_cache(maxsize=64)

@@ -129,7 +129,7 @@ def _cut(graph: CostedGraph, stages: Sequence[Sequence[CostedNode]]) -> list[Seg
             if not edge.is_parameter:
                 source = segment_of[edge.source]
                 level = max(level, source.level + (source.stage != stage))
-        learned = [(edge.source, edge.value) for edge in edges if edge.gradient_bytes != 0]
+        learned = [(edge.source, edge.value) for edge in edges if edge.has_gradient]
         if latest is not None and level <= latest.level and found.get((level, stage)) is not latest:
             later = [last_user[key] for key in learned if key in last_user and last_user[key].level >= level]
             if later:
@@ -165,7 +165,6 @@ def _pass_on(segments: Sequence[Segment], segment_of: Mapping[str, int], edges: 
     if not there:
         return
     savers = {segment_of[edge.target] for edge in edges if edge.is_saved_there}
-    has_gradient = one.gradient_bytes != 0
     first_of: dict[int, int] = {segments[home].stage: home}
     for number in there:
         first = first_of.setdefault(segments[number].stage, number)
@@ -181,17 +180,17 @@ def _pass_on(segments: Sequence[Segment], segment_of: Mapping[str, int], edges: 
             segments[number].received.append(hop)
         if not one.is_parameter:
             segments[number].uses.add(home)
-    if not has_gradient and not one.is_parameter and len(first_of) > 1:
+    if not one.has_gradient and not one.is_parameter and len(first_of) > 1:
         segments[home].sent_bytes += one.size_bytes
     for first in first_of.values():
         is_saved = first in savers or (one.is_saved and first == home)
-        if is_saved or (first != home and (one.is_parameter or not has_gradient)):
+        if is_saved or (first != home and (one.is_parameter or not one.has_gradient)):
             continue
         segments[first].kept_bytes += one.size_bytes
         later = [number for number in there if number in savers and segments[number].stage == segments[first].stage]
         if later:  # it is there already
             segments[later[0]].kept_bytes -= one.size_bytes
-    if has_gradient:
+    if one.has_gradient:
         for later, earlier in pairwise([*reversed(there), *_arrival(segments, home, there[0])]):
             hop = Hop(
                 source=later,
@@ -237,7 +236,7 @@ def _note_backwards(graph: CostedGraph, segments: Sequence[Segment], segment_of:
         saves = any(node.saved_bytes > 0 or _takes_time(node.backward_s) for node in segment.nodes)
         segment.has_backward = segment.has_weights or saves
     for edge in graph.edges:
-        if edge.gradient_bytes != 0:
+        if edge.has_gradient:
             user = segments[segment_of[edge.target]]
             user.has_backward = segments[segment_of[edge.source]].has_backward = True
             user.has_weights |= edge.is_parameter

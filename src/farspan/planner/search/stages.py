@@ -67,7 +67,7 @@ class Rules:
     def times_moved(self, edge: CostedEdge) -> float:
         """How often a value goes along an edge, or its gradient back, for each micro-batch."""
         forward = min(self.passes, 1.0)
-        back = 0.0 if edge.gradient_bytes == 0 else self.passes - forward
+        back = self.passes - forward if edge.has_gradient else 0.0
         return back + (forward / self.micro_batches if edge.is_parameter else forward)
 
 
