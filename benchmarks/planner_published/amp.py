@@ -2,7 +2,14 @@
 
 The step is the planner's objective (docs/planner-graph.md): sum over stages of once, the slowest stage for each
 further micro-batch, and the exchange of gradients. A stage is as slow as its slowest device, and what is exchanged
-goes as fast as the slowest link on its way.
+goes as fast as the slowest link on its way. What the authors' copy of DeepSpeed and Megatron does besides:
+
+    sends block both sides (_exec_schedule): a stage computes or exchanges with one neighbour at a time
+    an activation goes in tp parts, and each rank sends all of the attention mask with it (_exec_send_activations)
+    a gradient goes in full from each rank (is_grad_partitioned = False)
+    data parallel gradients are reduced in 32 bits (ds_config.json: fp32_allreduce), tied ones in 16
+    a timer waits for the device before and after each all-reduce of tensor parallelism (mpu/mappings.py): the host
+    launches a layer while the device is idle; without tensor parallelism it is ahead of the device
 
     ranks are numbered tensor first, then data, then stages; 4 to a host:
 
@@ -24,7 +31,6 @@ from families import GPT_KERNELS
 from transformer import (
     Device,
     Fitted,
-    Passes,
     Run,
     Transformer,
     all_reduce_s,
@@ -38,6 +44,8 @@ __all__ = ["RANGES", "T4", "V100", "Kind", "Trial", "finished_trials", "kind_of"
 
 MODEL = Transformer.gpt(layers=24, hidden=1024, heads=16, vocabulary=52_256)
 SEQUENCE, SAMPLES, PER_HOST = 1024, 32, 4
+MASK_BYTES = 2 * SEQUENCE**2
+"""One mask for all samples of a micro-batch, sent in 16 bits."""
 FIRST_LAYER = 2
 """Of the 30 entries of `layer_partition`: embedding, a step without work, 24 layers, 2 without, the head, 1 without."""
 T4 = Device(
@@ -94,11 +102,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of host: its devices, what they reach, and the seconds to start an all-reduce among them."""
+    """A kind of host: its devices, and what they reach."""
 
     device: Device
     fitted: Fitted
-    start_s: float = 0.0
 
 
 def finished_trials(experiment: str) -> list[Trial]:
@@ -121,7 +128,7 @@ def kind_of(device: Device, shared: Fitted, found: dict[str, float]) -> Kind:
     """A kind of host, by what the other tables say (`shared`) and what was found for this one."""
     links = {name: found[name] for name in ("within_bytes_per_s", "between_bytes_per_s")}
     fitted = replace(shared, peak_share=found["peak_share"], launch_s=found["launch_s"], link_share=1.0)
-    return Kind(device=replace(device, **links), fitted=fitted, start_s=found.get("start_s", 0.0))
+    return Kind(device=replace(device, **links), fitted=fitted)
 
 
 def step_s(trial: Trial, hosts: Sequence[Kind]) -> float:
@@ -129,7 +136,7 @@ def step_s(trial: Trial, hosts: Sequence[Kind]) -> float:
     tp, dp = trial.tp, trial.dp
     size = 2 * SEQUENCE * trial.micro_batch * MODEL.hidden
     last = trial.pp - 1
-    hops = [2 * _hop_s(border, trial, size, hosts) for border in range(1, trial.pp)]
+    hops = [_hops_s(border, trial, size, hosts) for border in range(1, trial.pp)]
     in_host, sync, once = min(dp, PER_HOST // tp), list[float](), list[float]()
     for stage, (start, end) in enumerate(itertools.pairwise(trial.cuts)):
         own = trial.hosts_of(stage, hosts)
@@ -137,13 +144,13 @@ def step_s(trial: Trial, hosts: Sequence[Kind]) -> float:
         parameters = layers * MODEL.layer_parameters + (stage in (0, last)) * MODEL.embedding_parameters
         once.append(max(layers * _layer_s(trial, size, kind) + (stage == last) * _head_s(trial, kind) for kind in own))
         sync.append(
-            max(all_reduce_s(2 * parameters / tp, dp, in_host, kind.device, kind.fitted) for kind in own)
+            max(all_reduce_s(4 * parameters / tp, dp, in_host, kind.device, kind.fitted) for kind in own)
             + max(optimizer_s(parameters / tp, kind.device, kind.fitted) for kind in own)
         )
     tied = 2 * MODEL.embedding_parameters / tp
     ends = [*trial.hosts_of(0, hosts), *trial.hosts_of(last, hosts)]
     tied_s = tied / min(_alone(trial, kind.device).between_bytes_per_s for kind in ends) if trial.pp > 1 else 0.0
-    beside = [(before + after) / 2 for before, after in itertools.pairwise([0.0, *hops, 0.0])]
+    beside = [before + after for before, after in itertools.pairwise([0.0, *hops, 0.0])]
     slowest = max(seconds + hop for seconds, hop in zip(once, beside, strict=True))
     num_micro_batches = SAMPLES // (trial.micro_batch * dp)
     return sum(once) + sum(hops) + (num_micro_batches - 1) * slowest + max(sync) + tied_s
@@ -161,9 +168,9 @@ def _run(trial: Trial, kind: Kind) -> Run:
 
 
 def _layer_s(trial: Trial, size: float, kind: Kind) -> float:
-    passes: Passes = layer_passes(_run(trial, kind), kind.fitted)
-    reduced = all_reduce_s(size, trial.tp, trial.tp, kind.device, kind.fitted)
-    return passes.total + 4 * (reduced + (kind.start_s if trial.tp > 1 else 0.0))
+    fitted = kind.fitted if trial.tp > 1 else replace(kind.fitted, launch_s=0.0)
+    reduced = all_reduce_s(size, trial.tp, trial.tp, kind.device, fitted)
+    return layer_passes(_run(trial, kind), fitted).total + 4 * reduced
 
 
 def _head_s(trial: Trial, kind: Kind) -> float:
@@ -176,13 +183,11 @@ def _alone(trial: Trial, device: Device) -> Device:
     return replace(device, between_bytes_per_s=device.between_bytes_per_s * PER_HOST / senders)
 
 
-def _hop_s(border: int, trial: Trial, size: float, hosts: Sequence[Kind]) -> float:
-    """DeepSpeed sends what stages pass on in tp parts, and gathers it where it arrives."""
-    first = border * trial.tp * trial.dp
+def _hops_s(border: int, trial: Trial, size: float, hosts: Sequence[Kind]) -> float:
+    """Seconds there and back again over a border of stages; the activation's parts are gathered at both of its ends."""
+    sent_bytes = (size / trial.tp + MASK_BYTES) + size
     ends = [*trial.hosts_of(border - 1, hosts), *trial.hosts_of(border, hosts)]
     gathered = max(exchange_s(size, trial.tp, trial.tp, kind.device, kind.fitted) for kind in ends)
-    if first % PER_HOST:
-        kind = hosts[first // PER_HOST]
-        return exchange_s(2 * size / trial.tp, 2, 2, kind.device, kind.fitted) + gathered
-    sent = max(exchange_s(2 * size / trial.tp, 2, 1, _alone(trial, kind.device), kind.fitted) for kind in ends)
-    return sent + gathered
+    in_host = 2 if border * trial.tp * trial.dp % PER_HOST else 1
+    sent = max(exchange_s(2 * sent_bytes, 2, in_host, _alone(trial, kind.device), kind.fitted) for kind in ends)
+    return sent + 2 * gathered
