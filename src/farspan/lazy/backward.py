@@ -14,13 +14,13 @@ from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["record_backward"]
 
 
 def record_backward(
-    recorder: Recorder,
+    recorder: Recording,
     tensors: Any,
     gradients: Any = None,
     retain_graph: bool | None = None,

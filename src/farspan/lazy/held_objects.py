@@ -21,9 +21,9 @@ from farspan.lazy.metadata import Moments, OwnObjects, State, Surroundings, flat
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
+    from farspan.lazy.context.function_call import FunctionCall
+    from farspan.lazy.context.recording import Recording
     from farspan.lazy.leaf import Leaf
-    from farspan.lazy.ops.autograd_function import FunctionCall
-    from farspan.lazy.recorder import Recorder
 
 __all__ = ["HeldObjects"]
 
@@ -35,7 +35,7 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 class HeldObjects:
     """The leaves that hold some and have been recorded since the last flush."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self._leaves: dict[Leaf, None] = {}
         self._surroundings: dict[Any, Surroundings] = {}

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from farspan.lazy.context.outer import has_own_function_mode
+from farspan.lazy.context.recording import Recording
 from farspan.lazy.hooks import call_with_user_hooks, check_container, has_user_hooks, is_called_in_parts, open_leaves
 from farspan.lazy.leaf import Leaf, WholeError
 from farspan.lazy.memory.leaves import new_parameter
@@ -40,7 +41,6 @@ from farspan.lazy.randomness import (
     name_module,
     replayed,
 )
-from farspan.lazy.recorder import Recorder
 from farspan.lazy.shared.traces import watched
 from farspan.lazy.surgery.adopted import adopt
 from farspan.lazy.surgery.attempt import begin_attempt
@@ -64,14 +64,14 @@ from farspan.lazy.torch_private import (
 
 __all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
 
-_recorder_of_module: dict[int, Recorder] = {}
-_recorder_of_parameter: dict[int, Recorder] = {}
+_recorder_of_module: dict[int, Recording] = {}
+_recorder_of_parameter: dict[int, Recording] = {}
 
 
 class Intercept(TorchFunctionMode):
     """Sends torch functions on lazy tensors and on placed parameters to the recorder."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         super().__init__()
         self.recorder = recorder
 
@@ -106,7 +106,7 @@ class Intercept(TorchFunctionMode):
         return (recorder.transfer or recorder).dispatch(func, args, kwargs)
 
 
-def _run(func: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
+def _run(func: Any, args: Any, kwargs: Any, recorder: Recording) -> Any:
     """Run a function on tensors that are not recorded."""
     recorder.held_objects.before_write(func, args, kwargs)
     if recorder.draws.is_plain:
@@ -187,7 +187,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return recorder.call_leaf(leaf, args, kwargs)
 
 
-def _call_leaf(recorder: Recorder, leaf: Leaf, *args: Any, **kwargs: Any) -> Any:
+def _call_leaf(recorder: Recording, leaf: Leaf, *args: Any, **kwargs: Any) -> Any:
     return recorder.call_leaf(leaf, args, kwargs)
 
 
@@ -199,7 +199,7 @@ def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return scope.call_module(module, _original_call, args, kwargs)
 
 
-def _recorder_of(parameter: Any) -> Recorder | None:
+def _recorder_of(parameter: Any) -> Recording | None:
     """Whose parameter it is; models that are gone had others of the same id."""
     recorder = _recorder_of_parameter.get(id(parameter))
     return recorder if recorder is not None and id(parameter) in recorder.placed else None
@@ -368,7 +368,7 @@ def install() -> None:
     nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]
 
 
-def watch_module(module: nn.Module, recorder: Recorder, name: str) -> None:
+def watch_module(module: nn.Module, recorder: Recording, name: str) -> None:
     """Let calls of `module`, known as `name`, go to `recorder`, for as long as the module lives."""
     name_module(module, name)
     _recorder_of_module[id(module)] = recorder
@@ -380,12 +380,12 @@ def _forget_module(module_id: int) -> None:
     forget_module(module_id)
 
 
-def watch_parameter(parameter: torch.Tensor, recorder: Recorder) -> None:
+def watch_parameter(parameter: torch.Tensor, recorder: Recording) -> None:
     """Let `parameter.grad` go to `recorder`."""
     _recorder_of_parameter[id(parameter)] = recorder
 
 
-def _ensure_mode(recorder: Recorder) -> None:
+def _ensure_mode(recorder: Recording) -> None:
     """The function mode belongs to a thread; push it where it is missing."""
     if active.recorder is not recorder:
         if not is_mode_active(Intercept):
@@ -393,6 +393,6 @@ def _ensure_mode(recorder: Recorder) -> None:
         active.recorder = recorder
 
 
-def activate(recorder: Recorder) -> None:
+def activate(recorder: Recording) -> None:
     """Begin to see this thread's torch functions."""
     _ensure_mode(recorder)

@@ -16,11 +16,13 @@ import torch
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.lazy.backward import record_backward
+from farspan.lazy.context.function_call import FunctionCall
 from farspan.lazy.context.outer import check_around, saved_hooks
 from farspan.lazy.deferred import Deferred
 from farspan.lazy.held_objects import HeldObjects
 from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.memory.copies import Copies
+from farspan.lazy.memory.leaves import become_leaf
 from farspan.lazy.metadata import (
     Entry,
     MetadataCache,
@@ -35,7 +37,7 @@ from farspan.lazy.metadata import (
     shape_of_call,
 )
 from farspan.lazy.ops.answers import answer
-from farspan.lazy.ops.autograd_function import FunctionCall, check_history
+from farspan.lazy.ops.autograd_function import check_history
 from farspan.lazy.ops.foreach import record_foreach
 from farspan.lazy.ops.functions import find_where, format_where, name_of
 from farspan.lazy.ops.mutation import (
@@ -100,6 +102,7 @@ class Recorder:
         self.hooks = Hooks(self)
         self.outside = Outside()
         self.copies = Copies(self)
+        self.become_leaf = functools.partial(become_leaf, requires_grad=True)
         self._modes: list[Any] = []
         self.is_writing = False
         self.regions = Regions()
@@ -125,9 +128,10 @@ class Recorder:
         """Record a call of `leaf`; give what it will return, with lazy tensors in it."""
         check_around()
         self.number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
-        return self._call_leaf(leaf, args, kwargs)
+        return self.call_again(leaf, args, kwargs)
 
-    def _call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_again(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call that has got its number."""
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
         try:
@@ -216,7 +220,7 @@ class Recorder:
             if not target.attributes.keys() >= set(entry.attributes):
                 target.attributes.update(dict.fromkeys(entry.attributes))
                 target.own_objects = None
-                return self._call_leaf(target, given[0], given[1])  # with what these hold as arguments
+                return self.call_again(target, given[0], given[1])  # with what these hold as arguments
         else:
             if not entry.has_tensors_only:
                 args, kwargs = rebuild(template, [read_data(tensor) for tensor in tensors])
@@ -285,8 +289,6 @@ class Recorder:
             return draws_in_python(entry) if entry.is_random_in_python and self.draws.is_plain else entry
         finally:
             self.is_recording = True
-
-    # Arguments.
 
     def argument(self, tensor: torch.Tensor) -> Value | torch.Tensor:
         if type(tensor) is LazyTensor:

@@ -10,12 +10,13 @@ import torch
 
 from farspan.errors import RecordError
 from farspan.lazy.leaf import LeakError, WholeError
+from farspan.lazy.nodes.hooks import Node, is_retained, register_hook, retain_grad
 from farspan.lazy.torch_private import DisableTorchFunction, disabled_torch_function, make_wrapper, with_history
 
 if TYPE_CHECKING:
     from farspan.graph import Meta, Value
+    from farspan.lazy.context.recording import Recording
     from farspan.lazy.leaf import Placed
-    from farspan.lazy.recorder import Recorder
 
 __all__ = ["LazyTensor", "PassedBy", "StubParameter"]
 
@@ -28,7 +29,7 @@ class LazyTensor(torch.Tensor):
     """
 
     _value: Value
-    _recorder: Recorder
+    _recorder: Recording
     _alias_of: Placed | None = None
     """The parameter whose memory this is, for `param.data`."""
     _is_gradient = False
@@ -43,7 +44,7 @@ class LazyTensor(torch.Tensor):
     """Weak references to what this one stands for."""
 
     @staticmethod
-    def make(value: Value, recorder: Recorder) -> LazyTensor:
+    def make(value: Value, recorder: Recording) -> LazyTensor:
         lazy: LazyTensor = make_wrapper(LazyTensor, value.meta)  # type: ignore[assignment]
         own: dict[str, Any] = lazy.__dict__  # type: ignore[assignment]
         own["_value"], own["_recorder"] = value, recorder
@@ -100,8 +101,6 @@ class LazyTensor(torch.Tensor):
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]
-        from farspan.lazy.nodes.hooks import Node
-
         return Node(self) if self._value.meta.requires_grad else None
 
     def dim(self) -> int:
@@ -124,9 +123,7 @@ class LazyTensor(torch.Tensor):
 
     def requires_grad_(self, requires_grad: bool = True) -> LazyTensor:
         if requires_grad and not self._value.meta.requires_grad:
-            from farspan.lazy.memory.leaves import become_leaf
-
-            become_leaf(self, requires_grad=True)
+            self._recorder.become_leaf(self)
         elif requires_grad != self._value.meta.requires_grad:
             raise RuntimeError(
                 "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in "
@@ -212,19 +209,13 @@ class LazyTensor(torch.Tensor):
         self._recorder.backward([self], [gradient], retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
 
     def register_hook(self, hook: Any) -> Any:
-        from farspan.lazy.nodes.hooks import register_hook
-
         return register_hook(self, hook)
 
     def retain_grad(self) -> None:
-        from farspan.lazy.nodes.hooks import retain_grad
-
         retain_grad(self)
 
     @property
     def retains_grad(self) -> bool:  # type: ignore[override]
-        from farspan.lazy.nodes.hooks import is_retained
-
         return is_retained(self)
 
 
@@ -241,10 +232,10 @@ class StubParameter(torch.Tensor):
 
     _is_param = False
     _name: str
-    _recorder: Recorder
+    _recorder: Recording
 
     @staticmethod
-    def make(name: str, meta: Any, recorder: Recorder, *, is_parameter: bool) -> StubParameter:
+    def make(name: str, meta: Any, recorder: Recording, *, is_parameter: bool) -> StubParameter:
         stub: StubParameter = make_wrapper(StubParameter, meta)  # type: ignore[assignment]
         stub._is_param = is_parameter
         stub._name = name
@@ -306,7 +297,7 @@ class PassedBy(torch.Tensor):
         )
 
 
-def _check_not_inside(recorder: Recorder) -> None:
+def _check_not_inside(recorder: Recording) -> None:
     """Raise if a module that is running as one call uses what is recorded, and is none of its arguments.
 
     Raises:

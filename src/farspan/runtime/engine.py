@@ -21,7 +21,6 @@ from farspan.lazy import (
     Placed,
     Raised,
     Recorder,
-    Unknown,
     find_where,
     format_where,
     key_of,
@@ -169,7 +168,7 @@ class Engine:
             program = self.programs.program_of(graphs, self._settings())
             built_ns = time.perf_counter_ns()
             end.begin()
-            is_foreseen = learning is None or type(learning[0].entry) is not Unknown
+            is_foreseen = learning is None or learning[0].entry.is_foreseen
             self.executor.run(program, end.interruption)
             end.tell()
         self.side.wait_agreed(step, self.deadline_s)

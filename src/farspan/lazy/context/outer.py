@@ -24,7 +24,7 @@ from farspan.lazy.torch_private.state import (
 )
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["SavedHooks", "check_around", "has_own_function_mode", "is_clear_around", "saved_hooks", "under_saved_hooks"]
 
@@ -60,7 +60,7 @@ def under_saved_hooks(hooks: SavedHooks) -> contextlib.AbstractContextManager[An
     return _NOTHING if hooks is None else torch.autograd.graph.saved_tensors_hooks(*hooks)
 
 
-def has_own_function_mode(recorder: Recorder) -> bool:
+def has_own_function_mode(recorder: Recording) -> bool:
     """Whether the program has a function mode on that wants to see what happens inside modules."""
     for mode in function_modes():
         if getattr(mode, "recorder", None) is not recorder and not isinstance(mode, DeviceContext):

@@ -15,7 +15,7 @@ from farspan.lazy.metadata import apply_modes, flatten, rebuild
 from farspan.lazy.torch_private import without_modes_of
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["Computing"]
 
@@ -23,7 +23,7 @@ __all__ = ["Computing"]
 class Computing:
     """Computes deferred calls, and keeps what it has fetched for them for a while."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self._fetched: weakref.WeakKeyDictionary[Value, torch.Tensor] = weakref.WeakKeyDictionary()
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.graph import Value
+from farspan.lazy.context.function_call import FunctionCall
 from farspan.lazy.context.outer import saved_hooks
 from farspan.lazy.deferred.call import (
     DeferredCall,
@@ -33,7 +34,6 @@ from farspan.lazy.leaf import Leaf
 from farspan.lazy.memory.twins import put_value
 from farspan.lazy.metadata import Entry, current_modes, flatten_arguments, meta_of, rebuild
 from farspan.lazy.ops.answers import answer
-from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.ops.mutation import plain_versions
 from farspan.lazy.ops.stages import stage_for
@@ -42,7 +42,7 @@ from farspan.lazy.randomness import DRAWS
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["Deferred"]
 
@@ -50,7 +50,7 @@ __all__ = ["Deferred"]
 class Deferred:
     """What this rank has deferred. With one rank, nothing is."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.computing = Computing(recorder)
         self._has_any = False

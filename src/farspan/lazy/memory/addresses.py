@@ -13,8 +13,8 @@ import torch
 from farspan.lazy.ops.functions import REFUSED, name_of
 
 if TYPE_CHECKING:
+    from farspan.lazy.context.recording import Recording
     from farspan.lazy.leaf import Placed
-    from farspan.lazy.recorder import Recorder
 
 __all__ = ["ADDRESSES"]
 
@@ -34,7 +34,7 @@ class _Storage(torch.UntypedStorage):
         return self._address
 
 
-def _address(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _address(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     placed = recorder.placed.get(id(tensor)) or getattr(tensor, "_alias_of", None)
     if placed is None:

@@ -20,8 +20,8 @@ from farspan.lazy.ops.functions import PASS_THROUGH
 from farspan.lazy.torch_private import is_wrapped, storage_at
 
 if TYPE_CHECKING:
+    from farspan.lazy.context.recording import Recording
     from farspan.lazy.leaf import Placed
-    from farspan.lazy.recorder import Recorder
 
 __all__ = ["Copies", "plain_in", "what_is_written"]
 
@@ -42,7 +42,7 @@ class _Copy:
 class Copies:
     """What this rank's program holds of state dictionaries."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
         self._by_storage: dict[int, _Copy] = {}
         self.epoch = 0

@@ -14,12 +14,12 @@ from farspan.lazy.torch_private import has_memory_of_its_own, has_weak_reference
 
 if TYPE_CHECKING:
     from farspan.graph import Value
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["become_plain", "can_be_recorded", "exchange"]
 
 
-def can_be_recorded(recorder: Recorder, plain: torch.Tensor) -> bool:
+def can_be_recorded(recorder: Recording, plain: torch.Tensor) -> bool:
     """Whether the program may hold a recorded tensor in the place of this plain one: alike on every rank."""
     if not (
         type(plain) is torch.Tensor
@@ -41,12 +41,12 @@ def can_be_recorded(recorder: Recorder, plain: torch.Tensor) -> bool:
     return not has_weak_references(plain)
 
 
-def become_plain(recorder: Recorder, lazy: LazyTensor, plain: torch.Tensor) -> None:
+def become_plain(recorder: Recording, lazy: LazyTensor, plain: torch.Tensor) -> None:
     """Let the program hold `plain` where it held `lazy`."""
     exchange(recorder, lazy, plain, lazy._value)
 
 
-def exchange(recorder: Recorder, one: torch.Tensor, other: torch.Tensor, value: Value) -> None:
+def exchange(recorder: Recording, one: torch.Tensor, other: torch.Tensor, value: Value) -> None:
     """Let who holds `one` hold `other`, and the reverse; one of them is the recorded tensor of `value`."""
     value.lazy = None
     try:

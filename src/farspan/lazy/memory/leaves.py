@@ -17,7 +17,7 @@ from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import DisableTorchFunction, without_modes_of
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["become_leaf", "new_parameter"]
 
@@ -38,7 +38,7 @@ def become_leaf(lazy: LazyTensor, *, requires_grad: bool) -> None:
             recorder.copies.add(lazy, placed)
 
 
-def new_parameter(recorder: Recorder, cls: Any, data: torch.Tensor, requires_grad: bool) -> Any:
+def new_parameter(recorder: Recording, cls: Any, data: torch.Tensor, requires_grad: bool) -> Any:
     """`nn.Parameter(data)` of what is recorded, or of a parameter that is placed."""
     placed = recorder.placed.get(id(data))
     if placed is not None:  # a parameter of its own from now on

@@ -14,13 +14,13 @@ from farspan.lazy.tensor import StubParameter
 from farspan.lazy.torch_private import tensor_of_class
 
 if TYPE_CHECKING:
+    from farspan.lazy.context.recording import Recording
     from farspan.lazy.leaf import Placed
-    from farspan.lazy.recorder import Recorder
 
 __all__ = ["reduce_module", "reduce_placed"]
 
 
-def reduce_module(recorder: Recorder, module: nn.Module, protocol: Any) -> Any:
+def reduce_module(recorder: Recording, module: nn.Module, protocol: Any) -> Any:
     """What `pickle` writes of a module: as it is when all that was recorded has run."""
     recorder.flush_before_change("a model is pickled")
     recorder.is_recording = False  # recurrent modules look after their weights then, which is no change
@@ -30,7 +30,7 @@ def reduce_module(recorder: Recorder, module: nn.Module, protocol: Any) -> Any:
         recorder.is_recording = True
 
 
-def reduce_placed(recorder: Recorder, placed: Placed, protocol: Any) -> Any:
+def reduce_placed(recorder: Recording, placed: Placed, protocol: Any) -> Any:
     """What `pickle` writes of a parameter, or of a buffer that another rank owns."""
     recorder.before_read(placed.tensor)
     recorder.is_recording = False
@@ -42,7 +42,7 @@ def reduce_placed(recorder: Recorder, placed: Placed, protocol: Any) -> Any:
         recorder.is_recording = True
 
 
-def _real(recorder: Recorder, placed: Placed) -> torch.Tensor:
+def _real(recorder: Recording, placed: Placed) -> torch.Tensor:
     """What the owner has, with what the program has written on the tensor here."""
     meta, stub = placed.meta, placed.tensor
     data = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype).copy_(recorder.engine.read_parameter(placed))

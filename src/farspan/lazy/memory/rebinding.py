@@ -21,13 +21,13 @@ from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
+    from farspan.lazy.context.recording import Recording
     from farspan.lazy.leaf import Placed
-    from farspan.lazy.recorder import Recorder
 
 __all__ = ["data_of", "set_data"]
 
 
-def data_of(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+def data_of(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
     """`param.data`, `param.detach()`: the same memory without gradient, for reading and writing."""
     tensor = args[0]
     if getattr(tensor, "_is_gradient", False):
@@ -40,7 +40,7 @@ def data_of(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
     return lazy
 
 
-def set_data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> None:
+def set_data(recorder: Recording, function: Any, args: Any, kwargs: Any) -> None:
     """`x.data = value`."""
     tensor, value = args
     recorder.deferred.record_one(tensor)
@@ -60,7 +60,7 @@ def set_data(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> None:
         _rebind_recorded(recorder, tensor, value)
 
 
-def _check_like(recorder: Recorder, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
+def _check_like(recorder: Recording, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
     if value.dtype != tensor.dtype or value.shape != tensor.shape:
         recorder.refuse(
             f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} and cannot "
@@ -69,7 +69,7 @@ def _check_like(recorder: Recorder, name: str, tensor: torch.Tensor, value: torc
         )
 
 
-def _parameter_of(recorder: Recorder, tensor: torch.Tensor) -> Placed | None:
+def _parameter_of(recorder: Recording, tensor: torch.Tensor) -> Placed | None:
     """The parameter whose memory `tensor` is."""
     return recorder.placed.get(id(tensor)) or getattr(tensor, "_alias_of", None)
 
@@ -88,7 +88,7 @@ def _join(references: Any, lazy: LazyTensor) -> None:
 # Parameters.
 
 
-def _rebind_parameter(recorder: Recorder, placed: Placed, value: torch.Tensor) -> None:
+def _rebind_parameter(recorder: Recording, placed: Placed, value: torch.Tensor) -> None:
     other = _parameter_of(recorder, value)
     if other is not None:
         recorder.refuse(
@@ -121,13 +121,13 @@ def _rebind_parameter(recorder: Recorder, placed: Placed, value: torch.Tensor) -
             lazy._value.lazy = weakref.ref(lazy)
 
 
-def _copied_to(recorder: Recorder, value: torch.Tensor, stage: int) -> Any:
+def _copied_to(recorder: Recording, value: torch.Tensor, stage: int) -> Any:
     given = ((value,), {})
     template, tensors = flatten_arguments(*given)
     return recorder.record(torch.clone, template, tensors, stage, given=given)
 
 
-def _keep_old_memory(recorder: Recorder, placed: Placed) -> None:
+def _keep_old_memory(recorder: Recording, placed: Placed) -> None:
     """Who shares the memory of a parameter keeps it, by a name of its own."""
     meta = placed.meta
     plain = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
@@ -148,7 +148,7 @@ def _keep_old_memory(recorder: Recorder, placed: Placed) -> None:
             _join(old._family, lazy)
 
 
-def _become_parameter(recorder: Recorder, value: LazyTensor, placed: Placed, *, has_its_memory: bool) -> None:
+def _become_parameter(recorder: Recording, value: LazyTensor, placed: Placed, *, has_its_memory: bool) -> None:
     """The parameter's memory is what `value`, all its twins and its views are from now on."""
     for lazy in (value, *twins_of(value)):
         family = lazy._family if lazy is value else None
@@ -161,7 +161,7 @@ def _become_parameter(recorder: Recorder, value: LazyTensor, placed: Placed, *, 
             take_anew(recorder, member)
 
 
-def _given_up(recorder: Recorder, plain: torch.Tensor, placed: Placed) -> torch.Tensor:
+def _given_up(recorder: Recording, plain: torch.Tensor, placed: Placed) -> torch.Tensor:
     """The memory of a plain tensor, which becomes the parameter's; a copy of it where others use it."""
     if not can_be_recorded(recorder, plain):
         return plain.detach().clone()
@@ -184,7 +184,7 @@ def _put_memory(placed: Placed, data: torch.Tensor) -> None:
 # Gradients, and what has been recorded.
 
 
-def _rebind_gradient(recorder: Recorder, gradient: LazyTensor, value: torch.Tensor) -> None:
+def _rebind_gradient(recorder: Recording, gradient: LazyTensor, value: torch.Tensor) -> None:
     twins, views = twins_of(gradient), members(gradient)
     with torch.no_grad():
         if twins or views:
@@ -203,7 +203,7 @@ def _rebind_gradient(recorder: Recorder, gradient: LazyTensor, value: torch.Tens
             become_twin(lazy, gradient)
 
 
-def _rebind_recorded(recorder: Recorder, lazy: LazyTensor, value: torch.Tensor) -> None:
+def _rebind_recorded(recorder: Recording, lazy: LazyTensor, value: torch.Tensor) -> None:
     if lazy.requires_grad:
         recorder.refuse(
             "the data of a recorded tensor that needs a gradient cannot be set",
@@ -238,7 +238,7 @@ def _become_other(lazy: LazyTensor, new: LazyTensor) -> None:
 # Plain tensors.
 
 
-def _rebind_plain(recorder: Recorder, plain: torch.Tensor, value: torch.Tensor) -> None:
+def _rebind_plain(recorder: Recording, plain: torch.Tensor, value: torch.Tensor) -> None:
     """`plain.data = recorded`: a recorded tensor from now on, or where that cannot be, plain memory of its own."""
     if can_be_recorded(recorder, plain):
         meta = value._value.meta if type(value) is LazyTensor else recorder.placed[id(value)].meta

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from farspan.lazy.context.recording import Recording
 from farspan.lazy.memory.exchange import become_plain
 from farspan.lazy.metadata import map_tensors
-from farspan.lazy.recorder import Recorder
 from farspan.lazy.tensor import LazyTensor
 
 __all__ = ["Transfer", "check_assigned", "transferring"]
@@ -22,7 +22,7 @@ _WRITES = (torch.Tensor.copy_, torch.Tensor.zero_, torch.Tensor.fill_)
 class Transfer:
     """What stands in for the recorder while a state dictionary is made or loaded: torch functions run at once."""
 
-    def __init__(self, recorder: Recorder, *, is_loading: bool) -> None:
+    def __init__(self, recorder: Recording, *, is_loading: bool) -> None:
         self.recorder = recorder
         self.is_loading = is_loading
         self._fetched: dict[str, torch.Tensor] = {}
@@ -74,7 +74,7 @@ class Transfer:
         return self._fetched[placed.name]
 
 
-def check_assigned(recorder: Recorder, module: nn.Module, state: Mapping[str, Any]) -> None:
+def check_assigned(recorder: Recording, module: nn.Module, state: Mapping[str, Any]) -> None:
     """Raise if `load_state_dict(assign=True)` would do more than copy: placed parameters keep their identity.
 
     Raises:
@@ -90,7 +90,7 @@ def check_assigned(recorder: Recorder, module: nn.Module, state: Mapping[str, An
 
 
 @contextlib.contextmanager
-def transferring(recorder: Recorder, *, is_loading: bool, state: Any = None) -> Iterator[None]:
+def transferring(recorder: Recording, *, is_loading: bool, state: Any = None) -> Iterator[None]:
     """Within, parameters are copied between ranks instead of recorded."""
     recorder.flush_before_change("load_state_dict" if is_loading else "state_dict")
     transfer = Transfer(recorder, is_loading=is_loading)

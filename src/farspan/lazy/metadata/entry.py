@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,6 +22,8 @@ __all__ = ["Entry", "Raised", "Unknown", "intern", "meta_of", "refuse_nested"]
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
     """The prediction for one kind of call."""
+
+    is_foreseen: ClassVar[bool] = True
 
     name: str
     """Of what is called, for people."""
@@ -130,6 +132,7 @@ class Unknown:
 
     __slots__ = ("digest", "is_dynamic", "last", "name", "raised")
 
+    is_foreseen: ClassVar[bool] = False
     histories: tuple[str, ...] = ()
     is_random = True
     is_random_in_python = True

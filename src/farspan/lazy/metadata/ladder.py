@@ -22,6 +22,7 @@ import torch
 from farspan.errors import FarspanError
 from farspan.graph import Meta
 from farspan.launch.rank.interrupts import signals_held
+from farspan.lazy.context.function_call import FunctionCall
 from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.metadata.effects.leaks import remove_leaked
 from farspan.lazy.metadata.entry import Entry, Raised, Unknown, interned
@@ -30,7 +31,6 @@ from farspan.lazy.metadata.predict import DynamicShapeError, predict
 from farspan.lazy.metadata.recent import Recent
 from farspan.lazy.metadata.sizes import Family, Numbers, generalise
 from farspan.lazy.metadata.surroundings.around import AroundError
-from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.torch_private import DynamicOutputShapeException, is_fake_limit, is_not_torchs_device
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from farspan.graph import Meta
+from farspan.lazy.context.function_call import FunctionCall
 from farspan.lazy.hooks import without_user_hooks
 from farspan.lazy.leaf import Leaf, LeakError, Placed
 from farspan.lazy.metadata.canonical import digest_of
@@ -29,7 +30,6 @@ from farspan.lazy.metadata.modes import Modes, apply_modes
 from farspan.lazy.metadata.surroundings.around import nothing_changed_around
 from farspan.lazy.metadata.template import numbers_of, rebuild
 from farspan.lazy.nodes.inside import out_of_autograds_reach
-from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import name_of
 from farspan.lazy.randomness import DRAWS
 from farspan.lazy.torch_private import (

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from farspan.lazy.ops.autograd_function import FunctionCall
+from farspan.lazy.context.function_call import FunctionCall
 
 if TYPE_CHECKING:
     from farspan.graph import Value
-    from farspan.lazy.tensor import LazyTensor
+    from farspan.lazy.context.recording import Recorded
 
 __all__ = ["CallHooks", "Node", "changed", "is_retained", "register_hook", "retain_grad"]
 
@@ -34,7 +34,7 @@ class CallHooks:
     def __init__(self) -> None:
         self.of_tensors: OrderedDict[int, tuple[int, Any]] = OrderedDict()
         """By number of the handle: which output, and the hook."""
-        self.retaining: dict[int, weakref.ref[LazyTensor]] = {}
+        self.retaining: dict[int, weakref.ref[Recorded]] = {}
         """By output the tensor that keeps its gradient."""
         self.before: OrderedDict[int, Any] = OrderedDict()
         """Called with the gradients of all outputs."""
@@ -95,7 +95,7 @@ def _all_changed(hook: Any, gradients: list[Any], results: Any) -> list[Any]:
     ]
 
 
-def register_hook(lazy: LazyTensor, hook: Any) -> RemovableHandle:
+def register_hook(lazy: Recorded, hook: Any) -> RemovableHandle:
     """`lazy.register_hook(hook)`."""
     if not lazy.requires_grad:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
@@ -105,20 +105,20 @@ def register_hook(lazy: LazyTensor, hook: Any) -> RemovableHandle:
     return handle
 
 
-def retain_grad(lazy: LazyTensor) -> None:
+def retain_grad(lazy: Recorded) -> None:
     """`lazy.retain_grad()`."""
     if not lazy.requires_grad:
         raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
     _hooks_of(lazy).retaining[lazy._value.index] = weakref.ref(lazy)
 
 
-def is_retained(lazy: LazyTensor) -> bool:
+def is_retained(lazy: Recorded) -> bool:
     """`lazy.retains_grad`."""
     call = lazy._value.call
     return call is not None and call.hooks is not None and lazy._value.index in call.hooks.retaining
 
 
-def _hooks_of(lazy: LazyTensor) -> CallHooks:
+def _hooks_of(lazy: Recorded) -> CallHooks:
     recorder = lazy._recorder
     recorder.deferred.record_one(lazy)
     value = lazy._value
@@ -140,7 +140,7 @@ class Node:
 
     __slots__ = ("_lazy",)
 
-    def __init__(self, lazy: LazyTensor) -> None:
+    def __init__(self, lazy: Recorded) -> None:
         self._lazy = lazy
 
     @property

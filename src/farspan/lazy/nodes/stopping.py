@@ -14,12 +14,12 @@ from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
     from farspan.graph import Backward, Call
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["run_hooks", "take_up"]
 
 
-def run_hooks(recorder: Recorder, backward: Backward, call: Call) -> None:
+def run_hooks(recorder: Recording, backward: Backward, call: Call) -> None:
     """Call the hooks of `call` with what has come of its gradients, and hand on what they make of them."""
     assert backward.stops is not None
     stops = backward.stops.waiting[call]
@@ -50,7 +50,7 @@ def run_hooks(recorder: Recorder, backward: Backward, call: Call) -> None:
     backward.stops.go_on(call)
 
 
-def take_up(recorder: Recorder, backward: Backward) -> None:
+def take_up(recorder: Recording, backward: Backward) -> None:
     """Let the next flush go on with `backward`."""
     graph = recorder.current
     backward.graph = graph
@@ -59,13 +59,13 @@ def take_up(recorder: Recorder, backward: Backward) -> None:
     recorder.next_graph()
 
 
-def _is_gradient_used(recorder: Recorder) -> bool:
+def _is_gradient_used(recorder: Recording) -> bool:
     """Whether recorded calls take parameters' gradients, to which the backward may add when it goes on."""
     graphs = (*recorder.pending, recorder.current)
     return any(source.gradient_of for graph in graphs for source in graph.sources)
 
 
-def _arrived(recorder: Recorder, backward: Backward, stops: list[Part]) -> list[Any]:
+def _arrived(recorder: Recording, backward: Backward, stops: list[Part]) -> list[Any]:
     """The gradients that have come to `stops`: what was recorded passed on, and what the backward was begun with."""
     engine = recorder.engine
     coming = [stop for stop in stops if stop.incoming]

@@ -14,12 +14,12 @@ from farspan.lazy.ops.views import join_family
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["answer"]
 
 
-def answer(recorder: Recorder, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, ...]) -> Any:
+def answer(recorder: Recording, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, ...]) -> Any:
     """What the user's code gets: lazy tensors in the result's structure; arguments the call changes are changed."""
     if entry.is_one_new_tensor:
         return LazyTensor.make(call.outputs[0], recorder)

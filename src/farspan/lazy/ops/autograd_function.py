@@ -17,37 +17,15 @@ import torch
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
+from farspan.lazy.context.function_call import FunctionCall
 from farspan.lazy.randomness import active, called_inside, key_of_function, replayed
 from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import DisableTorchFunction, raw_grad_fn
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
-__all__ = ["FunctionCall", "check_history", "install_apply"]
-
-
-class FunctionCall:
-    """What a recorded `apply` calls; equal for the same Function, so that its metadata is cached."""
-
-    __slots__ = ("around", "function")
-
-    def __init__(self, function: type[Function]) -> None:
-        self.function = function
-        self.around = -1
-        """What is around its code, by a number."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function.apply(*args, **kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FunctionCall) and (other.function, other.around) == (self.function, self.around)
-
-    def __hash__(self) -> int:
-        return hash(self.function)
-
-    def __str__(self) -> str:
-        return f"{self.function.__name__}.apply"
+__all__ = ["check_history", "install_apply"]
 
 
 _original: Any = None
@@ -126,7 +104,7 @@ def _stand_in_with_a_cell(cell: Any) -> Any:
     return stand_in
 
 
-def check_history(recorder: Recorder, lazy: LazyTensor) -> None:
+def check_history(recorder: Recording, lazy: LazyTensor) -> None:
     """Raise if `lazy` came out of an `apply` that nobody has seen: autograd itself has put it down in its graph.
 
     Raises:

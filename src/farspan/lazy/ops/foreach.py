@@ -9,12 +9,12 @@ from farspan.lazy.ops.special import read_data
 from farspan.lazy.ops.stages import stage_of
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["record_foreach"]
 
 
-def record_foreach(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_foreach(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record `function` stage by stage, and put its results together in the order of its arguments."""
     if recorder.here and not function.__name__.endswith("_"):  # the program says where; what writes stays
         template, tensors = flatten((args, kwargs))

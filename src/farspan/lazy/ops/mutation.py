@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from farspan.graph import Call, Value
+from farspan.lazy.context.function_call import FunctionCall
 from farspan.lazy.leaf import Leaf, LeakError
 from farspan.lazy.memory.exchange import can_be_recorded, exchange
 from farspan.lazy.metadata import Entry, flatten_arguments, rebuild
-from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.ops.special import read_data
 from farspan.lazy.ops.stages import stage_for
@@ -23,8 +23,8 @@ from farspan.lazy.torch_private import DisableTorchFunction
 from farspan.lazy.watch import storage_id
 
 if TYPE_CHECKING:
+    from farspan.lazy.context.recording import Recording
     from farspan.lazy.leaf import Placed
-    from farspan.lazy.recorder import Recorder
 
 __all__ = [
     "is_plain_write",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-def prepare_mutation(recorder: Recorder, call: Call, tensors: list[torch.Tensor]) -> int:
+def prepare_mutation(recorder: Recording, call: Call, tensors: list[torch.Tensor]) -> int:
     """Return the level up to which the old versions of what `call` writes into are read."""
     level = 0
     for argument in call.entry.mutated:
@@ -54,7 +54,7 @@ def plain_versions(arguments: Sequence[Any]) -> tuple[int, ...]:
         return tuple([item._version for item in plain if isinstance(item, torch.Tensor) and not item.is_inference()])
 
 
-def written_parameters(recorder: Recorder, entry: Entry, tensors: list[torch.Tensor]) -> list[Placed]:
+def written_parameters(recorder: Recording, entry: Entry, tensors: list[torch.Tensor]) -> list[Placed]:
     """The parameters a call writes into, themselves or through `param.data`."""
     found: list[Placed] = []
     for tensor in (tensors[i] for i in entry.mutated):
@@ -75,7 +75,7 @@ def is_plain_write(target: Any, entry: Entry, tensors: list[torch.Tensor]) -> bo
 
 
 def write_apart(
-    recorder: Recorder, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None, entry: Entry
+    recorder: Recording, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None, entry: Entry
 ) -> tuple[bool, Any]:
     """Record a call that writes into a view, or into what has views.
 
@@ -134,7 +134,7 @@ def write_apart(
     return True, (tensors[entry.same_as[0]] if entry.same_as else None)
 
 
-def _become_recorded(recorder: Recorder, plain: torch.Tensor, stage: int, name: str, where: str) -> None:
+def _become_recorded(recorder: Recording, plain: torch.Tensor, stage: int, name: str, where: str) -> None:
     """Let the program hold a recorded tensor where it held `plain`."""
     if not can_be_recorded(recorder, plain):
         _refuse_shared(recorder, name, where)
@@ -149,7 +149,7 @@ def _become_recorded(recorder: Recorder, plain: torch.Tensor, stage: int, name: 
     exchange(recorder, plain, lazy, lazy._value)
 
 
-def _keep_for_pending(recorder: Recorder, plain: torch.Tensor) -> None:
+def _keep_for_pending(recorder: Recording, plain: torch.Tensor) -> None:
     """Let the calls that wait to be run take `plain` as it is now."""
     memory = None
     for graph in (*recorder.pending, recorder.current):
@@ -160,7 +160,9 @@ def _keep_for_pending(recorder: Recorder, plain: torch.Tensor) -> None:
                 call.versions = plain_versions(call.arguments)
 
 
-def let_record_written(recorder: Recorder, call: Call, tensors: list[torch.Tensor], recordable: Sequence[bool]) -> None:
+def let_record_written(
+    recorder: Recording, call: Call, tensors: list[torch.Tensor], recordable: Sequence[bool]
+) -> None:
     """A call that had to run to be known has written into plain tensors, at its owner: what they are now is recorded.
 
     Args:
@@ -185,7 +187,7 @@ def let_record_written(recorder: Recorder, call: Call, tensors: list[torch.Tenso
 
 
 def _check_every_rank_can_write(
-    recorder: Recorder, target: Any, entry: Entry, tensors: list[torch.Tensor], plain: list[torch.Tensor], where: str
+    recorder: Recording, target: Any, entry: Entry, tensors: list[torch.Tensor], plain: list[torch.Tensor], where: str
 ) -> bool:
     """Raise if a call that writes into plain memory cannot do so on every rank, on fetched values.
 
@@ -205,7 +207,7 @@ def _check_every_rank_can_write(
     return has_gradient
 
 
-def _is_data_of_buffer(recorder: Recorder, plain: Sequence[torch.Tensor]) -> bool:
+def _is_data_of_buffer(recorder: Recording, plain: Sequence[torch.Tensor]) -> bool:
     """Whether one plain tensor, no view, shares its memory with a buffer of the model that is running."""
     if len(plain) != 1 or plain[0]._base is not None or plain[0].requires_grad or recorder.outermost is None:
         return False
@@ -215,13 +217,13 @@ def _is_data_of_buffer(recorder: Recorder, plain: Sequence[torch.Tensor]) -> boo
         return any(storage_id(item) == memory and item is not plain[0] for item in buffers)
 
 
-def _end_gradient(recorder: Recorder, plain: torch.Tensor, name: str, where: str) -> None:
+def _end_gradient(recorder: Recording, plain: torch.Tensor, name: str, where: str) -> None:
     """Let a tensor into which values have been written require grad, as in one process, and refuse what comes to it."""
     with DisableTorchFunction():
         plain.requires_grad_().register_hook(lambda _: _refuse_shared(recorder, name, where))
 
 
-def _refuse_shared(recorder: Recorder, name: str, where: str) -> NoReturn:
+def _refuse_shared(recorder: Recording, name: str, where: str) -> NoReturn:
     recorder.refuse(
         f"{name} writes recorded values into a plain tensor whose memory others use too",
         why=f"at {where}: the plain tensor exists on every rank, the values on one.",
@@ -230,7 +232,7 @@ def _refuse_shared(recorder: Recorder, name: str, where: str) -> NoReturn:
 
 
 def write_parameters(
-    recorder: Recorder, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None
+    recorder: Recording, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None
 ) -> Any:
     """Record a call that writes parameters outside the optimizer: all before it sees the old values, all after it the
     new ones.

@@ -18,7 +18,7 @@ from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["calls_for_a_place", "glue_at", "to"]
 
@@ -28,7 +28,7 @@ _ARGUMENTS = ("dtype", "non_blocking", "copy")
 
 
 @contextlib.contextmanager
-def glue_at(recorder: Recorder, place: str) -> Iterator[None]:
+def glue_at(recorder: Recording, place: str) -> Iterator[None]:
     """Ops recorded in the body run at `place`.
 
     Raises:
@@ -54,7 +54,7 @@ def calls_for_a_place(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return function is _TO and _place_in(args, kwargs) is not None
 
 
-def to(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def to(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`tensor.to(place)` is a copy that lives there; `tensor.to(where it is)` is the tensor itself."""
     tensor = args[0]
     place = _place_in(args, kwargs)
@@ -79,7 +79,7 @@ def _place_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     return device if isinstance(device, str) and device.startswith("rank") else None
 
 
-def _stage_of(recorder: Recorder, tensor: torch.Tensor) -> int:
+def _stage_of(recorder: Recording, tensor: torch.Tensor) -> int:
     """Where a tensor lives; -1 for a plain one, which every rank has."""
     if type(tensor) is LazyTensor:
         return tensor._value.stage

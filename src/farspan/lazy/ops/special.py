@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farspan.lazy.context.function_call import FunctionCall
 from farspan.lazy.memory.addresses import ADDRESSES
 from farspan.lazy.memory.rebinding import data_of, set_data
 from farspan.lazy.metadata import Entry, map_tensors, rebuild
-from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import READERS, REFUSED, RUNNING_STATISTICS, name_of
 from farspan.lazy.ops.places import to
 from farspan.lazy.ops.views import Through
@@ -25,11 +25,11 @@ from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import has_compatible_type
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["HANDLERS", "NUMBERS", "draw_here", "is_own_draw", "read_data", "read_numbers", "read_recorded"]
 
-Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
+Handler = Callable[["Recording", Any, tuple[Any, ...], dict[str, Any]], Any]
 _T: Any = torch.Tensor
 _LIKE = frozenset([torch.rand_like, torch.randn_like, torch.randint_like])
 NUMBERS = ("alpha", "beta", "value")
@@ -55,7 +55,7 @@ def read_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_own_draw(
-    recorder: Recorder, function: Any, entry: Entry, tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]
+    recorder: Recording, function: Any, entry: Entry, tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]
 ) -> bool:
     """Whether random numbers are the program's own: a new tensor, made outside every module (`torch.multinomial` on a
     model's logits), or whatever it draws with a generator of its own. Every rank draws them, as one process does. Not
@@ -69,7 +69,7 @@ def is_own_draw(
     return type(function) not in (FunctionCall, Through) and is_new and not has_gradient
 
 
-def draw_here(recorder: Recorder, function: Any, template: Any, tensors: Sequence[torch.Tensor], entry: Entry) -> Any:
+def draw_here(recorder: Recording, function: Any, template: Any, tensors: Sequence[torch.Tensor], entry: Entry) -> Any:
     """Draw random numbers of `is_own_draw`, on this rank as on all."""
     data = [data_to_draw(function, tensor) for tensor in tensors]
     for number in entry.mutated:
@@ -90,12 +90,12 @@ def data_to_draw(function: Any, tensor: Any) -> Any:
     return read_data(tensor)
 
 
-def _backward(recorder: Recorder, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+def _backward(recorder: Recording, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
     named: dict[str, Any] = {_SAME.get(name, name): value for name, value in kwargs.items()}
     recorder.backward(*args, **named)
 
 
-def _read(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+def _read(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
     """The data are asked for: fetch them, and let the function run on them."""
 
     def read(tensor: Any) -> Any:
@@ -106,11 +106,11 @@ def _read(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def _refuse(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+def _refuse(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
     recorder.refuse(f"{name_of(function)} cannot take recorded tensors", hint=REFUSED[function])
 
 
-def _normalise(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+def _normalise(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
     """Running statistics are plain tensors that the function writes without saying so in its schema."""
     if kwargs.get(RUNNING_STATISTICS[function]) and len(args) > 1 and args[1] is not None:
         recorder.refuse(
@@ -120,7 +120,7 @@ def _normalise(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any
     return NotImplemented
 
 
-def _is_of_compatible_type(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> bool:
+def _is_of_compatible_type(recorder: Recording, function: Any, args: Any, kwargs: Any) -> bool:
     """`Module.to` asks whether it may set `param.data`."""
     return args[0].device.type == args[1].device.type
 

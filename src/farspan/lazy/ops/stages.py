@@ -13,12 +13,12 @@ from farspan.lazy.metadata import Entry, Unknown
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["latest_stage", "stage_for", "stage_of"]
 
 
-def stage_of(recorder: Recorder, item: Any) -> int | None:
+def stage_of(recorder: Recording, item: Any) -> int | None:
     """Where a recorded tensor or a parameter lives; None for what every rank has."""
     if type(item) is LazyTensor:
         return item._value.stage
@@ -27,7 +27,7 @@ def stage_of(recorder: Recorder, item: Any) -> int | None:
 
 
 def stage_for(
-    recorder: Recorder,
+    recorder: Recording,
     entry: Entry | Unknown,
     tensors: list[torch.Tensor],
     values: Sequence[Value],
@@ -104,7 +104,7 @@ def _made_of(value: Value) -> list[Value]:
     return [item for item in value.call.arguments or () if isinstance(item, Value)]
 
 
-def _stage_written(recorder: Recorder, entry: Entry | Unknown, tensors: list[torch.Tensor]) -> int:
+def _stage_written(recorder: Recording, entry: Entry | Unknown, tensors: list[torch.Tensor]) -> int:
     """A call that writes runs where the tensor it writes into lives."""
     written = [tensors[i] for i in entry.mutated]
     stages = {tensor._value.stage for tensor in written if type(tensor) is LazyTensor}

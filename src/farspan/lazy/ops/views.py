@@ -22,8 +22,8 @@ from farspan.lazy.ops.functions import name_of
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
+    from farspan.lazy.context.recording import Recording
     from farspan.lazy.leaf import Placed
-    from farspan.lazy.recorder import Recorder
 
 __all__ = ["Through", "is_shared", "join_family", "root_of", "take_anew", "write_through"]
 
@@ -72,7 +72,7 @@ def root_of(lazy: LazyTensor) -> Any:
 
 
 def write_through(
-    recorder: Recorder, function: Any, template: Any, tensors: list[torch.Tensor], number: int, stage: int | None
+    recorder: Recording, function: Any, template: Any, tensors: list[torch.Tensor], number: int, stage: int | None
 ) -> None:
     """Record `function`, which writes into its `number`-th tensor, and let all that share its memory be new."""
     written: Any = main_of(tensors[number])  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def _is_parameters(tensor: Any) -> bool:
     return type(tensor) is not LazyTensor or tensor._alias_of is not None or tensor._is_gradient
 
 
-def take_anew(recorder: Recorder, member: LazyTensor) -> None:
+def take_anew(recorder: Recording, member: LazyTensor) -> None:
     """What `member` is a view of has been written: let it be a view of what that is now."""
     view: Any = member._view
     if view.links is None:

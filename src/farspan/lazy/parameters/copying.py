@@ -16,7 +16,7 @@ from farspan.lazy.tensor import StubParameter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["copy_module", "copy_parameter", "copy_plainly", "plan_by_model"]
 
@@ -33,7 +33,7 @@ def copy_plainly(module: nn.Module, memo: dict[int, Any]) -> Any:
     return copy._reconstruct(module, memo, *module.__reduce_ex__(4))  # type: ignore[attr-defined]
 
 
-def copy_parameter(recorder: Recorder, placed: Placed, memo: dict[int, Any]) -> torch.Tensor:
+def copy_parameter(recorder: Recording, placed: Placed, memo: dict[int, Any]) -> torch.Tensor:
     """Copy a parameter without its module: a plain one, of its present value, on each rank that asks."""
     tensor = placed.tensor
     recorder.before_read(tensor)
@@ -47,11 +47,11 @@ def copy_parameter(recorder: Recorder, placed: Placed, memo: dict[int, Any]) -> 
 
 
 def copy_module(
-    recorder: Recorder,
+    recorder: Recording,
     module: nn.Module,
     memo: dict[int, Any],
-    watch_module: Callable[[nn.Module, Recorder, str], None],
-    watch_parameter: Callable[[torch.Tensor, Recorder], None],
+    watch_module: Callable[[nn.Module, Recording, str], None],
+    watch_parameter: Callable[[torch.Tensor, Recording], None],
 ) -> nn.Module:
     """Copy `module`; every rank copies the parameters that it owns."""
     recorder.flush_before_change("copy.deepcopy of a model")
@@ -96,7 +96,7 @@ def copy_module(
     return result
 
 
-def _copy_tensor(recorder: Recorder, known: Placed, name: str) -> torch.Tensor:
+def _copy_tensor(recorder: Recording, known: Placed, name: str) -> torch.Tensor:
     tensor = known.tensor
     if not known.is_owned:
         stub = StubParameter.make(name, known.meta, recorder, is_parameter=known.is_parameter)

@@ -16,8 +16,8 @@ from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import raw_grad
 
 if TYPE_CHECKING:
+    from farspan.lazy.context.recording import Recording
     from farspan.lazy.leaf import Placed
-    from farspan.lazy.recorder import Recorder
 
 __all__ = ["Gradients"]
 
@@ -25,13 +25,13 @@ __all__ = ["Gradients"]
 class Gradients:
     """The gradients of all placed parameters, as the user's program sees them."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self._views: dict[str, LazyTensor] = {}
         """One tensor for each gradient, so that a write through it shows when it is read again."""
         self._sparse: dict[str, torch.Tensor] = {}
         """Copies of sparse gradients of other ranks."""
-        self._reads = Reads(self)
+        self._reads = Reads(self.get, recorder.placed.values)
 
     def get(self, placed: Placed) -> torch.Tensor | None:
         """Run the backwards that wait, and return the gradient; None where there is none."""

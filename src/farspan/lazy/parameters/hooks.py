@@ -36,8 +36,8 @@ from farspan.lazy.tensor import LazyTensor
 from farspan.lazy.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
+    from farspan.lazy.context.recording import Recording
     from farspan.lazy.leaf import Placed
-    from farspan.lazy.recorder import Recorder
 
 __all__ = ["HOOKS", "Hooks", "register"]
 
@@ -65,7 +65,7 @@ class _Caught(NamedTuple):
 class Hooks:
     """The gradient hooks on the parameters of all distributed models."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self._hooked: dict[str, _Hooked] = {}
         self._waiting: list[tuple[Placed, Any]] = []
@@ -272,7 +272,7 @@ class Hooks:
                 handle.remove()
 
 
-def register(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def register(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`register_hook(hook)` and its like: every rank calls it."""
     placed = recorder.placed.get(id(args[0]))
     if placed is None:

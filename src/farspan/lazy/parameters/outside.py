@@ -22,7 +22,7 @@ from farspan.lazy.torch_private import DisableTorchFunctionSubclass
 
 if TYPE_CHECKING:
     from farspan.graph import Backward
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["GRADIENT_ACCESS", "Outside", "access_gradient", "go_on", "go_on_outside", "plain_of"]
 
@@ -74,7 +74,7 @@ def plain_of(argument: Any) -> Any:
     return argument.data if type(argument) is Value and argument.stage == EVERYWHERE else argument
 
 
-def access_gradient(recorder: Recorder | None, function: Any, args: tuple[Any, ...]) -> Any:
+def access_gradient(recorder: Recording | None, function: Any, args: tuple[Any, ...]) -> Any:
     """Get, set or delete the gradient of a plain tensor, after the backwards that may change it."""
     outside = recorder.outside if recorder is not None and recorder.is_recording else None
     if recorder is not None and outside is not None and outside.is_used and recorder.num_pending_backwards:

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from farspan.errors import PlanError
+from farspan.lazy.context.recording import Recording
 from farspan.lazy.hooks import open_leaves
 from farspan.lazy.intercept import watch_module, watch_parameter
 from farspan.lazy.leaf import Leaf, Placed
 from farspan.lazy.metadata import meta_of
-from farspan.lazy.recorder import Recorder
 from farspan.lazy.surgery.derived import cut_from_parameters
 from farspan.lazy.tensor import LazyTensor, StubParameter
 from farspan.lazy.torch_private import has_memory_of_its_own, has_other_users, tensor_of_class, tree_leaves
@@ -57,7 +57,7 @@ class Move:
     is_needed: bool
 
 
-def place(model: nn.Module, recorder: Recorder, sites: Sites, *, prefix: str) -> list[Placed]:
+def place(model: nn.Module, recorder: Recording, sites: Sites, *, prefix: str) -> list[Placed]:
     """Give `model`'s modules and parameters their stages, in place.
 
     Args:
@@ -89,7 +89,7 @@ def place(model: nn.Module, recorder: Recorder, sites: Sites, *, prefix: str) ->
     return list(placed.values())
 
 
-def moves(model: nn.Module, recorder: Recorder, sites: Sites) -> list[Move]:
+def moves(model: nn.Module, recorder: Recording, sites: Sites) -> list[Move]:
     """What has another place in a new plan than it has now: the same list on every rank.
 
     Args:
@@ -130,7 +130,7 @@ def is_free_of_recorded(model: nn.Module) -> bool:
 
 
 def place_anew(
-    model: nn.Module, recorder: Recorder, sites: Sites, found: Sequence[Move], data: Mapping[str, torch.Tensor]
+    model: nn.Module, recorder: Recording, sites: Sites, found: Sequence[Move], data: Mapping[str, torch.Tensor]
 ) -> None:
     """Give `model` the places of another plan. Nothing may be recorded that has not run.
 
@@ -183,7 +183,7 @@ def _buffers_of_leaves(model: nn.Module, sites: Sites) -> dict[str, tuple[torch.
     return found
 
 
-def _make_leaves(model: nn.Module, recorder: Recorder, sites: Sites, prefix: str) -> None:
+def _make_leaves(model: nn.Module, recorder: Recording, sites: Sites, prefix: str) -> None:
     placed = recorder.placed
     seen: set[int] = set()
     for _, parameter in model.named_parameters(remove_duplicate=False):
@@ -219,7 +219,7 @@ def _placed(name: str, tensor: torch.Tensor, sites: Sites, stage: int, *, is_par
     return Placed(name, sites.stages[stage], tensor, meta_of(tensor), sites.is_mine[stage], is_parameter, type(tensor))
 
 
-def _settle(item: Placed, sites: Sites, stage: int, recorder: Recorder) -> None:
+def _settle(item: Placed, sites: Sites, stage: int, recorder: Recording) -> None:
     """Bring a tensor that is here to its device, or let a stub take its place."""
     tensor = item.tensor
     if item.is_owned:

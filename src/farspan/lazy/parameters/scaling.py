@@ -18,12 +18,12 @@ from farspan.lazy.torch_private import unscale_, update_scale_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["SCALING"]
 
 
-def _unscale(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _unscale(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     gradients, found_inf, inverse = args
     by_stage: dict[int | None, list[torch.Tensor]] = {}
     for gradient in gradients:
@@ -39,7 +39,7 @@ def _unscale(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: d
     return None
 
 
-def _update(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _update(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     args, kwargs = map_tensors((args, kwargs), lambda item: item.read() if type(item) is LazyTensor else item)
     return function(*args, **kwargs)
 

@@ -14,19 +14,19 @@ from farspan.lazy.metadata import intern
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
+    from farspan.lazy.context.recording import Recording
     from farspan.lazy.leaf import Placed
-    from farspan.lazy.recorder import Recorder
 
 __all__ = ["record_grad"]
 
 
-def record_grad(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_grad(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the backward that `torch.autograd.grad` asks for; the arguments are its own."""
     return _grad(recorder, *args, **kwargs)
 
 
 def _grad(
-    recorder: Recorder,
+    recorder: Recording,
     outputs: Any,
     inputs: Any,
     grad_outputs: Any = None,
@@ -78,7 +78,7 @@ def _grad(
     return tuple(known)
 
 
-def _gradients_of(recorder: Recorder, keys: Sequence[Placed | Value], wanted: Wanted) -> list[LazyTensor | None]:
+def _gradients_of(recorder: Recording, keys: Sequence[Placed | Value], wanted: Wanted) -> list[LazyTensor | None]:
     """The gradients of parameters and recorded values, where the outputs depend on them."""
     names: list[str | Value] = [item if isinstance(item, Value) else item.name for item in keys]
     before = wanted.before_hooks

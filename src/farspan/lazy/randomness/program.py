@@ -29,12 +29,12 @@ from farspan.lazy.randomness.generators import (
     states_in_python,
 )
 from farspan.lazy.randomness.mersenne import BLOCK, cached_normals, is_same_state, position_of
+from farspan.lazy.randomness.movement import Draws
 from farspan.lazy.randomness.scope import active, seeded_on
 from farspan.lazy.randomness.stretch import Place, Point, Stretch
 
 if TYPE_CHECKING:
     from farspan.graph import Call
-    from farspan.lazy.metadata import Entry, Unknown
 
 __all__ = ["ProgramDraws", "around_backward"]
 
@@ -72,13 +72,12 @@ class ProgramDraws:
 
     # Recording.
 
-    def place_of(self, entry: Entry | Unknown) -> Place:
-        """Where the call that is being recorded draws."""
+    def place_of(self, draws: Draws | None) -> Place:
+        """Where the call that is being recorded, which is known to draw `draws`, does so."""
         stretch = self._stretch
         if stretch is None:
-            stretch = self._stretch = Stretch(self.generator.get_state(), self)
+            stretch = self._stretch = Stretch(self.generator.get_state(), self.running)
             self._used.append(stretch)
-        draws = entry.draws
         moves = None if draws is None else draws.moves(stretch.cached)
         if moves is None:
             return Place(stretch, stretch.end, None, None)
@@ -172,8 +171,6 @@ class ProgramDraws:
     @contextlib.contextmanager
     def running(self, call: Call, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         """What `call` draws while the body runs it on `tensors` is what it draws in the plain program."""
-        from farspan.lazy.metadata.entry import Unknown  # stands above
-
         place: Place = call.draws
         others = generators_of([*tensors, *(item.tensor for item in getattr(call.target, "placed", ()))])[1:]
         default = torch.default_generator
@@ -194,7 +191,7 @@ class ProgramDraws:
                 self._at = None
             after = default.get_state()
             if place.end is None:
-                if isinstance(call.entry, Unknown) and call.raised is None:  # it has come to nothing
+                if not call.entry.is_foreseen and call.raised is None:  # it has come to nothing
                     put_in_python(in_python)
                     default.set_state(self._start)
                     return

@@ -139,7 +139,7 @@ def seeded(call: Call, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractCo
     if not call.entry.is_random:
         return _NOTHING
     if call.draws is not None:
-        return call.draws.stretch.program.running(call, tensors)
+        return call.draws.stretch.running(call, tensors)
     generators = generators_of([*tensors, *(item.tensor for item in getattr(call.target, "placed", ()))])
     return seeded_on(call, generators, in_python=call.entry.is_random_in_python)
 

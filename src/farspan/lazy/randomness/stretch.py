@@ -19,11 +19,16 @@ from farspan.lazy.randomness.mersenne import advanced, cached_normals
 from farspan.lazy.randomness.movement import Moves, Operation, repeated
 
 if TYPE_CHECKING:
-    from farspan.lazy.randomness.program import ProgramDraws
+    import contextlib
+    from collections.abc import Callable, Sequence
+
+    from farspan.graph import Call
 
 __all__ = ["Place", "Point", "Stretch"]
 
 Point = tuple[int, int]
+if TYPE_CHECKING:
+    Running = Callable[[Call, Sequence[torch.Tensor]], contextlib.AbstractContextManager[None]]
 
 
 class Place:
@@ -44,13 +49,13 @@ class Place:
 
 
 class Stretch:
-    """From `state` on; `program` is who runs what it is asked for."""
+    """From `state` on; `running(call, tensors)` is what a call runs in."""
 
-    __slots__ = ("_known", "_repeats", "cached", "end", "program", "state")
+    __slots__ = ("_known", "_repeats", "cached", "end", "running", "state")
 
-    def __init__(self, state: torch.Tensor, program: ProgramDraws) -> None:
+    def __init__(self, state: torch.Tensor, running: Running) -> None:
         self.state = state
-        self.program = program
+        self.running = running
         self.end: Point = (0, 0)
         self.cached = cached_normals(state)
         """Which normal numbers the state at the end keeps."""

@@ -14,13 +14,13 @@ from farspan.lazy.ops.functions import find_where
 from farspan.lazy.randomness import key_of_function
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["NotedDraws", "answer_drawing", "draws_in_python", "path_of"]
 
 
 def answer_drawing(
-    recorder: Recorder, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, ...]
+    recorder: Recording, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, ...]
 ) -> Any:
     """Let a call that has just been recorded take its place; if nobody knows where that ends, the call runs now.
     Where a seed was given, its path says what it draws.
@@ -33,7 +33,7 @@ def answer_drawing(
     if not recorder.draws.is_plain:
         graph.note_path(call.path)
         return answer(recorder, call, entry, tensors, given)
-    call.draws = place = recorder.draws.place_of(entry)
+    call.draws = place = recorder.draws.place_of(entry.draws)
     graph.note_path((*call.path, *place.start))
     result = answer(recorder, call, entry, tensors, given)
     if place.end is None:
@@ -42,7 +42,7 @@ def answer_drawing(
     return result
 
 
-def path_of(recorder: Recorder, target: Any) -> tuple[int, int, int]:
+def path_of(recorder: Recording, target: Any) -> tuple[int, int, int]:
     """What the draws of the call that is being recorded depend on where a seed was given."""
     key = target.key if type(target) is Leaf else key_of_function(target)
     number = recorder.number if recorder.number >= 0 else recorder.frame.count(key)  # only now known to draw
@@ -59,7 +59,7 @@ def draws_in_python(entry: Entry | Unknown) -> Unknown:
 class NotedDraws:
     """What the program itself has drawn with torch's generator between two flushes: all ranks draw the same."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self._draws: list[tuple[Any, Any, tuple[int, int]]] = []
         """(function, line, before which call of which graph)"""

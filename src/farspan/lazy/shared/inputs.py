@@ -22,7 +22,7 @@ from farspan.lazy.shared.wire import NotPlainError, structure_from_json, structu
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["announce", "take_in"]
 
@@ -51,7 +51,7 @@ def announce(batch: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def take_in(
-    recorder: Recorder,
+    recorder: Recording,
     text: bytes,
     data: Sequence[torch.Tensor],
     stage_of: Callable[[torch.device], int],

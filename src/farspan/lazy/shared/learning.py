@@ -10,6 +10,7 @@ import torch
 
 from farspan.errors import FarspanError, RecordError
 from farspan.graph import Call, Value
+from farspan.lazy.context.function_call import FunctionCall
 from farspan.lazy.context.outer import saved_hooks
 from farspan.lazy.leaf import Leaf, LeakError, reaches_outside
 from farspan.lazy.memory.exchange import can_be_recorded
@@ -27,7 +28,6 @@ from farspan.lazy.metadata import (
 )
 from farspan.lazy.metadata import observe as observe_run
 from farspan.lazy.ops.answers import answer
-from farspan.lazy.ops.autograd_function import FunctionCall
 from farspan.lazy.ops.functions import find_where, format_where
 from farspan.lazy.ops.mutation import let_record_written, plain_versions
 from farspan.lazy.ops.special import read_data
@@ -41,13 +41,13 @@ from farspan.lazy.tensor import LazyTensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["learn", "learned_from_run", "learned_from_text", "noting_raised", "registering_nothing", "text_for_others"]
 
 
 def learn(
-    recorder: Recorder,
+    recorder: Recording,
     target: Any,
     template: Any,
     tensors: list[torch.Tensor],
@@ -70,7 +70,7 @@ def learn(
     if held:  # its owner alone will see which of them it writes into: they become arguments
         target.attributes.update(dict.fromkeys(held))
         target.own_objects = None
-        return recorder._call_leaf(target, given[0], given[1])
+        return recorder.call_again(target, given[0], given[1])
     if type(target) is Leaf and (holds_hidden(target.modules) or generators_held(target.modules, template)):
         raise LeakError("it holds an object that its owner alone would move on")
     around = target.surroundings.snapshot.tensors if type(target) is Leaf and torch.is_grad_enabled() else ()
@@ -96,7 +96,7 @@ def learn(
     )
     call.path = path
     if recorder.draws.is_plain:
-        call.draws = recorder.draws.place_of(unknown)
+        call.draws = recorder.draws.place_of(unknown.draws)
     call.region, call.saved_hooks = recorder.regions.of(modes), saved_hooks()
     call.moment = recorder.held_objects.moments.latest
     graph = recorder.current
@@ -128,7 +128,7 @@ def learn(
     return answers[0]
 
 
-def _is_of_plain_memory(recorder: Recorder, target: Any, tensors: list[torch.Tensor]) -> bool:
+def _is_of_plain_memory(recorder: Recording, target: Any, tensors: list[torch.Tensor]) -> bool:
     """Whether a call is about a plain tensor that every rank has, and recorded values only say where: `cm[t, p] += 1`.
 
     Each rank then runs it itself, on its own memory.
@@ -141,7 +141,7 @@ def _is_of_plain_memory(recorder: Recorder, target: Any, tensors: list[torch.Ten
     return not torch.is_grad_enabled() or not any(item.requires_grad for item in recorded)
 
 
-def _check_written(recorder: Recorder, call: Call, entry: Entry, arguments: list[Any]) -> None:
+def _check_written(recorder: Recording, call: Call, entry: Entry, arguments: list[Any]) -> None:
     """Raise if the run has written into what came from another stage, and so into a copy.
 
     Raises:

@@ -18,8 +18,11 @@ from farspan.lazy.metadata import rebuild
 from farspan.lazy.tensor import LazyTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+
     from farspan.lazy.leaf import Placed
-    from farspan.lazy.parameters.gradients import Gradients
 
 __all__ = ["Reads"]
 
@@ -32,8 +35,11 @@ Way = tuple[tuple[Any, Any, tuple[int, ...]], ...]
 class Reads:
     """What has been read of gradients since the last backward, and what has been foreseen."""
 
-    def __init__(self, gradients: Gradients) -> None:
-        self._gradients = gradients
+    def __init__(
+        self, gradient_of: Callable[[Placed], torch.Tensor | None], parameters: Callable[[], Iterable[Placed]]
+    ) -> None:
+        self._gradient_of = gradient_of
+        self._parameters = parameters
         self._foreseen: dict[tuple[Value, Way], LazyTensor] = {}
         self._num_reads: Counter[Way] = Counter()
         self._num_before: Counter[Way] = Counter()
@@ -51,7 +57,7 @@ class Reads:
         if known is not None:
             return known._value
         for placed in self._following(source, max(num_reads * 2, self._num_before[way] - 1) if num_reads else 0):
-            gradient = self._gradients.get(placed)
+            gradient = self._gradient_of(placed)
             if type(gradient) is LazyTensor and gradient._value.is_gradient:
                 self._foreseen[gradient._value, way] = _repeat(calls, source, gradient)
         return None
@@ -66,7 +72,7 @@ class Reads:
         """So many parameters after the one of this gradient."""
         if not number:
             return []
-        parameters = [placed for placed in self._gradients.recorder.placed.values() if placed.is_parameter]
+        parameters = [placed for placed in self._parameters() if placed.is_parameter]
         names = [placed.name for placed in parameters]
         begin = names.index(source.gradient_of) + 1
         return parameters[begin : begin + number]

@@ -21,12 +21,12 @@ from farspan.lazy.metadata.surroundings.code import content_of, globals_of
 from farspan.lazy.torch_private import is_hook_of_all_modules
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["watched"]
 
 
-def watched(recorder: Recorder | None, hook: Callable[..., Any]) -> Callable[..., Any] | None:
+def watched(recorder: Recording | None, hook: Callable[..., Any]) -> Callable[..., Any] | None:
     """A backward hook as a module calls it that belongs to `recorder`; None if it has been called elsewhere.
 
     Full ones on all modules have been registered on what was recorded. What others do at the owner must not be missed

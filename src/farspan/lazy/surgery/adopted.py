@@ -20,7 +20,7 @@ from farspan.lazy.tensor import LazyTensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["adopt"]
 
@@ -30,7 +30,7 @@ def adopt(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     is_watched: Callable[[nn.Module], bool],
-    watch: Callable[[nn.Module, Recorder, str], None],
+    watch: Callable[[nn.Module, Recording, str], None],
 ) -> bool:
     """Take in `module`, which nobody has distributed, if a model that is running has it among its parts by now.
 
@@ -44,7 +44,7 @@ def adopt(
     Returns:
         Whether it has been.
     """
-    recorder: Recorder | None = active.recorder
+    recorder: Recording | None = active.recorder
     if recorder is None or not recorder.is_recording or recorder.frame is recorder.root:
         return False
     if next(module.parameters(), None) is None and next(module.buffers(), None) is None:

@@ -13,7 +13,7 @@ from farspan.lazy.metadata import State
 from farspan.lazy.metadata.effects.attributes import own_attributes, put_own_attributes
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["Attempt", "begin_attempt"]
 
@@ -29,7 +29,7 @@ _num_calls: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
 _is_named: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
-def begin_attempt(recorder: Recorder, module: nn.Module) -> Attempt | None:
+def begin_attempt(recorder: Recording, module: nn.Module) -> Attempt | None:
     """Note what `module`, a container that is about to be called, may change; None after its first calls, if its class
     does not look as if it could need one unit.
     """
@@ -46,7 +46,7 @@ def begin_attempt(recorder: Recorder, module: nn.Module) -> Attempt | None:
 class Attempt:
     """What the modules of a container hold before it is called, and where the generators stand."""
 
-    def __init__(self, recorder: Recorder, module: nn.Module) -> None:
+    def __init__(self, recorder: Recording, module: nn.Module) -> None:
         self._bring_generators_back = recorder.draws.mark()
         self._before = [(part, own_attributes(part, is_copy=False)) for part in module.modules()]
         self._state = State(item for _, held in self._before for item in held.values())

@@ -15,14 +15,14 @@ from farspan.lazy.hooks import has_user_hooks
 from farspan.lazy.leaf import Leaf, WholeError
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
     from farspan.lazy.surgery.attempt import Attempt
 
 __all__ = ["close"]
 
 
 def close(
-    recorder: Recorder, module: nn.Module, num_begun: int, error: Exception, attempt: Attempt | None
+    recorder: Recording, module: nn.Module, num_begun: int, error: Exception, attempt: Attempt | None
 ) -> Leaf | None:
     """Let `module`, which is a container, be called as one unit from now on, and undo what the attempt has changed.
 
@@ -63,7 +63,7 @@ def _undone(leaf: Leaf | None, module: nn.Module, attempt: Attempt | None, error
     return leaf
 
 
-def _closed(recorder: Recorder, module: nn.Module, num_begun: int) -> Leaf | None:
+def _closed(recorder: Recording, module: nn.Module, num_begun: int) -> Leaf | None:
     below = [*module.parameters(), *module.buffers()]
     placed = [recorder.placed[id(item)] for item in below if id(item) in recorder.placed]
     if not placed or id(module) in recorder.leaves or has_user_hooks(module) or not is_clear_around():

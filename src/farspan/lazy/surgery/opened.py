@@ -11,12 +11,12 @@ from farspan.lazy.leaf import Leaf
 from farspan.lazy.ops.functions import name_of
 
 if TYPE_CHECKING:
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["call_parts"]
 
 
-def call_parts(recorder: Recorder, target: Any, given: tuple[Any, ...], reason: str) -> Any:
+def call_parts(recorder: Recording, target: Any, given: tuple[Any, ...], reason: str) -> Any:
     """Call the parts of what was to be one call, now and from now on.
 
     Raises:

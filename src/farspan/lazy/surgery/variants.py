@@ -17,7 +17,7 @@ from farspan.lazy.tensor import LazyTensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farspan.lazy.recorder import Recorder
+    from farspan.lazy.context.recording import Recording
 
 __all__ = ["is_set_already", "note_attribute", "present_leaf", "set_on_parameter"]
 
@@ -25,7 +25,7 @@ _NAMES = frozenset(dir(torch.nn.Parameter)) | {"_is_param", "_name", "_recorder"
 """Of attributes of parameters, and of what stands for those of other ranks, that are not the program's."""
 
 
-def present_leaf(recorder: Recorder, leaf: Leaf, watch: Callable[[nn.Module, Recorder, str], None]) -> Leaf:
+def present_leaf(recorder: Recording, leaf: Leaf, watch: Callable[[nn.Module, Recording, str], None]) -> Leaf:
     """The leaf for what the tables of `leaf`'s modules hold now: itself, or a variant of it.
 
     Args:
@@ -46,15 +46,15 @@ def present_leaf(recorder: Recorder, leaf: Leaf, watch: Callable[[nn.Module, Rec
     return known
 
 
-def _key_of(recorder: Recorder, leaf: Leaf) -> tuple[Any, ...]:
+def _key_of(recorder: Recording, leaf: Leaf) -> tuple[Any, ...]:
     return (tuple(map(id, leaf.modules)), leaf.tables.signature)
 
 
 def _variant_of(
-    recorder: Recorder,
+    recorder: Recording,
     leaf: Leaf,
     modules: tuple[nn.Module, ...],
-    watch: Callable[[nn.Module, Recorder, str], None],
+    watch: Callable[[nn.Module, Recording, str], None],
 ) -> Leaf:
     below = [*leaf.module.parameters(), *leaf.module.buffers()]
     variant = Leaf(
@@ -88,7 +88,7 @@ def is_set_already(module: nn.Module, name: str, value: Any) -> bool:
     return is_plain(value) and name in held and is_plain(held[name]) and canonical(held[name]) == canonical(value)
 
 
-def note_attribute(recorder: Recorder, module: nn.Module, name: str, value: Any) -> None:
+def note_attribute(recorder: Recording, module: nn.Module, name: str, value: Any) -> None:
     """The program is about to set an attribute of a leaf's module, or to delete it: what was recorded runs first. What
     its calls give is predicted again; tensors that have a history, or no data here, are arguments of them from now on.
     """

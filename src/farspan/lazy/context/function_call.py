@@ -1,0 +1,32 @@
+"""What a recorded `torch.autograd.Function.apply` calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.autograd import Function
+
+__all__ = ["FunctionCall"]
+
+
+class FunctionCall:
+    """One autograd function as the target of calls; equal for the same function, so that its metadata is cached."""
+
+    __slots__ = ("around", "function")
+
+    def __init__(self, function: type[Function]) -> None:
+        self.function = function
+        self.around = -1
+        """What is around its code, by a number."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function.apply(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FunctionCall) and (other.function, other.around) == (self.function, self.around)
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __str__(self) -> str:
+        return f"{self.function.__name__}.apply"
