@@ -19,10 +19,10 @@ def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 def no_engine_is_left() -> Iterator[None]:
     """A test that distributes a model in this thread leaves it as it was."""
     yield
-    world = sys.modules.get("farspan.runtime.world")
+    world = sys.modules.get("farspan.execute.process.world")
     engine = world.current_engine() if world is not None else None
     if world is not None and engine is not None:
-        lazy, modes = sys.modules["farspan.lazy"], sys.modules["farspan.lazy.torch_private"]
+        lazy, modes = sys.modules["farspan.record"], sys.modules["farspan.torch_private"]
         modes.take_modes_of(engine.recorder)
         lazy.active.recorder = None
         world.forget_engine()

@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "examples")]
 from benchmarks.common import arguments, finish, run_ranks  # noqa: E402
 
 import farspan  # noqa: E402
-from farspan.runtime.world import current_engine  # noqa: E402
+from farspan.execute.process.world import current_engine  # noqa: E402
 from gpt import GPT  # noqa: E402
 
 BAR = 1.05

@@ -24,11 +24,11 @@ from gpt_model import GPT, Sizes
 
 import farspan
 from farspan.cluster import Cluster, DeviceClass
+from farspan.place.measure.trial import Trial
 from farspan.planner.answer import Forecast, forecast
 from farspan.planner.costed import CostedGraph
 from farspan.planner.pipeline import Pipeline, PipelineStage
 from farspan.profile import StepProfile, costed_graph
-from farspan.runtime.trial import Trial
 
 __all__ = ["check_product", "predict"]
 

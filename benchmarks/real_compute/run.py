@@ -35,8 +35,8 @@ from benchmarks.vs_torch_pipelining.run import (  # noqa: E402
     untouched_torch,
 )
 
+from farspan.execute.process.world import current_engine  # noqa: E402
 from farspan.planner import simulate  # noqa: E402
-from farspan.runtime.world import current_engine  # noqa: E402
 from farspan.schedule import LEAST_WEIGHT_WORK_S, Schedule  # noqa: E402
 
 BAR_TORCH, BAR_SPEED_UP = 0.97, 0.95

@@ -34,13 +34,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 from benchmarks.common import arguments, finish, micros, run_ranks  # noqa: E402
 
 import farspan  # noqa: E402
-import farspan.runtime.backward.split as split_module  # noqa: E402
-import farspan.runtime.step.segment as segment_module  # noqa: E402
-from farspan.lazy import Recorder, activate, install  # noqa: E402
-from farspan.runtime.engine import Engine  # noqa: E402
-from farspan.runtime.program import Programs, Settings, sites_of  # noqa: E402
-from farspan.runtime.step.rng import save_generators  # noqa: E402
-from farspan.runtime.world import current_engine, use_engine  # noqa: E402
+import farspan.execute.backward.split as split_module  # noqa: E402
+import farspan.execute.step.segment as segment_module  # noqa: E402
+from farspan.execute.engine import Engine  # noqa: E402
+from farspan.execute.process.world import current_engine, use_engine  # noqa: E402
+from farspan.execute.step.generator_states import save_generators  # noqa: E402
+from farspan.program.cache import Programs  # noqa: E402
+from farspan.program.options import Settings, sites_of  # noqa: E402
+from farspan.record.intercept import activate, install  # noqa: E402
+from farspan.record.recorder import Recorder  # noqa: E402
 from gpt import GPT, NUM_BYTES  # noqa: E402
 
 STEP_BAR, BLOCKS_BAR_S, GROWTH_BAR = 0.03, 2e-3, 1.25

@@ -38,10 +38,10 @@ from benchmarks.schedule_efficiency.devices import WIDTH, Model, Pace, as_run, l
 from benchmarks.vs_torch_pipelining.run import spans, untouched_torch  # noqa: E402
 
 import farspan  # noqa: E402
-from farspan.lazy.torch_private import raw_grad  # noqa: E402
+from farspan.execute.process.world import current_engine  # noqa: E402
 from farspan.planner import simulate  # noqa: E402
-from farspan.runtime.world import current_engine  # noqa: E402
 from farspan.schedule import LEAST_WEIGHT_WORK_S  # noqa: E402
+from farspan.torch_private import raw_grad  # noqa: E402
 
 BAR, BAR_TORCH = 1.03, 1.00
 SHAPES: dict[str, Any] = {

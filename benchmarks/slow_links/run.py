@@ -30,8 +30,8 @@ from benchmarks.schedule_efficiency.run import FarspanSide, TorchSide, take_turn
 from benchmarks.slow_links.hosts import Hosts, hosts, why_not  # noqa: E402
 from benchmarks.vs_torch_pipelining.run import spans, untouched_torch  # noqa: E402
 
+from farspan.execute.process.world import current_engine  # noqa: E402
 from farspan.planner import Link, own_links, simulate  # noqa: E402
-from farspan.runtime.world import current_engine  # noqa: E402
 from farspan.schedule import Kind, Schedule  # noqa: E402
 
 BAR = 0.85

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks.common import arguments, finish, run_ranks  # noqa: E402
 
 import farspan  # noqa: E402
-from farspan.runtime.world import current_engine  # noqa: E402
+from farspan.execute.process.world import current_engine  # noqa: E402
 
 BAR_MIB = 2.0
 NUM_NOTES = 10

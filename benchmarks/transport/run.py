@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import arguments, finish, run_ranks  # noqa: E402
 
-from farspan.runtime.media.same_host import SameHostMedium  # noqa: E402
+from farspan.comm.same_host.copies import SameHostMedium  # noqa: E402
 
 LATENCY_BAR, LATENCY_BYTES = 0.5, 4 << 10
 BANDWIDTH_BAR, BANDWIDTH_BYTES = 2.5, 16 << 20

@@ -33,8 +33,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 from benchmarks.common import arguments, finish, run_ranks  # noqa: E402
 
 import farspan  # noqa: E402
-from farspan.lazy.torch_private import raw_grad, without_modes_of  # noqa: E402
-from farspan.runtime.world import current_engine  # noqa: E402
+from farspan.execute.process.world import current_engine  # noqa: E402
+from farspan.torch_private import raw_grad, without_modes_of  # noqa: E402
 from gpt import GPT, NUM_BYTES  # noqa: E402
 
 BAR = 1.00

@@ -48,4 +48,4 @@ def __dir__() -> list[str]:
 
 
 while_imported("torch", signals_held)
-watch_end("farspan.runtime.rendezvous.messenger")
+watch_end("farspan.comm.rendezvous.messenger")

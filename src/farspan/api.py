@@ -13,17 +13,22 @@ from torch import nn
 
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
-from farspan.lazy import glue_at, plan_by_model
-from farspan.placing import KeptPlan, agree_on_model, check_model, is_measuring, measure_first, place_first
+from farspan.execute.engine import Engine
+from farspan.execute.optimizers.watch import watch_optimizers
+from farspan.execute.process.world import current_engine, engine_of_this_thread, num_ranks_to_be, rank_to_be
+from farspan.execute.sites import stages_at
+from farspan.execute.step.step_record import StepRecord
+from farspan.place.kept import KeptPlan
+from farspan.place.measure.trial import current_trial
+from farspan.place.measured import is_measuring, measure_first
+from farspan.place.places import place_first
+from farspan.place.suitable import check_model
+from farspan.place.weights import agree_on_model
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
 from farspan.profile import atoms
-from farspan.runtime.engine import Engine
-from farspan.runtime.optimizers.watch import watch_optimizers
-from farspan.runtime.step.observe import StepRecord
-from farspan.runtime.step.sites import stages_at
-from farspan.runtime.trial import current_trial
-from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be, rank_to_be
+from farspan.record.ops.explicit_placement import glue_at
+from farspan.record.parameters.copying import plan_by_model
 
 __all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of", "rank"]
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from farspan.runtime.media import TransferError
-from farspan.runtime.media.local import LocalNetwork
-from farspan.runtime.world import current_engine
+from farspan.comm.local import LocalNetwork
+from farspan.comm.transport import TransferError
+from farspan.execute.process.world import current_engine
 
 __all__ = ["DELAY_S", "LateMedium", "reading_late"]
 

@@ -68,7 +68,7 @@ def test_equal_weights_are_not_sent_and_nothing_is_said(capfd: pytest.CaptureFix
     models = [Buffered(0) for _ in range(2)]
 
     def program(rank: int) -> None:
-        from farspan.runtime.world import current_engine
+        from farspan.execute.process.world import current_engine
 
         engine = current_engine()
         assert engine is not None

@@ -51,7 +51,7 @@ def mixed(model: Any, place: Any = contextlib.nullcontext) -> list[float]:
 
 
 def test_a_gradient_that_is_on_its_way_may_be_written_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farspan.runtime.step.channel._ALONE_BYTES", 0)  # small tensors are copied into one message
+    monkeypatch.setattr("farspan.comm.channels._ALONE_BYTES", 0)  # small tensors are copied into one message
     wanted = mixed(mlp())
     models = [mlp() for _ in range(2)]
 

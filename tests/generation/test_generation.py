@@ -18,9 +18,9 @@ from tests.support.ranks import run_processes, run_threads
 from torch import Tensor, nn
 
 import farspan
+from farspan.comm.channels import Channels
 from farspan.errors import FarspanError
-from farspan.runtime.step.channel import Channels
-from farspan.runtime.world import current_engine
+from farspan.execute.process.world import current_engine
 
 SCRIPT = Path(__file__).resolve().parents[1] / "programs" / "generation.py"
 

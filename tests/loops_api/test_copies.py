@@ -15,8 +15,8 @@ from torch.optim import swa_utils
 
 import farspan
 from farspan.errors import DivergenceError
-from farspan.lazy import StubParameter
-from farspan.runtime.world import current_engine
+from farspan.execute.process.world import current_engine
+from farspan.record.tensor import StubParameter
 
 _Distribute = Callable[[nn.Module], nn.Module]
 

@@ -9,7 +9,7 @@ from tests.support.loop import X, same_everywhere
 from tests.support.plainly import assert_same_as_plainly
 from torch import Tensor, nn
 
-from farspan.runtime.tensor_bytes import pack_tensor, unpack_tensor
+from farspan.comm.tensor_bytes import pack_tensor, unpack_tensor
 
 
 def test_one_element_that_stands_for_many_can_be_read() -> None:

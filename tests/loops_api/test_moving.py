@@ -13,9 +13,9 @@ from torch import nn
 
 import farspan
 from farspan.errors import RecordError
-from farspan.runtime.engine import Engine
-from farspan.runtime.values import SharedValues
-from farspan.runtime.world import current_engine
+from farspan.execute.engine import Engine
+from farspan.execute.process.world import current_engine
+from farspan.execute.values import SharedValues
 
 
 def engine() -> Engine:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import farspan
 from farspan.errors import DivergenceError, RecordError
-from farspan.runtime.world import current_engine
+from farspan.execute.process.world import current_engine
 
 
 def _reload(value: Tensor) -> Tensor:

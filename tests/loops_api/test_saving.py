@@ -15,8 +15,8 @@ from tests.support.ranks import run_threads
 from torch import nn
 
 import farspan
-from farspan.lazy import StubParameter
-from farspan.runtime.world import current_engine
+from farspan.execute.process.world import current_engine
+from farspan.record.tensor import StubParameter
 
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # torch's LBFGS does
 

@@ -85,7 +85,7 @@ def test_hooks_of_a_step_see_the_whole_model() -> None:
 def test_what_looks_at_one_parameter_at_a_time_asks_no_other_rank(options: dict[str, Any]) -> None:
     def program(model: nn.Module) -> list[str]:
         farspan.distribute(model)
-        engine = farspan.runtime.world.current_engine()  # type: ignore[attr-defined]
+        engine = farspan.execute.process.world.current_engine()  # type: ignore[attr-defined]
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **options)
         asked: list[str] = []
         gather = engine.agreement.gather

@@ -15,15 +15,15 @@ from torch import nn
 
 import farspan
 from farspan.cluster import Cluster, DeviceClass
-from farspan.lazy.torch_private import TorchDispatchMode, tree_leaves
+from farspan.comm.local import LocalMedium
+from farspan.execute.process.world import current_engine
+from farspan.place.measure.trial import Trial
 from farspan.planner.answer import Forecast, forecast
 from farspan.planner.costed import CostedGraph
 from farspan.planner.pipeline import Pipeline, PipelineStage
 from farspan.profile import costed_graph
-from farspan.runtime.media.local import LocalMedium
-from farspan.runtime.trial import Trial
-from farspan.runtime.world import current_engine
 from farspan.schedule import Schedule
+from farspan.torch_private import TorchDispatchMode, tree_leaves
 
 NUM_MICRO_BATCHES = 6
 WITHIN = 0.10

@@ -13,8 +13,8 @@ from torch import nn
 
 import farspan
 from farspan.errors import PlanError
+from farspan.place.measure.trial import Trial
 from farspan.profile import StepProfile, costed_graph, this_machine
-from farspan.runtime.trial import Trial
 
 WIDTH = 16
 

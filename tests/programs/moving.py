@@ -7,7 +7,7 @@ import json
 import sys
 
 import torch
-from tests.measured.test_moving import train_moving
+from tests.place.test_moving import train_moving
 from tests.support.cases import CASES
 from tests.support.parity import build, train_plainly
 

@@ -15,8 +15,8 @@ from tests.support.ranks import run_threads
 from torch import Tensor, nn
 
 import farspan
+from farspan.comm.channels import Channels
 from farspan.errors import FarspanError
-from farspan.runtime.step.channel import Channels
 
 
 class Memory:

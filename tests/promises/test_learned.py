@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import farspan
 from farspan.errors import FarspanError
-from farspan.runtime.world import current_engine
+from farspan.execute.process.world import current_engine
 
 
 class Routed(nn.Module):

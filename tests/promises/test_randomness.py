@@ -19,8 +19,9 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils.checkpoint import checkpoint
 
 import farspan
-from farspan.lazy.randomness import DRAWS, GENERATORS
-from farspan.runtime.step.rng import load_generators, save_generators
+from farspan.call.draws.drawing_functions import DRAWS
+from farspan.call.draws.generators import GENERATORS
+from farspan.execute.step.generator_states import load_generators, save_generators
 
 _generator = torch.Generator().manual_seed(11)
 STEPS = [[(torch.randn(6, 4, 8, generator=_generator),) for _ in range(2)] for _ in range(2)]

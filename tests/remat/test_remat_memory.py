@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import farspan
-from farspan.runtime.world import current_engine
+from farspan.execute.process.world import current_engine
 
 IDS = torch.randint(17, (4, 32), generator=torch.Generator().manual_seed(3))
 

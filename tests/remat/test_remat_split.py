@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import farspan
-from farspan.lazy import Unit
-from farspan.runtime.backward import split_backward
-from farspan.runtime.world import current_engine
+from farspan.call.remat.unit import Unit
+from farspan.execute.backward.split import split_backward
+from farspan.execute.process.world import current_engine
 
 
 @pytest.mark.parametrize("remat", [True])

@@ -10,9 +10,9 @@ from tests.support.plainly import assert_same_as_plainly
 from torch import Tensor, nn
 
 import farspan
-from farspan.lazy import plan_by_model
-from farspan.runtime.engine import Engine
-from farspan.runtime.world import current_engine
+from farspan.execute.engine import Engine
+from farspan.execute.process.world import current_engine
+from farspan.record.parameters.copying import plan_by_model
 
 __all__ = ["Named", "engine", "rank_of", "ranks", "same_with_places"]
 

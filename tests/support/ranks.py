@@ -30,12 +30,13 @@ from typing import Any
 
 import torch
 
+from farspan.comm.local import LocalMedium, LocalNetwork
+from farspan.control.channel import SideChannel
 from farspan.errors import RemoteError
-from farspan.lazy import Recorder, activate, install
-from farspan.runtime.engine import Engine
-from farspan.runtime.media.local import LocalMedium, LocalNetwork
-from farspan.runtime.side import SideChannel
-from farspan.runtime.world import use_engine
+from farspan.execute.engine import Engine
+from farspan.execute.process.world import use_engine
+from farspan.record.intercept import activate, install
+from farspan.record.recorder import Recorder
 
 __all__ = ["Finished", "differences", "free_port", "run_processes", "run_threads"]
 

@@ -6,7 +6,7 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from farspan.runtime.side import SideChannel
+from farspan.control.channel import SideChannel
 
 __all__ = ["LONG_S", "SHORT_S", "each", "open_ranks", "record", "step"]
 

@@ -11,7 +11,7 @@ from tests.support.ranks import run_threads
 from torch import Tensor, nn
 
 import farspan
-from farspan.lazy.leaf import WholeError
+from farspan.call.leaf import WholeError
 
 
 class Critic(nn.Module):

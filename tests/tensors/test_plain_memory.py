@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import farspan
 from farspan.errors import RecordError
-from farspan.runtime.values import SharedValues
+from farspan.execute.values import SharedValues
 
 
 def pairs(average: nn.Module, model: nn.Module) -> Any:

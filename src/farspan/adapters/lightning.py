@@ -13,8 +13,8 @@ from typing import Any
 
 from farspan.adapters.process import existing, is_first, meet, say_once
 from farspan.errors import PlanError, RecordError
-from farspan.lazy import LazyTensor
-from farspan.runtime.world import current_engine
+from farspan.execute.process.world import current_engine
+from farspan.record.tensor import LazyTensor
 
 __all__ = ["ADAPTERS"]
 

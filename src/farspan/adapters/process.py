@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 import torch
 
+from farspan.execute.process.world import current_engine
 from farspan.launch.files import catch_up
-from farspan.runtime.world import current_engine
 
 __all__ = ["as_alone", "existing", "is_first", "meet", "run_recorded", "say_once"]
 

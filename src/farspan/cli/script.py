@@ -147,8 +147,8 @@ def profile_script(
     """
     import runpy
 
+    from farspan.place.measure.trial import Trial
     from farspan.profile import ProfileCache, cache_folder, needs_measuring, this_device, this_machine
-    from farspan.runtime.trial import Trial
 
     is_module = script_argv[0] == "-m"
     is_dry = roofline or (cluster is not None and not needs_measuring(cluster, this_device()))

@@ -1,21 +1,23 @@
 """One micro-batch as data: calls produce and consume values, and lie in segments. Imports no torch."""
 
-from farspan.graph.gradient import Edge as Edge
-from farspan.graph.gradient import Part as Part
+from farspan.graph.backward import Backward as Backward
+from farspan.graph.backward import Edge as Edge
+from farspan.graph.backward import Part as Part
+from farspan.graph.backward import Stops as Stops
+from farspan.graph.backward import Wanted as Wanted
+from farspan.graph.call import EVERYWHERE as EVERYWHERE
+from farspan.graph.call import Call as Call
+from farspan.graph.call import MicroBatch as MicroBatch
+from farspan.graph.call import ModuleTarget as ModuleTarget
+from farspan.graph.call import Segment as Segment
+from farspan.graph.call import Value as Value
 from farspan.graph.gradient import earliest_uses as earliest_uses
+from farspan.graph.gradient import hooked_calls as hooked_calls
 from farspan.graph.gradient import route as route
 from farspan.graph.graph import OUTPUT_BITS as OUTPUT_BITS
-from farspan.graph.graph import Backward as Backward
-from farspan.graph.graph import Call as Call
 from farspan.graph.graph import Graph as Graph
-from farspan.graph.graph import Segment as Segment
+from farspan.graph.meta import Meta as Meta
 from farspan.graph.over import let_go as let_go
-from farspan.graph.stops import Stops as Stops
-from farspan.graph.stops import hooked_calls as hooked_calls
-from farspan.graph.value import EVERYWHERE as EVERYWHERE
-from farspan.graph.value import Meta as Meta
-from farspan.graph.value import Value as Value
-from farspan.graph.wanted import Wanted as Wanted
 
 __all__ = [
     "EVERYWHERE",
@@ -25,9 +27,11 @@ __all__ = [
     "Edge",
     "Graph",
     "Meta",
+    "MicroBatch",
     "Part",
     "Segment",
     "Stops",
+    "ModuleTarget",
     "Value",
     "Wanted",
     "let_go",

@@ -16,66 +16,16 @@ import heapq
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from farspan.graph.value import EVERYWHERE
+from farspan.graph.backward import Edge, Part
+from farspan.graph.call import EVERYWHERE, ModuleTarget
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from farspan.graph.graph import Backward, Call, Segment
-    from farspan.graph.value import Value
-    from farspan.graph.wanted import Wanted
+    from farspan.graph.backward import Backward, Wanted
+    from farspan.graph.call import Call, Segment, Value
 
-__all__ = ["Edge", "Part", "differentiated", "earliest_uses", "passed", "route"]
-
-
-class Edge:
-    """A gradient on its way from one part to another."""
-
-    __slots__ = ("dst", "key", "meta", "src")
-
-    def __init__(self, key: Value | str, meta: Any, src: Part, dst: Part) -> None:
-        self.key = key
-        """Of which value, or of which parameter (by name)."""
-        self.meta = meta
-        self.src = src
-        self.dst = dst
-
-    def describe(self) -> str:
-        return f"gradient of {self.key if isinstance(self.key, str) else self.key.describe()}"
-
-
-class Part:
-    """One segment's share of one backward; without a segment, where a gradient arrives: that of a parameter at its
-    owner, that of a tensor outside the model on each rank.
-    """
-
-    __slots__ = ("backward", "calls", "incoming", "order", "outgoing", "segment", "stage", "stop", "touches", "wanted")
-
-    def __init__(self, backward: Backward, segment: Segment | None, stage: int, order: tuple[int, ...]) -> None:
-        self.backward = backward
-        self.segment = segment
-        self.stage = stage
-        self.order = order
-        self.stop: Call | None = None
-        """The call with whose gradients hooks are called, before they go on to its segment (`graph.stops`)."""
-        self.incoming: list[Edge] = []
-        self.outgoing: list[Edge] = []
-        self.calls: list[Call] = []
-        """What is differentiated here, latest first."""
-        self.touches: dict[Any, None] = {}
-        """The leaves, and names of parameters, that receive gradient here: micro-batches must add up in order."""
-        self.wanted: dict[Value, None] = {}
-        """Values that are made here whose gradients `torch.autograd.grad` is to return."""
-
-    @property
-    def brings_outside(self) -> bool:
-        """Whether the gradient of a tensor outside the model arrives here."""
-        return self.segment is None and self.stop is None and not isinstance(self.incoming[0].key, str)
-
-    def describe(self) -> str:
-        if self.segment is None:
-            return f"arrival of a gradient, micro-batch {self.backward.graph.index}"
-        return f"backward of {self.segment.describe()}"
+__all__ = ["differentiated", "earliest_uses", "hooked_calls", "passed", "route"]
 
 
 def route(backward: Backward, hosts: Sequence[int], released: Collection[Call] = ()) -> list[Part]:
@@ -131,7 +81,7 @@ def route(backward: Backward, hosts: Sequence[int], released: Collection[Call] =
                 "time."
             )
         part.calls.append(call)
-        if hasattr(call.target, "placed"):
+        if isinstance(call.target, ModuleTarget):
             leaf_calls.setdefault(call.target, {}).setdefault(part, []).append(call)
         for value in differentiated(call, active):
             if leading is not None and value not in leading:
@@ -161,7 +111,7 @@ def earliest_uses(backward: Backward) -> dict[str, tuple[int, int]]:
     active: set[Value] = set(backward.roots)
     for call in passed(backward, active):
         place = (call.graph.index, call.index)
-        for number, placed in enumerate(getattr(call.target, "placed", ())):
+        for number, placed in enumerate(call.target.placed if isinstance(call.target, ModuleTarget) else ()):
             if placed.is_parameter and number not in call.entry.unused_parameters:
                 uses[placed.name] = place
         uses.update((value.name, place) for value in differentiated(call, active) if value.name)
@@ -317,3 +267,19 @@ def _link(key: Value | str, meta: Any, chain: list[Part]) -> None:
         edge = Edge(key, meta, src, dst)
         src.outgoing.append(edge)
         dst.incoming.append(edge)
+
+
+def hooked_calls(backward: Backward) -> tuple[list[Call], Value | None]:
+    """The calls with hooks that `backward` goes through, the latest first; and a value of theirs at which it cannot
+    stop, for it comes from a user in the same segment, if there is one.
+    """
+    calls: list[Call] = []
+    near: Value | None = None
+    active = set(backward.roots)
+    for call in passed(backward, active):
+        if call.hooks:
+            calls.append(call)
+        for value in differentiated(call, active):
+            if value.call is not None and value.call.hooks and value.segment is call.segment:
+                near = value
+    return calls, near

@@ -19,15 +19,14 @@ import hashlib
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from farspan.graph.value import Value
+from farspan.graph.call import Call, MicroBatch, Segment, Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farspan.graph.stops import Stops
-    from farspan.graph.wanted import Wanted
+    from farspan.graph.backward import Backward
 
-__all__ = ["OUTPUT_BITS", "Backward", "Call", "Graph", "Segment"]
+__all__ = ["OUTPUT_BITS", "Graph"]
 
 OUTPUT_BITS = 32
 """Of a position: the number of a call's output; the number of the call stands before it."""
@@ -35,156 +34,7 @@ _CALL, _SOURCE, _BACKWARD, _MORE = range(4)
 """What the numbers that follow in `Graph.content` are about."""
 
 
-class Call:
-    """A module call or an op call: one unit of work on one stage."""
-
-    __slots__ = (
-        "arguments",
-        "draws",
-        "entry",
-        "graph",
-        "hooks",
-        "index",
-        "level",
-        "modes",
-        "moment",
-        "outputs",
-        "path",
-        "raised",
-        "region",
-        "saved_hooks",
-        "segment",
-        "stage",
-        "target",
-        "template",
-        "where",
-        "versions",
-    )
-
-    def __init__(
-        self, *, target: Any, template: Any, arguments: Sequence[Any], entry: Any, stage: int, modes: Any, where: Any
-    ) -> None:
-        self.target = target
-        """What is called: a leaf (module) or a torch function; opaque here."""
-        self.template = template
-        """How the arguments are rebuilt from `arguments`."""
-        self.path: tuple[int, int, int] | None = None
-        """Where in the program a call that draws random numbers stands; the same for every plan."""
-        self.draws: Any = None
-        """Where in the plain program's random numbers it draws; None where its path seeds it."""
-        self.region = 0
-        """The autocast region it was recorded in, in which a parameter is cast once; 0 for none."""
-        self.raised: Any = None
-        """The exception with which it has ended, if it had to run to be known."""
-        self.saved_hooks: Any = None
-        """Through which autograd keeps what it needs for the call's backward, if the program has set any."""
-        self.hooks: Any = None
-        """What the program wants to be called with the gradients of its outputs."""
-        self.versions: tuple[int, ...] = ()
-        """Of the plain tensor arguments, when the call was recorded."""
-        self.arguments: Sequence[Any] | None = arguments
-        """Tensor arguments in template order: a Value, or a plain tensor that every rank has. None once the call
-        has run and nothing can go back through it."""
-        self.entry = entry
-        """What is known of the call: output template, metadata, which output depends on which argument."""
-        self.stage = stage
-        self.modes = modes
-        """Grad mode, autocast: what has to be set again when the call runs."""
-        self.moment: Any = None
-        """When the program made the call: what it reads beside its arguments is as it was then."""
-        self.where = where
-        """The user's line, as (code object, line number)."""
-        self.outputs: Sequence[Value] = ()
-        """In the order in which it gives them; once it has run, without those that nothing refers to (`graph.over`)."""
-        self.index = -1
-        self.level = 0
-        self.graph: Graph
-        self.segment: Segment
-
-    def describe(self) -> str:
-        name = str(self.entry.name)
-        if self.where is None:
-            return name
-        code, line = self.where
-        return f"{name} at {code.co_filename}:{line}"
-
-
-class Segment:
-    """A maximal piece of one graph that one stage can run without waiting in the middle."""
-
-    __slots__ = (
-        "calls",
-        "entries",
-        "executed",
-        "graph",
-        "index",
-        "inputs",
-        "leaves",
-        "level",
-        "num_open",
-        "outputs",
-        "stage",
-    )
-
-    def __init__(self, graph: Graph, index: int, level: int, stage: int) -> None:
-        self.graph = graph
-        self.index = index
-        self.level = level
-        self.stage = stage
-        self.calls: list[Call] = []
-        self.inputs: dict[Value, None] = {}
-        """Values that come from other segments or from outside the step, in order of first use."""
-        self.outputs: dict[Value, None] = {}
-        """Values that other segments need, in order of production."""
-        self.leaves: dict[Value, Any] = {}
-        """At run time: input value -> the detached tensor this segment's autograd graph begins at."""
-        self.entries: dict[Value, Any] = {}
-        """Input value -> what its users here use, if that is not the tensor in `leaves` itself."""
-        self.executed = False
-        self.num_open = 0
-        """Calls that have run and through which a backward may still come."""
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """A total order that follows the data: a segment comes after all those it depends on."""
-        return (self.graph.index, self.level, self.index)
-
-    def describe(self) -> str:
-        return f"segment {self.index} (stage {self.stage}) of micro-batch {self.graph.index}"
-
-
-class Backward:
-    """One recorded `backward()`: the values it starts from and their gradients (None: ones)."""
-
-    __slots__ = ("gradients", "graph", "modes", "moment", "retain_graph", "roots", "stops", "wanted", "where")
-
-    def __init__(
-        self,
-        graph: Graph,
-        roots: Sequence[Value],
-        gradients: Sequence[Any],
-        *,
-        retain_graph: bool,
-        modes: Any = (),
-        wanted: Wanted | None = None,
-        where: Any,
-    ) -> None:
-        self.graph = graph
-        self.roots = tuple(roots)
-        self.gradients = tuple(gradients)
-        self.retain_graph = retain_graph
-        self.modes = modes
-        """Autocast, under which torch runs a backward that is called in its region."""
-        self.moment: Any = None
-        """When the program called it: what its autograd functions read is as it was then."""
-        self.wanted = wanted
-        """None for what goes to all parameters."""
-        self.stops: Stops | None = None
-        """Where hooks are called; None if nowhere."""
-        self.where = where
-
-
-class Graph:
+class Graph(MicroBatch):
     """What one micro-batch does. `content` says it in numbers, the same on all ranks that recorded the same."""
 
     __slots__ = (
@@ -193,11 +43,8 @@ class Graph:
         "_latest",
         "_names",
         "_num_noted",
-        "backwards",
-        "calls",
         "content",
         "floor",
-        "index",
         "read_level",
         "record",
         "segments",
@@ -205,12 +52,11 @@ class Graph:
     )
 
     def __init__(self, index: int) -> None:
-        self.index = index
-        self.calls: list[Call] = []
+        super().__init__(index)
         self.segments: list[Segment] = []
         self.sources: dict[Value, int] = {}
         """Values from outside this graph, numbered in order of first use."""
-        self.backwards: list[Backward] = []
+        self.backwards: list[Backward]
         self.content = array("q")
         """For each call, source and backward a few numbers, never the `hash` of anything: -1 and -2 have the same."""
         self.record: list[tuple[Any, ...]] = []
@@ -275,7 +121,7 @@ class Graph:
         self.calls.append(call)
 
     def cut_behind(self, call: Call) -> None:
-        """Let no segment have calls up to `call` and after it: a backward can stop between them (`graph.stops`)."""
+        """Let no segment have calls up to `call` and after it: a backward can stop between them (`graph.backward`)."""
         calls, records = self.calls, self.record
         floor = 1 + max(item.level for item in calls[: call.index + 1])
         shift = max(0, floor - min((item.level for item in calls[call.index + 1 :]), default=floor))

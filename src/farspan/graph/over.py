@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from farspan.graph.gradient import Part
-from farspan.graph.graph import Call, Graph, Segment
-from farspan.graph.value import Value
+from farspan.graph.backward import Part
+from farspan.graph.call import Call, Segment, Value
+from farspan.graph.graph import Graph
 
 __all__ = ["let_go"]
 

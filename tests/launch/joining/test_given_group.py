@@ -16,7 +16,7 @@ dist.init_process_group("gloo")
 os.environ["WORLD_SIZE"] = "1"  # of which only the variables say so
 os.environ["LOCAL_WORLD_SIZE"] = "1"  # accelerate says so of several processes where the launcher was silent
 farspan.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-print(farspan.runtime.world.current_engine().num_ranks)
+print(farspan.execute.process.world.current_engine().num_ranks)
 """
 
 

@@ -16,11 +16,11 @@ from tests.support.ranks import ROOT, SOURCES, free_port, run_processes
 from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from farspan.comm.rendezvous.group import Peers
+from farspan.comm.rendezvous.records import Records
 from farspan.errors import DeadlineError, RemoteError
 from farspan.launch.rank.error_file import leave_error
-from farspan.lazy.torch_private.groups import FileStore, PrefixStore
-from farspan.runtime.rendezvous.peers import Peers
-from farspan.runtime.rendezvous.records import Records
+from farspan.torch_private.groups import FileStore, PrefixStore
 
 DISTRIBUTES = """
 import farspan
@@ -106,7 +106,7 @@ def test_ranks_that_do_not_come_are_named_where_the_store_is_a_file(tmp_path: Pa
 
 
 def test_a_rank_that_comes_late_is_waited_for_where_the_store_is_a_file(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("farspan.runtime.rendezvous.records._LONG_S", 0.1)
+    monkeypatch.setattr("farspan.comm.rendezvous.records._LONG_S", 0.1)
     records = file_records(tmp_path, 20.0)
     records.write("rank 1", {})
     coming = threading.Timer(1.5, lambda: file_records(tmp_path, 20.0).write("hub", {"port": 1}))

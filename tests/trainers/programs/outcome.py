@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from farspan.runtime.world import current_engine
+from farspan.execute.process.world import current_engine
 
 __all__ = ["CASE", "FOLDER", "IS_APART", "IS_DISTRIBUTED", "Flushes", "files_in", "tell", "weights"]
 

@@ -1,0 +1,159 @@
+"""What is known of a call before it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, ClassVar
+
+import torch
+
+from farspan.call.draws.movement import Draws
+from farspan.call.infer.recent import Recent
+from farspan.call.leaf import WholeError
+from farspan.call.pytree.canonical import digest_of
+from farspan.call.side_effects.changes import Changes
+from farspan.graph import Meta
+from farspan.torch_private import DisableTorchFunction
+
+__all__ = ["Entry", "Raised", "Unknown", "intern", "meta_of", "refuse_nested"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """The prediction for one kind of call."""
+
+    is_foreseen: ClassVar[bool] = True
+
+    name: str
+    """Of what is called, for people."""
+    template: Any
+    """Structure of the result; slot numbers index `metas`."""
+    changes: Changes
+    """What the call does to the lists, dictionaries and objects it is given."""
+    names_arguments: bool
+    """Whether the result or a change refers to an argument object."""
+    unused: frozenset[int]
+    """Arguments that the call only passes by: their data is not needed."""
+    unused_parameters: frozenset[int]
+    """Of its leaf's `placed`, by number: what the call has and never looks at, so that no gradient comes to it."""
+    attributes: tuple[str, ...]
+    """What the call writes on its leaf's modules, by their numbers and names."""
+    metas: tuple[Meta, ...]
+    """Of the tensors of the result and of the changes, then of the arguments written in place (their new versions)."""
+    num_results: int
+    depends_on: tuple[tuple[int, ...], ...]
+    """For each output, the arguments its gradient flows to."""
+    mutated: tuple[int, ...]
+    """Arguments that the call writes in place."""
+    same_as: tuple[int, ...]
+    """For each result, the argument it is (the same tensor object), or -1."""
+    shares: tuple[int, ...]
+    """For each result, an argument whose memory it shares (a view), or -1."""
+    has_tensors_only: bool
+    """False where the result holds a number or bool computed from data."""
+    is_one_new_tensor: bool
+    """Whether the result is one tensor that shares nothing with the arguments, and none of these is changed."""
+    is_random: bool
+    """Whether it draws random numbers."""
+    is_random_in_python: bool
+    """Whether some of them come from Python's or numpy's generator."""
+    is_ordered: bool
+    """Whether its backward must come before the next call: it writes into parameters of its leaf, of which there are no
+    versions, or its backward writes into buffers (a normalisation in a checkpoint).
+    """
+    flops: int
+    """Floating-point operations of its products, in the forward."""
+    digest: int
+    """Equal on all ranks for equal calls."""
+    draws: Draws | None = None
+    """What it draws from torch's CPU generator; None where only a run tells how far it moves that."""
+    histories: tuple[str, ...] = ()
+    """For each of `metas`, how torch shows its `grad_fn`; "" where it has none."""
+    differentiable: tuple[int, ...] = field(init=False)
+    """Arguments to which gradient flows from any output."""
+    requires_grad: bool = field(init=False)
+    """Whether any output does."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "differentiable", tuple(dict.fromkeys(chain.from_iterable(self.depends_on))))
+        object.__setattr__(self, "requires_grad", any(meta.requires_grad for meta in self.metas))
+
+
+interned = Recent()
+"""By metadata the object that stands for it."""
+
+
+def meta_of(tensor: torch.Tensor) -> Meta:
+    """The metadata of `tensor`; equal metadata is the same object (see `intern`).
+
+    Raises:
+        WholeError: It is a nested tensor.
+    """
+    with DisableTorchFunction():  # seven questions that the function mode need not see
+        refuse_nested(tensor)
+        stride = tuple(map(int, tensor.stride())) if tensor.layout is torch.strided else ()
+        return intern(Meta(tuple(map(int, tensor.shape)), stride, tensor.dtype, tensor.device, tensor.requires_grad))
+
+
+def refuse_nested(*tensors: torch.Tensor) -> None:
+    """Raise if one of `tensors` cannot be recorded.
+
+    Raises:
+        WholeError: It is a nested tensor, whose sizes are no numbers.
+    """
+    if any(tensor.is_nested for tensor in tensors):
+        raise WholeError(
+            "a nested tensor cannot be given to a module of a distributed model, nor come out of one.",
+            why="its sizes are no numbers that all ranks could know.",
+            hint="give the values and offsets: values = nested.values(), offsets = nested.offsets(), and make it\n"
+            "inside the module: torch.nested.nested_tensor_from_jagged(values, offsets)",
+        )
+
+
+def intern(meta: Meta) -> Meta:
+    """The object that stands for all metadata equal to `meta`, unless that has not been used for a while."""
+    known = interned.get(meta)
+    if known is None:
+        known = interned[meta] = meta
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What the user's code has raised: without the frames, which hold what it has made."""
+
+    error: Exception
+    traceback: str
+
+
+class Unknown:
+    """What is known of a call before it has run, where a run on fakes does not tell: nothing, or what it gave last."""
+
+    __slots__ = ("digest", "is_dynamic", "last", "name", "raised")
+
+    is_foreseen: ClassVar[bool] = False
+    histories: tuple[str, ...] = ()
+    is_random = True
+    is_random_in_python = True
+    draws: Draws | None = None
+    unused: frozenset[int] = frozenset()
+    unused_parameters: frozenset[int] = frozenset()
+    mutated: tuple[int, ...] = ()
+    metas: tuple[Meta, ...] = ()
+    differentiable: tuple[int, ...] = ()
+    requires_grad = False
+
+    def __init__(self, name: str, *, is_dynamic: bool, raised: Raised | None = None) -> None:
+        self.name = name
+        self.digest = digest_of(name)
+        self.raised = raised
+        """What the user's code has raised on fakes. It may raise that in a run, too, or not."""
+        self.is_dynamic = is_dynamic
+        """Whether it is certain that the next run may give other shapes."""
+        self.last: Entry | None = None
+
+    def confirms(self, entry: Entry) -> bool:
+        """Whether the call gave the same a second time, so that it may be expected to go on so."""
+        last, self.last = self.last, entry
+        return not self.is_dynamic and entry.has_tensors_only and last is not None and last.digest == entry.digest

@@ -1,0 +1,192 @@
+"""Watching what a run does: the memory it reads and writes, the tensors it makes, its random draws."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from farspan.call.draws.drawing_functions import DRAWS
+from farspan.call.draws.generators import is_as_in_python, kept, put_in_python, states_in_python
+from farspan.call.draws.mersenne import is_same_state
+from farspan.call.draws.movement import BY_SHAPE, Draws, Operation, keep_operation
+from farspan.call.draws.scope import active
+from farspan.call.leaf import LeakError
+from farspan.call.pytree.template import flatten
+from farspan.torch_private import TorchDispatchMode, as_it_is, flops_of, is_fake, tree_leaves
+
+__all__ = ["Learn", "Made", "Watch", "noted_generators", "storage_id", "untouched_generators"]
+
+_STATISTICS = ("running_mean", "running_var")
+Made = list["weakref.ref[torch.Tensor]"]
+
+
+class Learn(TorchFunctionMode):
+    """Tells `watch` which torch function is running; a mode changes what some functions do, so it has its own run."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.watch.function = func
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.watch.function = None
+
+
+class Watch(TorchDispatchMode):
+    """Note whether an operation draws random numbers, and which memory is written (by schema: fakes do not count
+    the versions of `_foreach_*` arguments).
+    """
+
+    def __init__(self, made: Made, outside: Collection[int], *, in_symbols: bool = False) -> None:
+        super().__init__()
+        self.has_drawn = False
+        self.operations: list[Operation] = []
+        """What has drawn, from torch's CPU generator, as many numbers as its shapes say."""
+        self.can_foresee = True
+        """Whether that is all."""
+        self.own_generators: list[Any] = []
+        """The generators that the call draws from, but for torch's default one."""
+        self.function: Any = None
+        """The torch function that is running, where this is known."""
+        self.written: set[int] = set()
+        self.updated: set[int] = set()
+        """Running statistics that an operation writes although its schema does not say so."""
+        self.written_plain: dict[int, torch.Tensor] = {}
+        """By id the tensors that are no fakes, and written, themselves or through a view of them."""
+        self._viewed: dict[int, tuple[torch.Tensor, Any]] = {}
+        """By id of the memory of fake views the tensors, no fakes, of which they are views; and that memory."""
+        self.used: set[int] = set()
+        """The memory that any operation reads or writes."""
+        self.made = made
+        self.flops = 0
+        self.in_symbols = in_symbols
+        """Whether operations are counted in symbols too; else those whose sizes depend on data are left out."""
+        self.outside = outside
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+        if any(id(item) in self.outside for item in tensors):
+            raise LeakError(f"{func} reaches a parameter outside the call")
+        self.used.update(map(storage_id, tensors))
+        draws = False
+        schema = func._schema.arguments
+        given = {}
+        if "batch_norm" in func.__name__:
+            given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
+        if given.get("training", given.get("use_input_stats")):
+            self.updated.update(storage_id(given[name]) for name in _STATISTICS if given.get(name) is not None)
+        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
+            given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
+            if torch.Tag.nondeterministic_seeded in func.tags and not _is_switched_off(schema, given):
+                self.has_drawn = draws = True
+                if self.function is not None:
+                    DRAWS.add(self.function)
+            for item in schema:
+                if item.alias_info is not None and item.alias_info.is_write and given.get(item.name) is not None:
+                    value = given[item.name]
+                    values = value if isinstance(value, (list, tuple)) else (value,)
+                    self.written.update(map(storage_id, values))
+                    for part in values:
+                        plain = self._plain_behind(part)
+                        if plain is not None:
+                            self.written_plain[id(plain)] = plain
+        result = as_it_is(func, args, kwargs or {}, func(*args, **(kwargs or {})))
+        if not func._schema.is_mutable and any(item.alias_info is not None for item in func._schema.returns):
+            self._note_views(func, args, kwargs or {}, result)
+        if draws:
+            self._note_draw(func, args, kwargs or {}, result)
+        flops = flops_of(func, args, kwargs or {}, result)
+        self.flops += flops if isinstance(flops, int) or self.in_symbols else 0
+        self.made += [weakref.ref(item) for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
+        return result
+
+    def _note_views(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        schema = func._schema.arguments
+        given = {item.name: value for item, value in zip(schema, args, strict=False)} | kwargs
+        for item in schema:
+            value = given.get(item.name)
+            plain = self._plain_behind(value) if item.alias_info is not None and torch.is_tensor(value) else None
+            if plain is not None:
+                made = [part for part in tree_leaves(result) if isinstance(part, torch.Tensor) and is_fake(part)]
+                self._viewed.update((storage_id(part), (plain, part.untyped_storage())) for part in made)
+
+    def _plain_behind(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor that is no fake, and in whose memory `tensor` lies."""
+        if not is_fake(tensor):
+            return tensor
+        known = self._viewed.get(storage_id(tensor))
+        return None if known is None else known[0]
+
+    def _note_draw(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        generator = kwargs.get("generator")
+        if generator not in (None, torch.default_generator):
+            self.own_generators.append(generator)
+            return
+        made = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
+        if made and made[0].device.type != "cpu":
+            return  # that device has a generator of its own
+        if func.namespace != "aten" or func._overloadpacket.__name__ not in BY_SHAPE:
+            self.can_foresee = False
+            return
+        given = {name: value for name, value in kwargs.items() if name != "generator"}
+        if made and any(item.name == "dtype" for item in func._schema.arguments):
+            given["dtype"] = made[0].dtype  # None is what torch's default says now
+        template, tensors = flatten((tuple(args), given))
+        keep_operation(func.name(), func)
+        about = [flatten((tuple(item.shape), tuple(item.stride()), item.dtype))[0] for item in tensors]
+        self.operations.append((func.name(), template, tuple(about)))
+
+    def draws(self) -> Draws | None:
+        """What has been drawn from torch's CPU generator; None where that does not follow from shapes."""
+        return Draws(self.operations, has_own=bool(self.own_generators)) if self.can_foresee else None
+
+
+class _Generators:
+    have_drawn = False
+    """Whether Python's or numpy's was used."""
+    has_torch_drawn = False
+    """Whether torch's has moved, where that is let be."""
+    were_seeded = False
+    """Whether torch's was seeded, or given another state."""
+
+
+def _is_switched_off(schema: Any, given: dict[str, Any]) -> bool:
+    """Whether an operation that may draw random numbers does not: dropout of probability 0, or not in training."""
+    values = {item.name: given.get(item.name, item.default_value) for item in schema}
+    return any(values.get(name, 1) == 0 for name in ("dropout_p", "p", "dropout", "train", "training"))
+
+
+@contextmanager
+def untouched_generators() -> Iterator[_Generators]:
+    """Leave Python's, numpy's and torch's generators as they were, and note whether the first two were used."""
+    noted = _Generators()
+    with kept((torch.default_generator,)):
+        states, num_seedings = states_in_python(), active.num_seedings
+        try:
+            yield noted
+        finally:
+            noted.have_drawn = not is_as_in_python(states)
+            noted.were_seeded = active.num_seedings != num_seedings
+            put_in_python(states)
+
+
+@contextmanager
+def noted_generators() -> Iterator[_Generators]:
+    """Note whether Python's, numpy's and torch's generators were used, and let that be."""
+    noted = _Generators()
+    states, state = states_in_python(), torch.default_generator.get_state()
+    yield noted
+    noted.have_drawn = not is_as_in_python(states)
+    noted.has_torch_drawn = not is_same_state(state, torch.default_generator.get_state())
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)

@@ -1,0 +1,240 @@
+"""A leaf: a module placed wholly on one stage, called as one unit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from farspan.call.draws.frame import key_of
+from farspan.call.module_tables import Tables
+from farspan.errors import RecordError
+from farspan.graph import ModuleTarget
+from farspan.torch_private import is_not_torchs_device
+
+if TYPE_CHECKING:
+    from farspan.graph import Meta
+
+__all__ = ["Leaf", "LeakError", "Placed", "WholeError", "reaches_outside", "swapped"]
+
+
+class LeakError(RecordError):
+    """A call reaches outside: uses a parameter of another module, puts a tensor into a closure or a global list, or
+    names a place to run at.
+
+    A module that does is not called as one unit. The user sees the error only where that comes too late.
+    """
+
+
+def reaches_outside(error: BaseException) -> bool:
+    """Whether a call that raised `error` needs what is outside its module: its parts are called one by one instead."""
+    return isinstance(error, LeakError) or is_not_torchs_device(error)
+
+
+class WholeError(RecordError):
+    """What cannot be recorded operation by operation, and can run inside a module that is called as one unit.
+
+    A module whose parts are called one by one, and whose forward does it, is from then on called as one unit. The user
+    sees the error only where it is done outside of every module.
+    """
+
+
+@dataclass(slots=True, eq=False)
+class Placed:
+    """A parameter or buffer of a distributed model, and the stage that owns it."""
+
+    name: str
+    stage: int
+    tensor: torch.Tensor
+    """The object the user's code holds: the real one on its owner, a stub elsewhere."""
+    meta: Meta
+    is_owned: bool
+    is_parameter: bool
+    kind: type[torch.Tensor]
+    """Its class, which a stub has not."""
+    is_shared: bool = False
+    """Whether the model has it under several names, or calls several modules that hold it."""
+    user: Leaf | None = None
+    """The first leaf to be called that holds it."""
+    is_written: bool = False
+    """Whether a call of a leaf has been seen to write into it."""
+    is_saved: bool = False
+    """Of a buffer: whether autograd has been seen to save it, so that a later backward needs what it was."""
+    hooked_at: Any = None
+    """The user's line that registered a gradient hook on it."""
+    is_passed_on: bool = False
+    """While a part of a backward runs: whether its gradient goes on to another segment, which adds to it."""
+    aliases: list[Any] = field(default_factory=list)
+    """Weak references to the recorded tensors that share its memory: `param.data`, and views of it."""
+
+    @property
+    def is_trained(self) -> bool:
+        return self.is_parameter and self.tensor.requires_grad
+
+
+class Leaf(ModuleTarget):
+    """A module placed wholly on one stage."""
+
+    __slots__ = (
+        "around",
+        "attributes",
+        "buffers",
+        "foreign",
+        "has_buffers",
+        "has_been_called",
+        "is_learned",
+        "is_open",
+        "key",
+        "module",
+        "modules",
+        "name",
+        "own_objects",
+        "own_parameters",
+        "parameter_names",
+        "placed",
+        "receivers",
+        "settings",
+        "stage",
+        "state",
+        "surroundings",
+        "tables",
+    )
+
+    def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
+        self.name = name
+        self.key = key_of(name)
+        """In the paths of what is drawn inside."""
+        self.module = module
+        self.stage = stage
+        self.modules = tuple(part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule))
+        self.placed = tuple(placed)
+        """All parameters and buffers below that the plan has placed."""
+        self.tables = Tables(self.modules, {id(item.tensor) for item in placed})
+        self.state: tuple[Any, ...] | None = None
+        """Kept until a flag of one of the modules or parameters is set."""
+        self.is_open = False
+        """Whether its parts are called one by one instead, since it reaches outside itself."""
+        self.is_learned = False
+        """Whether what a call gives was known only when it ran, since it depends on data: another run may differ."""
+        self.attributes: dict[str, None] = {}
+        """What its calls have been seen to write on its modules."""
+        self.settings: dict[str, Any] = {}
+        """What the program has set on its modules since, by their numbers and names: equal where predictions are."""
+        self.around = -1
+        """The number of the latest snapshot of its surroundings: equal where predictions are."""
+        self.surroundings: Any = None
+        """What its code can read beside it; found when it is called, shared by all leaves of the same code."""
+        self.buffers = tuple(item for item in placed if not item.is_parameter)
+        self.own_objects: Any = None
+        """What the attributes that are not in `attributes` hold; made when it is called."""
+        self.has_buffers = bool(self.buffers)
+        self.foreign = tuple(item for item in placed if item.stage != stage)
+        """Those that another stage owns (tied parameters): they come as values, gradients flow back."""
+        own = [item for item in placed if item.is_parameter and item.stage == stage]
+        self.parameter_names = frozenset(item.name for item in own)
+        self.own_parameters = own
+        self.receivers = self._receivers()
+        """What a call passes gradient on to besides its arguments: all its own parameters, and shared ones by name."""
+        self.has_been_called = False
+
+    def begin(self) -> list[str]:
+        """It is called for the first time.
+
+        Returns:
+            The names of parameters of which only now another leaf that holds them is called.
+        """
+        self.has_been_called = True
+        shared: list[str] = []
+        for item in self.own_parameters:
+            if item.user is None:
+                item.user = self
+            elif not item.is_shared:
+                item.is_shared = True
+                item.user.receivers = item.user._receivers()
+                shared.append(item.name)
+        self.receivers = self._receivers()
+        return shared
+
+    @property
+    def num_extra(self) -> int:
+        """How many tensors a call has after its arguments: see `extra_tensors`."""
+        return len(self.foreign) + self.tables.num_slot_tensors
+
+    def extra_tensors(self) -> list[torch.Tensor]:
+        """What a call uses besides its arguments and its own parameters: those of other stages, and what else the
+        program has put into the modules' tables.
+        """
+        tensors = [item.tensor for item in self.foreign]
+        return tensors + self.tables.slot_tensors() if self.tables.slots else tensors
+
+    def holding(
+        self, extra: Sequence[torch.Tensor], replacement: Mapping[int, torch.Tensor] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let the modules hold what they held when the leaf was made, for a call.
+
+        Args:
+            extra: What `extra_tensors` gave, or what stands for it.
+            replacement: By id, what stands for its own parameters and buffers.
+        """
+        values = dict(replacement or {})
+        values.update((id(item.tensor), value) for item, value in zip(self.foreign, extra, strict=False))
+        return self.tables.holding(values, extra[len(self.foreign) :])
+
+    def _receivers(self) -> tuple[Any, ...]:
+        return (self, *(item.name for item in self.own_parameters if item.is_shared))
+
+    def state_key(self) -> tuple[Any, ...]:
+        """What a call's metadata depends on besides its arguments: `flags`, what has been set, `around`, and which of
+        the tensors require grad that it finds in objects and around its code.
+        """
+        if self.state is None:
+            seen = (self.own_objects, None if self.surroundings is None else self.surroundings.snapshot)
+            self.state = (
+                (
+                    tuple([module.training for module in self.modules]),
+                    tuple([item.tensor.requires_grad for item in self.placed]),
+                ),
+                tuple(self.settings.items()),
+                self.around,
+                tuple([tensor.requires_grad for objects in seen if objects is not None for tensor in objects.tensors]),
+            )
+        return self.state
+
+    @property
+    def flags(self) -> tuple[Any, ...]:
+        """Train or eval, and what is frozen: equal on all ranks, unlike settings (`module.verbose = rank == 0`)."""
+        flags: tuple[Any, ...] = self.state_key()[0]
+        return flags
+
+    def __str__(self) -> str:
+        return self.name or type(self.module).__name__
+
+
+@contextlib.contextmanager
+def swapped(modules: tuple[nn.Module, ...], replacement: Mapping[int, torch.Tensor]) -> Iterator[None]:
+    """Let `modules` see other tensors in the place of their parameters and buffers, by id of the original."""
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    flat: list[tuple[nn.RNNBase, Any]] = []
+    try:
+        for module in modules:
+            tables: Any = (module._parameters, module._buffers)
+            for table in tables:
+                for name, tensor in table.items():
+                    if tensor is not None and id(tensor) in replacement:
+                        undo.append((table, name, tensor))
+                        table[name] = replacement[id(tensor)]
+            if isinstance(module, nn.RNNBase):  # keeps a second list of its weights
+                flat.append((module, module._flat_weights))
+                module.__dict__["_flat_weights"] = [
+                    weight if weight is None else replacement.get(id(weight), weight) for weight in module._flat_weights
+                ]
+        yield
+    finally:
+        for table, name, tensor in undo:
+            table[name] = tensor
+        for module, weights in flat:
+            module.__dict__["_flat_weights"] = weights

@@ -1,0 +1,238 @@
+"""What a module writes on itself and on the modules below it: attributes, as arguments and results of its calls.
+
+    self.loss = balance(gates)         each call has one more result, and every rank's module gets it as `loss`
+    self.state = f(self.state, x)      and one more argument: what `state` was before
+
+Which attributes these are shows when a call changes them for the first time (those that hold functions, say, each rank
+has for itself). A rank's modules hold what the program
+may read, recorded values; the real ones take their place only while the call runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from farspan.call.infer.watch import storage_id
+from farspan.call.leaf import LeakError
+from farspan.call.pytree.template import can_describe, map_tensors
+from farspan.call.side_effects.hidden import copies_of_hidden, hidden_in
+from farspan.call.side_effects.kept import Kept
+from farspan.call.side_effects.reachable import REAL, Glance, State, is_same
+
+__all__ = [
+    "Attributes",
+    "OwnObjects",
+    "attributes_of",
+    "attributes_sharing",
+    "attributes_with_tensors",
+    "holds_hidden",
+    "own_attributes",
+    "put_attributes",
+    "put_own_attributes",
+    "real_attributes",
+    "watched_attributes",
+]
+
+Attributes = dict[str, Any]
+"""By "number of the module among the leaf's modules.name"."""
+
+_ABSENT = object()
+_CONTENTS = (list, dict, set)
+_OF_TORCH = frozenset(nn.Module().__dict__) - {"training"} | {"_flat_weights", "_flat_weight_refs", "_all_weights"}
+
+
+def attributes_of(modules: Sequence[nn.Module], keys: Collection[str]) -> Attributes:
+    """Those of the attributes `keys` that are there, in the keys' order."""
+    found: Attributes = {}
+    for key in sorted(keys):
+        module, name = _find(modules, key)
+        if name in module.__dict__:
+            found[key] = module.__dict__[name]
+    return found
+
+
+def put_attributes(modules: Sequence[nn.Module], keys: Collection[str], values: Attributes) -> None:
+    """Let the modules have `values`, and no other of the attributes `keys`."""
+    for key in keys:
+        module, name = _find(modules, key)
+        if key in values:
+            module.__dict__[name] = values[key]
+        else:
+            module.__dict__.pop(name, None)
+
+
+def own_attributes(module: nn.Module, *, is_copy: bool = True) -> Attributes:
+    """All attributes of `module` that are not torch's own, by name; copies of its lists, dictionaries and sets."""
+    found = {name: item for name, item in module.__dict__.items() if name not in _OF_TORCH}
+    return {name: _copy(item) for name, item in found.items()} if is_copy else found
+
+
+def put_own_attributes(module: nn.Module, values: Attributes) -> None:
+    """Let `module` have `values`, and no other attribute that is not torch's own."""
+    for name in [name for name in module.__dict__ if name not in _OF_TORCH]:
+        del module.__dict__[name]
+    module.__dict__.update(values)
+
+
+@contextlib.contextmanager
+def real_attributes(modules: Sequence[nn.Module], keys: Collection[str], values: Attributes) -> Iterator[None]:
+    """Run a call with `values` as its modules' attributes; `values` becomes what it leaves of `keys`."""
+    keys = list(dict.fromkeys([*values, *keys]))
+    before = attributes_of(modules, keys)
+    put_attributes(modules, keys, values)
+    try:
+        yield
+        after = attributes_of(modules, keys)
+        values.clear()
+        values.update(after)
+    finally:
+        put_attributes(modules, keys, before)
+
+
+@contextlib.contextmanager
+def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_real: bool) -> Iterator[None]:
+    """As `real_attributes`, and find out which other attributes the call changes: `values` has them too, then.
+
+    Args:
+        modules: The leaf's.
+        values: The attributes known so far.
+        is_real: Whether what no template describes may stay on the modules: it is the owner's, not a fake.
+    """
+    before = [dict(module.__dict__) for module in modules]
+    given = list(values)
+    own = _unknown_attributes(modules, values)
+    state = State(item for _, item in own)
+    kept = Kept(state.tensors.values())
+    put_attributes(modules, given, values)
+    hidden = [] if is_real else hidden_in([module.__dict__ for module in modules], state.holders)
+    try:
+        with copies_of_hidden(hidden):
+            yield
+    finally:
+        values.clear()
+        inside = state.changed() | kept.put_back(is_real=is_real)
+        undescribed: dict[str, Any] = {}
+        reached = {key for key, item in own if state.reaches(item, inside)}
+        for number, (module, old) in enumerate(zip(modules, before, strict=True)):
+            for name in [name for name in module.__dict__ if name not in _OF_TORCH]:
+                key, item = f"{number}.{name}", module.__dict__[name]
+                if key in given:
+                    values[key] = item
+                elif key in reached or not is_same(item, old.get(name, _ABSENT)):
+                    if can_describe(item, state.ids):
+                        values[key] = map_tensors(item, lambda tensor: tensor)  # it is about to be put back
+                    elif is_real:
+                        old[name] = item
+                    else:
+                        undescribed[key] = item
+            for name in [name for name in module.__dict__ if name not in _OF_TORCH and name not in old]:
+                del module.__dict__[name]
+            module.__dict__.update((name, item) for name, item in old.items() if name not in _OF_TORCH)
+        state.put_back(inside)
+        for key in sorted(values):
+            values[key] = values.pop(key)
+        if not is_real and state.has_changed_array(inside):
+            raise LeakError("a module writes into an array that it holds")
+        if not is_real and state.has_changed_behind_callable(inside):
+            raise LeakError("a module changes an object through a bound method or a partial function")
+        if hidden_in([undescribed], State(undescribed.values()).holders):
+            raise LeakError("a module sets an object whose state cannot be looked into")
+
+
+def attributes_sharing(modules: Sequence[nn.Module], tensor: torch.Tensor) -> list[str]:
+    """The attributes from which a tensor in the memory of `tensor` can be reached."""
+    own = _unknown_attributes(modules, ())
+    state = State(item for _, item in own)
+    memory = storage_id(tensor)
+    ids = {key for key, item in state.tensors.items() if type(item) in REAL and storage_id(item) == memory}
+    return [key for key, item in own if state.reaches(item, ids)]
+
+
+def attributes_with_tensors(modules: Sequence[nn.Module], known: Collection[str]) -> list[str]:
+    """The attributes, other than the `known` ones, that hold plain tensors and can be arguments."""
+    found: list[str] = []
+    for key, item in _unknown_attributes(modules, known):
+        state = State([item])
+        if any(type(tensor) in REAL for tensor in state.tensors.values()) and can_describe(item):
+            found.append(key)
+    return found
+
+
+def holds_hidden(modules: Sequence[nn.Module]) -> bool:
+    """Whether the modules hold objects whose state cannot be looked into, and may change."""
+    state = State(item for _, item in _unknown_attributes(modules, ()))
+    return bool(hidden_in([own_attributes(module, is_copy=False) for module in modules], state.holders))
+
+
+class OwnObjects:
+    """The lists, dictionaries and objects that a leaf's attributes hold, and that others may change too."""
+
+    def __init__(self, modules: Sequence[nn.Module], known: Collection[str]) -> None:
+        self._own = _unknown_attributes(modules, known)
+        self._state = State(item for _, item in self._own)
+        self._glance = Glance(self._state.objects)
+        recorded = [key for key, tensor in self._state.tensors.items() if type(tensor) not in REAL]
+        self.recorded = [key for key, item in self._own if recorded and self._state.reaches(item, recorded)]
+        """The attributes through which a recorded tensor is reached."""
+        self.memory = self._state.memory
+        """Numbers of the plain tensors among the objects, and of their memory."""
+        own = set(map(id, modules))
+        self.foreign = [module for module in self._state.modules if id(module) not in own]
+        """The modules that are held, and are none of the leaf's."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the modules hold no objects that others may change."""
+        return self._glance.is_empty
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that can be reached from them."""
+        return [*self._state.tensors.values()]
+
+    def has_changed(self) -> bool:
+        """Whether one of the objects holds something else than when this was made."""
+        return self._glance.has_changed()
+
+    def changed(self) -> list[str]:
+        """The attributes through which something else is reached than when this was made, if they can be arguments:
+        arrays cannot, nor can bound methods and partial functions.
+        """
+        if not self._glance.has_changed() or self.has_changed_behind_callable():
+            return []
+        changed = self._state.changed(with_arrays=False)
+        return [key for key, item in self._own if self._state.reaches(item, changed)]
+
+    def has_changed_behind_callable(self) -> bool:
+        """Whether a bound method or a partial function that the modules hold knows an object that has changed."""
+        return self.has_changed() and self._state.has_changed_behind_callable(self._state.changed())
+
+    def put_back(self) -> State:
+        """Let the objects hold what they held; give what they held meanwhile."""
+        meanwhile = State(item for _, item in self._own)
+        self._state.put_back(self._state.changed())
+        return meanwhile
+
+
+def _unknown_attributes(modules: Sequence[nn.Module], known: Collection[str]) -> list[tuple[str, Any]]:
+    """By key the attributes that are neither torch's own nor known."""
+    return [
+        (f"{number}.{name}", item)
+        for number, module in enumerate(modules)
+        for name, item in module.__dict__.items()
+        if name not in _OF_TORCH and f"{number}.{name}" not in known
+    ]
+
+
+def _copy(item: Any) -> Any:
+    return type(item)(item) if type(item) in _CONTENTS else item
+
+
+def _find(modules: Sequence[nn.Module], key: str) -> tuple[nn.Module, str]:
+    number, _, name = key.partition(".")
+    return modules[int(number)], name

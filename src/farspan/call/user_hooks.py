@@ -1,0 +1,148 @@
+"""Hooks that users register on modules: they run where the program runs, on every rank, with recorded tensors.
+
+Backward hooks are torch's own way: an identity function before the module and one behind it, with hooks on these.
+
+torch's own hooks (weight norm, spectral norm) belong to the computation and run with it. A module below whose top
+somebody hooks a part is no longer called as one unit: its parts are, and the hook sees them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import BackwardHook
+
+from farspan.call.leaf import Leaf
+from farspan.errors import RecordError
+from farspan.torch_private import are_all_modules_hooked, has_full_backward_hooks
+
+__all__ = [
+    "call_with_user_hooks",
+    "check_container",
+    "is_called_in_parts",
+    "has_user_hooks",
+    "open_leaves",
+    "without_user_hooks",
+]
+
+_FORWARD = ("_forward_hooks", "_forward_pre_hooks")
+_BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
+
+
+def has_user_hooks(module: nn.Module) -> bool:
+    """Whether somebody other than torch has hooked `module`."""
+    if has_full_backward_hooks(module):
+        return True
+    hooks, pre_hooks = module._forward_hooks, module._forward_pre_hooks
+    if not hooks and not pre_hooks:
+        return False
+    return not all(map(_is_of_torch, [*hooks.values(), *pre_hooks.values()]))
+
+
+def open_leaves(leaves: Iterable[Leaf]) -> None:
+    """Let no module be called as one unit that has a hooked one below its top."""
+    for leaf in leaves:
+        leaf.is_open |= any(map(has_user_hooks, leaf.modules[1:]))
+
+
+def is_called_in_parts(leaf: Leaf) -> bool:
+    """Whether the modules inside `leaf` are called one by one; hooks on all modules see each of them."""
+    return leaf.is_open or (len(leaf.modules) > 1 and are_all_modules_hooked())
+
+
+def check_container(module: nn.Module) -> None:
+    """Raise if a module whose parts are called one by one has a backward hook of the deprecated kind.
+
+    Raises:
+        RecordError: It would be called with what one operation of one part gives.
+    """
+    if module._is_full_backward_hook is False and module._backward_hooks:
+        raise RecordError(
+            f"register_backward_hook on {type(module).__name__}, whose parts are called one by one.",
+            why="it is called with the gradients of the last operation inside, which is on one rank.",
+            hint="module.register_full_backward_hook(hook)",
+        )
+
+
+@contextlib.contextmanager
+def without_user_hooks(*modules: nn.Module) -> Iterator[None]:
+    """Run `modules` with the hooks that belong to the computation."""
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            if has_user_hooks(module):
+                stack.enter_context(_tables(module, _FORWARD, _is_of_torch))
+            if has_full_backward_hooks(module):
+                stack.enter_context(_tables(module, _BACKWARD, lambda hook: False))
+        yield
+
+
+def call_with_user_hooks(
+    module: nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call `forward` in the place of `module`'s, with the users' hooks around it."""
+    called, result, around = set[int](), None, None
+    try:
+        for key, hook in _users(module._forward_pre_hooks):
+            args, kwargs = _before(module, hook, args, kwargs, key in module._forward_pre_hooks_with_kwargs)
+        if has_full_backward_hooks(module):
+            around = BackwardHook(module, module._get_backward_hooks()[0], module._get_backward_pre_hooks())
+            args = around.setup_input_hook(args)
+        result = forward(*args, **kwargs)
+        for key, hook in _users(module._forward_hooks):
+            called.add(key)
+            changed = _after(module, key, hook, args, kwargs, result)
+            result = result if changed is None else changed
+    except Exception:
+        for key, hook in _users(module._forward_hooks):
+            if key in module._forward_hooks_always_called and key not in called:
+                try:
+                    _after(module, key, hook, args, kwargs, result)
+                except Exception as error:
+                    warnings.warn(f"a forward hook with always_call=True raised too: {error}", stacklevel=2)
+        raise
+    return result if around is None else around.setup_output_hook(result)
+
+
+def _users(hooks: dict[int, Any]) -> list[tuple[int, Any]]:
+    return [(key, hook) for key, hook in hooks.items() if not _is_of_torch(hook)]
+
+
+def _before(module: nn.Module, hook: Any, args: Any, kwargs: Any, is_with_kwargs: bool) -> tuple[Any, Any]:
+    """The arguments as a pre-hook leaves them."""
+    result = hook(module, args, kwargs) if is_with_kwargs else hook(module, args)
+    if result is None:
+        return args, kwargs
+    if not is_with_kwargs:
+        return (result if isinstance(result, tuple) else (result,)), kwargs
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise RuntimeError(f"forward pre-hook must return None or a tuple of (new_args, new_kwargs), but got {result}.")
+    return result
+
+
+def _after(module: nn.Module, key: int, hook: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    if key in module._forward_hooks_with_kwargs:
+        return hook(module, args, kwargs, result)
+    return hook(module, args, result)
+
+
+@contextlib.contextmanager
+def _tables(module: nn.Module, names: tuple[str, ...], wanted: Callable[[Any], bool]) -> Iterator[None]:
+    before = {name: module.__dict__[name] for name in names}
+    for name, table in before.items():
+        module.__dict__[name] = OrderedDict((key, hook) for key, hook in table.items() if wanted(hook))
+    try:
+        yield
+    finally:
+        module.__dict__.update(before)
+
+
+def _is_of_torch(hook: Any) -> bool:
+    return (getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch.")

@@ -1,0 +1,3 @@
+"""Tensors on their way between ranks."""
+
+__all__: list[str] = []

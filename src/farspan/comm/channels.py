@@ -1,0 +1,221 @@
+"""Bundles of tensors over media: one channel per (source, destination, direction), first in first out.
+
+Sender and receiver agree on every byte beforehand: sizes from the metadata, order from the program. Small tensors of a
+bundle travel in one message, large ones alone. That message begins with the strides of them all: what a kernel adds up
+in which order depends on strides, and those a run on fakes foretells are not always those of the real run.
+Between GPUs the foretold strides are used, since the receiver's program does not wait for the data there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from farspan.comm.router import Roads
+from farspan.comm.transport import Medium, Sending
+from farspan.control.channel import SideChannel
+from farspan.errors import DeadlineError
+from farspan.graph import Meta
+from farspan.program.program import Bundle
+
+__all__ = ["Channels"]
+
+_ALONE_BYTES = 64 * 1024
+_ALIGNMENT = 16
+_HOST = torch.device("cpu")
+
+
+class Channels:
+    """One rank's sends and receives.
+
+    Args:
+        medium: What carries them; None where there is one rank.
+        rank: Of this process.
+        deadline_s: The longest wait.
+        side: Knows where the program of a late rank is, and is told of every wait.
+    """
+
+    def __init__(self, medium: Medium | None, rank: int, deadline_s: float, side: SideChannel) -> None:
+        self.medium = medium
+        self.side = side
+        self.rank = rank
+        self.deadline_s = deadline_s
+        self.agree: Callable[[], None] | None = None
+        """Returns once all ranks have begun the step with one program; None where that is so."""
+        self.sending: deque[Sending] = deque()
+        self.allocate: Callable[..., torch.Tensor] = torch.empty
+        """Makes receive buffers; tests count them here."""
+
+    def prepare(self, gpu_channels: Collection[tuple[int, int, int]]) -> None:
+        """Make what the GPU channels of a step need; all ranks call it with the same channels."""
+        if isinstance(self.medium, Roads):
+            self.medium.prepare(gpu_channels)
+
+    def post(self, bundle: Bundle, metas: Sequence[Meta], device: torch.device) -> None:
+        """Begin to receive `bundle`."""
+        assert self.medium is not None
+        if self.agree is not None and not self.medium.checks_sizes(bundle.src):
+            self.agree()
+            self.agree = None
+        parts = _Parts(metas, has_strides=not bundle.is_between_gpus)
+        device = device if bundle.is_between_gpus else _HOST
+        bundle.tensors = [None] * len(metas)
+        if parts.packed_size:
+            allocate = self.allocate if parts.packed else torch.empty
+            buffer = allocate(parts.packed_size, dtype=torch.uint8, device=device)
+            bundle.works.append(self.medium.receive(buffer, bundle.src, int(bundle.is_gradient)))
+            bundle.strides = buffer[: parts.strides_size]
+            for number, offset in parts.packed.items():
+                bundle.tensors[number] = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
+        for number in parts.alone:
+            flat = self.allocate(metas[number].numel, dtype=metas[number].dtype, device=device)
+            bundle.works.append(self.medium.receive(flat, bundle.src, int(bundle.is_gradient)))
+            bundle.tensors[number] = flat
+
+    def wait(self, bundle: Bundle, metas: Sequence[Meta], waiting: Callable[[], str]) -> None:
+        """Return when `bundle` has arrived.
+
+        Raises:
+            DeadlineError: It did not arrive in time; `waiting()` says who waits, at which task.
+        """
+        for work in bundle.works:
+            with self.side.waits.until(lambda: f"to send {bundle.describe()}", {"rank": bundle.src}):
+                try:
+                    work.wait(self.deadline_s)
+                except TimeoutError as error:
+                    raise self._late(bundle, waiting()) from error
+        bundle.works.clear()
+        layouts = list(map(_layout, metas)) if bundle.is_between_gpus else _read_strides(bundle.strides, metas)
+        bundle.strides = None  # a view of the common message: it would keep all of it
+        for number, (meta, layout) in enumerate(zip(metas, layouts, strict=True)):  # each gives its buffer back
+            dense = bundle.tensors[number].as_strided(meta.shape, _dense(meta.shape, layout))
+            bundle.tensors[number] = self._with_strides(dense, layout)
+
+    def _late(self, bundle: Bundle, waiting: str) -> DeadlineError:
+        """The error of a wait for `bundle`; it names the rank that keeps the others."""
+        chain, why = self.side.late.behind(bundle.src)
+        return DeadlineError(
+            f"{waiting} waited {self.deadline_s:g} s for {bundle.describe()} from rank {bundle.src}{chain}.",
+            why=why,
+            hint="look at that rank's log; FARSPAN_DEADLINE=seconds allows longer waits",
+        )
+
+    def _with_strides(self, dense: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        """A tensor that has arrived, as it was where it comes from: a slice of something larger, with gaps, or one
+        element that stands for many. (Where elements overlap in another way it stays dense.)
+        """
+        if dense.stride() == strides or not dense.numel():
+            return dense
+        parts = dense
+        span = 1
+        for stride, size, dim in sorted(zip(strides, dense.shape, range(dense.dim()), strict=True)):
+            if stride == 0:
+                parts = parts.narrow(dim, 0, 1)
+            elif size > 1 and stride < span:
+                return dense
+            else:
+                span += stride * (size - 1)
+        result = self.allocate(span, dtype=dense.dtype, device=dense.device).as_strided(parts.shape, strides)
+        return result.copy_(parts).expand(dense.shape)
+
+    def send(self, bundle: Bundle, tensors: Sequence[torch.Tensor], metas: Sequence[Meta]) -> None:
+        """Begin to send; `tensors` must not be written to any more."""
+        assert self.medium is not None
+        channel = int(bundle.is_gradient)
+        if not bundle.is_between_gpus:
+            tensors = [tensor.to(_HOST) for tensor in tensors]
+        parts = _Parts(metas, has_strides=not bundle.is_between_gpus)
+        if bundle.is_between_gpus:
+            strides = [meta.stride for meta in metas]
+        else:
+            strides = [tensor.stride() for tensor in tensors]
+        layouts = [_dense(meta.shape, stride) for meta, stride in zip(metas, strides, strict=True)]
+        if parts.packed_size:
+            device = _HOST if not parts.packed else tensors[next(iter(parts.packed))].device
+            buffer = torch.empty(parts.packed_size, dtype=torch.uint8, device=device)
+            if parts.strides_size:
+                numbers = struct.pack(f"{parts.strides_size // 8}q", *itertools.chain.from_iterable(strides))
+                buffer[: parts.strides_size].copy_(torch.frombuffer(bytearray(numbers), dtype=torch.uint8))
+            for number, offset in parts.packed.items():
+                flat = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
+                flat.as_strided(metas[number].shape, layouts[number]).copy_(tensors[number])
+            self.sending.append(self.medium.send(buffer, bundle.dst, channel))
+        for number in parts.alone:
+            self.sending.append(self.medium.send(_flattened(tensors[number], layouts[number]), bundle.dst, channel))
+        self.reap()
+
+    def reap(self) -> None:
+        """Let go of what has been sent; raise what broke it."""
+        while self.sending and self.sending[0].is_done():
+            self.sending.popleft().wait(0.0)
+
+    def drain(self) -> None:
+        """Wait until all has been sent."""
+        end = time.monotonic() + self.deadline_s
+        while self.sending:
+            self.sending.popleft().wait(max(0.001, end - time.monotonic()))
+
+
+class _Parts:
+    """How the tensors of a bundle travel; empty ones take no bytes."""
+
+    __slots__ = ("alone", "packed", "packed_size", "strides_size")
+
+    def __init__(self, metas: Sequence[Meta], *, has_strides: bool) -> None:
+        sizes = [_size(meta) for meta in metas]
+        self.strides_size = 8 * sum(len(meta.shape) for meta in metas) if has_strides else 0
+        small = [number for number, size in enumerate(sizes) if size <= _ALONE_BYTES]
+        if len(small) == 1 and sizes[small[0]] and not self.strides_size:
+            small = []
+        self.packed: dict[int, int] = {}
+        """By number, where in the common message it begins."""
+        end = self.strides_size
+        for number in small:
+            begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+            self.packed[number] = begin
+            end = begin + sizes[number]
+        self.packed_size = end
+        self.alone = [number for number in range(len(metas)) if number not in self.packed]
+
+
+def _size(meta: Meta) -> int:
+    return meta.numel * meta.dtype.itemsize
+
+
+def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides a tensor has on the wire: its own if it is dense, else those of a copy, which keeps the order of
+    dimensions (a slice of channels of an image that is stored channels last is stored channels last).
+    """
+    if len(strides) != len(shape):  # sparse
+        return torch.empty(shape, device="meta").stride()
+    expected = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
+        expected *= size
+    return strides
+
+
+def _layout(meta: Meta) -> tuple[int, ...]:
+    return _dense(meta.shape, meta.stride)
+
+
+def _read_strides(message: torch.Tensor | None, metas: Sequence[Meta]) -> list[tuple[int, ...]]:
+    """The strides of each tensor, out of the bytes that came before them."""
+    if message is None or not message.numel():
+        return [()] * len(metas)
+    strides = iter(struct.unpack(f"{message.numel() // 8}q", message.numpy().tobytes()))
+    return [tuple(itertools.islice(strides, len(meta.shape))) for meta in metas]
+
+
+def _flattened(tensor: torch.Tensor, layout: tuple[int, ...]) -> torch.Tensor:
+    if tensor.stride() != layout or tensor.is_conj() or tensor.is_neg():
+        tensor = torch.empty_strided(tensor.shape, layout, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor.as_strided((tensor.numel(),), (1,))

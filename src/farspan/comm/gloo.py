@@ -1,0 +1,133 @@
+"""CPU tensors over torch.distributed's gloo backend: one tag for each channel."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from farspan.comm.transport import TransferError
+from farspan.torch_private.groups import gloo_group
+
+__all__ = ["GlooMedium"]
+
+_ABORT_TAG = 99
+_CLOSING_S = 0.1
+_NO_LIMIT = timedelta(days=10_000)
+
+
+class _Receiving:
+    __slots__ = ("flat", "work")
+
+    def __init__(self, work: dist.Work, flat: torch.Tensor) -> None:
+        self.work = work
+        self.flat = flat  # gloo writes its memory until the transfer has ended
+
+    def wait(self, deadline_s: float) -> None:
+        try:
+            self.work.wait(timedelta(seconds=deadline_s))
+        except RuntimeError as error:
+            if "Timed out" in str(error):
+                raise TimeoutError(str(error)) from error
+            raise TransferError(str(error)) from error
+
+
+class _Sending:
+    """gloo says only to who waits that a send has ended: a thread of the medium does, one send after the other."""
+
+    __slots__ = ("error", "flat", "has_ended", "work")
+
+    def __init__(self, work: dist.Work, flat: torch.Tensor) -> None:
+        self.work: dist.Work | None = work
+        self.flat: torch.Tensor | None = flat  # gloo reads its memory until the transfer has ended
+        self.has_ended = threading.Event()
+        self.error: RuntimeError | None = None
+
+    def is_done(self) -> bool:
+        return self.has_ended.is_set()
+
+    def wait(self, deadline_s: float) -> None:
+        if not self.has_ended.wait(deadline_s):
+            raise TimeoutError(f"a send has not ended in {deadline_s:g} s")
+        if self.error is not None:
+            raise TransferError(str(self.error)) from self.error
+
+    def see_it_end(self) -> None:
+        """Return when it has: `GlooMedium.abort` ends it at the latest."""
+        assert self.work is not None
+        try:
+            self.work.wait(_NO_LIMIT)
+        except RuntimeError as error:
+            self.error = error
+        self.work = self.flat = None
+        self.has_ended.set()
+
+
+class GlooMedium:
+    """Point-to-point transfers in a group of its own, which the program does not see.
+
+    Args:
+        store: Where the ranks find each other; of this medium alone.
+        rank: Of this process.
+        world_size: Number of processes.
+        address: Of this host, at which the others reach it; GLOO_SOCKET_IFNAME names an interface instead.
+        deadline_s: The longest wait for another rank.
+    """
+
+    def __init__(self, store: Any, rank: int, world_size: int, address: str, deadline_s: float) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+        self.group: Any = gloo_group(
+            store, rank, world_size, address=address, interfaces=interfaces, timeout=timedelta(seconds=deadline_s)
+        )
+        self._sends: queue.SimpleQueue[_Sending | None] = queue.SimpleQueue()
+        self._watching = threading.Thread(target=self._see_sends_end, name="farspan-gloo-sends", daemon=True)
+        self._watching.start()
+
+    def send(self, flat: torch.Tensor, dst: int, channel: int) -> _Sending:
+        try:
+            sending = _Sending(self.group.send([flat], dst, channel), flat)
+        except RuntimeError as error:
+            raise TransferError(str(error)) from error
+        self._sends.put(sending)
+        return sending
+
+    def receive(self, flat: torch.Tensor, src: int, channel: int) -> _Receiving:
+        try:
+            return _Receiving(self.group.recv([flat], src, channel), flat)
+        except RuntimeError as error:
+            raise TransferError(str(error)) from error
+
+    def checks_sizes(self, src: int) -> bool:
+        return False  # gloo's own thread raises, which ends the process
+
+    def abort(self) -> None:
+        """gloo has no way to interrupt a wait but a time-out, which ends all transfers of the group."""
+        peer, group = (self.rank + 1) % self.world_size, self.group
+        if group is None:
+            return  # closed: nothing is under way
+        try:
+            group.recv([torch.empty(1, dtype=torch.uint8)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            return  # as wanted: this wait has timed out, or the connection was broken already
+
+    def close(self) -> None:
+        """End the group and what is under way in it: a group that outlives the interpreter aborts the process."""
+        if self.group is None:
+            return
+        self._sends.put(None)
+        self._watching.join(_CLOSING_S)
+        if self._watching.is_alive():  # a send that nobody receives any more
+            self.abort()
+            self._watching.join()
+        self.group = None
+
+    def _see_sends_end(self) -> None:
+        while (sending := self._sends.get()) is not None:
+            sending.see_it_end()

@@ -1,0 +1,107 @@
+"""All ranks come together: rank 0 opens the hub of the side channel, and everybody connects to it.
+
+    every rank   "rank 1"      its address
+    rank 0       reads them all, and opens the hub
+                 "hub"         its address, and the secret of the run unless FARSPAN_SECRET says it
+    every rank   connects
+                 "joined 1"    that it has
+    rank 0       reads them all
+
+A rank that fails leaves its error in the place of its next record, one that ends before it comes leaves a word there
+(`messenger`): rank 0 reads all records, and everybody reads rank 0's.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from farspan import settings
+from farspan.comm.rendezvous.addresses import address_towards, is_loopback
+from farspan.comm.rendezvous.group import Peers
+from farspan.comm.rendezvous.records import Records
+from farspan.control.channel import SideChannel
+from farspan.errors import LaunchError
+from farspan.launch.rank.absent import note_coming
+from farspan.launch.rank.notes import note_waiting
+
+__all__ = ["Joined", "join_side_channel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """What a rank has when all have come together.
+
+    Attributes:
+        side: Its end of the side channel.
+        address: An address of this host at which all other ranks reach it.
+    """
+
+    side: SideChannel
+    address: str
+
+
+def join_side_channel(peers: Peers, limit_s: float) -> Joined:
+    """Wait until all ranks have called this, and connect them.
+
+    Args:
+        peers: This rank among the others.
+        limit_s: The longest wait for another rank, here and later.
+
+    Raises:
+        RemoteError: Another rank has failed, or has ended before it came here.
+        DeadlineError: Some rank has not come in time.
+        LaunchError: No way to the others, or they have another secret.
+    """
+    records = Records(peers, limit_s)
+    note_coming()
+    note_waiting(peers.rank)
+    return _host(peers, records, limit_s) if peers.rank == 0 else _connect(peers, records, limit_s)
+
+
+def _host(peers: Peers, records: Records, limit_s: float) -> Joined:
+    others = range(1, peers.world_size)
+    with records.leaving_errors("hub"):
+        address = address_towards(peers.host)
+        records.write("rank 0", {"address": address})
+        addresses = [str(records.read(f"rank {rank}", rank).get("address")) for rank in others]
+        distant = next((other for other in addresses if not is_loopback(other)), None)
+        if is_loopback(address) and distant is not None:
+            address = address_towards(distant)
+        known = settings.text("SECRET")
+        secret = known or secrets.token_hex(32)
+        server = SideChannel.host(peers.world_size, secret, address)
+        side = SideChannel.connect(0, peers.world_size, server.address, secret, limit_s, server=server)
+        records.write("hub", {"address": address, "port": server.address[1], "secret": "" if known else secret})
+    try:
+        for rank in others:
+            records.read(f"joined {rank}", rank)
+    except BaseException as error:
+        side.fail(error)
+        raise
+    return Joined(side=side, address=address)
+
+
+def _connect(peers: Peers, records: Records, limit_s: float) -> Joined:
+    rank = peers.rank
+    with records.leaving_errors(f"rank {rank}"):
+        address = address_towards(peers.host)
+        records.write(f"rank {rank}", {"address": address})
+    with records.leaving_errors(f"joined {rank}"):
+        hub = records.read("hub", 0)
+        host, port, given = str(hub.get("address")), hub.get("port"), str(hub.get("secret"))
+        known = settings.text("SECRET")
+        if bool(given) == bool(known):
+            raise LaunchError(
+                "the ranks do not agree on the secret of this run.",
+                why=f"FARSPAN_SECRET is set on {f'rank {rank}' if known else 'rank 0'} "
+                f"and not on {'rank 0' if known else f'rank {rank}'}.",
+                hint="the same FARSPAN_SECRET on every rank, or on none",
+            )
+        if not isinstance(port, int) or not 0 < port < 1 << 16:
+            raise LaunchError("rank 0 listens at no port.", why=f"{str(port)[:40]!r} stands in the store of this job.")
+        if is_loopback(address) and not is_loopback(host):
+            address = host  # rank 0's host is this one
+        side = SideChannel.connect(rank, peers.world_size, (host, port), known or given, limit_s)
+        records.write(f"joined {rank}", {})
+    return Joined(side=side, address=address)

@@ -1,0 +1,72 @@
+"""Which road a tensor takes: NCCL between GPUs of different ranks, from memory to memory on one host, else gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from farspan.comm.gloo import GlooMedium
+from farspan.comm.nccl import NcclMedium
+from farspan.comm.same_host.copies import SameHostMedium
+from farspan.comm.transport import Medium, Sending, Work
+
+__all__ = ["Roads"]
+
+
+class Roads:
+    """A medium made of several: which one is decided by the two ends and their devices, so both decide alike."""
+
+    def __init__(self, host: GlooMedium, device: NcclMedium | None, near: SameHostMedium | None = None) -> None:
+        self.host = host
+        self.device = device
+        self.near = near
+
+    def prepare(self, channels: Iterable[tuple[int, int, int]]) -> None:
+        if self.device is not None:
+            self.device.prepare(channels)
+
+    def send(self, flat: torch.Tensor, dst: int, channel: int) -> Sending:
+        return self._road(flat, dst).send(flat, dst, channel)
+
+    def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work:
+        return self._road(flat, src).receive(flat, src, channel)
+
+    def checks_sizes(self, src: int) -> bool:
+        return self.device is None and self.near is not None and self.near.reaches(src)
+
+    def wait_ended(self, rank: int, deadline_s: float) -> None:
+        """Return when the process of a rank has ended, if this one can see it, or after the deadline."""
+        if self.near is not None:
+            self.near.wait_ended(rank, deadline_s)
+
+    def abort(self) -> None:
+        for road in (self.host, self.device, self.near):
+            if road is not None:
+                road.abort()
+
+    def resume(self) -> None:
+        """Let the ranks of this host go on whose processes are stopped."""
+        if self.near is not None:
+            self.near.resume()
+
+    def close(self) -> None:
+        """Free what outlives no interpreter; nothing is sent afterwards."""
+        for road in (self.host, self.device):
+            if road is not None:
+                road.close()
+
+    def describe(self, rank: int, num_ranks: int) -> str:
+        """For each other rank, how tensors in memory go there."""
+        others = [other for other in range(num_ranks) if other != rank]
+        return ", ".join(f"rank {other}: {self._name(other)}" for other in others)
+
+    def _name(self, peer: int) -> str:
+        return "memory to memory" if self.near is not None and self.near.reaches(peer) else "gloo"
+
+    def _road(self, flat: torch.Tensor, peer: int) -> Medium:
+        if flat.is_cuda and self.device is not None:
+            return self.device
+        if self.near is not None and self.near.reaches(peer):
+            return self.near
+        return self.host

@@ -1,0 +1,168 @@
+"""A large message in chunks, which receiver and sender copy together: one core alone cannot use all the bandwidth.
+
+    receiver    puts the chunks into a queue, takes them out one by one and reads each from the sender's memory
+    sender      where it waits for something meanwhile, takes chunks too and writes them into the receiver's memory
+
+The queue is a socket whose reading end both have, so the kernel gives each chunk to one of them. A sender that computes
+takes none, and the receiver copies them all.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from farspan.comm.same_host.packet_socket import Ending
+
+__all__ = ["WHOLE_BYTES", "Chunk", "ChunkQueue", "Loan", "Loans", "take_chunk"]
+
+WHOLE_BYTES = 1 << 20
+"""The largest message that the receiver copies alone: until the sender has woken up it would be done."""
+
+Read = Callable[[int, int, int], None]
+
+_LARGEST, _SMALLEST = 2 << 20, 512 << 10
+_PART = 4  # of what is left is the next chunk
+_PAGE = 4096
+_CHUNK = struct.Struct("=QQQQ")
+
+
+class Chunk(NamedTuple):
+    """What is to be copied, and of which message."""
+
+    message: int
+    source: int
+    """Its address in the sender."""
+    destination: int
+    """Its address in the receiver."""
+    size: int
+
+
+class Loan:
+    """Memory that a neighbour may be writing to: chunks of a message that it has taken and has not written yet."""
+
+    def __init__(self, message: int, flat: torch.Tensor) -> None:
+        self.message = message
+        self.flat = flat
+        self.num_chunks = 0
+        self.transfer: Ending | None = None
+        """What is over with the last of them."""
+
+
+class Loans:
+    """All of one neighbour. Their memory is kept until it is known to be written, whatever becomes of the transfers and
+    of this object: until this process ends, where the neighbour can no longer say so.
+    """
+
+    _kept: ClassVar[set[Loan]] = set()
+
+    def __init__(self) -> None:
+        self._by_message: dict[int, Loan] = {}
+        self._num_messages = 0
+
+    def begin(self, flat: torch.Tensor) -> Loan:
+        self._num_messages += 1
+        loan = self._by_message[self._num_messages] = Loan(self._num_messages, flat)
+        self._kept.add(loan)
+        return loan
+
+    def give_back(self, message: int, num_chunks: int) -> None:
+        """So many chunks need no longer be waited for."""
+        loan = self._by_message[message]
+        loan.num_chunks -= num_chunks
+        if not loan.num_chunks:
+            del self._by_message[message]
+            self._kept.discard(loan)
+            if loan.transfer is not None:
+                loan.transfer.end()
+
+    def end(self) -> None:
+        """The neighbour's process has ended."""
+        self._kept.difference_update(self._by_message.values())
+
+
+class ChunkQueue:
+    """The receiver's side of a queue, which is empty but in `copy`."""
+
+    def __init__(self) -> None:
+        self._entry, self.exit = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._entry.setblocking(False)
+        self.exit.setblocking(False)
+        self._waiting: deque[Chunk] = deque()
+        """What the socket has not taken yet."""
+
+    def copy(self, flat: torch.Tensor, source: int, read: Read, loans: Loans) -> Loan:
+        """Offer a message in chunks, and read those that the neighbour does not take.
+
+        Args:
+            flat: Where to.
+            source: Its address in the neighbour.
+            read: Copies to an address here, from an address there, so many bytes.
+            loans: Those of the neighbour.
+
+        Returns:
+            The chunks that it has taken.
+        """
+        loan = loans.begin(flat)
+        self._waiting.extend(_parts(Chunk(loan.message, source, flat.data_ptr(), flat.nbytes)))
+        loan.num_chunks = len(self._waiting)
+        num_mine = 0
+        try:
+            while (chunk := self._next()) is not None:
+                num_mine += 1
+                read(chunk.destination, chunk.source, chunk.size)
+        finally:
+            loans.give_back(loan.message, num_mine + self._withdraw())
+        return loan
+
+    def close(self) -> None:
+        self._entry.close()
+        self.exit.close()
+
+    def _next(self) -> Chunk | None:
+        """A chunk for this rank. The neighbour may empty the socket faster than this rank fills it."""
+        chunk = None
+        while chunk is None and self._fill():
+            chunk = take_chunk(self.exit)
+        return chunk if chunk is not None else take_chunk(self.exit)
+
+    def _fill(self) -> bool:
+        """Put in what the socket takes; whether more is waiting."""
+        while self._waiting:
+            try:
+                self._entry.send(_CHUNK.pack(*self._waiting[0]))
+            except BlockingIOError:
+                return True
+            self._waiting.popleft()
+        return False
+
+    def _withdraw(self) -> int:
+        """Take what is left, so that nobody copies it; the number of chunks."""
+        num_left = len(self._waiting)
+        self._waiting.clear()
+        while take_chunk(self.exit) is not None:
+            num_left += 1
+        return num_left
+
+
+def take_chunk(queue_exit: socket.socket) -> Chunk | None:
+    """A chunk that is now the caller's to copy; None if there is none, also where the receiver has closed the queue."""
+    try:
+        packet = queue_exit.recv(_CHUNK.size)
+    except BlockingIOError:
+        return None
+    return Chunk(*_CHUNK.unpack(packet)) if packet else None
+
+
+def _parts(whole: Chunk) -> Iterator[Chunk]:
+    """Large ones first, so that they are few; small ones last, so that both ends have done at about the same time."""
+    message, source, destination, left = whole
+    while left:
+        size = min(left, max(_SMALLEST, min(_LARGEST, left // _PART // _PAGE * _PAGE)))
+        yield Chunk(message, source, destination, size)
+        source, destination, left = source + size, destination + size, left - size

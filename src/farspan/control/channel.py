@@ -1,0 +1,386 @@
+"""What a rank holds of the side channel: agree on a step, gather small values, ask other ranks, spread failures.
+
+All methods are thread-safe. Waits sleep on one condition that the listener thread notifies; none polls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from farspan.control.calls import Calls
+from farspan.control.gathers import Gathers
+from farspan.control.hub.divergence import history_to_json
+from farspan.control.hub.server import HubServer
+from farspan.control.late import LateRanks
+from farspan.control.link import Link, LoopLink, connect
+from farspan.control.text import as_error, clip_head, described, fresh, stack_of
+from farspan.control.waits import Waits
+from farspan.errors import FarspanError
+from farspan.outputs import write_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farspan.control.calls import Handler
+    from farspan.control.hub.divergence import Entry
+    from farspan.control.wire import Frame, Header
+
+__all__ = ["SideChannel"]
+
+_log = logging.getLogger(__name__)
+_WAKE_S = 0.5
+"""How often a rank that has failed lets stopped ones go on while the hub does not answer."""
+_ENDING_S = 5.0
+"""How long `fail` may take to see its news on their way, and `close` to see each of this channel's threads idle."""
+
+
+class SideChannel:
+    """One rank's end of the side channel; made by `connect` or `alone`.
+
+    Attributes:
+        rank, world_size: Which rank of how many this is.
+        history: Set by the caller: for a step, the (digest, description) of what was recorded, in order, each with what
+            to try if it differs or without. Called in the listener thread when the programs differ; must not block.
+        raised: Set by the caller: an error of its program (`text.described`) which may be why the programs differ.
+        failure: The first failure of another rank, else None.
+        waits: What this rank's program waits for. A wait of half a minute becomes a line on rank 0's standard error.
+        place: Set by the caller: says in a line where this rank is in its schedule. Called in the listener thread.
+        late: Says who is late, and where they are.
+        wake: Set by the caller: lets processes of other ranks go on that are stopped, so that they hear of a failure.
+        on_failure: Called once, in the listener thread, with the first failure. One that came before it was set is
+            not repeated: look at `failure` after setting it.
+
+    Example:
+        >>> channel = SideChannel.alone()
+        >>> channel.start(0, digest=0xBEEF)
+        >>> channel.wait_agreed(0, deadline_s=60)
+        >>> channel.contribute("loss", b"3.14")
+        >>> channel.gathered("loss", deadline_s=60)
+        [b'3.14']
+        >>> channel.close(linger_s=0)
+    """
+
+    def __init__(self, rank: int, world_size: int, link: Link, server: HubServer | None = None) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.history: Callable[[int], Sequence[Entry]] | None = None
+        self.raised: Header | None = None
+        self.failure: FarspanError | None = None
+        self.on_failure: Callable[[FarspanError], None] = lambda error: None
+        self.place: Callable[[], str] = lambda: ""
+        self.wake: Callable[[], None] = lambda: None
+        self._link = link
+        self._server = server
+        self._condition = threading.Condition()
+        self._calls = Calls(rank, link, self._condition, self._wait)
+        self._started: int | None = None
+        self._agreed: int | None = None
+        self._gathers = Gathers(world_size, link, self._condition)
+        self._ids = itertools.count()
+        self._answers: dict[int, Header | None] = {}
+        """Answers to the questions that this rank has asked about others, by number; None before they come."""
+        self._thread = threading.get_ident()
+        """The one that runs the program."""
+        self._all_finished = False
+        self._failing = threading.Lock()
+        """Held while `on_failure` is called."""
+        self._own_failure = ""
+        self._fail_noted = False
+        self._closed = False
+        self.waits = Waits()
+        self.late = LateRanks(rank, world_size, self._ask)
+        link.listen(self._on_frame, self._on_end, self._calls.place, self._on_turn)
+
+    @staticmethod
+    def host(world_size: int, secret: str, bind_address: str | tuple[str, int]) -> HubServer:
+        """Starts the hub in this process (rank 0's). Tell its `.address` to all ranks; all know the secret.
+
+        Args:
+            world_size: How many ranks there are.
+            secret: Who connects proves to know it, or is refused.
+            bind_address: A host, or (host, port); port 0 takes a free one.
+        """
+        return HubServer(world_size, secret, bind_address)
+
+    @staticmethod
+    def connect(
+        rank: int,
+        world_size: int,
+        address: tuple[str, int],
+        secret: str,
+        deadline_s: float,
+        *,
+        server: HubServer | None = None,
+    ) -> SideChannel:
+        """Connects a rank to the hub. Rank 0 passes its `server`, so that `close` can wait for the others and end it.
+
+        Raises:
+            LaunchError: The hub cannot be reached, or refuses.
+            DeadlineError: It does not answer in time.
+        """
+        return SideChannel(rank, world_size, connect(rank, world_size, address, secret, deadline_s), server)
+
+    @staticmethod
+    def alone() -> SideChannel:
+        """World size 1: the same calls, without sockets or threads."""
+        return SideChannel(0, 1, LoopLink())
+
+    # -- agreement ----------------------------------------------------------------------------------------------------
+
+    def start(self, step: int, digest: int, data: tuple[int, ...] = ()) -> None:
+        """Says that this rank begins flush number `step`, having recorded a program of this digest. Does not wait.
+
+        Args:
+            step: Larger than those before.
+            digest: Must be equal on all ranks.
+            data: Digests of data that the program is given, of which one must be equal on all ranks.
+        """
+        with self._condition:
+            if self._started is not None and step <= self._started:
+                raise ValueError(f"step {step} begun after step {self._started}")
+            self._started = step
+        self._link.send({"t": "start", "step": step, "digest": digest, "data": data})
+
+    def wait_agreed(self, step: int, deadline_s: float) -> None:
+        """Waits until every rank has begun `step` with the same digest.
+
+        Raises:
+            DivergenceError: The ranks' programs differ.
+            RemoteError: Another rank failed or died.
+            DeadlineError: Some rank did not begin the step in time.
+        """
+        with self._condition:
+            if self._started is None or step > self._started:
+                raise ValueError(f"wait for step {step}, which this rank has not begun")
+        self._wait_for_others(lambda: self._has_agreed(step), deadline_s, f"to begin step {step}", {"step": step})
+
+    def _has_agreed(self, step: int) -> bool:
+        return self._agreed is not None and self._agreed >= step
+
+    # -- gathers ------------------------------------------------------------------------------------------------------
+
+    def contribute(self, key: str, payload: bytes) -> None:
+        """Gives this rank's part of the all-gather `key`. Does not wait. Each key once, and small parts."""
+        self._gathers.contribute(key, payload)
+
+    def gathered(self, key: str, deadline_s: float) -> list[bytes]:
+        """Waits for all ranks' parts of `key`, by rank. The result is kept until `forget`.
+
+        Raises:
+            DivergenceError: A rank has ended its program without giving a part.
+            RemoteError, DeadlineError: As in `wait_agreed`.
+        """
+        gather = self._gathers.find(key)
+        self._wait_for_others(gather.is_over, deadline_s, f"to give their part of {key!r}", {"key": key})
+        return gather.result(key, self.rank)
+
+    def forget(self, key: str) -> None:
+        """Drops the result of `key`, also one that is still to come."""
+        self._gathers.forget(key)
+
+    def forget_later(self, key: str) -> None:
+        """Drops the result of `key` when this rank contributes to another one; may be called by a finalizer."""
+        self._gathers.forget_later(key)
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def serve(self, handler: Handler) -> None:
+        """Answers the other ranks' requests from now on, those that came before too.
+
+        Args:
+            handler: From a request to (answer, payload). Runs in a daemon thread per request under way, so it may
+                block; what it raises is raised at the asker as RemoteError. The payload must not change until sent.
+        """
+        self._calls.serve(handler)
+
+    def request(self, rank: int, request: dict[str, Any], deadline_s: float) -> tuple[dict[str, Any], bytearray]:
+        """Asks a rank; what its handler answers. To oneself: calls the handler here.
+
+        Raises:
+            RemoteError: The handler raised, or that rank has ended, failed or died.
+            DeadlineError, DivergenceError: As in `wait_agreed`.
+        """
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"there is no rank {rank} among {self.world_size}")
+
+        def to_do() -> str:
+            return f"to answer {clip_head(json.dumps(request), 120)}"
+
+        with self.waits.until(to_do, {"rank": rank}):
+            answer = self._calls.ask(rank, request, deadline_s)
+        if answer is None:
+            late = self.late.describe(deadline_s, to_do(), {"rank": rank})
+            with self._condition:
+                self._raise_if_stopped()
+            raise late
+        return answer
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> None:
+        """Tells all other ranks that this one raised. Returns when the hub has sent it on (or after 5 s)."""
+        with self._condition:
+            if self._own_failure or self._closed:
+                return
+            self._own_failure = str(error) or type(error).__name__
+            self._condition.notify_all()
+        self.wake()
+        self._link.send({"t": "fail", **described(error)})
+        until = time.monotonic() + _ENDING_S
+        while not self._link.is_listener() and time.monotonic() < until:
+            with self._condition:
+                if self._condition.wait_for(lambda: self._fail_noted or self._closed, _WAKE_S):
+                    return
+            self.wake()  # it may have been stopped only now
+
+    def finish(self, deadline_s: float, digest: int = 0) -> None:
+        """Says that this rank's program is over, and goes on answering requests until all ranks have said so.
+
+        Without it, a rank that reads from another after that one has left gets an error.
+
+        Args:
+            deadline_s: How long it goes on at most.
+            digest: Of what the program has done since its last step; must be equal on all ranks.
+
+        Raises:
+            DivergenceError: Another rank begins a step, for which it would wait for ever, or has another digest.
+            RemoteError, DeadlineError: As in `wait_agreed`.
+        """
+        step = 0 if self._started is None else self._started + 1
+        self._link.send({"t": "finish", "step": step, "digest": digest})
+        self._wait_for_others(lambda: self._all_finished, deadline_s, "to end their programs", {})
+
+    def close(self, linger_s: float) -> None:
+        """Says goodbye. Rank 0, whose process holds the hub, waits until all others have done so or died.
+
+        Args:
+            linger_s: How long rank 0 waits at most; ranks that still run then get a failure.
+        """
+        with self._condition:
+            if self._closed:
+                return
+            self._closed = True
+            self._condition.notify_all()
+        self._link.send({"t": "bye"})
+        self._link.finish()
+        self._calls.stop(_ENDING_S)
+        if not self._link.is_listener() and self._failing.acquire(timeout=_ENDING_S):
+            self._failing.release()
+        if self._server is not None:
+            if not self._server.wait_ended(linger_s):
+                _log.info("rank 0 ends after lingering for %g s; other ranks still run", linger_s)
+            self._server.stop()
+
+    def _wait(self, ready: Callable[[], bool], deadline_s: float) -> bool:
+        """Whether it came true in time; holds the condition. Raises the failure at once, whatever is ready."""
+        self._condition.wait_for(
+            lambda: self.failure is not None or bool(self._own_failure) or self._closed or ready(),
+            min(deadline_s, threading.TIMEOUT_MAX),
+        )
+        self._raise_if_stopped()
+        return ready()
+
+    def _raise_if_stopped(self) -> None:
+        if self.failure is not None:
+            raise fresh(self.failure)
+        if self._own_failure:
+            raise FarspanError("this rank has failed before", why=self._own_failure)
+        if self._closed:
+            raise RuntimeError("the side channel has been closed")
+
+    def _wait_for_others(self, ready: Callable[[], bool], deadline_s: float, to_do: str, about: Header) -> None:
+        """Waits until it comes true; else raises who is late with what, and where they are.
+
+        Args:
+            ready: What to wait for.
+            deadline_s: How long.
+            to_do: What the others have not done: "to begin step 3".
+            about: What the hub is asked of them: whose step, whose part of a gather.
+        """
+        with self.waits.until(lambda: to_do, about), self._condition:
+            if self._wait(ready, deadline_s):
+                return
+        late = self.late.describe(deadline_s, to_do, about)
+        with self._condition:
+            if not self._wait(ready, 0):
+                raise late
+
+    def _ask(self, question: Header, patience_s: float) -> Header | None:
+        """What the hub, or another rank's listener, answers at once; None if it does not."""
+        with self._condition:
+            number = next(self._ids)
+            self._answers[number] = None
+        self._link.send({**question, "id": number})
+        with self._condition:
+            try:
+                self._wait(lambda: self._answers[number] is not None, patience_s)
+            finally:
+                answer = self._answers.pop(number)
+        return answer
+
+    def _on_frame(self, frame: Frame) -> None:
+        header = frame.header
+        kind = header.get("t")
+        if self._calls.on_frame(frame):
+            return
+        if kind == "history":
+            self._show_history(header)
+            return
+        if kind == "failure":
+            self._set_failure(as_error(header))
+            return
+        if kind == "ended":
+            self._calls.on_ended(header["rank"])
+            return
+        if kind == "stack":
+            place = "\n".join(filter(None, [stack_of(self._thread), self.place(), self.waits.describe()]))
+            stacked = {"t": "stacked", "to": header["from"], "id": header["id"], "stack": place}
+            self._link.send({**stacked, "about": self.waits.about})
+            return
+        if kind == "say":
+            write_line(header["text"])
+            return
+        with self._condition:
+            if self._gathers.on_frame(frame):
+                pass
+            elif kind == "agreed":
+                self._agreed = header["step"]
+            elif kind in ("status", "stacked") and header["id"] in self._answers:
+                self._answers[header["id"]] = header
+            elif kind == "noted":
+                self._fail_noted = True
+            elif kind == "finished":
+                self._all_finished = True
+            self._condition.notify_all()
+
+    def _show_history(self, header: Header) -> None:
+        shown = history_to_json(self.history, header["step"])
+        self._link.send({"t": "history", "query": header["query"], "raised": self.raised}, shown)
+
+    def _on_turn(self) -> None:
+        late = self.waits.find_long()
+        if late is not None:
+            self._link.send(late)
+
+    def _on_end(self, failure: Header) -> None:
+        with self._condition:
+            self._fail_noted = True
+            self._condition.notify_all()
+        self._set_failure(as_error(failure))
+
+    def _set_failure(self, error: FarspanError) -> None:
+        with self._failing:
+            with self._condition:
+                if self.failure is not None or self._own_failure or self._closed:
+                    return
+                self.failure = error
+                self._condition.notify_all()
+            try:
+                self.on_failure(error)
+            except Exception:
+                _log.exception("on_failure raised")

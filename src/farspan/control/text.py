@@ -1,0 +1,177 @@
+"""How the side channel names ranks, shortens texts and words the errors that come from other ranks."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from farspan.control.wire import LINK_DEAD_S
+from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from farspan.control.wire import Header
+
+__all__ = [
+    "HUB_IS_SILENT",
+    "as_error",
+    "clip_head",
+    "clip_tail",
+    "deadline_error",
+    "describe_death",
+    "describe_failure",
+    "describe_lost_link",
+    "described",
+    "first_line",
+    "fresh",
+    "name_ranks",
+    "place_of",
+    "stack_of",
+]
+
+MAX_TEXT = 4_000
+MAX_TRACEBACK = 40_000
+_MAX_FRAMES = 16
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Names ranks; runs of three and more become a range.
+
+    >>> name_ranks([1])
+    'rank 1'
+    >>> name_ranks([3, 0, 2, 7, 1, 9])
+    'ranks 0-3, 7, 9'
+    """
+    ordered = sorted(set(ranks))
+    if not ordered:
+        return "no rank"
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    names: list[str] = []
+    for first, last in runs:
+        names += [str(rank) for rank in range(first, last + 1)] if last - first < 2 else [f"{first}-{last}"]
+    return ("rank " if len(ordered) == 1 else "ranks ") + ", ".join(names)
+
+
+def clip_head(text: str, limit: int) -> str:
+    """Keeps the beginning."""
+    return text if len(text) <= limit else text[:limit] + " [...]"
+
+
+def clip_tail(text: str, limit: int) -> str:
+    """Keeps the end, which is where a traceback says what happened."""
+    return text if len(text) <= limit else "[...] " + text[-limit:]
+
+
+def describe_death(rank: int) -> Header:
+    """The failure that a lost connection means."""
+    return {
+        "kind": "RemoteError",
+        "rank": rank,
+        "what": f"rank {rank} died (its connection closed without a goodbye)",
+        "why": "its process was killed or crashed in native code; a Python exception would have been reported",
+        "hint": f"look at the end of rank {rank}'s log; if it says nothing: `dmesg | grep -i kill` on its host\n"
+        "(the out-of-memory killer and a scheduler's time limit both send SIGKILL)",
+    }
+
+
+def describe_lost_link(rank: int) -> Header:
+    """The failure that a rank's silence means."""
+    return {
+        "kind": "RemoteError",
+        "rank": rank,
+        "what": f"the link to rank {rank} is lost (nothing has got through for {LINK_DEAD_S:g} s and more)",
+        "why": "the network between the hosts is cut, or that host is down; a process that had ended would be reported",
+        "hint": f"can this host and rank {rank}'s reach each other (ping, firewall, cable)?",
+    }
+
+
+def described(error: BaseException) -> Header:
+    """What another rank is told of an error: its texts and its traceback, each of bounded length."""
+    first = error.what if isinstance(error, FarspanError) else first_line(error)
+    why, hint = (error.why, error.hint) if isinstance(error, FarspanError) else ("", "")
+    notes = getattr(error, "__notes__", [])
+    return {
+        "what": clip_head(f"{type(error).__name__}: {first}", MAX_TEXT),
+        "why": clip_head("\n".join(filter(None, [why, *notes])), MAX_TEXT),
+        "hint": clip_head(hint, MAX_TEXT),
+        "traceback": clip_tail("".join(traceback.format_exception(error)), MAX_TRACEBACK),
+    }
+
+
+def describe_failure(rank: int, header: Header, *reasons: str) -> Header:
+    """What the others hear of what a rank's program has raised (`described`), and why more is known of it."""
+    return {
+        "kind": "RemoteError",
+        "rank": rank,
+        "what": f"rank {rank} failed: {header['what']}",
+        "why": "\n".join(filter(None, [header.get("why", ""), *reasons])),
+        "hint": "\n".join(filter(None, [header.get("hint", ""), f"rank {rank}'s log has its full traceback"])),
+        "traceback": header.get("traceback", ""),
+    }
+
+
+def as_error(header: Header) -> FarspanError:
+    """The error that a failure message stands for."""
+    texts = {"why": header["why"], "hint": header["hint"]}
+    if header["kind"] == "DivergenceError":
+        return DivergenceError(header["what"], **texts)
+    error = RemoteError(header["what"], **texts)
+    error.rank, error.remote_traceback = header["rank"], header.get("traceback", "")
+    return error
+
+
+def fresh(error: FarspanError) -> FarspanError:
+    """A copy to raise: several threads raising one object would mix their tracebacks."""
+    copy = type(error)(error.what, why=error.why, hint=error.hint)
+    if isinstance(copy, RemoteError) and isinstance(error, RemoteError):
+        copy.rank, copy.remote_traceback = error.rank, error.remote_traceback
+    return copy
+
+
+HUB_IS_SILENT = "rank 0, where the hub is, does not answer: it is stopped or unreachable"
+
+
+def deadline_error(
+    rank: int, deadline_s: float, to_do: str, status: Header | None, places: Sequence[str]
+) -> DeadlineError:
+    """The error of a rank that has waited too long for the others.
+
+    Args:
+        rank: That waits.
+        deadline_s: How long it has.
+        to_do: What the others have not done: "to begin step 3".
+        status: What the hub says of them; None where it does not answer.
+        places: Where late ranks are, as `place_of` says it.
+    """
+    what = f"rank {rank} waited {deadline_s:g} s for "
+    hint = "look where those ranks are (`py-spy dump --pid PID` on their hosts); if only slow: a longer deadline"
+    if status is None:
+        return DeadlineError(f"{what}the others {to_do}, and rank 0 does not answer", why=HUB_IS_SILENT, hint=hint)
+    who = name_ranks(status["missing"]) if status["missing"] else "the others"
+    return DeadlineError(f"{what}{who} {to_do}", why="\n".join([*status["notes"], *places]), hint=hint)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, "" if it says nothing."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else ""
+
+
+def place_of(rank: int, stack: str) -> str:
+    """Where a late rank is, from what it answered; "" stands for no answer."""
+    return f"rank {rank} is at\n{stack}" if stack else f"rank {rank} does not say where it is: its process is stopped"
+
+
+def stack_of(thread: int) -> str:
+    """Where a thread of this process is, outermost call first; its innermost calls where there are many."""
+    frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
+    if frame is None:
+        return "(the end of its program)"
+    return clip_tail("".join(traceback.format_stack(frame)[-_MAX_FRAMES:]).rstrip(), MAX_TEXT)

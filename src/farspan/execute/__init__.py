@@ -1,0 +1,3 @@
+"""What happens on one rank while the program runs: steps, values, optimizers."""
+
+__all__: list[str] = []

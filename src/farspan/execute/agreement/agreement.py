@@ -1,0 +1,89 @@
+"""What all ranks must have alike: the same plan, the same model, the same random generators, what one of them found."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from farspan.control.channel import SideChannel
+from farspan.errors import DivergenceError
+from farspan.execute.step.generator_states import load_generators, save_generators
+
+__all__ = ["Agreement"]
+
+_DIGEST_BYTES = 8
+_MOST_SHOWN = 500
+
+
+class Agreement:
+    """Comparisons that all ranks make together, at the same places of the program."""
+
+    def __init__(self, side: SideChannel, deadline_s: float) -> None:
+        self.side = side
+        self.deadline_s = deadline_s
+        self.names: set[str] = set()
+        """Of classes that another rank has named, and that all ranks have."""
+        self._number = 0
+
+    def meet(self, what: str) -> None:
+        """Wait until all ranks have come here."""
+        self.gather(what, b"")
+
+    def agree_on(self, what: str, text: str) -> None:
+        """Raise on every rank if the ranks' `text` differs.
+
+        Raises:
+            DivergenceError: With the first line that differs.
+        """
+        lines = text.splitlines()
+        digests = self.gather(what, _digest(text))
+        other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+        if other is None:
+            return
+        # The texts may be long, and the ranks many: first a few bytes of each line, then the line that differs.
+        by_rank = [_split(blob) for blob in self.gather(f"lines of the {what}", b"".join(map(_digest, lines)))]
+        ours, theirs = by_rank[0], by_rank[other]
+        at = next((number for number, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+        line = "" if at is None or at >= len(lines) else lines[at].strip()
+        shown = [blob.decode(errors="replace") for blob in self.gather("the line", line.encode()[:_MOST_SHOWN])]
+        raise DivergenceError(
+            f"ranks 0 and {other} call farspan.distribute with different {what}s.",
+            why=f"rank 0 has {len(ours)} entries, rank {other} has {len(theirs)}"
+            if at is None
+            else f"rank 0: {shown[0]}\nrank {other}: {shown[other]}",
+            hint="build the same model with the same arguments on every rank",
+        )
+
+    def share_generators(self) -> None:
+        """Give all ranks rank 0's random generators, so that shuffling and random choices agree."""
+        if self.side.world_size == 1:
+            return
+        is_first = self.side.rank == 0
+        load_generators(self.gather("generators", save_generators() if is_first else b"")[0])
+        has_device = is_first and torch.cuda.is_available()
+        state = self.gather("devices' generators", bytes(torch.cuda.get_rng_state().numpy()) if has_device else b"")[0]
+        if state and torch.cuda.is_available():
+            for device in range(torch.cuda.device_count()):
+                torch.cuda.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), device)
+
+    def tell(self, what: str, blob: bytes, teller: int) -> bytes:
+        """What rank `teller` gives as `blob`, on every rank."""
+        return self.gather(what, blob)[teller] if self.side.world_size > 1 else blob
+
+    def gather(self, what: str, blob: bytes) -> list[bytes]:
+        """What all ranks give as `blob`, by rank."""
+        key = f"{what} {self._number}"
+        self._number += 1
+        self.side.contribute(key, blob)
+        blobs = self.side.gathered(key, self.deadline_s)
+        self.side.forget(key)
+        return blobs
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def _split(digests: bytes) -> list[bytes]:
+    return [digests[begin : begin + _DIGEST_BYTES] for begin in range(0, len(digests), _DIGEST_BYTES)]

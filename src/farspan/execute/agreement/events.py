@@ -1,0 +1,157 @@
+"""What the program does between two flushes that changes state without being recorded as a call.
+
+Steps of optimizers with their learning rates, gradients that are set or cleared, state that is loaded: each is noted
+with a number that is equal on all ranks that did the same, and words for people. The next agreement (a flush, a
+barrier, the end of the program) compares them all; so a step that one rank alone leaves out is noticed, and named.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from farspan.call.leaf import Placed
+from farspan.call.naming import find_where, format_where
+from farspan.call.pytree.canonical import digest_of
+from farspan.execute.agreement.checksum import checksum_of, is_comparable
+from farspan.graph import Value
+
+__all__ = ["Entry", "Events", "Position"]
+
+Position = tuple[int, int]
+"""(graph, call)"""
+
+Entry = tuple[int, str] | tuple[int, str, str]
+"""A number that is equal on all ranks that did the same, words for it, and perhaps what to try where it differs."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_SAME_STEPS = (
+    "let every rank step the same optimizers in the same order, with the same hyperparameters;\n"
+    "rank-dependent code may only read values"
+)
+
+
+class Events:
+    """What has happened on this rank since the last agreement.
+
+    Args:
+        position: Says which call of which graph comes next.
+    """
+
+    def __init__(self, position: Callable[[], Position]) -> None:
+        self._position = position
+        self._noted: list[tuple[Position, int, Callable[[], list[Entry]]]] = []
+        self._gradients: dict[str, tuple[int, ...]] = {}
+        self._where: tuple[Position, Any] = ((0, 0), None)
+        self._groups: weakref.WeakKeyDictionary[Optimizer, list[_Group]] = weakref.WeakKeyDictionary()
+
+    def set_gradient(self, name: str, gradient: Value | torch.Tensor | None) -> None:
+        """The program has set the gradient of a parameter; the last time counts, and not the order of parameters."""
+        if not self._gradients:
+            self._where = (self._position(), find_where())
+        self._gradients[name] = () if gradient is None else _identity_of(gradient)
+
+    def load(self, name: str, source: Any) -> None:
+        """The program has loaded a parameter or buffer: every rank loads the same."""
+        if type(source) in _PLAIN and is_comparable(source):
+            checksum = checksum_of(source)
+            where, digest = find_where(), digest_of((name, checksum))
+            words = f"{name} is loaded, with the checksum {checksum[0]:08x}, at"
+            self._noted.append((self._position(), digest, lambda: [(digest, f"{words} {format_where(where)}")]))
+
+    def step(self, optimizer: Optimizer, what: str, placed: Mapping[int, Placed]) -> None:
+        """`optimizer` is about to step, or has been given its state."""
+        groups = self._groups.setdefault(optimizer, [])
+        del groups[len(optimizer.param_groups) :]
+        groups.extend(_Group() for _ in optimizer.param_groups[len(groups) :])
+        for known, group in zip(groups, optimizer.param_groups, strict=True):
+            known.look_at(group, placed)
+        kind, where = type(optimizer).__qualname__, find_where()
+        digest = digest_of((kind, what, [known.digest for known in groups]))
+        settings = [known.settings for known in groups]
+
+        def entries() -> list[Entry]:
+            place = f"{what} of {kind} at {format_where(where)}"
+            found: list[Entry] = [(digest_of((kind, what)), place, _SAME_STEPS)]
+            for number, group in enumerate(settings):
+                for name, value in group.items():
+                    words = f"param_groups[{number}][{name!r}] is {_short(value)} in {place}"
+                    found.append((digest_of((name, _comparable(value))), words, _SAME_STEPS))
+            return [*found, (digest, f"{place}, of other parameters", _SAME_STEPS)]
+
+        self._noted.append((self._position(), digest, entries))
+
+    def digest(self) -> int:
+        """Equal on all ranks where the same has happened; 0 for nothing."""
+        if not self._noted and not self._gradients:
+            return 0
+        return digest_of(([digest for _, digest, _ in self._noted], sorted(self._gradients.items())))
+
+    def take(self) -> list[tuple[Position, Callable[[], list[Entry]]]]:
+        """Begin anew after an agreement; what was compared in it: where each happened, and what makes its entries."""
+        noted, gradients, (position, where) = self._noted, self._gradients, self._where
+        self._noted, self._gradients = [], {}
+
+        def entries() -> list[Entry]:
+            return [
+                (
+                    digest_of((name, identity)),
+                    f"{name}.grad = {'...' if identity else 'None'}, at {format_where(where)}",
+                )
+                for name, identity in sorted(gradients.items())
+            ]
+
+        taken = [(at, make) for at, _, make in noted]
+        return [*taken, (position, entries)] if gradients else taken
+
+
+class _Group:
+    """One group of an optimizer's parameters, as it was when it was last looked at."""
+
+    __slots__ = ("_ids", "_parameters", "_values", "digest", "settings")
+
+    def __init__(self) -> None:
+        self._ids: tuple[int, ...] = ()
+        self._parameters = 0
+        self._values: list[Any] = []
+        self.settings: dict[str, Any] = {}
+        self.digest = 0
+
+    def look_at(self, group: Mapping[str, Any], placed: Mapping[int, Placed]) -> None:
+        """Find the digest of `group`; cheap where nothing has been assigned to since."""
+        values = list(group.values())
+        ids = tuple(map(id, group["params"]))
+        is_same = len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+        if is_same and ids == self._ids and not any(isinstance(value, torch.Tensor) for value in values):
+            return
+        if ids != self._ids:
+            self._ids = ids
+            self._parameters = digest_of([placed[key].name if key in placed else "" for key in ids])
+        self._values = values
+        self.settings = {name: value for name, value in group.items() if name != "params"}
+        self.digest = digest_of(
+            (self._parameters, [(name, _comparable(value)) for name, value in self.settings.items()])
+        )
+
+
+def _comparable(value: Any) -> Any:
+    """What of a hyperparameter the ranks have alike."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return checksum_of(value) if type(value) in _PLAIN and is_comparable(value) else ()
+
+
+def _identity_of(gradient: Value | torch.Tensor) -> tuple[int, ...]:
+    if isinstance(gradient, Value):
+        return (0, *gradient.identity)
+    return (1, *checksum_of(gradient)) if type(gradient) in _PLAIN and is_comparable(gradient) else (1,)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,391 @@
+"""The engine behind a recorder: runs what was recorded, and answers what the program asks of values."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from farspan.call.draws.frame import Frame, key_of
+from farspan.call.infer.entry import Raised
+from farspan.call.leaf import Placed
+from farspan.call.naming import find_where, format_where
+from farspan.comm.channels import Channels
+from farspan.comm.transport import Medium, TransferError
+from farspan.control.channel import SideChannel
+from farspan.control.text import described, first_line
+from farspan.errors import FarspanError, RemoteError
+from farspan.execute.abort.aborted import check_computed
+from farspan.execute.agreement.agreement import Agreement
+from farspan.execute.agreement.history import History
+from farspan.execute.agreement.resolved import broadcast_result
+from farspan.execute.exchange import changes_state
+from farspan.execute.gradient_masks import GradientMasks, accumulate
+from farspan.execute.process.console import Console
+from farspan.execute.sites import StageSite, hosts_of, stage_number, stages_at
+from farspan.execute.step.end import StepEnd
+from farspan.execute.step.executor import Executor
+from farspan.execute.step.inputs import Inputs
+from farspan.execute.step.step_record import StepRecord
+from farspan.execute.values import Part, SharedValues
+from farspan.graph import Call, Graph, Meta, Value, let_go
+from farspan.program.cache import Programs
+from farspan.program.options import Settings, sites_of
+from farspan.program.program import Program
+from farspan.record.recorder import Recorder
+from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
+from farspan.torch_private import raw_grad, set_raw_grad, without_modes_of
+
+__all__ = ["Engine"]
+
+_log = logging.getLogger(__name__)
+_CAUSE_S = 5.0
+"""How long a broken transfer waits for the news of why it broke."""
+
+
+class Engine:
+    """One rank's runtime."""
+
+    def __init__(
+        self, recorder: Recorder, side: SideChannel, medium: Medium | None, *, seed: int | None, deadline_s: float
+    ) -> None:
+        self.recorder = recorder
+        self.side = side
+        self.rank = side.rank
+        self.num_ranks = side.world_size
+        self.deadline_s = deadline_s
+        self.lookahead = LOOKAHEAD
+        self.schedule = "auto"
+        self.least_weight_work_s = LEAST_WEIGHT_WORK_S["auto"]
+        """A backward is split if its weight gradients are likely to take so long; never, if infinite."""
+        self.programs = Programs()
+        self.stages: list[StageSite] = []
+        self.parameters: dict[str, Placed] = {}
+        self.channels = Channels(medium, self.rank, deadline_s, side)
+        self.executor = self.plain_executor()
+        self.after_step: list[Callable[[], None]] = []
+        """Called when an optimizer has stepped."""
+        self.after_abort: list[Callable[[], None]] = []
+        """Called when a step has ended with an exception that the program may catch, on all ranks."""
+        self.console = Console(side, deadline_s)
+        self.num_flushes = 0
+        self.last_step: StepRecord | None = None
+        self.last_training_step: StepRecord | None = None
+        self._medium = medium
+        self._failure: FarspanError | None = None
+        self._failed = threading.Event()
+        self.masks = GradientMasks(self.rank, self.stages, self.parameters)
+        self._steps = itertools.count()
+        """What all ranks do together: flushes and meetings."""
+        self._history = History(lambda: recorder.position)
+        self.events = self._history.events
+        self.agreement = Agreement(side, deadline_s)
+        self.values = SharedValues(side, self.parameters, deadline_s)
+        self.inputs = Inputs(recorder, self.agreement, self.values, self.stages)
+        side.history = self._history.entries
+        side.on_failure = self._on_failure
+        side.place = lambda: self.executor.describe_place()
+        recorder.engine = self
+        self.sow(seed)
+
+    def plain_executor(self) -> Executor:
+        """One that has run nothing yet."""
+        return Executor(
+            self.channels,
+            parameters=self.parameters,
+            device_of=lambda stage: self.stages[stage].device,
+            check=self.check,
+        )
+
+    def stage_number(self, site: StageSite, occurrence: int) -> int:
+        """The number of the `occurrence`-th stage at `site`; models that share a site share its stages."""
+        return stage_number(self.stages, site, occurrence)
+
+    def stages_at(self, place: str) -> tuple[int, ...]:
+        """The stages at a place that the program names ("rank:1", "rank:1/cuda:0"), the best first; at least one."""
+        return stages_at(self.stages, place, self.num_ranks)
+
+    def sow(self, seed: int | None) -> None:
+        """Let all that the model draws follow from `seed`, or be what the plain program draws."""
+        self.recorder.draws.seed = seed
+        self.recorder.root = self.recorder.frame = Frame(key_of(f"seed {seed or 0}"))
+
+    def compare_generators(self) -> None:
+        """Let the states of the generators belong to each agreement: this rank has a process of its own."""
+        self._history.compares_generators = True
+
+    def finish(self) -> None:
+        """The program is over: wait until that of every rank is, and answer what they ask until then.
+
+        Raises:
+            DivergenceError: Another rank goes on, or has done something else since the last step.
+        """
+        self.side.finish(self.deadline_s, self._history.begin_end())
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._failure is None
+
+    # Running what was recorded.
+
+    def flush(self, reason: str, *, learning: tuple[Call, Callable[[], None]] | None = None) -> None:
+        """Run all that has been recorded.
+
+        Args:
+            reason: Why now, for people.
+            learning: A call of which nobody could foresee what it gives, or how far it moves the random generators; and
+                what is to happen when it is known.
+        """
+        self.check()
+        graphs = self.recorder.take_pending()
+        if not graphs:
+            return
+        for value in [value for graph in graphs for value in graph.sources]:
+            check_computed(value)
+        step = next(self._steps)
+        self.num_flushes += 1
+        began_ns = time.perf_counter_ns()
+        draws = self.recorder.noted_draws.take()
+        digest, data = self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}", draws)
+        self.side.start(step, digest, data)
+        self.channels.agree = functools.partial(self.side.wait_agreed, step, self.deadline_s)
+        if learning is not None or self.recorder.runs_each_backward or changes_state(graphs):
+            self.channels.agree()  # a slower rank may still read what the step will change
+            self.channels.agree = None
+        end = StepEnd(self, step, graphs, [position for _, _, position in draws])
+        with self.executing():
+            self.inputs.check(graphs)
+            program = self.programs.program_of(graphs, self._settings())
+            built_ns = time.perf_counter_ns()
+            end.begin()
+            is_foreseen = learning is None or learning[0].entry.is_foreseen
+            self.executor.run(program, end.interruption)
+            end.tell()
+        self.side.wait_agreed(step, self.deadline_s)
+        if reports := end.wait():
+            raise end.abort(program, reports)
+        with self.executing():
+            end.go_on()
+            if learning is not None:
+                broadcast_result(self, learning[0], is_foreseen=is_foreseen)
+            self.recorder.draws.end_flush()
+            if learning is not None:
+                learning[1]()
+        has_backward = any(graph.backwards for graph in graphs)
+        self.settle(graphs, program)
+        self.last_step = StepRecord(
+            number=step,
+            rank=self.rank,
+            num_micro_batches=program.num_micro_batches,
+            has_backward=has_backward,
+            began_ns=began_ns,
+            build_s=(built_ns - began_ns) / 1e9,
+            traces=tuple(self.executor.traces),
+            exchange=end.exchange,
+            schedule=program.schedule,
+        )
+        if has_backward:
+            self.last_training_step = self.last_step
+        self.values.advance()
+        self.recorder.cache.flushed()
+        self.console.step_ended(self.last_step)
+
+    def _settings(self) -> Settings:
+        hosts = hosts_of(self.stages, self.num_ranks) if self.recorder.outside.is_used else []  # may add stages
+        return Settings(
+            sites=sites_of(self.stages),
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+            lookahead=self.lookahead,
+            hosts=tuple(hosts),
+            schedule=self.schedule,
+            least_weight_work_s=math.inf if self.recorder.hooks.are_there else self.least_weight_work_s,
+        )
+
+    @contextlib.contextmanager
+    def executing(self) -> Iterator[None]:
+        """User code is not recorded; what goes wrong is told to all ranks."""
+        self.recorder.is_recording = False
+        try:
+            with without_modes_of(self.recorder), self.recorder.held_objects.as_recorded():
+                yield
+        except FarspanError as error:
+            self._fail(error)
+        except Exception as error:
+            if self.num_ranks == 1:
+                raise  # nobody waits for this rank
+            if isinstance(error, TransferError):
+                self._failed.wait(_CAUSE_S)
+            if isinstance(error, RuntimeError) and self._failure is not None:
+                raise self._failure from None  # which broke this
+            self._fail(error)
+        finally:
+            self.recorder.is_recording = True
+
+    @contextlib.contextmanager
+    def telling(self, raised: Raised | None) -> Iterator[None]:
+        """The user's code has `raised` something on this rank, before it had its data. If no other rank's has, and the
+        programs turn out to differ, that is why: it is raised here, and the other ranks hear of it.
+        """
+        if raised is None:
+            yield
+            return
+        self.side.raised = {**described(raised.error), "traceback": raised.traceback}
+        try:
+            yield
+        except RemoteError as error:
+            if error.rank != self.rank:
+                raise
+            raised.error.add_note(f"{error.why}\nIt was raised at\n{raised.traceback}")
+            raise raised.error from raised.error.__cause__
+        finally:
+            self.side.raised = None
+
+    def _fail(self, error: Exception) -> NoReturn:
+        if self._failure is None:
+            if not isinstance(error, RemoteError):
+                self.side.fail(error)
+            self._failure = (
+                error
+                if isinstance(error, FarspanError)
+                else FarspanError(
+                    f"this rank failed earlier: {type(error).__name__}: {first_line(error)}",
+                    hint="start the program again",
+                )
+            )
+            self._failed.set()
+            if self._medium is not None:
+                self._medium.abort()
+        raise error
+
+    def _on_failure(self, failure: FarspanError) -> None:
+        """Another rank failed (called in the listener thread): end this rank's transfers, so that it wakes."""
+        if self._failure is None:
+            self._failure = failure
+        self._failed.set()
+        self.values.halts.wake()
+        if self._medium is not None:
+            self._medium.abort()
+
+    def check(self) -> None:
+        """Raise if this or another rank has failed."""
+        if self._failure is not None:
+            raise self._failure
+
+    def settle(self, graphs: Sequence[Graph], program: Program) -> None:
+        """What has run is let go, but for what the program can still read or differentiate."""
+        self.recorder.forget_parameter_values()
+        self.values.keep(
+            value for graph in graphs for call in graph.calls for value in call.outputs if self.is_mine(value)
+        )
+        let_go(graphs, program.released, program.parts)
+        self._history.end()
+
+    # Values that every rank will want.
+
+    def add_parameters(self, placed: Sequence[Placed]) -> None:
+        """Another model is distributed."""
+        self.masks.resolve()  # which are about the parameters known so far
+        self.parameters.update({item.name: item for item in placed})
+
+    def has_gradient(self, placed: Placed) -> bool:
+        if self.num_ranks == 1:
+            return raw_grad(placed.tensor) is not None
+        return self.masks.has_gradient(placed)
+
+    def has_sparse_gradient(self, placed: Placed) -> bool:
+        return self.masks.is_sparse(placed)
+
+    def sparse_gradient(self, placed: Placed) -> torch.Tensor:
+        """A sparse gradient that is there: the own one itself, or a copy of another rank's."""
+        return self.values.sparse_gradient(placed, self.stages[placed.stage].rank)
+
+    def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
+        is_sparse = isinstance(gradient, torch.Tensor) and gradient.layout is not torch.strided
+        self.masks.set(placed, has_gradient=gradient is not None, is_sparse=is_sparse)
+        self.events.set_gradient(placed.name, gradient)
+        if not placed.is_owned:
+            return
+        if isinstance(gradient, Value):
+            gradient = gradient.data
+        self.values.keep_gradient(placed)
+        set_raw_grad(placed.tensor, gradient)
+
+    def accumulate(self, placed: Placed, gradient: torch.Tensor | None) -> None:
+        accumulate(self.masks, self.recorder, placed, gradient)
+
+    def gather(self, what: str, blob: bytes) -> list[bytes]:
+        """What all ranks give as `blob` at this point of the program, by rank."""
+        return self.agreement.gather(what, blob)
+
+    def loaded(self, name: str, source: Any) -> None:
+        """The program loads `source` into a parameter or buffer."""
+        self.events.load(name, source)
+
+    def new_sources(self, items: Sequence[tuple[Meta, int, torch.Tensor | None]]) -> list[Value]:
+        """Values that no call has made, from their metadata, their stages, and at their owners the data."""
+        values = [self.inputs.add(*item) for item in items]
+        self.values.advance()
+        return values
+
+    # Reading.
+
+    def read(self, value: Value, part: Part | None = None) -> torch.Tensor:
+        """The data of a value, or `part` of one that another rank has; what is recorded runs if it is not yet known."""
+        if self.recorder.deferred.can_read(value):
+            return self.recorder.deferred.read(value).detach()
+        if value.pending:
+            self.flush("a value is read")
+        if value.call is not None and value.data is None:
+            check_computed(value)
+        if value.data is None and value.ticket is not None:
+            value.ticket.resolve()
+        if value.data is not None:
+            return value.data.detach()
+        if value.name:
+            return self.read_parameter(self.parameters[value.name])
+        if value.state_of is not None:
+            number, name, place = value.state_of
+            return self.values.pull_kept(self.stages[value.stage].rank, number, name, [place])[0]
+        kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
+        return self.values.pull(self.stages[value.stage].rank, kind, what, part)
+
+    def fetch(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]:
+        """The data of values that have been computed and that other ranks have: one request to each."""
+        return self.values.fetch([(value, self.stages[value.stage].rank) for value in values])
+
+    def read_parameter(self, placed: Placed) -> torch.Tensor:
+        if placed.is_owned:
+            return placed.tensor.detach()
+        owner = self.stages[placed.stage].rank
+        owned = (item for item in self.parameters.values() if self.stages[item.stage].rank == owner)
+        return self.values.ahead.read(placed, owner, owned)
+
+    def parameters_changed(self) -> None:
+        """An optimizer step or a load is over: parameters have their new values."""
+        self.recorder.forget_parameter_values()
+        self.values.advance()
+
+    def meet(self, what: str) -> None:
+        """Wait until all ranks have come here.
+
+        Raises:
+            DivergenceError: Some of them are elsewhere.
+        """
+        self.check()
+        step = next(self._steps)
+        words = f"{what}, at {format_where(find_where())}"
+        self.side.start(step, self._history.begin_barrier(words, key_of(what), self.recorder.noted_draws.take()))
+        self.side.wait_agreed(step, self.deadline_s)
+        self._history.end()
+
+    def is_mine(self, value: Value) -> bool:
+        return self.stages[value.stage].rank == self.rank

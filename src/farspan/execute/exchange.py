@@ -1,0 +1,134 @@
+"""What all ranks learn of a step: its scalars, which parameters have gradients, who was busy how long.
+
+One small all-gather on the side channel. A step is over when all parts are there: the user's code may have raised an
+exception on another rank until then (`abort`).
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from farspan.call.wire.checked import damaged
+from farspan.comm.tensor_bytes import raw_bytes
+from farspan.control.channel import SideChannel
+from farspan.graph import Graph, Value
+
+__all__ = ["Exchange", "changes_state", "scalars_of"]
+
+_HEADER = struct.Struct("<?dI")
+_INTERRUPTED = b"\1"
+
+
+class Exchange:
+    """The exchange at the end of one step. Each rank's part: busy seconds, mask length, mask, its scalars; or what it
+    reports of an exception.
+
+    Made before the step runs: a scalar with a ticket is kept until it has been told to all.
+    """
+
+    def __init__(
+        self, side: SideChannel, key: str, *, scalars: Sequence[Value], owner_of: Sequence[int], deadline_s: float
+    ) -> None:
+        self.side = side
+        self.key = key
+        self.deadline_s = deadline_s
+        self._parts: list[bytes] | None = None
+        self._scalars = [
+            (weakref.ref(value), value.meta, owner) for value, owner in zip(scalars, owner_of, strict=True)
+        ]
+        for value in scalars:
+            value.ticket = self
+
+    def contribute(self, mine: Sequence[Value], *, mask: bytes, busy_s: float) -> None:
+        """Send this rank's part."""
+        data = b"".join([bytes(raw_bytes(value.data.detach().cpu()).numpy()) for value in mine])
+        for value in mine:
+            value.ticket = None
+        self.side.contribute(self.key, _HEADER.pack(False, busy_s, len(mask)) + mask + data)
+
+    def report(self, report: bytes) -> None:
+        """Send this rank's part of a step that has not run to its end."""
+        self.side.contribute(self.key, _INTERRUPTED + report)
+
+    def reports(self) -> list[bytes]:
+        """Wait for all parts. Where some are reports, these, by rank, with b"" for a rank that has none; else []."""
+        parts = self.side.gathered(self.key, self.deadline_s)
+        found = [part[1:] if part.startswith(_INTERRUPTED) else b"" for part in parts]
+        is_interrupted = any(part.startswith(_INTERRUPTED) for part in parts)
+        return found if is_interrupted else []
+
+    def drop(self) -> None:
+        """The step has not run to its end: nothing is to be learned of it."""
+        for reference, _, _ in self._scalars:
+            value = reference()
+            if value is not None and value.ticket is self:
+                value.ticket = None
+        self._scalars = []
+
+    def resolve(self) -> None:
+        """Wait for all parts, and put the scalars of other ranks into their values."""
+        if self._parts is not None:
+            return
+        self._parts = self.side.gathered(self.key, self.deadline_s)
+        for part in self._parts:
+            if len(part) < _HEADER.size or len(part) < _HEADER.size + self._mask_size(part):
+                raise damaged("the end of a step, without its parts")
+        ends = [_HEADER.size + self._mask_size(part) for part in self._parts]
+        for reference, meta, owner in self._scalars:
+            begin = ends[owner]
+            ends[owner] += meta.dtype.itemsize
+            value = reference()
+            if value is not None and value.ticket is self:
+                raw = bytearray(self._parts[owner][begin : ends[owner]])
+                if len(raw) != meta.dtype.itemsize:
+                    raise damaged("the end of a step, without all of its scalars")
+                value.data = torch.frombuffer(raw, dtype=meta.dtype).reshape(meta.shape)
+                value.ticket = None
+        self._scalars = []
+
+    def masks(self) -> list[bytes]:
+        """For each rank, a byte for each of its parameters: whether it has a gradient."""
+        self.resolve()
+        assert self._parts is not None
+        return [part[_HEADER.size : _HEADER.size + self._mask_size(part)] for part in self._parts]
+
+    def busy_s(self) -> list[float]:
+        """For each rank, the seconds it computed in this step."""
+        self.resolve()
+        assert self._parts is not None
+        return [_HEADER.unpack_from(part)[1] for part in self._parts]
+
+    @staticmethod
+    def _mask_size(part: bytes) -> int:
+        return _HEADER.unpack_from(part)[2]
+
+    def __del__(self) -> None:
+        self.side.forget_later(self.key)
+
+
+def scalars_of(graphs: Sequence[Graph]) -> list[Value]:
+    """Results of one element that are not merely a step towards something larger: losses, norms, counts."""
+    found: dict[Value, None] = {}
+    inner: set[Value] = set()
+    for graph in graphs:
+        for segment in graph.segments:
+            for call in segment.calls:
+                outputs = call.outputs
+                if len(outputs) == 1 and outputs[0].meta.numel == 1:
+                    found[outputs[0]] = None
+                elif all(value.meta.numel == 1 for value in outputs):
+                    found.update(dict.fromkeys(outputs))
+                elif call.arguments is not None:
+                    inner.update([item for item in call.arguments if type(item) is Value and item.meta.numel == 1])
+    return [value for value in found if value not in inner]
+
+
+def changes_state(graphs: Sequence[Graph]) -> bool:
+    """Whether running the graphs writes into what other ranks can read: gradients, parameters, running statistics."""
+    return any(
+        call.entry.mutated or getattr(call.target, "has_buffers", False) for graph in graphs for call in graph.calls
+    )

@@ -1,0 +1,96 @@
+"""Which parameters have a gradient: each rank knows it of its own ones, and tells it with the step's results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from farspan.call.leaf import Placed
+from farspan.torch_private import raw_grad, without_modes_of
+
+if TYPE_CHECKING:
+    from farspan.execute.exchange import Exchange
+    from farspan.execute.sites import StageSite
+    from farspan.record.recorder import Recorder
+
+__all__ = ["GradientMasks", "accumulate"]
+
+_NONE, _DENSE, _SPARSE = range(3)
+
+
+class GradientMasks:
+    """What one rank knows of all parameters' gradients."""
+
+    def __init__(self, rank: int, stages: Sequence[StageSite], parameters: Mapping[str, Placed]) -> None:
+        self.rank = rank
+        self.stages = stages
+        self.parameters = parameters
+        self.sparse: set[str] = set()
+        """The names of parameters whose gradient is sparse."""
+        self._has_gradient: dict[str, bool] = {}
+        self._coming: Exchange | None = None
+
+    def own(self) -> bytes:
+        """One byte for each parameter of this rank."""
+        gradients = [raw_grad(placed.tensor) for placed in self._parameters_of(self.rank)]
+        kinds = [_NONE if item is None else _DENSE if item.layout is torch.strided else _SPARSE for item in gradients]
+        return bytes(kinds)
+
+    def begin(self, exchange: Exchange) -> None:
+        """A backward has run; `exchange` brings what the other ranks know."""
+        self._coming = exchange
+        self._has_gradient = {}
+        self.sparse.clear()
+
+    def resolve(self) -> None:
+        """Learn which parameters of the other ranks have a gradient since the last backward."""
+        if self._coming is None:
+            return
+        for rank, mask in enumerate(self._coming.masks()):
+            for item, kind in zip(self._parameters_of(rank), mask, strict=True):
+                self._has_gradient[item.name] = kind != _NONE
+                if kind == _SPARSE:
+                    self.sparse.add(item.name)
+        self._coming = None
+
+    def has_gradient(self, placed: Placed) -> bool:
+        self.resolve()
+        return self._has_gradient.get(placed.name, False)
+
+    def is_sparse(self, placed: Placed) -> bool:
+        """Whether a gradient that is there is a sparse one."""
+        if placed.is_owned:
+            gradient = raw_grad(placed.tensor)
+            return gradient is not None and gradient.layout is not torch.strided
+        return placed.name in self.sparse
+
+    def set(self, placed: Placed, *, has_gradient: bool, is_sparse: bool = False) -> None:
+        """The program has set or deleted a gradient."""
+        self.resolve()
+        self._has_gradient[placed.name] = has_gradient
+        self.sparse.discard(placed.name)
+        if is_sparse:
+            self.sparse.add(placed.name)
+
+    def _parameters_of(self, rank: int) -> list[Placed]:
+        return [
+            placed
+            for placed in self.parameters.values()
+            if placed.is_parameter and self.stages[placed.stage].rank == rank
+        ]
+
+
+def accumulate(masks: GradientMasks, recorder: Recorder, placed: Placed, gradient: torch.Tensor | None) -> None:
+    """Add what a backward has given to the gradient of a parameter; only its owner has `gradient`."""
+    masks.set(placed, has_gradient=True)
+    if not placed.is_owned:
+        return
+    assert gradient is not None
+    recorder.is_recording = False
+    try:
+        with without_modes_of(recorder):
+            torch.autograd.backward([placed.tensor], [gradient])
+    finally:
+        recorder.is_recording = True

@@ -1,0 +1,149 @@
+"""What an optimizer keeps in its state, its groups and its attributes: in a step, and outside of it.
+
+    in a step     own tensors on the rank that has them, recorded tensors without data on the others (`step_view`)
+    outside       recorded tensors on every rank, so that all do the same with them
+
+It is turned into the one when a step begins, and into the other when the program asks for `optimizer.state`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from farspan.call.infer.entry import intern, meta_of
+from farspan.call.leaf import Placed
+from farspan.execute.optimizers.kept import change_tensors, parts_of
+from farspan.execute.optimizers.own import is_own, make_own
+from farspan.graph import Meta, Value
+from farspan.record.ops.overrides import read_data
+from farspan.record.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from farspan.execute.engine import Engine
+
+__all__ = ["kept_for", "lose_parameter", "read_kept", "show_to_all", "show_to_step"]
+
+
+def show_to_step(engine: Engine, optimizer: Optimizer) -> None:
+    """A step begins: own tensors are plain, and what is known to all is."""
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is not LazyTensor:
+            return tensor
+        value = tensor._value
+        is_recorded = value.call is not None or value.index > 0
+        if is_recorded and value.meta.numel == 1:
+            return engine.read(value)
+        if engine.stages[value.stage].rank == engine.rank:
+            return make_own(engine.read(value))
+        return LazyTensor.make(Value(value.meta, value.stage), engine.recorder)
+
+    for _, _, part in parts_of(optimizer, engine.recorder.placed):
+        part.change(change)
+
+
+def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
+    """The program asks for the state of the `number`-th optimizer: the same recorded tensors everywhere."""
+    first_stage = {stage.rank: index for index, stage in reversed(list(enumerate(engine.stages)))}
+    for name, item, part in parts_of(optimizer, engine.recorder.placed):
+        place = -1
+
+        def change(tensor: torch.Tensor, name: str = name, item: Placed | None = item) -> torch.Tensor:
+            nonlocal place
+            place += 1
+            if type(tensor) is LazyTensor:
+                value = tensor._value
+                rank = engine.stages[value.stage].rank
+                if rank == engine.rank or value.call is not None or value.index > 0:
+                    return tensor
+                meta, data = value.meta, None
+            elif is_own(tensor):
+                meta, data, rank = meta_of(tensor.detach()), tensor, engine.rank
+            else:
+                return tensor
+            stage = first_stage[rank]
+            if item is not None and engine.stages[item.stage].rank == rank:
+                stage = item.stage
+            shown = Value(intern(meta), stage)
+            shown.state_of = (number, name, place)
+            shown.data = data
+            return LazyTensor.make(shown, engine.recorder)
+
+        part.change(change)
+
+
+def read_kept(engine: Engine, state: Any) -> Any:
+    """A copy of what an optimizer keeps for one parameter, with the data of recorded tensors: one question at most."""
+    known: dict[int, Any] = {}
+    asked: dict[tuple[int, int, str], list[LazyTensor]] = {}
+
+    def ask(tensor: torch.Tensor) -> torch.Tensor:
+        key = tensor._value.state_of if type(tensor) is LazyTensor and tensor._value.data is None else None
+        if type(tensor) is LazyTensor and key is not None:
+            asked.setdefault((engine.stages[tensor._value.stage].rank, key[0], key[1]), []).append(tensor)
+        else:
+            known[id(tensor)] = read_data(tensor)
+        return tensor
+
+    change_tensors(state, ask)
+    for (rank, number, name), tensors in asked.items():
+        places = [tensor._value.state_of[2] for tensor in tensors if tensor._value.state_of is not None]
+        known.update(zip(map(id, tensors), engine.values.pull_kept(rank, number, name, places), strict=True))
+    return copy.deepcopy(state, known)
+
+
+# Parameters that are loaded, or go to another rank.
+
+
+def kept_for(engine: Engine, item: Placed, state: Any, given: Any) -> Any:
+    """Let what was loaded for a parameter be kept by its owner alone, but for what is no larger than a number.
+
+    Args:
+        engine: This rank's.
+        item: The parameter.
+        state: What the optimizer has made of what it was given.
+        given: What it was given: with the memory of whole tensors, which `state` may not have here.
+    """
+    layouts: list[tuple[int, ...]] = []
+    change_tensors(given, lambda tensor: layouts.append(tensor.stride()) or tensor)
+    places = iter(layouts)
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        stride = next(places)
+        if tensor.dim() == 0 or tensor.numel() > item.meta.numel or type(tensor) is LazyTensor:
+            return tensor
+        if item.is_owned:
+            return make_own(tensor)
+        meta = Meta(tuple(tensor.shape), stride, tensor.dtype, tensor.device, False)
+        return LazyTensor.make(Value(intern(meta), item.stage), engine.recorder)
+
+    return change_tensors(state, change)
+
+
+def lose_parameter(engine: Engine, item: Placed, state: Any, pulled: Any) -> Any:
+    """A parameter has been given to another stage: what was kept for it before, as this rank sees it now.
+
+    Args:
+        state: What this rank kept.
+        pulled: The same with the old owner's data, if this rank is the new owner.
+    """
+    coming: list[torch.Tensor] = []
+    if pulled is not None:
+        change_tensors(pulled, lambda tensor: coming.append(tensor) or tensor)
+    place = -1
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal place
+        place += 1
+        if type(tensor) is not LazyTensor and not is_own(tensor):
+            return tensor
+        if item.is_owned:
+            return make_own(coming[place]) if pulled is not None else tensor
+        meta = tensor._value.meta if type(tensor) is LazyTensor else meta_of(tensor.detach())
+        return LazyTensor.make(Value(meta, item.stage), engine.recorder)
+
+    return change_tensors(state, change)

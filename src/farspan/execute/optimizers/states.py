@@ -1,0 +1,188 @@
+"""The optimizers of a program, and what they keep for their parameters, as other ranks ask for it."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from farspan.call.infer.entry import meta_of  # fmt: skip
+from farspan.call.leaf import Placed  # fmt: skip
+from farspan.call.pytree.template import flatten, map_tensors, rebuild  # fmt: skip
+from farspan.call.wire.checked import damaged  # fmt: skip
+from farspan.call.wire.structure import structure_from_json, structure_to_json  # fmt: skip
+from farspan.comm.tensor_bytes import pack_tensor, unpack_tensor
+from farspan.errors import RecordError
+from farspan.execute.optimizers.kept import find_kept, raw_state
+from farspan.graph import Meta
+from farspan.record.tensor import LazyTensor  # fmt: skip
+
+__all__ = ["OptimizerStates", "given_for", "placed_in", "without_others"]
+
+
+class OptimizerStates:
+    """The optimizers of one rank that have stepped or been loaded: numbered in that order, the same on every rank."""
+
+    def __init__(self, parameters: Mapping[str, Placed]) -> None:
+        self.parameters = parameters
+        self.depth = 0
+        """How many steps are running, one inside the other."""
+        self.view: Any = None
+        """What steps see, once there has been one."""
+        self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Those whose tensors are as a step sees them, since the program has not asked for them."""
+        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self._states: dict[int, Any] = {}
+        """By number, what each keeps: also of those that the program has let go, while another rank may ask for it."""
+        self._gone: list[int] = []
+        """Numbers of those that the program has let go since this rank last went on."""
+        self._in_hooks: weakref.WeakValueDictionary[str, Optimizer] = weakref.WeakValueDictionary()
+        """By parameter of this rank: the optimizers that step in a gradient hook, which no other rank sees."""
+        self._next = itertools.count()
+
+    def number_of(self, optimizer: Optimizer) -> int | None:
+        """None for one that has not stepped: what it keeps is what every rank has made alike."""
+        return self._numbers.get(optimizer)
+
+    def add(self, optimizer: Optimizer) -> None:
+        """All ranks step or load it."""
+        number = self._numbers.get(optimizer)
+        if number is None:
+            number = self._numbers[optimizer] = next(self._next)
+            self._optimizers[number] = optimizer
+            weakref.finalize(optimizer, self._gone.append, number)
+        self._states[number] = SimpleNamespace(state=raw_state(optimizer), param_groups=optimizer.param_groups)
+
+    def advance(self) -> None:
+        """This rank's program has gone on: nobody can ask for what was before."""
+        while self._gone:
+            self._states.pop(self._gone.pop(), None)
+
+    def add_in_hook(self, optimizer: Optimizer, names: Iterable[str]) -> None:
+        """This rank alone steps it, in a gradient hook of one of its parameters."""
+        self._in_hooks.update(dict.fromkeys(names, optimizer))
+
+    def numbered(self) -> list[tuple[int, Optimizer]]:
+        """Those that all ranks step, with their numbers."""
+        return sorted(self._optimizers.items())
+
+    def answer(self, number: int | None, name: str) -> tuple[dict[str, Any], bytes]:
+        """What optimizer `number`, or the one that steps in a hook, keeps for a parameter of this rank."""
+        if number is None:
+            in_hook = self._in_hooks.get(name)
+            states = {} if in_hook is None else raw_state(in_hook)
+        elif number in self._states:
+            states = self._states[number].state
+        else:
+            raise RecordError(
+                f"the optimizer of {name} is no more on the rank that owns it.",
+                why="its program has let go of the optimizer.",
+                hint="keep the optimizer on every rank until its state has been read",
+            )
+        parameter = self.parameters[name].tensor
+        state = states.get(parameter)
+        template, tensors = flatten(state)
+        tensors = [tensor._value.data if type(tensor) is LazyTensor else tensor for tensor in tensors]
+        packed = [pack_tensor(tensor) for tensor in tensors]
+        header = {
+            "structure": structure_to_json(template, [meta_of(tensor.detach().cpu()) for tensor in tensors]).decode(),
+            "tensors": [[header, len(data)] for header, data in packed],
+            "is_beside": [tensor.device == parameter.device for tensor in tensors],
+        }
+        return header, b"".join(data for _, data in packed)
+
+    def kept(self, number: int, name: str, places: Sequence[int]) -> list[torch.Tensor | None]:
+        """Tensors that optimizer `number` keeps here; None for one that it keeps no more."""
+        optimizer: Any = self._optimizers.get(number)
+        if optimizer is None:
+            optimizer = self._states.get(number, SimpleNamespace(state={}, param_groups=[]))
+        return find_kept(optimizer, {id(item.tensor): item for item in self.parameters.values()}, name, places)
+
+    @staticmethod
+    def unpack(header: dict[str, Any], payload: bytes | bytearray, device: torch.device | None = None) -> Any:
+        """What `answer` has packed: a dictionary, or None where the parameter has not been trained yet.
+
+        What lay on the parameter's device comes to `device`, if one is given.
+        """
+        structure, packed, beside = (header.get(name) for name in ("structure", "tensors", "is_beside"))
+        if not isinstance(structure, str) or not isinstance(packed, list) or not isinstance(beside, list):
+            raise damaged("what an optimizer keeps, without its parts")
+        template, metas = structure_from_json(structure.encode(errors="replace"))
+        if not len(metas) == len(packed) == len(beside):
+            raise damaged("what an optimizer keeps, with other tensors than its structure has")
+        tensors: list[torch.Tensor] = []
+        begin = 0
+        for item, meta, is_beside in zip(packed, metas, beside, strict=True):
+            of_tensor, size = item if isinstance(item, list) and len(item) == 2 else ({}, 0)
+            if type(size) is not int or not 0 <= size <= len(payload) - begin:
+                raise damaged("what an optimizer keeps, with more than was sent")
+            found = unpack_tensor(of_tensor, bytes(payload[begin : begin + size]))
+            if tuple(found.shape) != meta.shape or found.dtype != meta.dtype:
+                raise damaged("what an optimizer keeps, with another shape than it says")
+            tensor = _as_laid_out(meta)
+            tensor.copy_(found)
+            begin += size
+            tensors.append(tensor.to(device) if device is not None and is_beside else tensor)
+        state = rebuild(template, tensors)
+        if type(state) is dict:  # names as the optimizer has them, once: a file of the state has each once
+            state = {sys.intern(name) if type(name) is str else name: item for name, item in state.items()}
+        return state
+
+
+def _as_laid_out(meta: Meta) -> torch.Tensor:
+    """Memory for a tensor: in its own order if that has no gaps, else in that of its shape."""
+    expected, is_dense = 1, len(meta.stride) == len(meta.shape)
+    for step, size in sorted(zip(meta.stride, meta.shape, strict=False)):
+        is_dense &= size == 1 or step == expected
+        expected *= size
+    if not is_dense:
+        return torch.empty(meta.shape, dtype=meta.dtype)
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
+
+
+def placed_in(optimizer: Optimizer, placed: Mapping[int, Placed]) -> list[Placed]:
+    """The parameters of distributed models that `optimizer` has, in its order."""
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    return [placed[id(tensor)] for tensor in tensors if id(tensor) in placed]
+
+
+def given_for(
+    optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]
+) -> Iterator[tuple[Placed, Any]]:
+    """What a whole state dictionary has for each parameter of a distributed model."""
+    names = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
+    tensors = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    for name, tensor in zip(names, tensors, strict=False):  # the optimizer itself complains of other numbers
+        if id(tensor) in placed:
+            yield placed[id(tensor)], state["state"].get(name, {})
+
+
+def without_others(optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]) -> dict[str, Any]:
+    """A whole state dictionary, with tensors that need no memory in the place of those for other ranks' parameters."""
+    names = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
+    tensors = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    elsewhere = {
+        name: placed[id(tensor)]
+        for name, tensor in zip(names, tensors, strict=False)  # the optimizer itself complains of other numbers
+        if id(tensor) in placed and not placed[id(tensor)].is_owned
+    }
+
+    def hollow(tensor: torch.Tensor, most: int) -> torch.Tensor:
+        is_small = tensor.dim() == 0 or tensor.numel() > most
+        return tensor if is_small else torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+
+    kept = {
+        name: map_tensors(item, lambda tensor, most=elsewhere[name].meta.numel: hollow(tensor, most))
+        if name in elsewhere
+        else item
+        for name, item in state["state"].items()
+    }
+    return {**state, "state": defaultdict(dict, kept) if isinstance(state["state"], defaultdict) else kept}

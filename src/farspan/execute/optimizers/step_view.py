@@ -1,0 +1,382 @@
+"""What an optimizer's step sees: all parameters, gradients and state, of which this rank has a part.
+
+Every rank runs the step's Python with every parameter. A tensor in a step is one of three kinds:
+
+    replicated    every rank has it and computes with it            step counts, learning rates, what was told
+    own           this rank alone has it: made of its parameters    computed at once, by torch itself
+    elsewhere     another rank has it: a recorded tensor            its metadata is foreseen, nothing is computed
+
+    p.grad.norm()  rank 0: own        rank 1: elsewhere
+    torch.stack(all norms)            of several ranks: they are told to all first, the result is replicated
+    if norm > 1:                      what is read is told to all first
+
+So what a step reads is what it reads in one process, and an optimizer that looks at one parameter at a time runs
+without a word between the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from farspan.call.infer.entry import Unknown, intern, meta_of
+from farspan.call.leaf import Placed
+from farspan.call.modes import current_modes
+from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
+from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild
+from farspan.call.wire.checked import damaged
+from farspan.comm.tensor_bytes import pack_tensor, sparse_tensor, unpack_tensor
+from farspan.execute.optimizers.functions import has_dynamic_shape, shape_of, stand_in, writes_by_name
+from farspan.execute.optimizers.lists import over_lists
+from farspan.execute.optimizers.own import make_own
+from farspan.graph import Meta, Value
+from farspan.record.memory.exchange import become_plain
+from farspan.record.ops.overrides import NUMBERS
+from farspan.record.tensor import LazyTensor, StubParameter
+from farspan.torch_private import DisableTorchFunctionSubclass, raw_grad
+
+if TYPE_CHECKING:
+    from farspan.execute.engine import Engine
+
+__all__ = ["StepView"]
+
+_T: Any = torch.Tensor
+_RECORDED = (LazyTensor, StubParameter)
+_COMPUTES, _WRITES, _ASKS, _READS, _LISTS, _INDEXES = range(1, 7)
+"""Kinds of functions: the last four need no data, the data of all they are given, and each its own way."""
+_FEW, _LARGE = 3, 4096
+"""A function of so few tensors runs where the largest is, if that has more elements than this; else everywhere."""
+_MOST_KNOWN = 4096
+
+
+class StepView(TorchFunctionMode):
+    """Answers the torch functions of a step. It may call any function itself: it does not see those."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.engine = engine
+        self.recorder = engine.recorder
+        self._placed = engine.recorder.placed
+        self.me = 1 << engine.rank
+        self._bits: list[int] = []
+        """By stage, the bit of its rank."""
+        self._writes: set[Any] = set()
+        """Functions that have been seen to write into their first argument, and to return it as it is."""
+        self._known: dict[Any, Any] = {}
+        self._sparse: dict[str, torch.Tensor] = {}
+        """Sparse gradients that this step has asked for, by parameter."""
+        self._kinds: dict[Any, int] = {}
+
+    def begin(self) -> None:
+        """A step begins, until `leave_optimizer` of the recorder."""
+        self._bits = [1 << stage.rank for stage in self.engine.stages]  # stages may have been added
+        self._sparse.clear()
+        self.__enter__()
+
+    # What a step calls.
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind = self._kinds.get(func) or self._kind_of(func)
+        if kind == _ASKS:
+            if not types and not kwargs:
+                return func(*args)
+            with DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        ranks = self.ranks_of(args)
+        if kwargs:
+            in_kwargs = self.ranks_of(kwargs.values())
+            if in_kwargs:
+                ranks, kwargs = self._with_numbers(ranks, kwargs)
+        else:
+            kwargs = {}
+        if not ranks:
+            return func(*args, **kwargs)
+        if self._sparse and any(type(item) is torch.Tensor and item.layout is torch.sparse_coo for item in args):
+            return self._with_sparse(kind, func, args, kwargs)
+        if kind <= _WRITES:
+            if ranks == self.me and not types:
+                return self._kept_own(kind, func(*args, **kwargs), args)
+            if ranks != self.me and func in self._writes and not ranks & (ranks - 1) and type(args[0]) in _RECORDED:
+                return args[0]
+        return self._seldom(kind, func, args, kwargs, ranks)
+
+    def _seldom(self, kind: int, func: Any, args: Any, kwargs: Any, ranks: int) -> Any:
+        """All that is neither computed here at once, nor written into on another rank."""
+        if kind == _READS or (kind == _INDEXES and _has_mask(args[1])):
+            args, kwargs = self.with_told(args, kwargs)
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if kind == _LISTS:
+            return over_lists(self, func, name, args, kwargs)
+        if ranks & (ranks - 1):
+            args, kwargs, ranks = self._brought_together(func, name, args, kwargs)
+            if not ranks:
+                return func(*args, **kwargs)
+        if ranks != self.me:
+            return self.elsewhere(func, args, kwargs)
+        args, kwargs = map_tensors((args, kwargs), self.data)  # what was recorded outside the step
+        return self._kept_own(kind, func(*args, **kwargs), args)
+
+    @staticmethod
+    def _kept_own(kind: int, result: Any, args: Any) -> Any:
+        """The result of a function of own tensors."""
+        if kind == _WRITES:
+            make_own(args[0])
+        elif any(item is result for item in args):
+            return result  # as `x.to(its own dtype)`: what it was
+        return make_own(result)
+
+    def _kind_of(self, func: Any) -> int:
+        """What a torch function needs: alike on every rank."""
+        name = getattr(func, "__name__", "")
+        if func in PASS_THROUGH and func not in SHOWS:
+            kind = _ASKS
+        elif func in READERS or func in SHOWS or func is torch.tensor or has_dynamic_shape(func):
+            kind = _READS if func is not _T.__deepcopy__ else _COMPUTES
+        elif name.startswith(("_foreach_", "_fused_")):
+            kind = _LISTS
+        elif func is _T.__getitem__:
+            kind = _INDEXES
+        else:
+            kind = _WRITES if writes_by_name(name) else _COMPUTES
+        self._kinds[func] = kind
+        return kind
+
+    def _with_numbers(self, ranks: int, kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Arguments for which torch takes numbers only are told to all."""
+        single = [name for name in NUMBERS if name in kwargs and self.ranks_of([kwargs[name]])]
+        kwargs = {**kwargs, **{name: self._tell([kwargs[name]])[0] for name in single}}
+        return ranks | self.ranks_of(kwargs.values()), kwargs
+
+    def ranks_of(self, items: Iterable[Any]) -> int:
+        """The bits of the ranks of which one alone has some tensor among `items`; 0 if all are replicated."""
+        found = 0
+        for item in items:
+            kind = type(item)
+            if kind is torch.Tensor or kind is nn.Parameter:
+                if item._farspan_is_own or id(item) in self._placed:
+                    found |= self.me
+            elif kind is LazyTensor:
+                found |= self._bits[item._value.stage]
+            elif kind is StubParameter:
+                found |= self._bits[self._placed[id(item)].stage]
+            elif kind is list or kind is tuple:
+                found |= self.ranks_of(item)
+            elif isinstance(item, torch.Tensor):
+                if item._farspan_is_own or id(item) in self._placed:  # type: ignore[attr-defined]
+                    found |= self.me
+            elif isinstance(item, (list, tuple)):
+                found |= self.ranks_of(item)
+            elif isinstance(item, dict):
+                found |= self.ranks_of(item.values())
+        return found
+
+    # Tensors that all must know.
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The data of a recorded tensor or a stub, which the step asks for on every rank."""
+        if self._is_known_to_all(tensor):
+            return self.engine.read(tensor._value)  # type: ignore[attr-defined]
+        return self._tell([tensor])[0]
+
+    @staticmethod
+    def _is_known_to_all(tensor: Any) -> bool:
+        """Whether it was recorded by the program: each rank can ask for it alone."""
+        return type(tensor) is LazyTensor and (tensor._value.call is not None or tensor._value.index > 0)
+
+    def with_told(self, args: Any, kwargs: Any, *, but: int = 0) -> tuple[Any, Any]:
+        """The arguments with replicated tensors in the place of all others, but of those of the ranks in `but`."""
+        template, tensors = flatten_arguments(args, kwargs)
+        single = [item for item in tensors if self.ranks_of([item]) & ~but]
+        told = iter(self._tell(single))
+        changed = {id(item): next(told) for item in single}
+        args, kwargs = rebuild(template, [changed.get(id(item), item) for item in tensors])
+        return args, kwargs
+
+    def _tell(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Replicated copies of tensors of single ranks; every rank calls it."""
+        unknown = [item for item in tensors if not self._is_known_to_all(item)]
+        metas = [self._meta(item) for item in unknown]
+        owners = [self.ranks_of([item]).bit_length() - 1 for item in unknown]
+        mine = [self.data(item) for item, rank in zip(unknown, owners, strict=True) if rank == self.engine.rank]
+        parts: list[bytes] = []
+        if unknown:
+            blob = b"".join([bytes(pack_tensor(item)[1]) for item in mine])
+            parts = self.engine.agreement.gather("what a step reads", blob)
+        begins = [0] * self.engine.num_ranks
+        own = iter(mine)
+        told: dict[int, torch.Tensor] = {}
+        for item, meta, rank in zip(unknown, metas, owners, strict=True):
+            if rank == self.engine.rank:
+                told[id(item)] = next(own).detach()
+                continue
+            begin = begins[rank]
+            begins[rank] = end = begin + meta.numel * meta.dtype.itemsize
+            header = {"dtype": str(meta.dtype).removeprefix("torch."), "shape": list(meta.shape)}
+            copy = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+            told[id(item)] = copy.copy_(unpack_tensor(header, parts[rank][begin:end]))
+        return [told[id(item)] if id(item) in told else self.engine.read(item._value) for item in tensors]  # type: ignore[attr-defined]
+
+    def _brought_together(self, func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, int]:
+        """Arguments of several ranks become those of one rank and replicated ones.
+
+        Returns:
+            The arguments, and the bit of the rank; 0 if all are replicated.
+        """
+        _, tensors = flatten_arguments(args, kwargs)
+        single = [item for item in tensors if self.ranks_of([item])]
+        home = 0
+        if "out" in kwargs:
+            home = self.ranks_of([kwargs["out"]])
+        elif writes_by_name(name) and isinstance(args[0], torch.Tensor):
+            home = self.ranks_of(args[:1]) or self.ranks_of(single[:1])
+        elif len(single) <= _FEW:
+            largest = max(single, key=lambda item: self._meta(item).numel)
+            home = self.ranks_of([largest]) if self._meta(largest).numel > _LARGE else 0
+        args, kwargs = self.with_told(args, kwargs, but=home)
+        return args, kwargs, home
+
+    # Tensors of other ranks.
+
+    def gradient(self, placed: Placed) -> torch.Tensor | None:
+        """`parameter.grad` in a step."""
+        self.engine.masks.resolve()
+        if placed.name in self.engine.masks.sparse and self.engine.has_gradient(placed):
+            if placed.name not in self._sparse:
+                self._sparse[placed.name] = self._tell_sparse(placed)
+            return self._sparse[placed.name]
+        if not placed.is_owned:
+            return self.recorder.gradients.get(placed)
+        gradient = raw_grad(placed.tensor)
+        if gradient is not None:
+            gradient._farspan_is_own = True
+        return gradient
+
+    def _tell_sparse(self, placed: Placed) -> torch.Tensor:
+        """A sparse gradient is replicated: its owner's own one, and copies of it."""
+        gradient = raw_grad(placed.tensor)
+        parts = [] if gradient is None else [gradient._indices(), gradient._values()]
+        sizes = [*parts[1].shape, parts[0].shape[0], int(gradient.is_coalesced())] if gradient is not None else []
+        head = torch.tensor([len(sizes), *sizes], dtype=torch.int64)
+        blob = b"".join([bytes(pack_tensor(item)[1]) for item in (head, *parts)]) if parts else b""
+        blob = self.engine.agreement.tell("a sparse gradient", blob, self.engine.stages[placed.stage].rank)
+        if gradient is not None:
+            return gradient
+        number = int.from_bytes(blob[:8], "little")
+        if not 3 <= number <= 64 or len(blob) < 8 + 8 * number:
+            raise damaged("a sparse gradient without its sizes")
+        *shape, num_sparse, is_coalesced = torch.frombuffer(
+            bytearray(blob[8 : 8 + 8 * number]), dtype=torch.int64
+        ).tolist()
+        begin = 8 + 8 * number
+        end = begin + 8 * num_sparse * shape[0]
+        indices = unpack_tensor({"dtype": "int64", "shape": [num_sparse, shape[0]]}, blob[begin:end])
+        header = {"dtype": str(placed.meta.dtype).removeprefix("torch."), "shape": shape}
+        values = unpack_tensor(header, blob[end:])
+        return sparse_tensor(indices, values, placed.meta.shape, bool(is_coalesced)).to(placed.meta.device)
+
+    def _with_sparse(self, kind: int, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function that is given a sparse gradient: what a rank has of it alone is written into there, or told."""
+        home = self.ranks_of(args[:1]) if kind == _WRITES else 0
+        args, kwargs = self.with_told(args, kwargs, but=home)
+        if home not in (0, self.me):
+            return args[0]
+        return self._kept_own(kind, func(*args, **kwargs), args) if home else func(*args, **kwargs)
+
+    def set_gradient(self, placed: Placed, gradient: torch.Tensor | None) -> None:
+        """`parameter.grad = gradient` in a step."""
+        ranks = 0 if gradient is None else self.ranks_of([gradient])
+        if gradient is not None and ranks and ranks != self._bits[placed.stage]:
+            gradient = self._tell([gradient])[0]
+        if type(gradient) is LazyTensor:
+            gradient = self.data(gradient) if placed.is_owned else gradient
+        self.recorder.gradients.put(placed, gradient)
+
+    def known_only(self, meta: Meta, stage: int) -> LazyTensor:
+        """A tensor that a rank of `stage` has, in the place of which this rank knows its metadata."""
+        meta = Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)
+        return LazyTensor.make(Value(intern(meta), stage), self.recorder)
+
+    def elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function of tensors of one other rank: what it gives there, without data."""
+        template, tensors = flatten_arguments(args, self._numbers(kwargs))
+        stage = next(self.stage_of(item) for item in tensors if self.ranks_of([item]))
+        key = (func, shape_of(template), tuple([id(self._meta(item)) for item in tensors]), current_modes())
+        entry = self._known.get(key)
+        if entry is None:
+            entry = self._foresee(func, template, tensors)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = entry
+        if entry.is_random:  # the rank that has them draws as many numbers, from the same generator
+            args, kwargs = rebuild(template, [stand_in(self._meta(item)) for item in tensors])
+            func(*args, **kwargs)
+        for number in entry.mutated:
+            self.becomes_known_only(tensors[number], stage)
+        results = [
+            tensors[same] if same >= 0 else self.known_only(meta, stage)
+            for same, meta in zip(entry.same_as, entry.metas[: entry.num_results], strict=True)
+        ]
+        return rebuild(entry.template, results)
+
+    def _numbers(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments for which torch takes numbers only, and reads what it gets."""
+        is_tensor = [name for name in kwargs if name in NUMBERS and isinstance(kwargs[name], torch.Tensor)]
+        return {**kwargs, **{name: kwargs[name].item() for name in is_tensor}} if is_tensor else kwargs
+
+    def _foresee(self, func: Any, template: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        metas = [self._meta(item) for item in tensors]
+        entry = self.recorder.cache.lookup(func, template, metas, current_modes())
+        if isinstance(entry, Unknown):
+            self.recorder.refuse(
+                f"an optimizer's step calls {name_of(func)}, and what it gives depends on data of another rank",
+                hint="give it replicated tensors: read what it takes first, tensor.tolist()",
+            )
+        for number, meta in zip(entry.mutated, entry.metas[entry.num_results :], strict=True):
+            if meta.shape != metas[number].shape:
+                self.recorder.refuse(
+                    f"an optimizer's step changes the shape of a tensor in place ({name_of(func)})",
+                    hint="use the function that returns a new tensor",
+                )
+        is_first = entry.mutated == (0,) and entry.same_as == (0,) and not entry.is_random
+        if is_first and writes_by_name(getattr(func, "__name__", "")):
+            self._writes.add(func)
+        return entry
+
+    def becomes_known_only(self, tensor: torch.Tensor, stage: int) -> None:
+        """A replicated tensor has been written into with data of another rank."""
+        if self.ranks_of([tensor]):
+            return
+        if type(tensor) is nn.Parameter:
+            self.recorder.refuse(
+                "an optimizer's step writes what it computes of one rank's parameters into one outside the model",
+                hint="make it a parameter of the model that is distributed",
+            )
+        become_plain(self.recorder, self.known_only(meta_of(tensor), stage), tensor)
+
+    def _meta(self, tensor: torch.Tensor) -> Meta:
+        """Its metadata, as of a tensor that needs no gradient."""
+        meta = tensor._value.meta if type(tensor) is LazyTensor else meta_of(tensor)
+        if meta.requires_grad or meta.is_parameter:
+            meta = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
+        return meta
+
+    def stage_of(self, tensor: torch.Tensor) -> int:
+        if type(tensor) is LazyTensor:
+            return tensor._value.stage
+        return self._placed[id(tensor)].stage
+
+    def data(self, tensor: Any) -> Any:
+        """What this rank computes with in the place of a recorded tensor of its own."""
+        if type(tensor) is LazyTensor and self._bits[tensor._value.stage] == self.me:
+            return make_own(self.engine.read(tensor._value))
+        return tensor
+
+
+def _has_mask(index: Any) -> bool:
+    """Whether a tensor is indexed by truth values: the shape of what it gives depends on them."""
+    return any(item.dtype in (torch.bool, torch.uint8) for item in flatten(index)[1])

@@ -1,0 +1,249 @@
+"""Optimizers: the recorded backwards run before a step, which then sees the whole model (`step_view`)."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from farspan.errors import RecordError
+from farspan.execute.engine import Engine
+from farspan.execute.optimizers.shown import kept_for, read_kept, show_to_all, show_to_step
+from farspan.execute.optimizers.states import given_for, placed_in, without_others
+from farspan.execute.optimizers.step_view import StepView
+from farspan.execute.process.world import current_engine
+from farspan.record.ops.overrides import read_recorded
+
+__all__ = ["watch_optimizers"]
+
+_watched = False
+_original_state_dict: Any = Optimizer.state_dict
+_original_load: Any = Optimizer.load_state_dict
+
+
+def watch_optimizers() -> None:
+    """Hook all optimizers of this process, once."""
+    global _watched
+    if not _watched:
+        register_optimizer_step_pre_hook(_before)
+        register_optimizer_step_post_hook(_after)
+        Optimizer.state_dict = _state_dict  # type: ignore[method-assign]
+        Optimizer.load_state_dict = _load_state_dict  # type: ignore[method-assign]
+        Optimizer.state = property(_get_state, _set_state)  # type: ignore[assignment]
+        _watched = True
+
+
+# What is kept, outside of a step.
+
+
+def _get_state(optimizer: Optimizer) -> Any:
+    try:
+        state = optimizer.__dict__["state"]
+    except KeyError:
+        raise AttributeError(f"'{type(optimizer).__name__}' object has no attribute 'state'") from None
+    engine = current_engine()
+    if engine is not None and engine.recorder.is_recording:
+        _show(engine, optimizer)
+    return state
+
+
+def _set_state(optimizer: Optimizer, state: Any) -> None:
+    optimizer.__dict__["state"] = state
+
+
+def _show(engine: Engine, optimizer: Optimizer) -> None:
+    """The program may see what the optimizer keeps."""
+    steps = engine.values.optimizers
+    number = steps.number_of(optimizer)
+    if number is not None and optimizer in steps.stepped:
+        steps.stepped.discard(optimizer)
+        show_to_all(engine, optimizer, number)
+
+
+# Saving and loading.
+
+
+@functools.wraps(Optimizer.state_dict)
+def _state_dict(optimizer: Optimizer) -> Any:
+    """The whole state, with what other ranks keep fetched from there."""
+    engine = _engine_of(optimizer)
+    if engine is None:
+        return _original_state_dict(optimizer)
+    if engine.recorder.has_pending():
+        engine.flush("optimizer.state_dict()")
+    own = optimizer.state
+    optimizer.state = _whole_state(engine, optimizer)
+    try:
+        found = _original_state_dict(optimizer)
+    finally:
+        optimizer.state = own
+    found["param_groups"] = read_recorded(found["param_groups"])
+    return found
+
+
+def _whole_state(engine: Engine, optimizer: Optimizer) -> defaultdict[Any, Any]:
+    number = engine.values.optimizers.number_of(optimizer)
+    whole: defaultdict[Any, Any] = defaultdict(dict)
+    for placed in placed_in(optimizer, engine.recorder.placed):
+        state = optimizer.state.get(placed.tensor)
+        steps_elsewhere = number is not None or engine.recorder.runs_each_backward
+        if not placed.is_owned and steps_elsewhere and not state:  # kept there alone
+            state = engine.values.pull_state(engine.stages[placed.stage].rank, number, placed.name) or state
+        if state is not None:
+            whole[placed.tensor] = read_kept(engine, state)
+    whole.update((key, read_kept(engine, state)) for key, state in optimizer.state.items() if key not in whole)
+    return whole
+
+
+@functools.wraps(Optimizer.load_state_dict)
+def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """Give this rank its part; every rank loads the same dictionary."""
+    engine = _engine_of(optimizer)
+    if engine is None:
+        _original_load(optimizer, state_dict)
+        return
+    engine.meet("optimizer.load_state_dict()")  # nobody reads the old state any more
+    given = {item.name: state for item, state in given_for(optimizer, state_dict, engine.recorder.placed)}
+    engine.recorder.is_recording = False
+    try:
+        _original_load(optimizer, without_others(optimizer, state_dict, engine.recorder.placed))
+        for item in placed_in(optimizer, engine.recorder.placed):
+            if engine.num_ranks > 1 and item.tensor in optimizer.state:
+                loaded = optimizer.state[item.tensor]
+                optimizer.state[item.tensor] = kept_for(engine, item, loaded, given[item.name])
+    finally:
+        engine.recorder.is_recording = True
+    engine.values.optimizers.add(optimizer)
+    engine.values.optimizers.stepped.add(optimizer)
+    engine.parameters_changed()
+
+
+# Steps.
+
+
+def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    engine = current_engine()
+    if engine is None or not placed_in(optimizer, engine.recorder.placed):
+        return None
+    if not engine.recorder.is_recording and not engine.recorder.is_in_optimizer:
+        _check_step_in_hook(engine, optimizer)
+        return None
+    engine.recorder.hooks.check_step(placed_in(optimizer, engine.recorder.placed))
+    if not engine.recorder.is_in_optimizer:
+        engine.events.step(optimizer, "step()", engine.recorder.placed)
+    steps = engine.values.optimizers
+    if engine.recorder.is_in_optimizer:  # a step that calls the one of its base class, or of an optimizer it wraps
+        steps.depth += 1
+        _begin(engine, optimizer)
+        return None
+    begins_with_closure = _begins_with_closure(optimizer, args, kwargs)
+    if not begins_with_closure:
+        _run_recorded(engine, "optimizer.step()")
+    args, kwargs = _with_recording_closure(engine, args, kwargs, has_changed=not begins_with_closure)
+    _begin(engine, optimizer)
+    steps.depth = 1
+    _enter(engine)
+    return args, kwargs
+
+
+def _begin(engine: Engine, optimizer: Optimizer) -> None:
+    """What the optimizer keeps becomes what its step sees, unless it still is."""
+    steps = engine.values.optimizers
+    steps.add(optimizer)
+    if optimizer not in steps.stepped:
+        steps.stepped.add(optimizer)
+        show_to_step(engine, optimizer)
+
+
+def _enter(engine: Engine) -> None:
+    engine.recorder.enter_optimizer()
+    if engine.num_ranks > 1:
+        steps = engine.values.optimizers
+        steps.view = engine.recorder.step_view = steps.view or StepView(engine)
+        steps.view.begin()
+
+
+def _check_step_in_hook(engine: Engine, optimizer: Optimizer) -> None:
+    """The step is called while a backward runs, at the owner of the parameter whose hook it is."""
+    placed = placed_in(optimizer, engine.recorder.placed)
+    if not engine.recorder.runs_each_backward:
+        raise RecordError(
+            "optimizer.step() is called in a gradient hook.",
+            why="the backward runs when all micro-batches of the step have been recorded: the parameters would\n"
+            "change while later ones still need them.",
+            hint="parameter.register_post_accumulate_grad_hook(hook), with an optimizer for each parameter",
+        )
+    others = [item.name for item in placed if not item.is_owned]
+    if others:
+        raise RecordError(
+            "optimizer.step() is called in a gradient hook, for parameters of several ranks.",
+            why=f"the hook runs where its parameter lives; {others[0]} lives on another rank.",
+            hint="an optimizer for each parameter, or optimizer.step() after loss.backward()",
+        )
+    engine.values.optimizers.add_in_hook(optimizer, [item.name for item in placed])
+
+
+def _run_recorded(engine: Engine, reason: str) -> None:
+    if engine.recorder.has_pending():
+        engine.flush(reason)
+    else:
+        engine.meet(reason)  # a slower rank may still read what the step will change
+
+
+def _begins_with_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> bool:
+    """Whether the step calls a closure before it looks at any parameter, as those of torch do: what was recorded before
+    can run together with what the closure records.
+    """
+    has_closure = any(map(callable, (*args[1:2], kwargs.get("closure"))))
+    return has_closure and type(optimizer).step.__module__.startswith("torch.optim.")
+
+
+def _with_recording_closure(engine: Engine, args: Any, kwargs: Any, *, has_changed: bool) -> tuple[Any, Any]:
+    """The optimizer (first argument) may get a closure: what it does is recorded as ever, and run before it returns.
+
+    `has_changed`: whether the step may have written into parameters before it calls the closure for the first time. If
+    not, a slower rank may still read what it reads before the step.
+    """
+
+    def wrap(closure: Any) -> Any:
+        def recorded() -> Any:
+            nonlocal has_changed
+            depth = engine.values.optimizers.depth
+            engine.recorder.leave_optimizer()
+            if has_changed:
+                engine.parameters_changed()
+            has_changed = True
+            result = closure()  # if it raises, the program is where it may catch that: outside of the step
+            _run_recorded(engine, "the closure of optimizer.step()")
+            engine.values.optimizers.depth = depth
+            _enter(engine)
+            return result
+
+        return recorded if callable(closure) else closure
+
+    return (*args[:1], *map(wrap, args[1:2]), *args[2:]), {
+        name: wrap(value) if name == "closure" else value for name, value in kwargs.items()
+    }
+
+
+def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    engine = current_engine()
+    if engine is not None and engine.recorder.is_in_optimizer and placed_in(optimizer, engine.recorder.placed):
+        engine.values.optimizers.depth -= 1
+        if engine.values.optimizers.depth == 0:
+            engine.recorder.leave_optimizer()
+            engine.parameters_changed()
+            if not engine.recorder.hooks.are_running:
+                for act in tuple(engine.after_step):
+                    act()
+
+
+def _engine_of(optimizer: Optimizer) -> Engine | None:
+    """The engine, if `optimizer` has parameters of a distributed model and is the program's to save and load."""
+    engine = current_engine()
+    if engine is None or not engine.recorder.is_recording or not placed_in(optimizer, engine.recorder.placed):
+        return None
+    return engine

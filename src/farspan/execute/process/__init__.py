@@ -1,0 +1,3 @@
+"""This process among its peers: how it joins them, what it shows, how its program ends."""
+
+__all__: list[str] = []

@@ -1,0 +1,164 @@
+"""What a program started by `farspan run` shows besides its own output: the plan, and a report of one step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from farspan import settings
+from farspan.control.channel import SideChannel
+from farspan.execute.step.step_record import StepRecord
+from farspan.outputs import keep_text, write_line
+from farspan.plan import PLANNED_SECONDS, Plan
+from farspan.report import MeasuredStep, Span, Timeline, page_of, summary, svg
+from farspan.units import format_seconds
+
+__all__ = ["Console", "keep_log_apart"]
+
+_log = logging.getLogger(__name__)
+_REPORTED_STEPS = (3, 10, 30)
+"""Training steps after which the report is written: an early one, then ones that have settled."""
+_COMPARED_STEP = 3
+"""After which training step it is said how far the plan was off."""
+_UNEVEN = 1.1
+"""From which ratio of two ranks' errors on another plan may be better."""
+
+
+class _StandardError(logging.Handler):
+    """Writes warnings to standard error, and what the program has asked for by setting the level of "farspan"."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING or logging.getLogger("farspan").level != logging.NOTSET:
+            write_line(record.getMessage())
+
+
+def keep_log_apart() -> None:
+    """Let no log of the script's have our lines: it is to be that of one process. Unless the script gives our logger
+    handlers of its own.
+    """
+    logger = logging.getLogger("farspan")
+    if not logger.handlers:
+        logger.addHandler(_StandardError())
+        logger.propagate = False
+    if settings.flag("VERBOSE", default=False) and logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+
+
+class Console:
+    """One rank's part in what the user sees. Only rank 0 prints and writes."""
+
+    def __init__(self, side: SideChannel, deadline_s: float) -> None:
+        self.side = side
+        self.deadline_s = deadline_s
+        self.is_launched = os.environ.get("FARSPAN_LAUNCHER") == "run"
+        self.report_path = settings.text("REPORT")
+        self._is_report_kept = True
+        self.plan: Plan | None = None
+        self.num_training_steps = 0
+
+    def show_plan(self, plan: Plan) -> None:
+        """Print the plan as a table, once for each model."""
+        self.plan = plan
+        _log.info("plan:\n%s", plan)
+        self._write_line(str(plan))
+
+    def say(self, text: str) -> None:
+        """Something about the plan that the user should know."""
+        _log.info("%s", text)
+        self._write_line(text)
+
+    def warn(self, text: str) -> None:
+        """Something about the program that the user should know, whoever has launched it: one line of rank 0's."""
+        _log.info("%s", text)
+        if self.side.rank == 0:
+            write_line(text)
+
+    def step_ended(self, record: StepRecord) -> None:
+        """Count a training step; after some of them all ranks give their timelines and rank 0 writes the report."""
+        if not record.has_backward:
+            return
+        self.num_training_steps += 1
+        if self.num_training_steps == _COMPARED_STEP and self.side.rank == 0:
+            self._compare(record)
+        if not self.report_path or self.num_training_steps not in _REPORTED_STEPS:
+            return
+        key = f"timeline {record.number}"
+        self.side.contribute(key, _timeline_of(record, self.side.world_size).to_json().encode())
+        if self.side.rank == 0:
+            parts = self.side.gathered(key, self.deadline_s)
+            timeline = Timeline.merge([Timeline.from_json(part) for part in parts])
+            if self._is_report_kept:  # else a warning has said that it cannot be
+                self._write(timeline, record)
+        self.side.forget(key)
+
+    def _compare(self, record: StepRecord) -> None:
+        """Say by how much the seconds that the plan was made with are wrong."""
+        if self.plan is None or PLANNED_SECONDS not in self.plan.estimates or record.exchange is None:
+            return
+        planned = [0.0] * self.side.world_size
+        for stage, seconds in enumerate(self.plan.estimates[PLANNED_SECONDS]):
+            planned[self.plan.rank_of(stage)] += seconds * record.num_micro_batches
+        busy = record.exchange.busy_s()
+        factors = {rank: busy[rank] / expected for rank, expected in enumerate(planned) if expected}
+        parts = [
+            f"rank {rank} {format_seconds(busy[rank])} ({100 * (factor - 1):+.0f} %)"
+            for rank, factor in factors.items()
+        ]
+        text = f"work of step {_COMPARED_STEP}, and how it differs from the plan: {', '.join(parts)}"
+        if factors and max(factors.values()) > _UNEVEN * min(factors.values()):
+            text += "; farspan plan --recalibrate step.json may find a better plan (farspan run --report step.json)"
+        _log.info("%s", text)
+        self._write_line(text)
+
+    def _write_line(self, text: str) -> None:
+        """To standard error: standard output is the script's own, and may be piped."""
+        if self.side.rank == 0 and self.is_launched:
+            write_line(text)
+
+    def _write(self, timeline: Timeline, record: StepRecord) -> None:
+        path = Path(self.report_path)
+        step = MeasuredStep(
+            timeline=timeline,
+            schedule=record.schedule,
+            plan=str(self.plan or ""),
+            environment=(
+                f"training step {self.num_training_steps} of {' '.join(sys.argv)}",
+                summary(timeline),
+                f"torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}",
+                f"{self.side.world_size} ranks of {torch.get_num_threads()} threads on {os.cpu_count()} cores",
+            ),
+        )
+        if path.suffix == ".svg":
+            page = svg(timeline)
+        elif path.suffix == ".json":
+            page = step.to_json()
+        else:
+            page = page_of(step, title=f"farspan: {Path(sys.argv[0]).name}")
+        self._is_report_kept = keep_text(path, page, "the report")
+
+
+def _timeline_of(record: StepRecord, num_ranks: int) -> Timeline:
+    wall_ns = (
+        time.time_ns() - time.perf_counter_ns()
+    )  # clocks of different hosts agree only so far as their wall clocks
+    return Timeline(
+        spans=tuple(
+            Span(
+                rank=record.rank,
+                kind=trace.kind,
+                name=trace.name,
+                micro_batch=trace.micro_batch,
+                start_ns=trace.start_ns + wall_ns,
+                end_ns=trace.end_ns + wall_ns,
+            )
+            for trace in record.traces
+        ),
+        num_ranks=num_ranks,
+        title="One training step",
+    )

@@ -1,0 +1,105 @@
+"""How a rank's program ends: the other ranks hear of it.
+
+    its last line        the rank waits until every program is over, and answers what the others ask until then
+    an exception         it reaches the others first, and only then is it printed: a full disk must not hide the cause
+    a forked child       is no rank: it ends as if farspan were not there
+
+Then what farspan has opened is closed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from farspan.comm.router import Roads
+from farspan.control.text import as_error, describe_failure, described
+from farspan.errors import DivergenceError, FarspanError, PlanError, RemoteError
+from farspan.execute.abort.aborted import rank_that_raised
+from farspan.execute.engine import Engine
+from farspan.launch.rank.error_file import leave_error
+from farspan.launch.rank.notes import note_hearing
+from farspan.outputs import write_line
+
+__all__ = ["watch_end"]
+
+_LINGER_S = 10.0
+_LINGER_AFTER_FAILURE_S = 4.0
+"""The others know of the failure; one that is stopped would keep all of them."""
+_ENDING_S = 5.0
+"""How long the end of a process that has failed may take."""
+_SEEING_S = 1.0
+"""How long torchrun may take to see that end, and to end this process."""
+_exit_codes: list[int] = []
+
+
+def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) -> None:
+    """Lets the other ranks know from now on how this process ends."""
+    process, previous = os.getpid(), sys.excepthook
+    has_raised = False
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        nonlocal has_raised
+        if os.getpid() != process:
+            previous(kind, error, trace)
+            return
+        has_raised = True
+        raised_by = error.rank if isinstance(error, RemoteError) else rank_that_raised(error)
+        leave_error(error, is_heard=raised_by is not None)
+        if raised_by is not None:  # and shows its traceback itself
+            with contextlib.suppress(OSError):  # the disk is full
+                note_hearing(engine.rank)
+            write_line(_describe_remote(error, raised_by))
+            _let_torchrun_see(raised_by, roads)
+            return
+        if not isinstance(error, (PlanError, DivergenceError)):  # every rank finds these by itself
+            engine.side.fail(error)
+        previous(kind, error, trace)
+
+    def leave() -> None:
+        if os.getpid() != process:
+            return
+        try:
+            if not has_raised and engine.is_healthy:
+                engine.finish()
+        except FarspanError as error:
+            _exit_codes.append(1)  # the program has ended well by itself, but the ranks did not do the same
+            leave_error(error, is_heard=isinstance(error, RemoteError))
+            write_line(f"{type(error).__name__}: {error}")
+        roads.close()
+        remove_files()
+        engine.values.close()
+        is_over_well = not has_raised and engine.is_healthy
+        engine.side.close(linger_s=_LINGER_S if is_over_well else _LINGER_AFTER_FAILURE_S)
+
+    sys.excepthook = tell
+    atexit.register(leave)
+
+
+def _describe_remote(error: BaseException, rank: int) -> str:
+    if not isinstance(error, RemoteError):  # the same exception was raised here, or is the cause of this one
+        error = as_error(describe_failure(rank, described(error)))
+    return f"{type(error).__name__}: {error}"
+
+
+def _let_torchrun_see(rank: int, roads: Roads) -> None:
+    """Waits for torchrun to see the end of the rank that failed: it takes the first end that it sees for the cause."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        roads.wait_ended(rank, _ENDING_S)
+        threading.Event().wait(_SEEING_S)
+
+
+def _exit_as_failed() -> None:
+    """Runs after all that the program wants done at its end, for it was registered before."""
+    if _exit_codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_codes[0])
+
+
+atexit.register(_exit_as_failed)

@@ -1,0 +1,42 @@
+"""What the parts of the engine ask of it: each takes a `Running`, which the engine fulfils."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Placed
+    from farspan.control.channel import SideChannel
+    from farspan.execute.agreement.agreement import Agreement
+    from farspan.execute.gradient_masks import GradientMasks
+    from farspan.execute.sites import StageSite
+    from farspan.execute.step.executor import Executor
+    from farspan.execute.values import SharedValues
+    from farspan.graph import Graph, Value
+    from farspan.program.program import Program
+    from farspan.record.recorder import Recorder
+
+__all__ = ["Running"]
+
+
+class Running(Protocol):
+    """One rank's runtime. `Engine` says what each attribute is."""
+
+    rank: int
+    deadline_s: float
+    recorder: Recorder
+    side: SideChannel
+    stages: list[StageSite]
+    parameters: dict[str, Placed]
+    executor: Executor
+    agreement: Agreement
+    values: SharedValues
+    masks: GradientMasks
+    after_abort: list[Callable[[], None]]
+
+    def check(self) -> None: ...
+    def executing(self) -> AbstractContextManager[None]: ...
+    def is_mine(self, value: Value) -> bool: ...
+    def settle(self, graphs: Sequence[Graph], program: Program) -> None: ...

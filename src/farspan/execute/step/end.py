@@ -1,0 +1,116 @@
+"""The end of a step: all ranks have run it, or all raise the exception that one of them has met in the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farspan.execute.abort.aborted import end_aborted, report_of
+from farspan.execute.abort.interruption import Interruption
+from farspan.execute.abort.order import Place, place_of_call
+from farspan.execute.exchange import Exchange, scalars_of
+from farspan.graph import Graph, Value
+from farspan.record.parameters.outside_tensors import go_on
+
+if TYPE_CHECKING:
+    from farspan.execute.running import Running
+    from farspan.program.program import Program
+
+__all__ = ["StepEnd"]
+
+
+class StepEnd:
+    """Of one step, on one rank.
+
+    Args:
+        engine: This rank's.
+        step: Its number.
+        graphs: What was recorded.
+        drawn_at: Before which calls of which graphs the program itself has drawn random numbers.
+    """
+
+    def __init__(
+        self, engine: Running, step: int, graphs: Sequence[Graph], drawn_at: Sequence[tuple[int, int]]
+    ) -> None:
+        self.engine = engine
+        self.step = step
+        self.graphs = graphs
+        self.drawn_at = drawn_at
+        self.interruption = Interruption(engine.values.halts, step, graphs, engine.parameters, engine.check)
+        self.exchange: Exchange
+        self._has_backward = any(graph.backwards for graph in graphs)
+        self._scalars: list[Value] = []
+
+    def begin(self) -> None:
+        """The step is about to run: what is told to all at its end is kept until then."""
+        self._scalars = scalars_of(self.graphs)
+        self.exchange = self._new_exchange(f"step {self.step}")
+
+    def tell(self) -> None:
+        """This rank has run what there is to run."""
+        if self.interruption.has_ended:
+            self.exchange.report(report_of(self.engine, self.interruption, self.graphs, self.drawn_at))
+        else:
+            self._contribute()
+
+    def wait(self) -> list[bytes]:
+        """Return when all ranks have run it: what they report of an exception, by rank; [] if there was none."""
+        reports = self.exchange.reports()
+        if not reports:
+            self._take_masks()
+        return reports
+
+    def go_on(self) -> None:
+        """Go on with the backwards in what lies outside the model."""
+        for backward in [backward for graph in self.graphs for backward in graph.backwards]:
+            go_on(backward, self.engine.executor.arrived.pop(backward, ()))
+
+    def abort(self, program: Program, reports: Sequence[bytes]) -> Exception:
+        """Go back to where the exception was raised.
+
+        Args:
+            program: Of this rank.
+            reports: Of all ranks.
+
+        Returns:
+            The exception, for the program.
+        """
+        engine = self.engine
+        self.exchange.drop()
+        with engine.executing():
+            error, place = end_aborted(engine, self.interruption, program, self.graphs, reports)
+            self._scalars = [value for value in self._scalars if _comes_before(value, place)]
+            self.exchange = self._new_exchange(f"step {self.step}, up to an exception")
+            self._contribute()
+        self.exchange.resolve()
+        self._take_masks()
+        engine.values.halts.end(self.step)
+        engine.settle(self.graphs, program)
+        engine.values.advance()
+        for act in tuple(engine.after_abort):
+            act()
+        return error
+
+    def _new_exchange(self, key: str) -> Exchange:
+        engine = self.engine
+        owners = [engine.stages[value.stage].rank for value in self._scalars]
+        return Exchange(engine.side, key, scalars=self._scalars, owner_of=owners, deadline_s=engine.deadline_s)
+
+    def _contribute(self) -> None:
+        """Give all ranks this rank's scalars, which of its parameters have a gradient, and how long it has worked."""
+        engine = self.engine
+        busy_s = sum(trace.end_ns - trace.start_ns for trace in engine.executor.traces if trace.kind != "wait") / 1e9
+        self.exchange.contribute(
+            [value for value in self._scalars if engine.is_mine(value)],
+            mask=engine.masks.own() if self._has_backward else b"",
+            busy_s=busy_s,
+        )
+
+    def _take_masks(self) -> None:
+        if self._has_backward:
+            self.engine.masks.begin(self.exchange)
+            self.engine.recorder.gradients.forget()
+
+
+def _comes_before(value: Value, place: Place) -> bool:
+    return value.call is not None and place_of_call(value.call) < place

@@ -1,0 +1,71 @@
+"""Which activations of a step are computed again: those of chosen modules; and what is waiting for it.
+
+Only what is differentiated in the same step as it runs is let go: until then none of the user's code runs, so that
+parameters, modes and the user's tensors are what they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+
+from torch import nn
+
+from farspan.call.draws.scope import active
+from farspan.call.leaf import Leaf
+from farspan.call.remat.modules import ModuleUnits
+from farspan.call.remat.unit import Unit
+from farspan.graph import Part, Segment
+from farspan.program.program import Program
+
+__all__ = ["Remat"]
+
+
+class Remat:
+    """One rank's choice of what is computed again."""
+
+    def __init__(self) -> None:
+        self.modules: set[int] = set()
+        """Ids of the modules that are computed again, and of all below them."""
+        self._trained: Collection[Segment | None] = ()
+        self._units: list[weakref.ref[Unit]] = []
+
+    def add(self, model: nn.Module, names: Sequence[str]) -> None:
+        """Another model is distributed, of which the modules of these names are computed again."""
+        self.modules.update(id(part) for name in names for part in model.get_submodule(name).modules())
+
+    @contextlib.contextmanager
+    def running(self, program: Program) -> Iterator[None]:
+        """Run `program` in the body."""
+        self._units = []
+        if self.modules:
+            self._trained = {step.work.segment for step in program.steps if isinstance(step.work, Part)}
+        yield
+        for unit in [reference() for reference in self._units]:
+            if unit is not None and unit.is_waiting:
+                unit.run_again()  # a later backward may come, when things are no longer what they were
+        self._trained = ()
+
+    def forget(self) -> None:
+        """What is waiting has been dropped: nothing is computed again."""
+        self._units = []
+
+    @contextlib.contextmanager
+    def around(self, segment: Segment) -> Iterator[None]:
+        """Run the calls of `segment` in the body; let go what is to be computed again."""
+        if segment not in self._trained:
+            yield
+            return
+        placed = [item for call in segment.calls if type(call.target) is Leaf for item in call.target.placed]
+        outer = active.units
+        active.units = ModuleUnits(
+            self.modules,
+            {id(item.tensor) for item in placed if item.is_written},
+            any(call.entry.is_random_in_python for call in segment.calls),
+            lambda unit: self._units.append(weakref.ref(unit)),
+        )
+        try:
+            yield
+        finally:
+            active.units = outer

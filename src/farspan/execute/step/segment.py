@@ -1,0 +1,388 @@
+"""Running one segment for real: forward from its inputs, backward from the gradients of its outputs.
+
+    receive -> detach (a leaf) -> calls -> detach -> send          forward
+    gradients of outputs -> torch.autograd.backward -> leaf.grad   backward
+
+Autograd never crosses a border: each segment is its own small autograd graph, so no engine run ever waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+
+from farspan.call.buffer_versions import own_versions
+from farspan.call.draws.program_draws import around_backward
+from farspan.call.draws.scope import active, seeded
+from farspan.call.infer.entry import Unknown
+from farspan.call.leaf import Leaf, Placed
+from farspan.call.modes import apply_modes, in_region
+from farspan.call.naming import format_where
+from farspan.call.pytree.template import flatten, rebuild
+from farspan.call.side_effects.attributes import real_attributes, watched_attributes
+from farspan.call.side_effects.changes import MutableArguments, describe_result, rebuild_arguments
+from farspan.call.user_hooks import without_user_hooks
+from farspan.errors import RecordError
+from farspan.execute.backward.split import Deferred, split_backward
+from farspan.graph import EVERYWHERE, Call, Edge, Part, Segment, Value
+from farspan.record.across_ranks.resolved_calls import learned_from_run, noting_raised, registering_nothing
+from farspan.record.around import under_saved_hooks
+from farspan.record.ops.mutation import plain_versions
+from farspan.record.tensor import PassedBy
+from farspan.torch_private import raw_grad, set_raw_grad
+
+__all__ = ["run_backward", "run_call", "run_forward"]
+_NO_OBJECTS = MutableArguments({})
+
+
+def run_forward(
+    segment: Segment,
+    device: torch.device,
+    around: Callable[[Segment], contextlib.AbstractContextManager[Any]] = lambda segment: contextlib.nullcontext(),
+    *,
+    before: Callable[[Call], None] = lambda call: None,
+    chosen: Collection[Call] | None = None,
+) -> None:
+    """Run the calls of `segment` on `device`; its inputs' data is on this rank, its outputs' data will be.
+
+    Args:
+        segment: What to run.
+        device: Where.
+        around: Gives the context in which the calls run.
+        before: Called with each call that is about to run.
+        chosen: Those that run, if not all do.
+    """
+    for value in segment.inputs:
+        is_at_home = bool(value.name) and value.stage == segment.stage  # a parameter, which is used as it is
+        if is_at_home or (chosen is not None and value.data is None):  # or what no chosen call needs
+            continue
+        assert value.data is not None, f"{value.describe()} is not here"
+        leaf = value.data.detach()
+        if value.stage != segment.stage:
+            leaf = leaf.to(device)  # a stage of this rank may lie on another of its devices
+        if value.meta.requires_grad:
+            leaf.requires_grad_()
+        segment.leaves[value] = leaf
+    last_used = _last_used(segment)
+    with around(segment):
+        for region, calls in groupby(segment.calls, key=attrgetter("region")):
+            with in_region(region):
+                for call in calls if chosen is None else [call for call in calls if call in chosen]:
+                    before(call)
+                    run_call(call, segment)
+                    for value in last_used.get(call, ()):
+                        if not value.is_held:
+                            value.data = None
+    for value in [value for value in segment.leaves if not value.meta.requires_grad]:
+        del segment.leaves[value]
+
+
+def _last_used(segment: Segment) -> dict[Call, list[Value]]:
+    """By call the values inside `segment` that no later one needs: autograd keeps what it needs of them."""
+    last: dict[Value, Call] = {}
+    for call in segment.calls:
+        assert call.arguments is not None
+        last.update(dict.fromkeys(call.outputs, call))
+        last.update((item, call) for item in call.arguments if type(item) is Value and item.segment is segment)
+    found: dict[Call, list[Value]] = {}
+    for value, call in last.items():
+        if value not in segment.outputs:
+            found.setdefault(call, []).append(value)
+    return found
+
+
+def run_call(call: Call, segment: Segment) -> None:
+    """Run one call; its segment's leaves are there."""
+    entry = call.entry
+    assert call.arguments is not None
+    if call.versions and plain_versions(call.arguments) != call.versions:
+        raise RecordError(
+            f"a tensor that was given to {call.entry.name} has been written to since.",
+            why=f"the call at {format_where(call.where)} was recorded, and runs only now.",
+            hint="give each micro-batch a tensor of its own (batch.clone()), or call farspan.flush() before the write",
+        )
+    call.moment.go_to()
+    tensors = [_tensor_of(item, segment) for item in call.arguments]
+    for number in entry.unused:
+        item = call.arguments[number]
+        if type(item) is Value:
+            tensors[number] = PassedBy.make(item.meta)
+    with apply_modes(call.modes), seeded(call, tensors), under_saved_hooks(call.saved_hooks):
+        for number in entry.mutated:
+            tensors[number] = _writable(call.arguments[number], tensors[number], segment)
+        try:
+            if type(entry) is Unknown:
+                learned_from_run(call, tensors, lambda given: _call_target(call, given))
+                return
+            results = _results_of(call, tensors)
+        except Exception as error:
+            error.add_note(f"farspan: raised in {call.describe()}, {segment.describe()}")
+            raise
+    results += [tensors[number] for number in entry.mutated]
+    if len(results) != len(call.outputs):
+        raise RecordError(
+            f"{call.entry.name} gave {len(results)} tensors, {len(call.outputs)} were predicted.",
+            why=f"at {format_where(call.where)}: it depends on the data, or on state that another rank has.",
+            hint="compute it in a module that returns the same structure every time",
+        )
+    for value, tensor in zip(call.outputs, results, strict=True):
+        _verify(value, tensor, call)
+        value.data = tensor
+
+
+def _results_of(call: Call, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Run the call; the tensors of what it returns, and of what it puts into the objects it was given."""
+    result, arguments = _call_target(call, tensors)
+    if not arguments.objects:
+        return [result] if type(result) is torch.Tensor else flatten(result)[1]
+    described = describe_result(result, arguments.objects, arguments.changed())
+    if (described.template, described.changes) != (call.entry.template, call.entry.changes):
+        raise RecordError(
+            f"{call.entry.name} did something else to its arguments than predicted.",
+            why=f"at {format_where(call.where)}: it depends on the data, or on state that another rank has.",
+            hint="let the module return what it computes, and let its caller keep it",
+        )
+    return described.tensors
+
+
+def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableArguments]:
+    """Call it on copies of the objects among its arguments; its result, and what became of these copies."""
+    target = call.target
+    if type(target) is not Leaf:
+        args, kwargs = rebuild(call.template, tensors)
+        return target(*args, **kwargs), _NO_OBJECTS
+    num_arguments = len(tensors) - target.num_extra
+    args, kwargs, attributes, arguments = rebuild_arguments(call.template, tensors[:num_arguments])
+    with contextlib.ExitStack() as stack:
+        if type(call.entry) is Unknown:
+            stack.enter_context(watched_attributes(target.modules, attributes, is_real=True))
+        elif attributes or call.entry.attributes:
+            stack.enter_context(real_attributes(target.modules, call.entry.attributes, attributes))
+        elif len(arguments.objects) == 1:  # the attributes, of which there are none
+            arguments = _NO_OBJECTS
+        stack.enter_context(target.holding(tensors[num_arguments:]))
+        copies = stack.enter_context(own_versions(target, is_known=type(call.entry) is not Unknown))
+        if copies and active.units is not None:
+            active.units.written.update(map(id, copies))
+        stack.enter_context(registering_nothing(call, copies))
+        stack.enter_context(without_user_hooks(target.module))
+        stack.enter_context(noting_raised(call))
+        return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
+    return None, arguments
+
+
+def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
+    if type(item) is not Value:
+        return item.detach() if item.requires_grad else item  # it did not when the call was recorded
+    leaf = segment.leaves.get(item)
+    return item.data if leaf is None else leaf
+
+
+def _writable(item: Any, tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
+    """What an in-place call may write into. Others keep the old version."""
+    if type(item) is not Value:
+        return tensor
+    if item in segment.leaves and not item.gradient_of:
+        with torch.set_grad_enabled(tensor.requires_grad or torch.is_grad_enabled()):
+            return tensor.clone()  # came over a border: not ours alone, and a leaf of autograd
+    if item in segment.outputs:
+        item.data = tensor.clone()  # the old version is still to be sent, or read
+    return tensor
+
+
+def _verify(value: Value, tensor: torch.Tensor, call: Call) -> None:
+    meta = value.meta
+    is_like_it = tensor.dtype == meta.dtype and tensor.requires_grad == meta.requires_grad
+    if is_like_it and tuple(tensor.shape) == meta.shape and tensor.device.type == meta.device.type:
+        return
+    raise RecordError(
+        f"{call.entry.name} gave {tensor.dtype}{list(tensor.shape)} on {tensor.device.type} "
+        f"(requires_grad={tensor.requires_grad}), predicted was {meta} on {meta.device.type} "
+        f"(requires_grad={meta.requires_grad}).",
+        why=f"at {format_where(call.where)}: its output depends on the data, or on state that another rank has.",
+        hint="compute it in a module that the plan places as a whole",
+    )
+
+
+def run_backward(
+    part: Part,
+    gradients: Mapping[Edge, torch.Tensor],
+    parameters: Mapping[str, Placed],
+    *,
+    leaves_weights: bool,
+    before: Callable[[Collection[Any]], None],
+) -> tuple[dict[Edge, torch.Tensor], Deferred | None]:
+    """Run one segment's share of a backward.
+
+    Args:
+        part: What to differentiate.
+        gradients: For every incoming edge its gradient.
+        parameters: By name.
+        leaves_weights: Whether gradients of parameters may be left for later.
+        before: Called with the accumulators of the parameters that get their gradient now, if some may not.
+
+    Returns:
+        The gradient of every outgoing edge, and what is left for later.
+    """
+    segment = part.segment
+    roots: list[torch.Tensor] = []
+    seeds: list[torch.Tensor | None] = []
+    for edge in part.incoming:
+        key = edge.key
+        if isinstance(key, str):
+            leaf = None
+            if segment is not None:
+                leaf = next((_entry(part, value) for value in segment.leaves if value.name == key), None)
+            roots.append(parameters[key].tensor if leaf is None else leaf)
+        else:
+            roots.append(key.data if key.segment is segment else _entry(part, key))
+        seeds.append(gradients[edge])
+    stops = () if part.backward.stops is None else part.backward.stops.calls
+    for root, seed in zip(part.backward.roots, part.backward.gradients, strict=True):
+        if root.segment is segment and root.call not in stops:  # hooks are given the seed first
+            roots.append(root.data)
+            seeds.append(seed)
+    sources = [_source_of(edge, part, parameters) for edge in part.outgoing]
+    leaves = list({id(source): source for source, is_native in sources if not is_native}.values())
+    split = None
+    if leaves_weights:
+        whole = [source for source, is_native in sources if is_native]  # adding up goes on elsewhere
+        split = split_backward(roots, leaves, whole)
+        before(split.now)
+    # A parameter whose sum goes on to another segment must not be added to what earlier micro-batches left in .grad.
+    wanted = {name: parameters[name].tensor for name in part.touches} if part.backward.wanted else {}
+    natives = {id(item): item for item in [*(source for source, is_native in sources if is_native), *wanted.values()]}
+    values = {value: value.data for value in part.wanted}
+    aside = [(source, raw_grad(source)) for source in natives.values()]
+    for source, _ in aside:
+        set_raw_grad(source, None)
+    deferred = None
+    with _caught(leaves) as caught, _passed_on(part, parameters):
+        part.backward.moment.go_to()
+        try:
+            with apply_modes(part.backward.modes), around_backward(part.describe):
+                if split is not None:
+                    deferred = split.run_first_half(roots, seeds)
+                else:
+                    torch.autograd.backward(
+                        roots,
+                        seeds,
+                        retain_graph=part.backward.retain_graph,
+                        inputs=[*leaves, *natives.values(), *values.values()] if part.backward.wanted else None,
+                    )
+        except Exception as error:
+            error.add_note(f"farspan: raised in the {part.describe()}")
+            _put_back(aside)
+            raise
+    outgoing: dict[Edge, torch.Tensor] = {}
+    for edge, (source, is_native) in zip(part.outgoing, sources, strict=True):
+        gradient = raw_grad(source) if is_native else caught.get(id(source))
+        if gradient is None:
+            raise RecordError(
+                f"no gradient came back for {edge.key if isinstance(edge.key, str) else edge.key.describe()}.",
+                why=f"in the {part.describe()}: an autograd function returned None against its graph's promise.",
+                hint="let the function return zeros, or place its module together with the one before it",
+            )
+        outgoing[edge] = gradient
+    passed_on = {edge.key for edge in part.outgoing}
+    if part.backward.wanted is not None:
+        found = {name: raw_grad(source) for name, source in wanted.items() if name not in passed_on}
+        part.backward.wanted.found.update(found)
+        for value, tensor in values.items():
+            part.backward.wanted.found[value] = raw_grad(tensor)
+            set_raw_grad(tensor, None)
+    _put_back(aside)
+    if not part.backward.retain_graph:
+        _release(part)
+    return outgoing, deferred
+
+
+def _put_back(aside: Sequence[tuple[torch.Tensor, Any]]) -> None:
+    for source, gradient in aside:
+        set_raw_grad(source, gradient)
+
+
+@contextlib.contextmanager
+def _caught(leaves: Sequence[torch.Tensor]) -> Iterator[dict[int, torch.Tensor]]:
+    """Catch what arrives at `leaves`, by id, before autograd puts it into `.grad` in the leaf's own strides: in one
+    process it would go on as it is.
+    """
+    caught: dict[int, torch.Tensor] = {}
+
+    def catch(leaf_id: int) -> Callable[[Any], tuple[None]]:
+        def hook(gradients: Any) -> tuple[None]:
+            caught[leaf_id] = gradients[0]
+            return (None,)
+
+        return hook
+
+    handles = [get_gradient_edge(leaf).node.register_prehook(catch(id(leaf))) for leaf in leaves]
+    try:
+        yield caught
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _passed_on(part: Part, parameters: Mapping[str, Placed]) -> Iterator[None]:
+    """Mark the parameters of which `part` has a share of the gradient only."""
+    passed_on = [parameters[edge.key] for edge in part.outgoing if isinstance(edge.key, str)]
+    for placed in passed_on:
+        placed.is_passed_on = True
+    try:
+        yield
+    finally:
+        for placed in passed_on:
+            placed.is_passed_on = False
+
+
+def _entry(part: Part, value: Value) -> torch.Tensor:
+    """Where the gradients of the users of `value` are added up, latest first."""
+    assert part.segment is not None
+    return part.segment.entries.get(value, part.segment.leaves[value])
+
+
+def _source_of(edge: Edge, part: Part, parameters: Mapping[str, Placed]) -> tuple[torch.Tensor, bool]:
+    """The tensor whose .grad will hold what `edge` carries, and whether it is a parameter at home."""
+    key = edge.key
+    assert part.segment is not None
+    if not isinstance(key, str):
+        return part.segment.leaves[key], False
+    for value, leaf in part.segment.leaves.items():
+        if value.name == key:
+            return leaf, False
+    return parameters[key].tensor, True
+
+
+def _release(part: Part) -> None:
+    """Let go of what only this backward needed."""
+    segment = part.segment
+    if segment is None:
+        return
+    over = set(part.calls)
+    for value in [*(edge.key for edge in part.incoming if not isinstance(edge.key, str)), *part.backward.roots]:
+        if value.segment is segment and value.call in over:
+            _drop(value)
+    if all(call in over or not call.entry.requires_grad for call in segment.calls):  # no other backward comes here
+        for edge in part.outgoing:
+            if not isinstance(edge.key, str) and edge.key.stage != EVERYWHERE:
+                segment.leaves.pop(edge.key, None)
+                segment.entries.pop(edge.key, None)
+    for call in part.calls:
+        for value in call.outputs:
+            if value is not None and value.data is not None and value.data.requires_grad:
+                _drop(value)
+
+
+def _drop(value: Value) -> None:
+    """A backward has gone through what made `value`: its data may still be needed, its history is not."""
+    is_needed = value.is_held or value.num_readers > 0
+    value.data = value.data.detach() if is_needed and value.data is not None else None

@@ -1,0 +1,44 @@
+"""What is known of a step that has run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farspan.execute.exchange import Exchange
+from farspan.execute.step.executor import Trace
+from farspan.schedule import Schedule
+
+__all__ = ["StepRecord"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One executed step, as this rank saw it."""
+
+    number: int
+    rank: int
+    num_micro_batches: int
+    has_backward: bool
+    began_ns: int
+    build_s: float
+    """Time spent on the schedule, before the first task."""
+    traces: tuple[Trace, ...]
+    exchange: Exchange | None
+    schedule: Schedule
+    """Of all ranks."""
+
+    @property
+    def duration_s(self) -> float:
+        """From the first task's begin to the last one's end, on this rank."""
+        if not self.traces:
+            return 0.0
+        return (self.traces[-1].end_ns - self.traces[0].start_ns) / 1e9
+
+    @property
+    def bubble(self) -> float:
+        """The share of all ranks' time in which they did not compute, 0 to 1. All ranks must have ended the step."""
+        if self.exchange is None or not self.duration_s:
+            return 0.0
+        busy_s = self.exchange.busy_s()
+        span_s = max(self.duration_s, *busy_s)
+        return 1.0 - sum(busy_s) / (len(busy_s) * span_s)

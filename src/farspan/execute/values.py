@@ -1,0 +1,216 @@
+"""Values that other ranks ask for: what this rank keeps for them, and how it asks the others.
+
+A rank that asks has got to a certain point of the program; the owner answers when it has got there too. It cannot be
+a whole step ahead, for a step ends only when all ranks have begun it: so what the program could read when the step
+began is kept until the next one ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from farspan.call.leaf import Placed
+from farspan.call.wire.checked import damaged
+from farspan.comm.tensor_bytes import pack_tensor, pack_tensors, sparse_tensor, unpack_tensor, unpack_tensors
+from farspan.control.channel import SideChannel
+from farspan.errors import RecordError
+from farspan.execute.abort.halts import Halts
+from farspan.execute.optimizers.states import OptimizerStates
+from farspan.execute.reading.ahead import ParametersAhead
+from farspan.graph import Meta, Value
+from farspan.torch_private import raw_grad
+
+__all__ = ["Part", "SharedValues"]
+
+Part = tuple[Sequence[int], Sequence[int], int]
+"""Of a tensor: the size, the strides and the offset of a view of it."""
+
+
+class SharedValues:
+    """One rank's values as the others see them, and theirs as it sees them."""
+
+    def __init__(self, side: SideChannel, parameters: Mapping[str, Placed], deadline_s: float) -> None:
+        self.side = side
+        self.parameters = parameters
+        self.deadline_s = deadline_s
+        self.optimizers = OptimizerStates(parameters)
+        self.initial: Mapping[str, torch.Tensor] = {}
+        """By name, what a model is to begin with, while it is distributed."""
+        self._kept: dict[tuple[int, int, int], Value] = {}
+        self._old_gradients: dict[str, torch.Tensor] = {}
+        self.ahead = ParametersAhead(self._pull_parameters)
+        self.halts = Halts(side, deadline_s)
+        self._progress = 0
+        self._is_over = False
+        self._progressed = threading.Condition()
+        side.serve(self._answer)
+
+    def advance(self) -> None:
+        """This rank's program has got one point further: a step, an optimizer step, a load."""
+        self.ahead.forget()
+        with self._progressed:
+            self._progress += 1
+            self.optimizers.advance()
+            self._progressed.notify_all()
+
+    def close(self) -> None:
+        """This rank gets no further: who waits for it gets an error."""
+        with self._progressed:
+            self._is_over = True
+            self._progressed.notify_all()
+
+    def keep(self, values: Iterable[Value]) -> None:
+        """A step is over: keep what the program still holds of it, let go what it has dropped since the last one."""
+        for key in [key for key, value in self._kept.items() if not value.is_readable]:
+            self._kept.pop(key).is_kept = False
+        for value in values:
+            if value.is_readable:
+                value.is_kept = True
+                self._kept[value.key] = value
+        self._old_gradients.clear()
+
+    def keep_inputs(self, values: Iterable[Value]) -> None:
+        """This rank has read a batch."""
+        self._kept.update((value.key, value) for value in values)
+
+    def dropped_inputs(self) -> list[Value]:
+        """The inputs that the program no longer holds; other ranks may still be at a point where it does."""
+        return [value for value in self._kept.values() if value.call is None and not value.is_readable]
+
+    def let_go(self, values: Iterable[Value]) -> None:
+        """All ranks have come to a point where none of `values` can be read."""
+        for value in values:
+            self._kept.pop(value.key, None)
+
+    def keep_gradient(self, placed: Placed) -> None:
+        """The program replaces a gradient that slower ranks may still read."""
+        gradient = raw_grad(placed.tensor)
+        if gradient is not None:
+            self._old_gradients.setdefault(placed.name, gradient)
+
+    def sparse_gradient(self, placed: Placed, rank: int) -> torch.Tensor:
+        """For the program, which may write into it: the own gradient itself, or a copy of that of `rank`."""
+        if placed.is_owned:
+            gradient = raw_grad(placed.tensor)
+            assert gradient is not None
+            if placed.name not in self._old_gradients:
+                self._old_gradients[placed.name] = gradient.detach().clone()  # for slower ranks, as it is now
+            return gradient
+        indices, values, is_coalesced = unpack_tensors(*self._ask(rank, "sparse", placed.name))
+        meta = placed.meta
+        return sparse_tensor(indices, values, meta.shape, bool(is_coalesced)).to(meta.device)
+
+    def pull(self, rank: int, kind: str, what: Any, part: Part | None = None) -> torch.Tensor:
+        """Ask `rank` for a "gradient" or "initial" weight by name, or for a "value", or part of one, by key."""
+        if part is not None:
+            kind, what = "part", [what, *map(list, part[:2]), part[2]]
+        return unpack_tensor(*self._ask(rank, kind, what))
+
+    def fetch(self, values: Iterable[tuple[Value, int]]) -> dict[Value, torch.Tensor]:
+        """The data of values, each with its owner: one request to each of these."""
+        by_rank: dict[int, list[Value]] = {}
+        for value, rank in values:
+            by_rank.setdefault(rank, []).append(value)
+        found: dict[Value, torch.Tensor] = {}
+        for rank, theirs in by_rank.items():
+            data = unpack_tensors(*self._ask(rank, "values", [list(value.key) for value in theirs]))
+            found.update(zip(theirs, data, strict=True))
+        return found
+
+    def _pull_parameters(self, rank: int, names: Sequence[str]) -> list[torch.Tensor]:
+        return unpack_tensors(*self._ask(rank, "parameters", list(names)))
+
+    def pull_kept(self, rank: int, number: int, name: str, places: Sequence[int]) -> list[torch.Tensor]:
+        """Ask `rank` for tensors that optimizer `number` keeps under `name`."""
+        return unpack_tensors(*self._ask(rank, "kept", [number, name, list(places)]))
+
+    def pull_state(self, rank: int, number: int | None, name: str, device: torch.device | None = None) -> Any:
+        """Ask `rank` what optimizer `number`, or the one that steps in a hook, keeps for one of its parameters; for
+        a parameter on `device`, if one is given.
+        """
+        return self.optimizers.unpack(*self._ask(rank, "state", [number, name]), device)
+
+    def _ask(self, rank: int, kind: str, what: Any) -> tuple[dict[str, Any], bytearray]:
+        return self.side.request(rank, {kind: what, "progress": self._progress}, self.deadline_s)
+
+    def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+        """Another rank asks (called in a worker thread)."""
+        heard = self.halts.answer(request)
+        if heard is not None:
+            return heard
+        wanted = request["progress"]
+        with self._progressed:
+            if not self._progressed.wait_for(lambda: self._is_over or self._progress >= wanted, self.deadline_s):
+                raise TimeoutError(f"rank {self.side.rank} has not got as far as the program that asks")
+            if self._progress < wanted:
+                raise RecordError(
+                    f"rank {self.side.rank} has ended before it got as far as the program that asks.",
+                    why="its program is over, or has failed, while another one reads a value of it.",
+                    hint="look at that rank's log",
+                )
+            if self._progress > wanted:
+                raise RecordError(
+                    f"rank {self.side.rank} has gone on since; what it has now is newer than what was asked for.",
+                    why="the ranks' programs did not meet between the reading and a change of parameters.",
+                    hint="read it on every rank, or right after optimizer.step()",
+                )
+        if "parameters" in request:
+            return pack_tensors([self.parameters[name].tensor for name in request["parameters"]])
+        if "initial" in request:
+            return pack_tensor(self.initial[request["initial"]])
+        if "state" in request:
+            return self.optimizers.answer(*request["state"])
+        if "kept" in request:
+            kept = self.optimizers.kept(*request["kept"])
+            found = [tensor for tensor in kept if tensor is not None]
+            if len(found) < len(kept):
+                raise self._gone("what an optimizer kept")
+            return pack_tensors(found)
+        name = request.get("sparse", request.get("gradient"))
+        if name is not None:
+            gradient = self._old_gradients.get(name)
+            gradient = raw_grad(self.parameters[name].tensor) if gradient is None else gradient
+            if gradient is None:
+                raise self._gone(f"the gradient of {name}")
+            if "sparse" in request:
+                return pack_tensors([gradient._indices(), gradient._values(), torch.tensor(gradient.is_coalesced())])
+            return pack_tensor(gradient)
+        if "values" in request:
+            return pack_tensors([self._data_of(self._kept.get(tuple(key))) for key in request["values"]])
+        key, *part = request["part"] if "part" in request else [request["value"]]
+        value = self._kept.get(tuple(key))
+        data = self._data_of(value)
+        if not part or value is None:
+            return pack_tensor(data)
+        meta, (size, stride, offset) = value.meta, part
+        _check_part(meta, size, stride, offset)
+        if data.stride() != meta.stride:
+            data = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=data.device).copy_(data)
+        return pack_tensor(data.as_strided(size, stride, data.storage_offset() + offset))
+
+    def _data_of(self, value: Value | None) -> torch.Tensor:
+        if value is None or value.data is None:
+            raise self._gone("the value that was asked for")
+        return value.data.detach()
+
+    def _gone(self, what: str) -> RecordError:
+        return RecordError(
+            f"rank {self.side.rank} no longer holds {what}.",
+            why="its program has let go of the tensor.",
+            hint="keep a reference to the tensor on every rank until it has been read",
+        )
+
+
+def _check_part(meta: Meta, size: Sequence[int], stride: Sequence[int], offset: int) -> None:
+    """Raise if another rank asks for what does not lie within a tensor of `meta`."""
+    numbers = [*size, *stride, offset]
+    if len(size) != len(stride) or not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
+        raise damaged("a question for part of a tensor")
+    last = offset + sum((each - 1) * step for each, step in zip(size, stride, strict=True))
+    inside = sum((each - 1) * step for each, step in zip(meta.shape, meta.stride, strict=True))
+    if 0 not in size and (0 in meta.shape or last > inside):
+        raise damaged("a question for more of a tensor than there is")

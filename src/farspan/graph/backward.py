@@ -1,0 +1,198 @@
+"""One backward: its share of each segment, and where it stops, for hooks of the program to be called with a gradient.
+
+    backward   S5 -> S4 --g--> stop | hook(g) = g' | stop --g'--> S3 -> S2 --> stop | hook | ...
+    flush      first                  all ranks             second                all ranks
+
+What was recorded before a call with hooks is in other segments than what was recorded after it (`Graph.cut_behind`).
+So the calls behind a stop have all been gone through when its hooks are called, and no others: as in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from farspan.graph.call import Call, MicroBatch, Segment, Value
+
+__all__ = ["Backward", "Edge", "Part", "Stops", "Wanted"]
+
+
+class Wanted:
+    """What `torch.autograd.grad` is asked for: gradients that are returned instead of being added to `.grad`."""
+
+    __slots__ = ("before_hooks", "found", "gradients", "names", "outside", "reached", "values")
+
+    def __init__(self, names: Sequence[str], outside: Sequence[Any], values: Sequence[Value] = ()) -> None:
+        self.names = frozenset(names)
+        """Parameters."""
+        self.outside = tuple(outside)
+        """Tensors outside the model."""
+        self.values = dict.fromkeys(values)
+        """Recorded tensors of which gradients are requested."""
+        self.reached: set[str | Value] = set()
+        """Those parameters (by name) and recorded values that the outputs depend on."""
+        self.found: dict[str | Value, Any] = {}
+        """The gradients of those that live on this rank."""
+        self.before_hooks: dict[Value, Any] = {}
+        """The gradients of recorded values as they were before hooks changed them, recorded ones, where autograd
+        returns these: the backward goes on behind the value."""
+        self.gradients: Sequence[Any] = [None] * len(self.outside)
+        """The gradients of the tensors outside."""
+
+
+class Backward:
+    """One recorded `backward()`: the values it starts from and their gradients (None: ones)."""
+
+    __slots__ = ("gradients", "graph", "modes", "moment", "retain_graph", "roots", "stops", "wanted", "where")
+
+    def __init__(
+        self,
+        graph: MicroBatch,
+        roots: Sequence[Value],
+        gradients: Sequence[Any],
+        *,
+        retain_graph: bool,
+        modes: Any = (),
+        wanted: Wanted | None = None,
+        where: Any,
+    ) -> None:
+        self.graph = graph
+        self.roots = tuple(roots)
+        self.gradients = tuple(gradients)
+        self.retain_graph = retain_graph
+        self.modes = modes
+        """Autocast, under which torch runs a backward that is called in its region."""
+        self.moment: Any = None
+        """When the program called it: what its autograd functions read is as it was then."""
+        self.wanted = wanted
+        """None for what goes to all parameters."""
+        self.stops: Stops | None = None
+        """Where hooks are called; None if nowhere."""
+        self.where = where
+
+
+class Edge:
+    """A gradient on its way from one part to another."""
+
+    __slots__ = ("dst", "key", "meta", "src")
+
+    def __init__(self, key: Value | str, meta: Any, src: Part, dst: Part) -> None:
+        self.key = key
+        """Of which value, or of which parameter (by name)."""
+        self.meta = meta
+        self.src = src
+        self.dst = dst
+
+    def describe(self) -> str:
+        return f"gradient of {self.key if isinstance(self.key, str) else self.key.describe()}"
+
+
+class Part:
+    """One segment's share of one backward; without a segment, where a gradient arrives: that of a parameter at its
+    owner, that of a tensor outside the model on each rank.
+    """
+
+    __slots__ = ("backward", "calls", "incoming", "order", "outgoing", "segment", "stage", "stop", "touches", "wanted")
+
+    def __init__(self, backward: Backward, segment: Segment | None, stage: int, order: tuple[int, ...]) -> None:
+        self.backward = backward
+        self.segment = segment
+        self.stage = stage
+        self.order = order
+        self.stop: Call | None = None
+        """The call with whose gradients hooks are called, before they go on to its segment (`Stops`)."""
+        self.incoming: list[Edge] = []
+        self.outgoing: list[Edge] = []
+        self.calls: list[Call] = []
+        """What is differentiated here, latest first."""
+        self.touches: dict[Any, None] = {}
+        """The leaves, and names of parameters, that receive gradient here: micro-batches must add up in order."""
+        self.wanted: dict[Value, None] = {}
+        """Values that are made here whose gradients `torch.autograd.grad` is to return."""
+
+    @property
+    def brings_outside(self) -> bool:
+        """Whether the gradient of a tensor outside the model arrives here."""
+        return self.segment is None and self.stop is None and not isinstance(self.incoming[0].key, str)
+
+    def describe(self) -> str:
+        if self.segment is None:
+            return f"arrival of a gradient, micro-batch {self.backward.graph.index}"
+        return f"backward of {self.segment.describe()}"
+
+
+class Stops:
+    """The stops of one backward."""
+
+    __slots__ = ("arrived", "calls", "done", "has_begun", "left", "waiting")
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = frozenset(calls)
+        self.waiting: dict[Call, list[Part]] = {call: [] for call in calls}
+        """Calls whose hooks have not been called, the latest first; for each output that gets gradient the part that
+        stands for the stop."""
+        self.has_begun = False
+        self.left: list[Part] = []
+        """The parts of the backward that have not run, in the order in which they can run."""
+        self.done: set[Part] = set()
+        """What has run, and the stops behind which the backward has gone on."""
+        self.arrived: list[tuple[Value, Any]] = []
+        """The gradients of tensors outside the model, which autograd takes on at the end."""
+
+    def begin(self, parts: Sequence[Part]) -> None:
+        """The backward takes these parts, stops among them."""
+        self.has_begun = True
+        for part in parts:
+            if part.stop is None:
+                self.left.append(part)
+            else:
+                self.waiting[part.stop].append(part)
+        self.waiting = {call: sorted(stops, key=_output) for call, stops in self.waiting.items() if stops}
+
+    def next_call(self) -> Call | None:
+        """Whose hooks come next: the latest call, of those that wait for no other's."""
+        for call, stops in self.waiting.items():
+            if all(part.stop is None for part in self._before(stops)):
+                return call
+        return None
+
+    def next_parts(self) -> list[Part]:
+        """What can run now: what the next hooks wait for, and what comes before them in one process."""
+        call = self.next_call()
+        if call is None:
+            return list(self.left)
+        wanted = self._before(self.waiting[call])
+        found: list[Part] = []
+        ready = set(self.done)
+        for part in self.left:
+            is_behind = all((item.graph.index, item.index) > (call.graph.index, call.index) for item in part.calls)
+            if (part in wanted or is_behind) and all(edge.src in ready for edge in part.incoming):
+                found.append(part)
+                ready.add(part)
+        return found
+
+    def take(self, parts: Sequence[Part]) -> None:
+        """These run now."""
+        self.done.update(parts)
+        self.left = [part for part in self.left if part not in self.done]
+
+    def go_on(self, call: Call) -> None:
+        """The hooks of `call` have been called."""
+        self.done.update(self.waiting.pop(call))
+
+    def _before(self, parts: Sequence[Part]) -> set[Part]:
+        """All that `parts` wait for and that has not run, stops included."""
+        found: set[Part] = set()
+        stack = [edge.src for part in parts for edge in part.incoming]
+        while stack:
+            part = stack.pop()
+            if part not in found and part not in self.done:
+                found.add(part)
+                stack += [edge.src for edge in part.incoming]
+        return found
+
+
+def _output(part: Part) -> int:
+    key = part.outgoing[0].key
+    assert isinstance(key, Value)
+    return key.index

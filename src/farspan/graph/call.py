@@ -1,0 +1,271 @@
+"""What calls produce and consume: a value, known by its metadata on every rank, by its data on its owner alone.
+
+call -> value -> call       calls that one stage can run without waiting in the middle: a segment
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from farspan.graph.meta import Meta
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Sequence
+
+__all__ = ["EVERYWHERE", "Call", "MicroBatch", "Segment", "ModuleTarget", "Value"]
+
+EVERYWHERE = -1
+"""In the place of a stage: of a source that every rank has, for it lies outside the model."""
+
+_OF_CALL, _OF_PARAMETER, _OF_INPUT = range(3)
+
+
+class ModuleTarget:
+    """What a call calls, if it is a module on one stage: `call.leaf` says what is in it. All else are functions."""
+
+    __slots__ = ()
+
+    stage: int
+    has_buffers: bool
+    parameter_names: frozenset[str]
+    placed: Sequence[Any]
+
+
+class MicroBatch:
+    """The calls of one micro-batch, in program order. `Graph` adds how they are recorded."""
+
+    __slots__ = ("backwards", "calls", "index")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.calls: list[Call] = []
+        self.backwards: list[Any] = []
+        """Each a `Backward` that begins here."""
+
+
+class Value:
+    """One tensor of the recorded program.
+
+    A value is produced by a call, or it is a *source*: something its stage holds before the step begins (a
+    parameter used outside its own module, a gradient, an input that one rank has read, a value of an earlier step), or
+    EVERYWHERE: a plain tensor that gradient flows to.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "call",
+        "data",
+        "gradient_of",
+        "index",
+        "is_kept",
+        "is_weight",
+        "lazy",
+        "meta",
+        "name",
+        "num_readers",
+        "num_users",
+        "segment",
+        "stage",
+        "state_of",
+        "ticket",
+    )
+
+    def __init__(self, meta: Meta, stage: int, *, call: Call | None = None, index: int = 0, name: str = "") -> None:
+        self.meta = meta
+        self.stage = stage
+        self.call = call
+        """The producer; None for a source."""
+        self.index = index
+        """Which of the producer's outputs; for a source that is an input, its number among all inputs, from 1."""
+        self.segment: Segment | None = None if call is None else call.segment
+        self.name = name
+        """The parameter's name, for a source that is a parameter; "" otherwise."""
+        self.is_weight: bool | None = None
+        """Whether it is a parameter or made of parameters alone; None until somebody asks."""
+        self.gradient_of = ""
+        """The parameter's name, for a source that is its gradient, and for what has been written into one since."""
+        self.state_of: tuple[int, str, int] | None = None
+        """For a source that an optimizer keeps: the optimizer, what for, its place among the tensors kept for it."""
+        self.data: Any = None
+        """The real tensor, on the rank that has it."""
+        self.lazy: weakref.ref[Any] | None = None
+        """The user's handle; dead when the user's program can no longer read this value."""
+        self.is_kept = False
+        """Whether slower ranks may still read it, which are at a point of the program where it was held."""
+        self.num_users = 0
+        """At run time, for a value received from another rank: how many segments here have yet to use it."""
+        self.num_readers = 0
+        """At run time: how many segments on this rank have yet to take it as their input."""
+        self.ticket: Any = None
+        """Where a small value of another rank will arrive without being asked for."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether the value has yet to be computed."""
+        return self.segment is not None and not self.segment.executed
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is a source that is a parameter's gradient."""
+        return bool(self.gradient_of) and self.call is None
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """The value's name between ranks."""
+        return (-1, -1, self.index) if self.call is None else (self.call.graph.index, self.call.index, self.index)
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """For a source: what it is, the same numbers on every rank."""
+        if self.call is not None:
+            return (_OF_CALL, *self.key)
+        if self.name or self.gradient_of:
+            return (_OF_PARAMETER, _number_of(self.name), _number_of(self.gradient_of))
+        return (_OF_INPUT, self.index, self.stage)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the user's program still holds the value, or all ranks are still to learn it."""
+        return self.ticket is not None or (self.lazy is not None and self.lazy() is not None)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its data are needed for more than the step: by this rank's program, or by that of a slower rank."""
+        return self.is_kept or self.is_readable
+
+    def describe(self) -> str:
+        if self.name:
+            return f"parameter {self.name}"
+        if self.gradient_of:
+            return f"gradient of {self.gradient_of}"
+        if self.stage == EVERYWHERE:
+            return f"{self.meta}, a tensor outside the model"
+        producer = "a batch that one rank has read" if self.call is None else self.call.describe()
+        return f"{self.meta} from {producer}"
+
+
+class Call:
+    """A module call or an op call: one unit of work on one stage."""
+
+    __slots__ = (
+        "arguments",
+        "draws",
+        "entry",
+        "graph",
+        "hooks",
+        "index",
+        "level",
+        "modes",
+        "moment",
+        "outputs",
+        "path",
+        "raised",
+        "region",
+        "saved_hooks",
+        "segment",
+        "stage",
+        "target",
+        "template",
+        "where",
+        "versions",
+    )
+
+    def __init__(
+        self, *, target: Any, template: Any, arguments: Sequence[Any], entry: Any, stage: int, modes: Any, where: Any
+    ) -> None:
+        self.target = target
+        """What is called: a leaf (module) or a torch function; opaque here."""
+        self.template = template
+        """How the arguments are rebuilt from `arguments`."""
+        self.path: tuple[int, int, int] | None = None
+        """Where in the program a call that draws random numbers stands; the same for every plan."""
+        self.draws: Any = None
+        """Where in the plain program's random numbers it draws; None where its path seeds it."""
+        self.region = 0
+        """The autocast region it was recorded in, in which a parameter is cast once; 0 for none."""
+        self.raised: Any = None
+        """The exception with which it has ended, if it had to run to be known."""
+        self.saved_hooks: Any = None
+        """Through which autograd keeps what it needs for the call's backward, if the program has set any."""
+        self.hooks: Any = None
+        """What the program wants to be called with the gradients of its outputs."""
+        self.versions: tuple[int, ...] = ()
+        """Of the plain tensor arguments, when the call was recorded."""
+        self.arguments: Sequence[Any] | None = arguments
+        """Tensor arguments in template order: a Value, or a plain tensor that every rank has. None once the call
+        has run and nothing can go back through it."""
+        self.entry = entry
+        """What is known of the call: output template, metadata, which output depends on which argument."""
+        self.stage = stage
+        self.modes = modes
+        """Grad mode, autocast: what has to be set again when the call runs."""
+        self.moment: Any = None
+        """When the program made the call: what it reads beside its arguments is as it was then."""
+        self.where = where
+        """The user's line, as (code object, line number)."""
+        self.outputs: Sequence[Value] = ()
+        """In the order in which it gives them; once it has run, without those that nothing refers to (`graph.over`)."""
+        self.index = -1
+        self.level = 0
+        self.graph: MicroBatch
+        self.segment: Segment
+
+    def describe(self) -> str:
+        name = str(self.entry.name)
+        if self.where is None:
+            return name
+        code, line = self.where
+        return f"{name} at {code.co_filename}:{line}"
+
+
+class Segment:
+    """A maximal piece of one graph that one stage can run without waiting in the middle."""
+
+    __slots__ = (
+        "calls",
+        "entries",
+        "executed",
+        "graph",
+        "index",
+        "inputs",
+        "leaves",
+        "level",
+        "num_open",
+        "outputs",
+        "stage",
+    )
+
+    def __init__(self, graph: MicroBatch, index: int, level: int, stage: int) -> None:
+        self.graph = graph
+        self.index = index
+        self.level = level
+        self.stage = stage
+        self.calls: list[Call] = []
+        self.inputs: dict[Value, None] = {}
+        """Values that come from other segments or from outside the step, in order of first use."""
+        self.outputs: dict[Value, None] = {}
+        """Values that other segments need, in order of production."""
+        self.leaves: dict[Value, Any] = {}
+        """At run time: input value -> the detached tensor this segment's autograd graph begins at."""
+        self.entries: dict[Value, Any] = {}
+        """Input value -> what its users here use, if that is not the tensor in `leaves` itself."""
+        self.executed = False
+        self.num_open = 0
+        """Calls that have run and through which a backward may still come."""
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """A total order that follows the data: a segment comes after all those it depends on."""
+        return (self.graph.index, self.level, self.index)
+
+    def describe(self) -> str:
+        return f"segment {self.index} (stage {self.stage}) of micro-batch {self.graph.index}"
+
+
+@functools.cache
+def _number_of(name: str) -> int:
+    """A number for the name of a parameter, equal in every process."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")

@@ -1,0 +1,289 @@
+"""The automatic plan, in two parts: begun with an estimate, then found from what the model's first step takes.
+
+    distribute              estimate, or what was found before: each piece on the rank that it is likely to belong to
+    first step              every rank measures the pieces that it runs; one micro-batch is looked at closely
+    after optimizer.step()  all tell what they measured; rank 0 looks for the best plan; who gets a piece fetches it
+
+The plan changes once, between two steps, and only if that is likely to be worth it. Numbers do not depend on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from farspan import settings
+from farspan.cluster import Cluster
+from farspan.errors import PlanError
+from farspan.execute.engine import Engine
+from farspan.place.kept import KeptPlan
+from farspan.place.measure.assemble import assemble
+from farspan.place.measure.measurements import Measured
+from farspan.place.measure.profiling_executor import Meter
+from farspan.place.places import place_first, replace_plan
+from farspan.place.repartition.device_speeds import speeds_of_ranks
+from farspan.place.repartition.gathered_profile import RankMeasured, exchanged
+from farspan.place.repartition.link_speeds import links_of_hosts
+from farspan.plan import Plan, format_place, parse_place
+from farspan.plan.hints import Hints
+from farspan.planner.answer import Forecast, best_plan, forecast_of_stages
+from farspan.profile import HostLink, RankDevice, StepProfile, cluster_of_ranks, costed_graph
+from farspan.units import format_bytes, format_seconds
+
+__all__ = ["is_measuring", "measure_first"]
+
+_log = logging.getLogger(__name__)
+_LEAST_MEASURED = 4
+"""Micro-batches, the first of which is not timed."""
+_SCHEDULE = "1f1b"
+"""While that is done: the meter itself splits some backwards."""
+_MOST_TRIES = 3
+"""Steps after which something may still use a parameter that is to move."""
+_LEAST_GAIN = 0.05
+"""As a share of a step: predictions are off by as much."""
+
+
+def is_measuring(measure: bool | None) -> bool:
+    """Whether a first step is to be measured: as `distribute` was told, else unless FARSPAN_MEASURE says no."""
+    return settings.flag("MEASURE", default=True) if measure is None else measure
+
+
+def measure_first(
+    engine: Engine,
+    model: nn.Module,
+    begun: Plan,
+    pieces: Sequence[str],
+    hints: Hints,
+    *,
+    schedule: str | None,
+    kept: KeptPlan,
+    settled: Callable[[Plan, str], None],
+) -> bool:
+    """Place `model` so that its first step can be measured, and place it anew after that; all ranks call it.
+
+    Args:
+        engine: This rank's.
+        model: The user's model.
+        begun: Where its pieces are to be at first.
+        pieces: Names of what is placed as a whole, in the model's order; together they hold every parameter.
+        hints: What is wanted of the plan that is found.
+        schedule: That it is to have; None for its own.
+        kept: Where it is kept.
+        settled: Called with that plan, and what there is to say of it.
+
+    Returns:
+        Whether it will be measured; if not, it has not been placed.
+    """
+    if engine.num_ranks == 1 or engine.stages or len(pieces) <= engine.num_ranks:
+        return False
+    engine.agreement.agree_on("plan", f"{begun.to_json()}\n{hints}")
+    owner = [_stage_of(name, begun) for name in pieces]
+    first = _FirstSteps(engine, model, begun, pieces, owner, hints, schedule, kept, settled)
+    stages = tuple(begun.stages[stage] for stage in owner)
+    placement = {name: number for number, name in enumerate(pieces)}
+    pieces_apart = dataclasses.replace(begun, stages=stages, placement=placement, schedule=_SCHEDULE, estimates={})
+    place_first(engine, model, pieces_apart)
+    engine.after_step.append(first.step_over)
+    return True
+
+
+class _FirstSteps:
+    """One rank's part in measuring, and what comes after it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: nn.Module,
+        begun: Plan,
+        pieces: Sequence[str],
+        owner: Sequence[int],
+        hints: Hints,
+        schedule: str | None,
+        kept: KeptPlan,
+        settled: Callable[[Plan, str], None],
+    ) -> None:
+        self.engine = engine
+        self.model = model
+        self.begun = begun
+        self.pieces = pieces
+        self.owner = owner
+        """Stage of each piece in the plan it began with."""
+        self.hints = hints
+        self.schedule = schedule
+        self.kept = kept
+        self.settled = settled
+        self.meter = Meter(engine, mode=None, ended=lambda: None, about_to_time=lambda signature: None)
+        engine.executor = self.meter
+        engine.after_abort.append(self.interrupted)
+        self.parts = _parts_of(model)
+        self.num_micro_batches = 0
+        self.num_tries = 0
+        self.found: tuple[Plan, str] | None = None
+
+    def step_over(self) -> None:
+        """An optimizer has stepped, on every rank."""
+        self.num_micro_batches = self.num_micro_batches or self.meter.num_micro_batches
+        if self.meter.num_micro_batches < _LEAST_MEASURED or self.engine.recorder.has_pending():
+            return
+        engine = self.engine
+        if list(engine.recorder.roots) != [id(self.model)] or len(engine.stages) > len(self.pieces):
+            self._end("the model stays where it began: the program has another, or places of its own")
+            return
+        if _parts_of(self.model) != self.parts:
+            self._end("the model stays where it began: the program has changed its modules or parameters")
+            return
+        if self.found is None:
+            with engine.executing():
+                self.found = self._find()
+        plan, said = self.found
+        moved_bytes = replace_plan(engine, self.model, plan)
+        self.num_tries += 1
+        if moved_bytes is not None:
+            engine.after_step.remove(self.step_over)
+            engine.after_abort.remove(self.interrupted)
+            self.kept.save(plan)
+            self.settled(plan, f"{said}; {format_bytes(moved_bytes)} of parameters moved")
+        elif self.num_tries == _MOST_TRIES:
+            self._end("the model stays where it began: something still uses parameters that would move")
+
+    def interrupted(self) -> None:
+        """A step has ended with an exception that the program catches: what was measured is not of whole steps."""
+        self._end("the model stays where it began: a step has ended with an exception")
+
+    def _end(self, why: str) -> None:
+        """Leave things as they are."""
+        engine = self.engine
+        engine.after_abort.remove(self.interrupted)
+        engine.after_step.remove(self.step_over)
+        engine.executor = engine.plain_executor()
+        engine.executor.remat = self.meter.remat
+        self.settled(self.begun, why)
+
+    def _find(self) -> tuple[Plan, str]:
+        """The plan for what all ranks have measured, and what there is to say of it; the same on every rank."""
+        engine = self.engine
+        own = next(stage for stage, site in enumerate(engine.stages) if site.rank == engine.rank)
+        device = self.meter.device_of(own)
+        shares = exchanged(engine, self.meter.measured(), device)
+        links = links_of_hosts(engine, [share.host for share in shares], device)
+        answer: dict[str, Any] = {}
+        if engine.rank == 0:
+            try:
+                plan, said = self._plan_from(shares, links)
+                answer = {"plan": plan.to_json(), "said": said}
+            except PlanError as error:
+                answer = {"error": f"{error.what} {error.why}"}
+        answer = json.loads(engine.agreement.tell("the plan", json.dumps(answer).encode(), 0))
+        if "error" in answer:  # and yet it has run
+            _log.warning("the plan stays as it was: %s", answer["error"])
+            return self.begun, f"the plan stays as it was: {answer['error']}"
+        return Plan.from_json(answer["plan"]), answer["said"]
+
+    def _plan_from(self, shares: Sequence[RankMeasured], links: Mapping[str, HostLink]) -> tuple[Plan, str]:
+        speeds = speeds_of_ranks(shares)
+        num_on = Counter(share.host for share in shares)
+        cluster, ranks = cluster_of_ranks(
+            [
+                RankDevice(
+                    host=share.host,
+                    kind=share.device,
+                    memory_bytes=share.memory_bytes // (num_on[share.host] if share.device == "cpu" else 1),
+                    speed=speed,
+                )
+                for share, speed in zip(shares, speeds, strict=True)
+            ],
+            links,
+        )
+        profile = self._profile(shares, speeds)
+        graph = costed_graph(profile, cluster)
+        hints = dataclasses.replace(self.hints, stages=len(ranks)).renumbered(ranks)
+        best = best_plan(graph, cluster, self.num_micro_batches, hints=hints).best
+        now = forecast_of_stages(graph, cluster, self._begun_stages(cluster, ranks), self.num_micro_batches)
+        error = max(profile.spread, _LEAST_GAIN)
+        said = (
+            f"measured {len(self.pieces)} pieces of {profile.num_unique} kinds: a step is likely to take "
+            f"{format_seconds(now.step_s)} as it is, {format_seconds(best.step_s)} under the best plan"
+        )
+        if best.step_s < (1 - error) * now.step_s or not self._fits(now):
+            stages = tuple(
+                format_place(dataclasses.replace(place, rank=ranks[place.rank]))
+                for place in map(parse_place, best.plan.stages)
+            )
+            plan = dataclasses.replace(best.plan, stages=stages)
+        else:
+            said += f", no more than predictions are off ({100 * error:.0f} %)"
+            plan = dataclasses.replace(self.begun, estimates={**self.begun.estimates, **now.plan.estimates})
+        if self.schedule is not None:
+            plan = dataclasses.replace(plan, schedule=self.schedule)
+        return plan, said
+
+    def _begun_stages(self, cluster: Cluster, ranks: Sequence[int]) -> list[tuple[str, list[str]]]:
+        kinds = [each.name for each in cluster.classes for _ in range(each.num_devices)]
+        kind_of = dict(zip(ranks, kinds, strict=True))
+        return [
+            (
+                kind_of[self.begun.rank_of(stage)],
+                [name for name, its in zip(self.pieces, self.owner, strict=True) if its == stage],
+            )
+            for stage in range(self.begun.num_stages)
+        ]
+
+    def _fits(self, now: Forecast) -> bool:
+        """Whether the plan it began with has the memory that it needs, and is allowed."""
+        limits = [self.hints.memory_of(self.begun.rank_of(stage)) for stage in range(self.begun.num_stages)]
+        return now.fits and all(
+            limit is None or each.memory_bytes <= limit for each, limit in zip(now.stages, limits, strict=True)
+        )
+
+    def _profile(self, shares: Sequence[RankMeasured], speeds: Sequence[float]) -> StepProfile:
+        """All ranks' shares as one profile, in seconds of a device of speed 1."""
+        first = shares[0].measured
+        merged = Measured(
+            notes={key: note for share in shares for key, note in share.measured.notes.items()},
+            samples=[
+                dataclasses.replace(sample, seconds=sample.seconds * speed)
+                for share, speed in zip(shares, speeds, strict=True)
+                for sample in share.measured.samples
+            ],
+            num_micro_batches=first.num_micro_batches,
+            halved=first.halved,
+            gradient_bytes=_largest([share.measured.gradient_bytes for share in shares]),
+        )
+        parameters = self.engine.parameters
+        states = {id(parameters[name].tensor): size for share in shares for name, size in share.state_bytes.items()}
+        return assemble(
+            merged,
+            self.pieces,
+            parameters=parameters,
+            states=states,
+            device=shares[0].device,
+            num_micro_batches=self.num_micro_batches,
+            notes=(),
+        )
+
+
+def _parts_of(model: nn.Module) -> list[tuple[str, int]]:
+    """What the plan knows of a model: its modules and parameters, and where they are in it."""
+    modules = [(name, id(part)) for name, part in model.named_modules(remove_duplicate=False)]
+    return modules + [(name, id(item)) for name, item in model.named_parameters(remove_duplicate=False)]
+
+
+def _largest(tables: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for table in tables:
+        for name, size in table.items():
+            found[name] = max(size, found.get(name, 0))
+    return found
+
+
+def _stage_of(name: str, plan: Plan) -> int:
+    """The stage of a piece in an automatic plan: by its own entry, or by the nearest one above."""
+    while name not in plan.placement:
+        name = name.rpartition(".")[0]
+    return plan.placement[name]

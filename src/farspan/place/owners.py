@@ -1,0 +1,250 @@
+"""Placing a model: each rank keeps what its stages own, and a stub for every other parameter; and placing it anew."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from farspan.call.infer.entry import meta_of
+from farspan.call.leaf import Leaf, Placed
+from farspan.call.user_hooks import open_leaves
+from farspan.errors import PlanError
+from farspan.record.intercept import watch_module, watch_parameter
+from farspan.record.recording import Recording
+from farspan.record.surgery.derived import cut_from_parameters
+from farspan.record.tensor import LazyTensor, StubParameter
+from farspan.torch_private import has_memory_of_its_own, has_other_users, tensor_of_class, tree_leaves
+
+__all__ = ["Move", "Sites", "can_go", "is_free_of_recorded", "moves", "place", "place_anew"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sites:
+    """What a plan means for one model, on this rank.
+
+    Attributes:
+        owner: Stage of the plan for each parameter, by its first name.
+        leaf_stage: Stage that wholly owns a module, by name; None for containers and for what is placed nowhere.
+        stages: The recorder's number of each stage of the plan.
+        is_mine: For each stage of the plan, whether this rank runs it.
+        devices: For each stage of the plan, its device (used where it is mine).
+    """
+
+    owner: Mapping[str, int]
+    leaf_stage: Mapping[str, int | None]
+    stages: Sequence[int]
+    is_mine: Sequence[bool]
+    devices: Sequence[torch.device]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A parameter or buffer that gets another place.
+
+    Attributes:
+        item: As it is placed now.
+        stage: Of the new plan; None for a buffer that every rank is to have.
+        is_needed: Whether this rank needs the data, and has not got them.
+    """
+
+    item: Placed
+    stage: int | None
+    is_needed: bool
+
+
+def place(model: nn.Module, recorder: Recording, sites: Sites, *, prefix: str) -> list[Placed]:
+    """Give `model`'s modules and parameters their stages, in place.
+
+    Args:
+        model: The user's model; its parameters keep their identity.
+        recorder: Will see its calls.
+        sites: The plan.
+        prefix: Put before every name, to tell several models apart.
+
+    Returns:
+        Everything placed: parameters, and the buffers of leaves.
+    """
+    placed: dict[int, Placed] = {}
+    if not all(sites.is_mine):
+        cut_from_parameters(model)
+    with _without_weak_references(model):
+        for name, parameter in model.named_parameters():
+            placed[id(parameter)] = _placed(prefix + name, parameter, sites, sites.owner[name], is_parameter=True)
+            watch_parameter(parameter, recorder)
+            _settle(placed[id(parameter)], sites, sites.owner[name], recorder)
+    for name, module in model.named_modules():
+        watch_module(module, recorder, prefix + name)
+    for name, (buffer, stage) in _buffers_of_leaves(model, sites).items():
+        if id(buffer) not in placed:
+            placed[id(buffer)] = _placed(prefix + name, buffer, sites, stage, is_parameter=False)
+            _settle(placed[id(buffer)], sites, stage, recorder)
+    recorder.placed.update(placed)
+    recorder.roots[id(model)] = prefix
+    _make_leaves(model, recorder, sites, prefix)
+    return list(placed.values())
+
+
+def moves(model: nn.Module, recorder: Recording, sites: Sites) -> list[Move]:
+    """What has another place in a new plan than it has now: the same list on every rank.
+
+    Args:
+        model: A model that is placed.
+        recorder: That has placed it.
+        sites: The new plan.
+    """
+    new: dict[int, int | None] = dict.fromkeys(map(id, model.buffers()))
+    new.update((id(buffer), stage) for buffer, stage in _buffers_of_leaves(model, sites).values())
+    new.update((id(item), sites.owner[name]) for name, item in model.named_parameters())
+    found: list[Move] = []
+    for key, stage in new.items():
+        item = recorder.placed.get(key)
+        if item is None:
+            continue
+        if stage is None:
+            found.append(Move(item=item, stage=None, is_needed=not item.is_owned))
+        elif sites.stages[stage] != item.stage:
+            found.append(Move(item=item, stage=stage, is_needed=sites.is_mine[stage] and not item.is_owned))
+    return found
+
+
+def can_go(model: nn.Module, items: Iterable[Placed]) -> bool:
+    """Whether `items` of `model` can change places: nothing else refers to them, or to their memory, on this rank."""
+    with _without_weak_references(model):
+        return not any(
+            has_other_users(item.tensor) or (item.is_owned and not has_memory_of_its_own(item.tensor)) for item in items
+        )
+
+
+def is_free_of_recorded(model: nn.Module) -> bool:
+    """Whether no module of `model` has a recorded tensor for an attribute or a buffer: such a one has its place."""
+    return not any(
+        isinstance(each, LazyTensor)
+        for module in model.modules()
+        for each in tree_leaves([*vars(module).values(), module._buffers])
+    )
+
+
+def place_anew(
+    model: nn.Module, recorder: Recording, sites: Sites, found: Sequence[Move], data: Mapping[str, torch.Tensor]
+) -> None:
+    """Give `model` the places of another plan. Nothing may be recorded that has not run.
+
+    Args:
+        model: A model that is placed.
+        recorder: That has placed it.
+        sites: The new plan.
+        found: Its moves.
+        data: By name, what is needed here.
+    """
+    prefix = recorder.roots[id(model)]
+    with _without_weak_references(model):
+        for move in found:
+            item = move.item
+            if move.is_needed:
+                _become_real(item, data[item.name])
+            if move.stage is None:
+                item.tensor.data = item.tensor.data.to(item.meta.device)
+                del recorder.placed[id(item.tensor)]
+            else:
+                item.stage, is_mine = sites.stages[move.stage], sites.is_mine[move.stage]
+                was_owned, item.is_owned = item.is_owned, is_mine
+                if was_owned or is_mine:
+                    _settle(item, sites, move.stage, recorder)
+    for name, (buffer, stage) in _buffers_of_leaves(model, sites).items():
+        if id(buffer) not in recorder.placed:
+            item = recorder.placed[id(buffer)] = _placed(prefix + name, buffer, sites, stage, is_parameter=False)
+            _settle(item, sites, stage, recorder)
+    for module in model.modules():
+        recorder.leaves.pop(id(module), None)
+        recorder.leaf_parts.discard(id(module))
+        recorder.variants = {key: leaf for key, leaf in recorder.variants.items() if key[0] != id(module)}
+    recorder.keep_alive = [entry for entry in recorder.keep_alive if entry[0] is not model]
+    recorder.cache.forget_leaves()
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if id(tensor) in recorder.placed:
+            item = recorder.placed[id(tensor)]
+            item.user, item.is_shared = None, False
+    _make_leaves(model, recorder, sites, prefix)
+
+
+def _buffers_of_leaves(model: nn.Module, sites: Sites) -> dict[str, tuple[torch.Tensor, int]]:
+    """By name the buffers in modules that are placed as a whole, of parts that nobody placed too, and their stage."""
+    found: dict[str, tuple[torch.Tensor, int]] = {}
+    for name, module in model.named_modules():
+        stage = sites.leaf_stage[name]
+        if stage is not None:
+            for buffer_name, buffer in module.named_buffers(name):
+                found.setdefault(buffer_name, (buffer, stage))
+    return found
+
+
+def _make_leaves(model: nn.Module, recorder: Recording, sites: Sites, prefix: str) -> None:
+    placed = recorder.placed
+    seen: set[int] = set()
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        placed[id(parameter)].is_shared |= id(parameter) in seen
+        seen.add(id(parameter))
+    leaves: list[Leaf] = []
+    for name, module in model.named_modules():
+        stage = sites.leaf_stage[name]
+        if stage is not None:
+            below = [*module.parameters(), *module.buffers()]
+            leaf = Leaf(
+                prefix + name, module, sites.stages[stage], [placed[id(item)] for item in below if id(item) in placed]
+            )
+            recorder.leaves[id(module)] = leaf
+            recorder.leaf_parts.update(map(id, leaf.modules))
+            leaves.append(leaf)
+    open_leaves(recorder.leaves.values())
+    recorder.keep_alive.append((model, leaves))
+
+
+@contextlib.contextmanager
+def _without_weak_references(model: nn.Module) -> Iterator[None]:
+    """Recurrent modules hold some to their weights, which would stand in the way of the stubs."""
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    for module in recurrent:
+        module._flat_weight_refs = []
+    yield
+    for module in recurrent:
+        module._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in module._flat_weights]
+
+
+def _placed(name: str, tensor: torch.Tensor, sites: Sites, stage: int, *, is_parameter: bool) -> Placed:
+    return Placed(name, sites.stages[stage], tensor, meta_of(tensor), sites.is_mine[stage], is_parameter, type(tensor))
+
+
+def _settle(item: Placed, sites: Sites, stage: int, recorder: Recording) -> None:
+    """Bring a tensor that is here to its device, or let a stub take its place."""
+    tensor = item.tensor
+    if item.is_owned:
+        if tensor.device != sites.devices[stage]:
+            tensor.data = tensor.data.to(sites.devices[stage])
+        return
+    stub = StubParameter.make(item.name, item.meta, recorder, is_parameter=item.is_parameter)
+    if item.is_parameter:
+        stub.requires_grad_(tensor.requires_grad)
+    try:
+        torch.utils.swap_tensors(tensor, stub)  # whoever holds the parameter now holds the stub
+    except RuntimeError as error:
+        raise PlanError(
+            f"the parameter {item.name} cannot be given to another rank.",
+            why=f"something in this program holds a weak reference to it, or its autograd node: {error}",
+            hint="call farspan.distribute(model) earlier: right after the model is built",
+        ) from error
+    vars(tensor).update(vars(stub))  # what the program has written on the parameter
+
+
+def _become_real(item: Placed, data: torch.Tensor) -> None:
+    """Let a tensor with data take the place of a stub."""
+    tensor = item.tensor
+    assert type(tensor) is StubParameter
+    real = tensor_of_class(item.kind, data.clone(), requires_grad=tensor.requires_grad)
+    written = {name: value for name, value in vars(tensor).items() if name not in StubParameter.__annotations__}
+    torch.utils.swap_tensors(tensor, real)
+    vars(tensor).update(written)

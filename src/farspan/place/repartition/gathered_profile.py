@@ -1,0 +1,133 @@
+"""What each rank has noted of its own share of a step, brought together on all of them. JSON: nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from farspan.call.pytree.template import flatten
+from farspan.execute.engine import Engine
+from farspan.execute.optimizers.states import placed_in
+from farspan.place.measure.measurements import Input, Measured, Sample, SegmentNote
+from farspan.profile import Operation, name_of_device
+
+__all__ = ["RankMeasured", "exchanged"]
+
+_BOOT, _NETWORK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
+_MOST_RANKS = 1 << 20
+"""Pieces of memory have numbers that are theirs within a process only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMeasured:
+    """One rank's share.
+
+    Attributes:
+        host: What ranks of one machine and network have in common.
+        device: The kind of device it computes on.
+        memory_bytes: Of the device; of the whole host where it is a CPU.
+        measured: Its own segments.
+        state_bytes: What optimizers keep for each of its parameters, by name.
+    """
+
+    host: str
+    device: str
+    memory_bytes: float
+    measured: Measured
+    state_bytes: Mapping[str, int]
+
+
+def exchanged(engine: Engine, measured: Measured, device: torch.device) -> list[RankMeasured]:
+    """All ranks' shares, by rank; every rank calls it.
+
+    Args:
+        engine: This rank's.
+        measured: Its share.
+        device: Where it computes.
+    """
+    is_cuda = device.type == "cuda"
+    own = {
+        "host": _host(),
+        "device": name_of_device(device),
+        "memory_bytes": float(
+            torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
+        ),
+        "notes": [_members(note) for note in measured.notes.values()],
+        "samples": [[each.number, *each.key, each.kind, each.seconds] for each in measured.samples],
+        "num_micro_batches": measured.num_micro_batches,
+        "halved": measured.halved,
+        "gradient_bytes": dict(measured.gradient_bytes),
+        "state_bytes": _state_bytes(engine),
+    }
+    blobs = engine.agreement.gather("what was measured", json.dumps(own).encode())
+    return [_read(json.loads(blob), rank) for rank, blob in enumerate(blobs)]
+
+
+def _host() -> str:
+    """Names alone may be the same on several machines, and in containers of one."""
+    parts = [socket.gethostname()]
+    if _BOOT.exists():
+        parts += [_BOOT.read_text().strip(), os.readlink(_NETWORK)]
+    return " ".join(parts)
+
+
+def _state_bytes(engine: Engine) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for _, optimizer in engine.values.optimizers.numbered():
+        for item in placed_in(optimizer, engine.recorder.placed):
+            if item.is_owned:
+                tensors = flatten(dict(optimizer.state.get(item.tensor, {})))[1]
+                found[item.name] = found.get(item.name, 0) + sum(each.nbytes for each in tensors)
+    return found
+
+
+def _members(note: SegmentNote) -> dict[str, Any]:
+    return {**asdict(note), "saved_values": sorted(note.saved_values)}
+
+
+def _read(members: dict[str, Any], rank: int) -> RankMeasured:
+    notes = [_note(each, rank) for each in members["notes"]]
+    samples = [
+        Sample(number=number, key=(level, stage), kind=kind, seconds=seconds)
+        for number, level, stage, kind, seconds in members["samples"]
+    ]
+    return RankMeasured(
+        host=members["host"],
+        device=members["device"],
+        memory_bytes=members["memory_bytes"],
+        measured=Measured(
+            notes={note.key: note for note in notes},
+            samples=samples,
+            num_micro_batches=members["num_micro_batches"],
+            halved=members["halved"],
+            gradient_bytes=members["gradient_bytes"],
+        ),
+        state_bytes=members["state_bytes"],
+    )
+
+
+def _note(members: dict[str, Any], rank: int) -> SegmentNote:
+    inputs = [
+        Input(**{**each, "source": None if each["source"] is None else tuple(each["source"])})
+        for each in members["inputs"]
+    ]
+    return SegmentNote(
+        **{
+            **members,
+            "key": tuple(members["key"]),
+            "inputs": inputs,
+            "saved": {int(number) * _MOST_RANKS + rank: size for number, size in members["saved"].items()},
+            "saved_values": set(members["saved_values"]),
+            "weight": [Operation(**each) for each in members["weight"]],
+            "forward": [Operation(**each) for each in members["forward"]],
+            "backward": [Operation(**each) for each in members["backward"]],
+        }
+    )

@@ -1,0 +1,109 @@
+"""How fast the links between hosts are: the first rank of each host sends to that of the next one, and is answered.
+
+    first turn     host 0 -> host 1     host 2 -> host 3
+    second turn    host 1 -> host 2     host 3 -> host 4
+
+Messages take the road that the model's data take.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Sequence
+
+import torch
+
+from farspan.comm.transport import Work
+from farspan.errors import DeadlineError
+from farspan.execute.engine import Engine
+from farspan.profile import HostLink
+
+__all__ = ["links_of_hosts"]
+
+_SMALL_BYTES, _NUM_SMALL = 1 << 10, 5
+_LARGE_BYTES, _NUM_LARGE = 4 << 20, 3
+_CHANNEL = 0
+
+
+def links_of_hosts(engine: Engine, hosts: Sequence[str], device: torch.device) -> dict[str, HostLink]:
+    """By host the slower one of its links to the host before and the host after it; all ranks call it, between steps.
+
+    Args:
+        engine: This rank's.
+        hosts: Of each rank.
+        device: Where this rank computes.
+
+    Returns:
+        Empty where there is one host only.
+
+    Raises:
+        DeadlineError: A message did not come in time.
+    """
+    firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
+    pairs = list(itertools.pairwise(firsts))
+    if not pairs:
+        return {}
+    if device.type == "cuda":
+        engine.channels.prepare([(*ends, _CHANNEL) for ends in pairs + [(second, first) for first, second in pairs]])
+    own: HostLink | None = None
+    for turn in (0, 1):
+        engine.agreement.meet("links are timed")
+        for caller, called in pairs[turn::2]:
+            if engine.rank == caller:
+                own = _link_to(called, engine, device)
+            elif engine.rank == called:
+                _answer(caller, engine, device)
+    blob = b"" if own is None else json.dumps([own.bytes_per_s, own.latency_s]).encode()
+    blobs = engine.agreement.gather("links between hosts", blob)
+    found: dict[str, HostLink] = {}
+    for caller, called in pairs:
+        bytes_per_s, latency_s = json.loads(blobs[caller])
+        link = HostLink(bytes_per_s=bytes_per_s, latency_s=latency_s)
+        for host in (hosts[caller], hosts[called]):
+            found[host] = link.slower_of(found.get(host, link))
+    return found
+
+
+def _link_to(rank: int, engine: Engine, device: torch.device) -> HostLink:
+    small = min(_call(rank, _SMALL_BYTES, engine, device) for _ in range(_NUM_SMALL))
+    large = min(_call(rank, _LARGE_BYTES, engine, device) for _ in range(_NUM_LARGE))
+    return HostLink(bytes_per_s=_LARGE_BYTES / max(large - small, 1e-9), latency_s=small / 2)
+
+
+def _call(rank: int, size_bytes: int, engine: Engine, device: torch.device) -> float:
+    """Seconds until the answer to a message of that size is here."""
+    medium = engine.channels.medium
+    assert medium is not None
+    message = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+    answer = torch.empty(1, dtype=torch.uint8, device=device)
+    coming = medium.receive(answer, rank, _CHANNEL)
+    began = time.perf_counter()
+    going = medium.send(message, rank, _CHANNEL)
+    _wait(coming, "the answer", rank, engine)
+    answer.item()  # on a GPU it is there only now
+    seconds = time.perf_counter() - began
+    _wait(going, "the end of a message", rank, engine)
+    return seconds
+
+
+def _answer(rank: int, engine: Engine, device: torch.device) -> None:
+    """The other end of `_link_to`."""
+    medium = engine.channels.medium
+    assert medium is not None
+    for size_bytes in [_SMALL_BYTES] * _NUM_SMALL + [_LARGE_BYTES] * _NUM_LARGE:
+        message = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        _wait(medium.receive(message, rank, _CHANNEL), "a message", rank, engine)
+        _wait(medium.send(message[-1:], rank, _CHANNEL), "the end of an answer", rank, engine)
+
+
+def _wait(work: Work, what: str, rank: int, engine: Engine) -> None:
+    try:
+        work.wait(engine.deadline_s)
+    except TimeoutError as error:
+        raise DeadlineError(
+            f"rank {engine.rank}, timing links between hosts, waited {engine.deadline_s:g} s for {what}.",
+            why=f"rank {rank} is stopped, very slow, or cannot be reached.",
+            hint="look at that rank's log; FARSPAN_DEADLINE=seconds allows longer waits",
+        ) from error

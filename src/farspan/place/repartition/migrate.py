@@ -1,0 +1,133 @@
+"""A model placed anew in a running program: who gets a parameter asks its old owner for it and what goes with it.
+
+every rank      which moves?   may I?  --- vote ---   all may
+new owner                                             pulls value, gradient, optimizer state
+every rank                                            --- all have come ---   stub <-> tensor, new leaves
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from farspan.execute.engine import Engine
+from farspan.execute.optimizers.kept import raw_state
+from farspan.execute.optimizers.shown import lose_parameter
+from farspan.execute.optimizers.states import placed_in
+from farspan.place.owners import Move, Sites, can_go, is_free_of_recorded, moves, place_anew
+from farspan.torch_private import set_raw_grad
+
+__all__ = ["place_elsewhere"]
+
+_FREE, _USED, _NEVER = b"free", b"used", b"never"
+
+
+def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | None:
+    """Give `model` the places of another plan; all ranks call it, between two steps.
+
+    Args:
+        engine: This rank's; nothing is recorded that has not run.
+        model: A model that is placed.
+        sites: The new plan.
+
+    Returns:
+        Bytes of parameters that have gone to another rank; None where nothing has changed, since on some rank something
+        still uses a parameter that would.
+    """
+    found = moves(model, engine.recorder, sites)
+    engine.masks.resolve()
+    with engine.executing():
+        may = _may_move(engine, model, found)
+        if may is None:
+            gc.collect()  # what was recorded refers to itself, and so to parameters
+            engine.agreement.meet("the model may move")  # of ranks in one process, one collects for all
+            may = _may_move(engine, model, found)
+        if not may:
+            return None
+        moved_bytes = sum(_size(move) for move in found if _rank_after(engine, sites, move) != _rank_of(engine, move))
+        coming = [_fetched(engine, sites, move) for move in found if move.is_needed]
+        engine.agreement.meet("parameters have come")  # from here on nobody asks for them
+        leaving = [move.item for move in found if move.item.is_owned and not _is_mine(sites, move)]
+        for item in leaving:
+            engine.values.keep_gradient(item)
+        data = {each.name: each.value for each in coming}
+        place_anew(model, engine.recorder, sites, found, data)
+        engine.parameters.clear()
+        engine.parameters.update({item.name: item for item in engine.recorder.placed.values()})
+        pulled = {each.name: each.states for each in coming}
+        for number, optimizer in engine.values.optimizers.numbered():
+            state = raw_state(optimizer)
+            for item in [move.item for move in found if move.item.tensor in state]:
+                data = pulled.get(item.name, {}).get(number)
+                state[item.tensor] = lose_parameter(engine, item, state[item.tensor], data)
+        for each in coming:
+            each.settle(engine)
+    engine.recorder.gradients.forget()
+    engine.parameters_changed()
+    return moved_bytes
+
+
+def _may_move(engine: Engine, model: nn.Module, found: Sequence[Move]) -> bool | None:
+    """Whether nothing uses, on any rank, what is to move; None where only garbage may."""
+    if any(item.hooked_at is not None for item in engine.parameters.values()):
+        answer = _NEVER
+    else:
+        is_free = is_free_of_recorded(model) and can_go(model, [move.item for move in found])
+        answer = _FREE if is_free else _USED
+    answers = engine.agreement.gather("may parameters move", answer)
+    if _NEVER in answers:
+        return False
+    return True if all(each == _FREE for each in answers) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Coming:
+    """A parameter or buffer that comes to this rank, and what goes with it."""
+
+    name: str
+    value: torch.Tensor
+    gradient: torch.Tensor | None
+    states: dict[int, Any]
+    """By number of the optimizer."""
+
+    def settle(self, engine: Engine) -> None:
+        if self.name not in engine.parameters:
+            return  # a buffer that every rank has now
+        tensor = engine.parameters[self.name].tensor
+        if self.gradient is not None:
+            set_raw_grad(tensor, self.gradient.to(tensor.device))
+
+
+def _fetched(engine: Engine, sites: Sites, move: Move) -> _Coming:
+    item, owner = move.item, _rank_of(engine, move)
+    gradient, states = None, dict[int, Any]()
+    if item.is_parameter and move.stage is not None:
+        if engine.has_gradient(item):
+            gradient = engine.values.pull(owner, "gradient", item.name)
+        for number, optimizer in engine.values.optimizers.numbered():
+            if item in placed_in(optimizer, engine.recorder.placed):
+                device = sites.devices[move.stage]
+                states[number] = engine.values.pull_state(owner, number, item.name, device)
+    value = engine.read_parameter(item)
+    return _Coming(name=item.name, value=value, gradient=gradient, states=states)
+
+
+def _size(move: Move) -> int:
+    return move.item.meta.numel * move.item.meta.dtype.itemsize if move.item.is_parameter else 0
+
+
+def _rank_of(engine: Engine, move: Move) -> int:
+    return engine.stages[move.item.stage].rank
+
+
+def _rank_after(engine: Engine, sites: Sites, move: Move) -> int | None:
+    return None if move.stage is None else engine.stages[sites.stages[move.stage]].rank
+
+
+def _is_mine(sites: Sites, move: Move) -> bool:
+    return move.stage is None or sites.is_mine[move.stage]

@@ -1,0 +1,100 @@
+"""The weights that training begins with: rank 0's are everybody's, as with DDP.
+
+A script without a seed, or one that loads a checkpoint on rank 0 alone, builds another model on each rank; the stages
+of several of them would be a mixture that nobody has built. So when a model is distributed all ranks compare checksums
+of their parameters and buffers. Where these are equal nothing is sent; where they differ, rank 0's go to the ranks that
+will hold them, and it is said once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from farspan.comm.tensor_bytes import buffer_of
+from farspan.execute.engine import Engine
+from farspan.place.owners import Sites
+from farspan.torch_private import DisableTorchFunction
+
+__all__ = ["agree_on_model", "give_weights"]
+
+
+def agree_on_model(engine: Engine, model: nn.Module) -> None:
+    """Raise on every rank if the ranks have built models of different parameters or buffers.
+
+    Raises:
+        DivergenceError: With the first line that differs.
+    """
+    if engine.num_ranks > 1:
+        engine.agreement.agree_on("model", "\n".join([f"{name}: {_described(item)}" for name, item in _items(model)]))
+
+
+def give_weights(engine: Engine, model: nn.Module, sites: Sites) -> None:
+    """Let `model`, which has not been placed yet, have rank 0's parameters and buffers; all ranks call it."""
+    if engine.num_ranks == 1:
+        return
+    items = _items(model)
+    with DisableTorchFunction():
+        own = array("I", [_checksum(item) for _, item in items])
+    digest = hashlib.blake2b(own.tobytes(), digest_size=16).digest()
+    if len(set(engine.agreement.gather("checksum of the weights", digest))) == 1:
+        return
+    if engine.rank == 0:
+        engine.values.initial = dict(items)
+    by_rank = [array("I", blob) for blob in engine.agreement.gather("checksums of the weights", own.tobytes())]
+    first = by_rank[0]
+    for number, (name, item) in enumerate(items):
+        stage = sites.owner.get(name)
+        is_needed = stage is None or sites.is_mine[stage]  # buffers are needed wherever their modules run
+        if own[number] != first[number] and is_needed:
+            _assign(item, engine.values.pull(0, "initial", name))
+    engine.agreement.meet("rank 0's weights are everybody's")
+    engine.values.initial = {}
+    engine.console.warn(_words([name for name, _ in items], by_rank))
+
+
+def _items(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """All parameters and buffers, each once."""
+    seen: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, item in [*model.named_parameters(), *model.named_buffers()]:
+        seen.setdefault(id(item), (name, item))
+    return list(seen.values())
+
+
+def _described(item: torch.Tensor) -> str:
+    words = f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+    words += "" if item.layout is torch.strided else f" ({item.layout})"
+    words += " without data" if item.device.type == "meta" else ""
+    return words + (" that is trained" if item.requires_grad else "")
+
+
+def _checksum(item: torch.Tensor) -> int:
+    if item.layout is not torch.strided or item.device.type == "meta" or item.is_quantized:
+        return 0
+    plain = item.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return zlib.crc32(buffer_of(plain))
+
+
+def _assign(item: torch.Tensor, data: torch.Tensor) -> None:
+    with torch.no_grad(), DisableTorchFunction():
+        memory = item.detach()
+        for dim, step in enumerate(item.stride()):
+            if step == 0:  # expanded: one element stands for many
+                memory, data = memory.narrow(dim, 0, 1), data.narrow(dim, 0, 1)
+        memory.copy_(data)
+
+
+def _words(names: Sequence[str], by_rank: Sequence[array[int]]) -> str:
+    """What is said where weights differ."""
+    differ = [number for number in range(len(names)) if len({checksums[number] for checksums in by_rank}) > 1]
+    first = differ[0]
+    ranks = [rank for rank, checksums in enumerate(by_rank) if checksums[first] != by_rank[0][first]]
+    return (
+        f"farspan: the ranks have built {len(differ)} of {len(names)} parameters and buffers differently "
+        f"({names[first]} on rank {ranks[0]}{', ...' if len(differ) > 1 else ''}); all train on from rank 0's."
+    )

@@ -1,0 +1,49 @@
+"""The programs of a rank's steps: made once for all steps that look alike."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from farspan.graph import Graph
+from farspan.program.cached import Layout, layout_of
+from farspan.program.lower import build_program
+from farspan.program.options import Settings
+from farspan.program.pattern import Pattern, pattern_of
+from farspan.program.program import Program
+
+__all__ = ["Programs"]
+
+_MOST_KEPT = 8
+"""Patterns: steps of training, of evaluation, the last one of an epoch, which is shorter."""
+
+
+class Programs:
+    """Makes programs, and keeps what those of the latest patterns have in common."""
+
+    def __init__(self) -> None:
+        self._latest: deque[tuple[Pattern, Layout | None]] = deque(maxlen=_MOST_KEPT)
+        """The latest one first; a layout is made when a pattern comes a second time."""
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._latest)
+
+    def program_of(self, graphs: Sequence[Graph], settings: Settings) -> Program:
+        """What `build_program` gives, with less work where steps like this one were among the latest."""
+        known = pattern_of(graphs, settings)
+        if known is None:
+            return build_program(graphs, settings)
+        pattern, sources = known
+        layout = self._layout_of(pattern)
+        return build_program(graphs, settings) if layout is None else layout.bind(graphs, sources)
+
+    def _layout_of(self, pattern: Pattern) -> Layout | None:
+        for number, (known, layout) in enumerate(self._latest):
+            if known == pattern:
+                del self._latest[number]
+                layout = layout or layout_of(pattern)
+                self._latest.appendleft((known, layout))
+                return layout
+        self._latest.appendleft((pattern, None))
+        return None

@@ -1,0 +1,264 @@
+"""A program without the step it was built for: the same for all steps of one pattern.
+
+Calls are numbered through the step; so are the values that are not made in it. Where a program has a value, a segment,
+a part, its layout has the number, and `bind` puts those of a new step in their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from farspan.graph import Edge, Graph, Part, Segment, Value
+from farspan.program.lower import build_program
+from farspan.program.pattern import Pattern, stand_ins
+from farspan.program.program import Bundle, Program, Step
+from farspan.schedule import Kind, Schedule
+
+__all__ = ["Layout", "layout_of"]
+
+_NO_CALL = -1
+
+
+class _Part(NamedTuple):
+    backward: int
+    segment: tuple[int, int] | None
+    """(graph, number)."""
+    stage: int
+    order: tuple[int, ...]
+    """With the number of the graph in the step."""
+    calls: tuple[int, ...]
+    touches: tuple[Any, ...]
+    incoming: tuple[int, ...]
+    outgoing: tuple[int, ...]
+
+
+class _Edge(NamedTuple):
+    key: int | str
+    """A value's number, or a parameter's name."""
+    meta: Any
+    src: int
+    dst: int
+
+
+class _Bundle(NamedTuple):
+    task: int
+    src: int
+    dst: int
+    stage: int
+    is_gradient: bool
+    is_between_gpus: bool
+    items: tuple[int, ...]
+    """Edges, or values."""
+
+
+class _Step(NamedTuple):
+    part: int | None
+    segment: tuple[int, int] | None
+    """Which of the two it runs."""
+    kind: Kind
+    micro_batch: int
+    leaves_weights: bool
+    receives: tuple[int, ...]
+    posts: tuple[int, ...]
+    sends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What `bind` makes programs of."""
+
+    values: tuple[tuple[int, int], ...]
+    """(call, output), or (-1, number of the source)."""
+    num_users: tuple[tuple[int, int], ...]
+    """Of values that come from other ranks."""
+    edges: tuple[_Edge, ...]
+    parts: tuple[_Part, ...]
+    """Those of this rank, and of others, without their contents, where they exchange gradients with these."""
+    bundles: tuple[_Bundle, ...]
+    steps: tuple[_Step, ...]
+    prologue_sends: tuple[int, ...]
+    prologue_receives: tuple[int, ...]
+    reaches: tuple[tuple[int, int], ...]
+    """See `Program.reaches`; by the numbers of graphs in the step."""
+    released: tuple[int, ...]
+    reached: tuple[tuple[int, frozenset[str | Value]], ...]
+    """By number of a backward of which gradients are wanted: see `Wanted.reached`."""
+    gpu_channels: frozenset[tuple[int, int, int]]
+    num_micro_batches: int
+    schedule: Schedule
+
+    def bind(self, graphs: Sequence[Graph], sources: Sequence[Value]) -> Program:
+        """The program of a step.
+
+        Args:
+            graphs: Of a step of the pattern this was made for.
+            sources: The values that it takes from outside, as `pattern_of` gives them.
+        """
+        calls = [call for graph in graphs for call in graph.calls]
+        backwards = [backward for graph in graphs for backward in graph.backwards]
+        values = [sources[number] if call == _NO_CALL else calls[call].outputs[number] for call, number in self.values]
+        for value, count in self.num_users:
+            values[value].num_users = count
+        for number, names in self.reached:
+            wanted = backwards[number].wanted
+            assert wanted is not None
+            wanted.reached.update(names)
+        parts: list[Part] = []
+        for note in self.parts:
+            place, level, index = note.order
+            segment = None if note.segment is None else graphs[note.segment[0]].segments[note.segment[1]]
+            part = Part(backwards[note.backward], segment, note.stage, (graphs[place].index, level, index))
+            part.calls = [calls[number] for number in note.calls]
+            part.touches = dict.fromkeys(note.touches)
+            parts.append(part)
+        edges = [
+            Edge(key if isinstance(key, str) else values[key], meta, parts[src], parts[dst])
+            for key, meta, src, dst in self.edges
+        ]
+        for part, note in zip(parts, self.parts, strict=True):
+            part.incoming = [edges[number] for number in note.incoming]
+            part.outgoing = [edges[number] for number in note.outgoing]
+        bundles: list[Bundle] = []
+        for task, src, dst, stage, is_gradient, is_between_gpus, items in self.bundles:
+            bundle = Bundle(task, src, dst, is_gradient=is_gradient)
+            bundle.stage = stage
+            bundle.is_between_gpus = is_between_gpus
+            things = edges if is_gradient else values
+            bundle.items = dict.fromkeys([things[number] for number in items])
+            bundles.append(bundle)
+        steps: list[Step] = []
+        for part, segment, kind, micro_batch, leaves_weights, receives, posts, sends in self.steps:
+            if part is not None:
+                work: Segment | Part = parts[part]
+            else:
+                assert segment is not None
+                work = graphs[segment[0]].segments[segment[1]]
+            steps.append(
+                Step(
+                    work,
+                    kind,
+                    micro_batch,
+                    leaves_weights,
+                    [bundles[number] for number in receives],
+                    [bundles[number] for number in posts],
+                    [bundles[number] for number in sends],
+                )
+            )
+        return Program(
+            steps=steps,
+            prologue_sends=[bundles[number] for number in self.prologue_sends],
+            prologue_receives=[bundles[number] for number in self.prologue_receives],
+            reaches={graphs[last].index: graphs[first].index for last, first in self.reaches},
+            released=[calls[number] for number in self.released],
+            parts=parts,
+            gpu_channels=set(self.gpu_channels),
+            num_micro_batches=self.num_micro_batches,
+            schedule=self.schedule,
+        )
+
+
+def layout_of(pattern: Pattern) -> Layout:
+    """Build the program of all steps of a pattern."""
+    step = stand_ins(pattern)
+    program = build_program(step.graphs, pattern.settings)
+    calls = {call: number for number, call in enumerate(call for graph in step.graphs for call in graph.calls)}
+    sources = {value: number for number, value in enumerate(step.sources)}
+    all_backwards = [backward for graph in step.graphs for backward in graph.backwards]
+    backwards = {backward: number for number, backward in enumerate(all_backwards)}
+    parts: dict[Part, int] = {}
+    edges: dict[Edge, int] = {}
+    values: dict[Value, int] = {}
+    bundles: dict[Bundle, int] = {}
+    for part in [task.work for task in program.steps if isinstance(task.work, Part)]:
+        _number_of(part, parts)
+    own = list(parts)
+    for edge in [edge for part in own for edge in (*part.incoming, *part.outgoing)]:
+        _number_of(edge, edges)
+        _number_of(edge.src, parts)
+        _number_of(edge.dst, parts)
+    edge_notes = [
+        _Edge(
+            edge.key if isinstance(edge.key, str) else _number_of(edge.key, values),
+            edge.meta,
+            parts[edge.src],
+            parts[edge.dst],
+        )
+        for edge in edges
+    ]
+    for bundle in (*program.prologue_sends, *program.prologue_receives):
+        _number_of(bundle, bundles)
+    for bundle in [bundle for task in program.steps for bundle in (*task.receives, *task.posts, *task.sends)]:
+        _number_of(bundle, bundles)
+    bundle_notes = [
+        _Bundle(
+            bundle.task,
+            bundle.src,
+            bundle.dst,
+            bundle.stage,
+            bundle.is_gradient,
+            bundle.is_between_gpus,
+            tuple([edges[item] if isinstance(item, Edge) else _number_of(item, values) for item in bundle.items]),
+        )
+        for bundle in bundles
+    ]
+    part_notes = [
+        _Part(
+            backwards[part.backward],
+            _place_of(part.segment),
+            part.stage,
+            part.order,
+            tuple([calls[call] for call in part.calls]) if number < len(own) else (),
+            tuple([getattr(key, "leaf", key) for key in part.touches]) if number < len(own) else (),
+            tuple([edges[edge] for edge in part.incoming if edge in edges]),
+            tuple([edges[edge] for edge in part.outgoing if edge in edges]),
+        )
+        for part, number in parts.items()
+    ]
+    steps = [
+        _Step(
+            parts[task.work] if isinstance(task.work, Part) else None,
+            _place_of(task.work) if isinstance(task.work, Segment) else None,
+            task.kind,
+            task.micro_batch,
+            task.leaves_weights,
+            tuple([bundles[bundle] for bundle in task.receives]),
+            tuple([bundles[bundle] for bundle in task.posts]),
+            tuple([bundles[bundle] for bundle in task.sends]),
+        )
+        for task in program.steps
+    ]
+    return Layout(
+        values=tuple(
+            [(_NO_CALL, sources[value]) if value.call is None else (calls[value.call], value.index) for value in values]
+        ),
+        num_users=tuple([(number, value.num_users) for value, number in values.items() if value.num_users]),
+        edges=tuple(edge_notes),
+        parts=tuple(part_notes),
+        bundles=tuple(bundle_notes),
+        steps=tuple(steps),
+        prologue_sends=tuple([bundles[bundle] for bundle in program.prologue_sends]),
+        prologue_receives=tuple([bundles[bundle] for bundle in program.prologue_receives]),
+        reaches=tuple(program.reaches.items()),
+        released=tuple([calls[call] for call in program.released]),
+        reached=tuple(
+            [
+                (number, frozenset(backward.wanted.reached))
+                for backward, number in backwards.items()
+                if backward.wanted is not None
+            ]
+        ),
+        gpu_channels=frozenset(program.gpu_channels),
+        num_micro_batches=program.num_micro_batches,
+        schedule=program.schedule,
+    )
+
+
+def _number_of(item: Any, numbers: dict[Any, int]) -> int:
+    """Its number; the next one if it has none."""
+    return numbers.setdefault(item, len(numbers))
+
+
+def _place_of(segment: Segment | None) -> tuple[int, int] | None:
+    return None if segment is None else (segment.graph.index, segment.index)

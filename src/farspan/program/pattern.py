@@ -1,0 +1,187 @@
+"""All that a program depends on, as data that can be compared: steps that look alike have equal patterns.
+
+A program that is kept for later steps is built from the pattern alone: from stand-ins for the recorded graphs that know
+nothing else. What the pattern does not hold the program cannot depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from farspan.graph import OUTPUT_BITS, Backward, Call, Graph, MicroBatch, ModuleTarget, Value, Wanted
+from farspan.program.options import Settings
+
+__all__ = ["Pattern", "StandIns", "pattern_of", "stand_ins"]
+
+_OUTPUT = (1 << OUTPUT_BITS) - 1
+
+
+class _GraphNote(NamedTuple):
+    record: tuple[tuple[Any, ...], ...]
+    """See `Graph.record`."""
+    sources: tuple[Any, ...]
+    """For each: its number in the step, or, if an earlier graph of the step makes it, (graph, call, output)."""
+    backwards: tuple[tuple[Any, ...], ...]
+    """For each: positions of its roots, whether it retains the graph, what is wanted of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A step without its data."""
+
+    settings: Settings
+    graphs: tuple[_GraphNote, ...]
+    sources: tuple[tuple[Any, ...], ...]
+    """What is not made in the step: metadata, stage, name."""
+    leaves: tuple[tuple[Any, ...], ...]
+    """What is now known of the leaves that are called, and of their parameters."""
+
+
+def pattern_of(graphs: Sequence[Graph], settings: Settings) -> tuple[Pattern, list[Value]] | None:
+    """The pattern of a step and the values it takes from outside; None if gradient may flow into an earlier step, that
+    of a recorded value is asked for, or a backward stops for hooks.
+
+    Args:
+        graphs: All that was recorded and has not run, in order.
+        settings: Of the program.
+    """
+    places: dict[MicroBatch, int] = {graph: place for place, graph in enumerate(graphs)}
+    sources: dict[Value, int] = {}
+    targets: dict[Any, None] = {}
+    notes: list[_GraphNote] = []
+    for graph in graphs:
+        if any(backward.wanted is not None and backward.wanted.values for backward in graph.backwards):
+            return None
+        if any(backward.stops is not None for backward in graph.backwards):
+            return None
+        backwards = [
+            (
+                graph.positions(backward.roots),
+                backward.retain_graph,
+                backward.wanted and (backward.wanted.names, len(backward.wanted.outside)),
+            )
+            for backward in graph.backwards
+        ]
+        origins: list[Any] = []
+        for value in graph.sources:
+            call = value.call
+            if call is not None and call.graph in places:
+                origins.append((places[call.graph], call.index, value.index))
+            elif call is not None and value.meta.requires_grad:
+                return None
+            else:
+                origins.append(sources.setdefault(value, len(sources)))
+        targets.update({note[0]: None for note in graph.record})
+        notes.append(_GraphNote(tuple(graph.record), tuple(origins), tuple(backwards)))
+    leaves = [
+        (
+            leaf,
+            leaf.stage,
+            leaf.has_buffers,
+            leaf.parameter_names,
+            tuple(
+                [
+                    (
+                        item.name,
+                        item.stage,
+                        item.meta,
+                        item.is_parameter,
+                        item.is_shared,
+                        item.is_trained,
+                        item.is_written,
+                    )
+                    for item in leaf.placed
+                ]
+            ),
+        )
+        for leaf in targets
+        if isinstance(leaf, ModuleTarget)
+    ]
+    outside = [(value.meta, value.stage, value.name) for value in sources]
+    return Pattern(settings, tuple(notes), tuple(outside), tuple(leaves)), list(sources)
+
+
+class StandIns(NamedTuple):
+    """Graphs as they were recorded, as far as a program depends on them; and the values they take from outside."""
+
+    graphs: list[Graph]
+    sources: list[Value]
+
+
+class _Placed(NamedTuple):
+    """Stands in for a parameter or buffer."""
+
+    name: str
+    stage: int
+    meta: Any
+    is_parameter: bool
+    is_shared: bool
+    is_trained: bool
+    is_written: bool
+
+
+class _Leaf(ModuleTarget):
+    """Stands in for a leaf."""
+
+    def __init__(
+        self, leaf: ModuleTarget, stage: int, has_buffers: bool, parameter_names: frozenset[str], placed: Sequence[Any]
+    ) -> None:
+        self.leaf = leaf
+        self.stage = stage
+        self.has_buffers = has_buffers
+        self.parameter_names = parameter_names
+        self.placed = [_Placed(*item) for item in placed]
+
+
+def stand_ins(pattern: Pattern) -> StandIns:
+    """Make what a program can be built from."""
+    leaves = {note[0]: _Leaf(*note) for note in pattern.leaves}
+    sources = [Value(meta, stage, name=name) for meta, stage, name in pattern.sources]
+    graphs: list[Graph] = []
+    for note in pattern.graphs:
+        graph = Graph(len(graphs))
+        graphs.append(graph)
+        own = [
+            sources[origin] if isinstance(origin, int) else graphs[origin[0]].calls[origin[1]].outputs[origin[2]]
+            for origin in note.sources
+        ]
+        for value in own:
+            graph.add_source(value)
+        for target, entry, stage, level, positions, are_lazy in note.record:
+            values = _values_at(positions, graph, own)
+            lazy = iter(values)
+            arguments = [next(lazy) if is_lazy else None for is_lazy in are_lazy] if are_lazy else values
+            call = Call(
+                target=leaves.get(target),
+                template=None,
+                arguments=arguments,
+                entry=entry,
+                stage=stage,
+                modes=None,
+                where=None,
+            )
+            used = [item for i, item in enumerate(arguments) if item is not None and i not in entry.unused]
+            graph.put(call, used, level)
+            call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
+        for positions, retain_graph, wanted in note.backwards:
+            roots = _values_at(positions, graph, own)
+            graph.backwards.append(
+                Backward(
+                    graph,
+                    roots,
+                    [None] * len(roots),
+                    retain_graph=retain_graph,
+                    wanted=wanted and Wanted(wanted[0], [None] * wanted[1]),
+                    where=None,
+                )
+            )
+    return StandIns(graphs, sources)
+
+
+def _values_at(positions: Sequence[int], graph: Graph, sources: Sequence[Value]) -> list[Value]:
+    return [
+        sources[-1 - position] if position < 0 else graph.calls[position >> OUTPUT_BITS].outputs[position & _OUTPUT]
+        for position in positions
+    ]

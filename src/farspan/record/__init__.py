@@ -1,0 +1,3 @@
+"""Running Python becomes graphs: lazy tensors, the recorder, and where calls are caught."""
+
+__all__: list[str] = []

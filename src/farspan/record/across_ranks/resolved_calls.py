@@ -1,0 +1,269 @@
+"""Calls that only a run can tell about: what was recorded is run, then the owner runs the call and tells the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.call.draws.drawing_functions import DRAWS
+from farspan.call.function_call import FunctionCall
+from farspan.call.infer.entry import Entry, Unknown, meta_of
+from farspan.call.infer.predict import observe as observe_run
+from farspan.call.leaf import Leaf, LeakError, reaches_outside
+from farspan.call.modes import current_modes
+from farspan.call.naming import find_where, format_where
+from farspan.call.pytree.canonical import digest_of
+from farspan.call.pytree.template import rebuild
+from farspan.call.side_effects.attributes import attributes_with_tensors, holds_hidden
+from farspan.call.side_effects.hidden import generators_held
+from farspan.call.side_effects.registered import Registered
+from farspan.call.wire.exceptions import exception_from_json, exception_to_json, told_as
+from farspan.call.wire.structure import entry_from_json, entry_to_json
+from farspan.errors import FarspanError, RecordError
+from farspan.graph import Call, Value
+from farspan.record.across_ranks.drawing import path_of
+from farspan.record.around import saved_hooks
+from farspan.record.memory.exchange import can_be_recorded
+from farspan.record.ops.mutation import let_record_written, plain_versions
+from farspan.record.ops.op_placement import stage_for
+from farspan.record.ops.overrides import read_data
+from farspan.record.ops.results import answer
+from farspan.record.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from farspan.record.recording import Recording
+
+__all__ = ["learn", "learned_from_run", "learned_from_text", "noting_raised", "registering_nothing", "text_for_others"]
+
+
+def learn(
+    recorder: Recording,
+    target: Any,
+    template: Any,
+    tensors: list[torch.Tensor],
+    stage: int | None,
+    unknown: Unknown,
+    given: tuple[Any, ...],
+) -> Any:
+    """Run the call now, as a graph of its own, and return what the user's code gets.
+
+    Raises:
+        LeakError: It reaches outside itself, as its run has shown.
+    """
+    if _is_of_plain_memory(recorder, target, tensors):
+        args, kwargs = rebuild(template, list(map(read_data, tensors)))
+        return target(*args, **kwargs)
+    known = recorder.deferred.run_here(target, template, tensors)
+    if known is not None:
+        return known[0]
+    held = attributes_with_tensors(target.modules, target.attributes) if type(target) is Leaf else []
+    if held:  # its owner alone will see which of them it writes into: they become arguments
+        target.attributes.update(dict.fromkeys(held))
+        target.own_objects = None
+        return recorder.call_again(target, given[0], given[1])
+    if type(target) is Leaf and (holds_hidden(target.modules) or generators_held(target.modules, template)):
+        raise LeakError("it holds an object that its owner alone would move on")
+    around = target.surroundings.snapshot.tensors if type(target) is Leaf and torch.is_grad_enabled() else ()
+    if any(tensor.requires_grad for tensor in around):
+        raise LeakError("it may use a tensor outside itself that requires grad")
+    path = path_of(recorder, target)
+    reason = f"what {unknown.name} gives depends on data"
+    with recorder.engine.telling(unknown.raised):
+        recorder.engine.flush(reason)
+    arguments = [recorder.argument(tensor) for tensor in tensors]
+    recorder.deferred.record_all(arguments)
+    recordable = [can_be_recorded(recorder, tensor) for tensor in tensors]
+    values = [item for item in arguments if isinstance(item, Value)]
+    modes = current_modes()
+    call = Call(
+        target=target,
+        template=template,
+        arguments=arguments,
+        entry=unknown,
+        stage=stage_for(recorder, unknown, tensors, values) if stage is None else stage,
+        modes=modes,
+        where=find_where(),
+    )
+    call.path = path
+    if recorder.draws.is_plain:
+        call.draws = recorder.draws.place_of(unknown.draws)
+    call.region, call.saved_hooks = recorder.regions.of(modes), saved_hooks()
+    call.moment = recorder.held_objects.moments.latest
+    graph = recorder.current
+    graph.add(call, values)
+    flags = target.flags if type(target) is Leaf else None
+    graph.note(call, values, digest_of((unknown.name, template, modes, flags)))
+    graph.note_path(path)
+    answers: list[Any] = []
+
+    def give_answer() -> None:
+        entry: Entry | Unknown = call.entry
+        if isinstance(entry, Unknown):
+            return  # it can only be called part by part
+        _check_written(recorder, call, entry, arguments)
+        metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in arguments]
+        let_record_written(recorder, call, tensors, recordable)
+        recorder.runs_each_backward |= entry.is_ordered
+        draws_freely = entry.is_random and recorder.draws.is_plain  # it may draw more, or fewer, the next time
+        if call.raised is None and not draws_freely:
+            recorder.cache.learned(target, template, metas, modes, entry)
+        answers.append(answer(recorder, call, entry, tensors, given))
+
+    with recorder.engine.telling(unknown.raised):
+        recorder.engine.flush(reason, learning=(call, give_answer))
+    if call.raised is not None:
+        raise call.raised
+    if not answers:
+        raise LeakError(f"{unknown.name} names a place inside, or uses a parameter of another module")
+    return answers[0]
+
+
+def _is_of_plain_memory(recorder: Recording, target: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether a call is about a plain tensor that every rank has, and recorded values only say where: `cm[t, p] += 1`.
+
+    Each rank then runs it itself, on its own memory.
+    """
+    if type(target) in (Leaf, FunctionCall) or target in DRAWS or not tensors or type(tensors[0]) is LazyTensor:
+        return False
+    if id(tensors[0]) in recorder.placed:
+        return False
+    recorded = [item for item in tensors if type(item) is LazyTensor or id(item) in recorder.placed]
+    return not torch.is_grad_enabled() or not any(item.requires_grad for item in recorded)
+
+
+def _check_written(recorder: Recording, call: Call, entry: Entry, arguments: list[Any]) -> None:
+    """Raise if the run has written into what came from another stage, and so into a copy.
+
+    Raises:
+        RecordError: The same on every rank.
+    """
+    for item in [arguments[number] for number in entry.mutated]:
+        if isinstance(item, Value) and item.name and item.stage != call.stage:
+            recorder.refuse(
+                f"{entry.name} writes into {item.describe()}, and what it does depends on data of another stage",
+                hint="read what it depends on first: tensor.item()",
+            )
+
+
+# At the owner, and then at the others.
+
+
+def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list[torch.Tensor]], Any]) -> None:
+    """Run `call` with `leaves` as its tensors, and let it know what it gives; nothing if it must be opened.
+
+    If it raises, `call.raised` is the exception, for the program; what a module has done before that is done all the
+    same: what it has set on itself, counted, written into its arguments.
+    """
+    assert call.arguments is not None
+    metas = [item.meta if isinstance(item, Value) else meta_of(item) for item in call.arguments]
+    outputs: list[torch.Tensor] = []
+    before = _written(call, leaves)
+
+    def run_seen(tensors: list[torch.Tensor]) -> Any:
+        segment = call.segment
+        segment.entries = {
+            item: tensor
+            for item, tensor in zip(call.arguments or (), tensors, strict=True)
+            if isinstance(item, Value) and item.meta.requires_grad and item in segment.leaves
+        }
+        return run(tensors)
+
+    try:
+        entry = observe_run(
+            call.target, call.template, metas, call.modes, leaves, run_seen, keep=outputs.extend, is_real=True
+        )
+    except Exception as error:
+        if reaches_outside(error) and hasattr(call.target, "is_open") and _written(call, leaves) == before:
+            call.raised = None
+            return  # nothing has come of it
+        if isinstance(error, FarspanError):
+            raise
+        call.raised = told_as(error, [call])
+        return
+    _know(call, entry)
+    for value, tensor in zip(call.outputs, outputs, strict=True):
+        value.data = tensor
+        call.segment.outputs[value] = None  # wanted, by whoever asked for the call
+
+
+@contextlib.contextmanager
+def registering_nothing(call: Call, copies: Collection[torch.Tensor]) -> Iterator[None]:
+    """Run a call of a leaf in the body, and see to it that its modules' parameters and parts stay what they are.
+
+    A run on fakes has seen to it, but for what depends on data.
+
+    Args:
+        call: About to run, at its owner.
+        copies: What stands for buffers of the leaf.
+
+    Raises:
+        LeakError: They do not, and nothing is known of the call yet.
+        RecordError: They do not, and they did when such calls have run before.
+    """
+    is_new = type(call.entry) is Unknown
+    if not is_new and not call.target.is_learned:
+        yield
+        return
+    own = {*map(id, copies), *(id(item.tensor) for item in call.target.buffers)}
+    registered = Registered(call.target.modules, call.entry.name, own)
+    yield
+    try:
+        registered.check()
+    except LeakError as error:
+        if is_new:
+            raise
+        raise RecordError(
+            f"{call.entry.name} did something else to its own modules than before: {error.what}.",
+            why=f"at {format_where(call.where)}: it depends on the data, and was not so in the first calls.",
+            hint="write into what is there: with torch.no_grad(): self.weight.copy_(value)",
+        ) from None
+
+
+@contextlib.contextmanager
+def noting_raised(call: Call) -> Iterator[None]:
+    """The body is a run of `call`: if it is the first one, an exception ends the body, and `call.raised` is it, for the
+    program to catch on every rank. Not one for which the call must be opened, nor our own.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(call.entry) is not Unknown or reaches_outside(error) or isinstance(error, FarspanError):
+            raise
+        call.raised = told_as(error, [call])
+
+
+def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:
+    """Changes when a run writes into what it is given, or into its module's parameters and buffers."""
+    owned = [item.tensor for item in getattr(call.target, "placed", ()) if item.is_owned]
+    return [plain_versions([*leaves, *owned]), [tensor.data_ptr() for tensor in owned]]
+
+
+def text_for_others(call: Call) -> bytes:
+    """What the owner tells of a call it has learned."""
+    raised = b"" if call.raised is None else exception_to_json(call.raised)
+    entry = b"" if type(call.entry) is Unknown else entry_to_json(call.entry, call.template)
+    return raised + b"\n" + entry
+
+
+def learned_from_text(call: Call, text: bytes) -> None:
+    """Let `call` know what its owner has told."""
+    raised, _, entry = text.partition(b"\n")
+    if raised:
+        call.raised = exception_from_json(raised, [call])
+    if entry:
+        _know(call, entry_from_json(entry, call.template, len(call.arguments or ()), call.target))
+
+
+def _know(call: Call, entry: Entry) -> None:
+    call.entry = entry
+    if type(call.target) is Leaf:
+        call.target.is_learned = True
+    for item in getattr(call.target, "placed", ()):  # nothing has shown which
+        item.is_written |= entry.is_ordered or not item.is_parameter
+        item.is_saved |= not item.is_parameter
+    call.outputs = tuple([Value(meta, call.stage, call=call, index=i) for i, meta in enumerate(entry.metas)])

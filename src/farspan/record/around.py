@@ -1,0 +1,92 @@
+"""What is around a call besides flags: hooks on what autograd saves, modes, and transformations such as `vmap`.
+
+saved_tensors_hooks, save_on_cpu          belong to the call, and are there again when it runs
+a function mode of the program's own      sees torch functions: modules are called part by part under it
+a dispatch mode, torch.func, dual levels  would see what runs later and elsewhere: refused
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.call.leaf import WholeError
+from farspan.call.naming import find_where, format_where
+from farspan.torch_private.state import (
+    DeviceContext,
+    dispatch_modes,
+    function_modes,
+    hooks_on_what_is_saved,
+    is_of_a_checkpoint,
+    transformation,
+)
+
+if TYPE_CHECKING:
+    from farspan.record.recording import Recording
+
+__all__ = ["SavedHooks", "check_around", "has_own_function_mode", "is_clear_around", "saved_hooks", "under_saved_hooks"]
+
+SavedHooks = tuple[Any, Any] | None
+"""(pack, unpack)"""
+_NOTHING = contextlib.nullcontext()
+_HINTS = {
+    "vmap": (
+        "per-sample gradients or vmap over a distributed model",
+        "call the model on the whole batch; for gradients of single samples, backward each sample's loss by itself",
+    ),
+    "grad": (
+        "torch.func.grad, vjp, jacrev or hessian over a distributed model",
+        "torch.autograd.grad(loss, parameters) for first derivatives; for others differentiate inside one module",
+    ),
+    "jvp": (
+        "torch.func.jvp, jacfwd or dual numbers over a distributed model",
+        "put what is differentiated into one module, and name that module in the plan",
+    ),
+}
+
+
+def saved_hooks() -> SavedHooks:
+    """The hooks through which autograd keeps what it needs from here on, if the program has set any. Not those of a
+    checkpoint: what is called in one is recorded, and not computed again.
+    """
+    hooks = hooks_on_what_is_saved()
+    return None if hooks is None or is_of_a_checkpoint(hooks) else hooks
+
+
+def under_saved_hooks(hooks: SavedHooks) -> contextlib.AbstractContextManager[Any]:
+    """Run the body under `hooks`."""
+    return _NOTHING if hooks is None else torch.autograd.graph.saved_tensors_hooks(*hooks)
+
+
+def has_own_function_mode(recorder: Recording) -> bool:
+    """Whether the program has a function mode on that wants to see what happens inside modules."""
+    for mode in function_modes():
+        if getattr(mode, "recorder", None) is not recorder and not isinstance(mode, DeviceContext):
+            return True
+    return False
+
+
+def is_clear_around() -> bool:
+    """Whether nothing is around that would keep a call from being recorded."""
+    return transformation() is None and not dispatch_modes()
+
+
+def check_around() -> None:
+    """Raise if a call cannot be recorded for what is around it.
+
+    Raises:
+        WholeError: A dispatch mode or a transformation, which acts on data that are not here yet.
+    """
+    kind = transformation()
+    if kind is not None:
+        what, hint = _HINTS.get(kind, (f"torch.func ({kind}) over a distributed model", _HINTS["jvp"][1]))
+        raise WholeError(f"{what} cannot be recorded.", why=f"at {format_where(find_where())}", hint=hint)
+    for mode in dispatch_modes():
+        raise WholeError(
+            f"{type(mode).__name__} is on while a distributed model is called.",
+            why=f"at {format_where(find_where())}",
+            hint="it would see nothing: operations run later, and on several ranks. Use it inside a module, or on the\n"
+            "model before farspan.distribute",
+        )

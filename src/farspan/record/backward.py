@@ -1,0 +1,99 @@
+"""Recording `backward()`: what it starts from, and the errors torch would give."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.call.leaf import WholeError
+from farspan.call.modes import current_modes
+from farspan.call.naming import find_where, format_where
+from farspan.call.pytree.canonical import digest_of
+from farspan.graph import Backward, Stops, Value, Wanted, hooked_calls
+from farspan.record.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from farspan.record.recording import Recording
+
+__all__ = ["record_backward"]
+
+
+def record_backward(
+    recorder: Recording,
+    tensors: Any,
+    gradients: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    *,
+    inputs: Any = None,
+    wanted: Wanted | None = None,
+) -> Backward:
+    """Add a backward to the current graph; the arguments are those of `torch.autograd.backward`.
+
+    Args:
+        wanted: What `torch.autograd.grad` asks for, if it is that.
+
+    Returns:
+        What was added.
+
+    Raises:
+        RuntimeError: As torch: a root that needs no gradient, or that is no scalar and has no gradient given.
+        RecordError: What cannot be recorded.
+    """
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    given = [gradients] if isinstance(gradients, torch.Tensor) or gradients is None else list(gradients)
+    given += [None] * (len(roots) - len(given))
+    if create_graph:
+        raise WholeError(
+            "create_graph=True cannot be recorded: a gradient penalty needs second derivatives of all stages at once.",
+            why=f"at {format_where(find_where())}, outside of the model's modules.",
+            hint="compute it in the forward of a module of the model: it then runs as one unit, on one rank",
+        )
+    if inputs is not None:
+        recorder.refuse("backward(inputs=...) cannot be recorded", hint="freeze the other parameters instead")
+    given = [gradient.read() if type(gradient) is LazyTensor else gradient for gradient in given]
+    values: list[Value] = []
+    for number, root in enumerate(roots):
+        if type(root) is not LazyTensor:
+            recorder.refuse("backward from a tensor that was not recorded together with recorded ones")
+        if not root.requires_grad:
+            raise RuntimeError(f"element {number} of tensors does not require grad and does not have a grad_fn")
+        if given[number] is None and root.numel() != 1:
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        recorder.deferred.record_one(root)
+        values.append(root._value)
+    seeds = [None if seed is None else recorder.argument(seed) for seed in given]
+    graph = recorder.current
+    backward = Backward(
+        graph, values, seeds, retain_graph=bool(retain_graph), modes=current_modes(), wanted=wanted, where=find_where()
+    )
+    backward.moment = recorder.held_objects.moments.see_all()
+    graph.backwards.append(backward)
+    # The roots may lie in earlier graphs: their segments must deliver, so they count as inputs of this graph.
+    for value in values:
+        if value.segment is not None and not value.segment.executed:
+            value.segment.outputs[value] = None
+    graph.note_backward(backward, _digest_of(bool(retain_graph), backward.modes))
+    if recorder.has_hooked_calls:
+        calls, near = hooked_calls(backward)
+        if near is not None and near.call is not None:
+            recorder.refuse(
+                f"a backward cannot stop for the hooks on {near.describe()}",
+                why=f"at {format_where(near.call.where)}: it was computed together with its use, when one was read.",
+                hint="register the hook before a value is read (loss.item(), print(loss))",
+            )
+        if calls:
+            backward.stops = Stops(calls)
+            graph.note_path([number for call in calls for number in (call.graph.index, call.index)])
+    if wanted is not None:
+        positions = graph.positions(list(wanted.values))
+        graph.note_path((digest_of(sorted(wanted.names)), len(wanted.outside), len(positions), *positions))
+    return backward
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of(retain_graph: bool, modes: Any) -> int:
+    """Digest of what most backwards have in common; it is computed once for each kind."""
+    return digest_of((retain_graph, modes))

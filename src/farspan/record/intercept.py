@@ -1,0 +1,396 @@
+"""Where running Python is caught: torch functions, module calls, `.grad`, saving and loading.
+
+torch functions are seen through a function mode that stays on while user code runs (parameters keep their class, so
+foreach and fused optimizers work as before); module calls through `torch.nn.Module.__call__`; gradients through a
+property on `torch.nn.Parameter`. All three do nothing for what was not distributed.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+
+from farspan.call.autograd_reach import install_watch_on_fakes
+from farspan.call.draws.drawing_functions import DRAWS, has_own_generator, may_draw
+from farspan.call.draws.frame import forget_module, key_of_module, name_module
+from farspan.call.draws.scope import active, draw_at_once, replayed
+from farspan.call.draws.seen import SeenGenerator
+from farspan.call.leaf import Leaf, WholeError
+from farspan.call.naming import CHANGES_GRADIENT_FLOW, PASS_THROUGH, SHOWS
+from farspan.call.user_hooks import (
+    call_with_user_hooks,
+    check_container,
+    has_user_hooks,
+    is_called_in_parts,
+    open_leaves,
+)
+from farspan.record.across_ranks.hook_traces import watched
+from farspan.record.around import has_own_function_mode
+from farspan.record.memory.leaves import new_parameter
+from farspan.record.memory.pickling import reduce_module, reduce_placed
+from farspan.record.memory.transfer import check_assigned, transferring
+from farspan.record.ops.autograd_function import install_apply
+from farspan.record.ops.explicit_placement import calls_for_a_place
+from farspan.record.parameters.copying import copy_module, copy_parameter, copy_plainly
+from farspan.record.parameters.outside_tensors import GRADIENT_ACCESS, access_gradient
+from farspan.record.recording import Recording
+from farspan.record.surgery.adopted import adopt
+from farspan.record.surgery.attempt import begin_attempt
+from farspan.record.surgery.closed import close
+from farspan.record.surgery.variants import is_set_already, note_attribute, present_leaf, set_on_parameter
+from farspan.record.tensor import LazyTensor, StubParameter
+from farspan.torch_private import (
+    DisableTorchFunctionSubclass,
+    call_container,
+    check_release,
+    compile_what_it_calls,
+    is_caching_parametrizations,
+    is_compiled_wrapper,
+    is_mode_active,
+    raw_grad,
+    recompute_through,
+    set_raw_grad,
+    watch_autocast_regions,
+    watch_backward_hooks,
+)
+
+__all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
+
+_recorder_of_module: dict[int, Recording] = {}
+_recorder_of_parameter: dict[int, Recording] = {}
+
+
+class Intercept(TorchFunctionMode):
+    """Sends torch functions on lazy tensors and on placed parameters to the recorder."""
+
+    def __init__(self, recorder: Recording) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        recorder = self.recorder
+        if not recorder.is_recording:
+            return func(*args, **kwargs)
+        if recorder.copies and not torch.compiler.is_compiling() and recorder.copies.before(func, args, kwargs):
+            try:
+                return self._run_or_record(func, types, args, kwargs)
+            finally:
+                recorder.copies.after(args, kwargs)
+        return self._run_or_record(func, types, args, kwargs)
+
+    def _run_or_record(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        recorder = self.recorder
+        if func in CHANGES_GRADIENT_FLOW:
+            recorder.held_objects.before_freezing(args[0])
+        is_for_us = types or _concerns(args, kwargs, recorder.placed) or calls_for_a_place(func, args, kwargs)
+        if not is_for_us:
+            return _run(func, args, kwargs, recorder)
+        if func in PASS_THROUGH:
+            if func in GRADIENT_ACCESS:
+                return access_gradient(recorder, func, args)
+            if func in SHOWS:
+                recorder.before_read(args[0])
+            with DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if types and not _concerns(args, kwargs, recorder.placed):
+            return _run(func, args, kwargs, recorder)  # plain tensors, or another library's tensor subclass
+        return (recorder.transfer or recorder).dispatch(func, args, kwargs)
+
+
+def _run(func: Any, args: Any, kwargs: Any, recorder: Recording) -> Any:
+    """Run a function on tensors that are not recorded."""
+    recorder.held_objects.before_write(func, args, kwargs)
+    if recorder.draws.is_plain:
+        if may_draw(func) and not has_own_generator(kwargs):
+            if func in DRAWS and recorder.frame is recorder.root:
+                recorder.noted_draws.note(func)
+            return recorder.draws.now(func, args, kwargs)
+    elif func in DRAWS and not has_own_generator(kwargs):
+        if recorder.frame is not recorder.root:
+            return draw_at_once(recorder.frame, recorder.draws.first_seed, func, args, kwargs)
+        recorder.noted_draws.note(func)
+    return func(*args, **kwargs)
+
+
+def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
+    """Whether a lazy tensor or a placed parameter is among the arguments."""
+    for item in args:
+        if isinstance(item, torch.Tensor):
+            if type(item) is LazyTensor or id(item) in placed:
+                return True
+        elif isinstance(item, (list, tuple)):
+            if _concerns(item, None, placed):
+                return True
+        elif isinstance(item, dict) and _concerns(item.values(), None, placed):
+            return True
+    return bool(kwargs) and _concerns(kwargs.values(), None, placed)
+
+
+def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """In the place of `nn.Module.__call__`; torch's profiler, when it notes stacks, looks for `self` in its frames."""
+    module = self
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is None and is_compiled_wrapper(module):
+        recorder = _recorder_of_module.get(id(module._orig_mod))
+        if recorder is not None and recorder.is_recording:
+            return call_container(module, *args, **kwargs)
+        recorder = None
+    if recorder is None and adopt(module, args, kwargs, lambda part: id(part) in _recorder_of_module, watch_module):
+        recorder = _recorder_of_module[id(module)]
+    if recorder is not None and recorder.is_in_optimizer:
+        recorder.leave_optimizer()  # a step that raised has not said that it is over
+    if recorder is None or not recorder.is_recording:
+        if recorder is None:
+            return _original_call(module, *args, **kwargs)
+        if active.units is not None:
+            return active.units.call_module(module, _run_module, args, kwargs)
+        return _run_module(module, *args, **kwargs)
+    _ensure_mode(recorder)
+    outer = recorder.frame
+    if outer is recorder.root:
+        recorder.begin_module(module)
+    if is_caching_parametrizations() and any(map(parametrize.is_parametrized, module.modules())):
+        recorder.refuse(
+            "a parametrized module is called in torch.nn.utils.parametrize.cached()",
+            hint="call it outside of cached(): the parametrization is then computed at each call",
+        )
+    leaf = recorder.leaves.get(id(module))
+    if leaf is not None:
+        leaf = present_leaf(recorder, leaf, watch_module)
+    if leaf is not None and not is_called_in_parts(leaf) and not has_own_function_mode(recorder):
+        if has_user_hooks(module):
+            call = functools.partial(_call_leaf, recorder, leaf)
+            return call_with_user_hooks(module, call, args, kwargs)
+        return recorder.call_leaf(leaf, args, kwargs)
+    check_container(module)
+    recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
+    num_begun = len(recorder.current.calls)
+    attempt = begin_attempt(recorder, module)
+    try:
+        return call_container(module, *args, **kwargs)
+    except (WholeError, RuntimeError) as error:
+        recorder.frame = outer
+        leaf = close(recorder, module, num_begun, error, attempt)
+        if leaf is None:
+            raise
+    finally:
+        recorder.frame = outer
+    return recorder.call_leaf(leaf, args, kwargs)
+
+
+def _call_leaf(recorder: Recording, leaf: Leaf, *args: Any, **kwargs: Any) -> Any:
+    return recorder.call_leaf(leaf, args, kwargs)
+
+
+def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module of the model for real."""
+    scope = active.scope
+    if scope is None:
+        return _original_call(module, *args, **kwargs)
+    return scope.call_module(module, _original_call, args, kwargs)
+
+
+def _recorder_of(parameter: Any) -> Recording | None:
+    """Whose parameter it is; models that are gone had others of the same id."""
+    recorder = _recorder_of_parameter.get(id(parameter))
+    return recorder if recorder is not None and id(parameter) in recorder.placed else None
+
+
+def _get_grad(parameter: Any) -> Any:
+    recorder = _recorder_of(parameter)
+    if recorder is None:
+        return access_gradient(active.recorder, raw_grad, (parameter,))
+    if not recorder.is_recording:
+        view = recorder.step_view
+        return raw_grad(parameter) if view is None else view.gradient(recorder.placed[id(parameter)])
+    return recorder.gradients.get(recorder.placed[id(parameter)])
+
+
+def _set_grad(parameter: Any, gradient: Any) -> None:
+    recorder = _recorder_of(parameter)
+    if recorder is None:
+        access_gradient(active.recorder, set_raw_grad, (parameter, gradient))
+    elif recorder.step_view is not None:
+        recorder.step_view.set_gradient(recorder.placed[id(parameter)], gradient)
+    elif not recorder.is_recording:
+        set_raw_grad(parameter, gradient)
+    else:
+        recorder.gradients.set(recorder.placed[id(parameter)], gradient)
+
+
+_delete_grad = functools.partial(_set_grad, gradient=None)
+
+_original_deepcopy: Any = nn.Parameter.__deepcopy__
+_original_new: Any = nn.Parameter.__new__
+_original_call: Any = nn.Module.__call__
+_original_setattr: Any = nn.Module.__setattr__
+_original_delattr: Any = nn.Module.__delattr__
+_original_state_dict: Any = nn.Module.state_dict
+_original_load: Any = nn.Module.load_state_dict
+
+
+@functools.wraps(nn.Module.state_dict)
+def _state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The whole state, with values fetched from their owners: plain tensors, as before."""
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is None or not recorder.is_recording or kwargs.get("keep_vars"):
+        return _original_state_dict(module, *args, **kwargs)
+    with transferring(recorder, is_loading=False):
+        return _original_state_dict(module, *args, **kwargs)
+
+
+@functools.wraps(nn.Module.load_state_dict)
+def _load_state_dict(module: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is None or not recorder.is_recording:
+        return _original_load(module, state_dict, strict, assign)
+    if assign:
+        check_assigned(recorder, module, state_dict)
+    with transferring(recorder, is_loading=True, state=state_dict):
+        return _original_load(module, state_dict, strict)
+
+
+def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
+    """What a leaf is changed to must not reach its calls that are still to run."""
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is not None and id(module) in recorder.leaf_parts and not is_set_already(module, name, value):
+        if recorder.is_recording:
+            note_attribute(recorder, module, name, value)
+        if name == "training":
+            recorder.forget_states()
+        old = module._buffers.get(name)
+        if old is not None and id(old) in recorder.placed and not recorder.is_recording and torch.is_tensor(value):
+            old.data = value.detach()  # the buffer that all ranks know of
+            return
+    _original_setattr(module, name, value)
+
+
+def _delete_attribute(module: nn.Module, name: str) -> None:
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is not None and id(module) in recorder.leaf_parts and recorder.is_recording:
+        note_attribute(recorder, module, name, NotImplemented)
+    _original_delattr(module, name)
+
+
+def _deepcopy_parameter(parameter: Any, memo: dict[int, Any]) -> Any:
+    recorder = parameter._recorder if type(parameter) is StubParameter else _recorder_of(parameter)
+    if recorder is None or not recorder.is_recording:
+        return _original_deepcopy(parameter, memo)
+    return copy_parameter(recorder, recorder.placed[id(parameter)], memo)
+
+
+def _pickling_placed(reduce: Any) -> Any:
+    @functools.wraps(reduce)
+    def reduce_tensor(tensor: Any, protocol: Any) -> Any:
+        recorder = active.recorder
+        if recorder is None or not recorder.is_recording or id(tensor) not in recorder.placed:
+            return reduce(tensor, protocol)
+        return reduce_placed(recorder, recorder.placed[id(tensor)], protocol)
+
+    return reduce_tensor
+
+
+def _new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    recorder = active.recorder
+    if recorder is not None and recorder.is_recording and (type(data) is LazyTensor or id(data) in recorder.placed):
+        return new_parameter(recorder, cls, data, requires_grad)
+    return _original_new(cls, data, requires_grad)
+
+
+def _reduce_module(module: nn.Module, protocol: Any) -> Any:
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is None or not recorder.is_recording:
+        return object.__reduce_ex__(module, protocol)
+    return reduce_module(recorder, module, protocol)
+
+
+def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> Any:
+    recorder = _recorder_of_module.get(id(module))
+    if recorder is None or not recorder.is_recording:
+        return copy_plainly(module, memo)
+    return copy_module(recorder, module, memo, watch_module, watch_parameter)
+
+
+def _opening_leaves(register: Any) -> Any:
+    """A hook is registered: what was recorded before it runs without it."""
+
+    @functools.wraps(register)
+    def register_and_open(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder_of_module.get(id(module))
+        if recorder is None or not recorder.is_recording or id(module) not in recorder.leaf_parts:
+            return register(module, *args, **kwargs)
+        recorder.flush_before_change("a hook on a module is registered")
+        handle = register(module, *args, **kwargs)
+        open_leaves([*recorder.leaves.values(), *recorder.variants.values()])
+        return handle
+
+    return register_and_open
+
+
+def install() -> None:
+    """Put the hooks in place, once in a process."""
+    if nn.Module.__call__ is _call_module:
+        return
+    check_release()
+    install_apply()
+    install_watch_on_fakes()
+    torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
+    watch_autocast_regions()
+    watch_backward_hooks(lambda module, hook: watched(_recorder_of_module.get(id(module)), hook))
+    recompute_through(functools.partial(replayed, is_first=False), lambda item: type(item) is LazyTensor)
+    compile_what_it_calls(_call_module)  # as it does with the one of torch
+    nn.Module.__call__ = _call_module  # type: ignore[method-assign]
+    nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
+    nn.Module.__delattr__ = _delete_attribute  # type: ignore[method-assign]
+    nn.Module.register_forward_hook = _opening_leaves(nn.Module.register_forward_hook)
+    nn.Module.register_forward_pre_hook = _opening_leaves(nn.Module.register_forward_pre_hook)
+    nn.Module.register_full_backward_hook = _opening_leaves(nn.Module.register_full_backward_hook)
+    nn.Module.register_full_backward_pre_hook = _opening_leaves(nn.Module.register_full_backward_pre_hook)
+    for kind in (nn.Parameter, StubParameter):
+        kind.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
+        kind.__setattr__ = set_on_parameter  # type: ignore[method-assign,assignment]
+        kind.grad = property(_get_grad, _set_grad, _delete_grad)  # type: ignore[assignment]
+    torch.Tensor.__reduce_ex__ = _pickling_placed(torch.Tensor.__reduce_ex__)  # type: ignore[method-assign]
+    nn.Parameter.__reduce_ex__ = _pickling_placed(nn.Parameter.__reduce_ex__)  # type: ignore[method-assign]
+    nn.Parameter.__new__ = _new_parameter  # type: ignore[method-assign]
+    nn.Module.__reduce_ex__ = _reduce_module  # type: ignore[method-assign]
+    nn.Module.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
+    nn.Module.state_dict = _state_dict  # type: ignore[method-assign]
+    nn.Module.load_state_dict = _load_state_dict  # type: ignore[method-assign]
+
+
+def watch_module(module: nn.Module, recorder: Recording, name: str) -> None:
+    """Let calls of `module`, known as `name`, go to `recorder`, for as long as the module lives."""
+    name_module(module, name)
+    _recorder_of_module[id(module)] = recorder
+    weakref.finalize(module, _forget_module, id(module))
+
+
+def _forget_module(module_id: int) -> None:
+    _recorder_of_module.pop(module_id, None)
+    forget_module(module_id)
+
+
+def watch_parameter(parameter: torch.Tensor, recorder: Recording) -> None:
+    """Let `parameter.grad` go to `recorder`."""
+    _recorder_of_parameter[id(parameter)] = recorder
+
+
+def _ensure_mode(recorder: Recording) -> None:
+    """The function mode belongs to a thread; push it where it is missing."""
+    if active.recorder is not recorder:
+        if not is_mode_active(Intercept):
+            Intercept(recorder).__enter__()
+        active.recorder = recorder
+
+
+def activate(recorder: Recording) -> None:
+    """Begin to see this thread's torch functions."""
+    _ensure_mode(recorder)

@@ -1,0 +1,147 @@
+"""`state_dict()` is alive: its tensors are the parameters. Where another rank owns them they are copies of that memory,
+brought up to date when they are next used.
+
+    sd = model.state_dict()          owner: the parameter's memory       elsewhere: a copy
+    optimizer.step()                        changed                                 stale
+    sd["head.weight"].sum()                                                         fetched, then summed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from farspan.call.naming import PASS_THROUGH
+from farspan.torch_private import is_wrapped, storage_at
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Placed
+    from farspan.record.recording import Recording
+
+__all__ = ["Copies", "plain_in", "what_is_written"]
+
+_T: Any = torch.Tensor
+_NEEDS_NO_DATA = PASS_THROUGH - {_T.__reduce_ex__, _T.__repr__, _T.__format__}
+_PLAIN = (torch.Tensor, nn.Parameter)
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    placed: Placed
+    storage: StorageWeakRef
+    """To the memory. Until it is let go, the address of the memory is not used again."""
+    epoch: int
+    """When it was up to date."""
+
+
+class Copies:
+    """What this rank's program holds of state dictionaries."""
+
+    def __init__(self, recorder: Recording) -> None:
+        self._recorder = recorder
+        self._by_storage: dict[int, _Copy] = {}
+        self.epoch = 0
+        """Counts the moments at which parameters may have changed."""
+        self._pruned = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._by_storage)
+
+    def add(self, tensor: torch.Tensor, placed: Placed) -> None:
+        """The program gets `tensor`, which is the parameter or a copy of it as it is now."""
+        storage = tensor.untyped_storage()
+        self._by_storage[storage._cdata] = _Copy(placed, StorageWeakRef(storage), self.epoch)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` lies in the memory of a placed parameter, or in a copy of it."""
+        return self._of(tensor) is not None
+
+    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A function is about to run: what it uses is brought up to date.
+
+        Returns:
+            Whether it writes into a parameter.
+        """
+        if function in _NEEDS_NO_DATA or self._recorder.transfer is not None:
+            return False
+        self._prune()
+        used = [tensor for tensor in plain_in((args, kwargs)) if self._of(tensor) is not None]
+        if not used:
+            return False
+        recorder, reason = self._recorder, "a tensor of a state dictionary is written"
+        written = plain_in(what_is_written(function, args, kwargs))
+        is_written = any(self._of(tensor) is not None for tensor in written)
+        if is_written and recorder.has_pending():
+            recorder.engine.flush(reason)
+        self.refresh(used)
+        if is_written:
+            recorder.engine.meet(reason)  # until now the others may have needed it as it was
+        return is_written
+
+    def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A function has written into parameters, at their owners and into the copies."""
+        self._recorder.engine.parameters_changed()
+        for tensor in plain_in((args, kwargs)):
+            copy = self._of(tensor)
+            if copy is not None:
+                copy.epoch = self.epoch
+
+    def refresh(self, used: Any) -> None:
+        """Bring what is about to be used up to date."""
+        for tensor in plain_in(used):
+            copy = self._of(tensor)
+            if copy is not None:
+                self._refresh(copy, tensor.untyped_storage())
+
+    def leave(self, placed: Placed) -> None:
+        """A parameter is about to get other memory: its copies stay what they are."""
+        for key, copy in list(self._by_storage.items()):
+            if copy.placed is placed:
+                if not copy.storage.expired():
+                    self._refresh(copy, storage_at(copy.storage.cdata))
+                del self._by_storage[key]
+
+    def _refresh(self, copy: _Copy, storage: Any) -> None:
+        if copy.epoch == self.epoch:
+            return
+        copy.epoch = self.epoch
+        placed = copy.placed
+        if placed.is_owned and placed.tensor.untyped_storage()._cdata == storage._cdata:
+            return
+        data = self._recorder.engine.read_parameter(placed)
+        with torch.no_grad():
+            torch.empty(0, dtype=data.dtype).set_(storage, 0, data.shape, data.stride()).copy_(data)
+
+    def _of(self, tensor: torch.Tensor) -> _Copy | None:
+        if id(tensor) in self._recorder.placed or type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+            return None
+        return None if is_wrapped(tensor) else self._by_storage.get(tensor.untyped_storage()._cdata)
+
+    def _prune(self) -> None:
+        if self._pruned != self.epoch:
+            self._pruned = self.epoch
+            for key in [key for key, copy in self._by_storage.items() if copy.storage.expired()]:
+                del self._by_storage[key]
+
+
+def plain_in(item: Any) -> Iterator[torch.Tensor]:
+    """The plain tensors among arguments, at any depth."""
+    if type(item) in _PLAIN:
+        yield item
+    elif isinstance(item, (list, tuple)):
+        for each in item:
+            yield from plain_in(each)
+    elif isinstance(item, dict):
+        yield from plain_in(list(item.values()))
+
+
+def what_is_written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a torch function writes into, by torch's rules for names."""
+    name = getattr(function, "__name__", "")
+    is_in_place = name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    return [args[:1] if is_in_place else None, kwargs.get("out")]

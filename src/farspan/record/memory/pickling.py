@@ -1,0 +1,53 @@
+"""Pickling a distributed model, or its parameters: what is written is what one process writes, with no farspan in it.
+
+Parameters of other ranks are fetched; shared ones are written once, for they are one object here too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from farspan.record.tensor import StubParameter
+from farspan.torch_private import tensor_of_class
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Placed
+    from farspan.record.recording import Recording
+
+__all__ = ["reduce_module", "reduce_placed"]
+
+
+def reduce_module(recorder: Recording, module: nn.Module, protocol: Any) -> Any:
+    """What `pickle` writes of a module: as it is when all that was recorded has run."""
+    recorder.flush_before_change("a model is pickled")
+    recorder.is_recording = False  # recurrent modules look after their weights then, which is no change
+    try:
+        return object.__reduce_ex__(module, protocol)
+    finally:
+        recorder.is_recording = True
+
+
+def reduce_placed(recorder: Recording, placed: Placed, protocol: Any) -> Any:
+    """What `pickle` writes of a parameter, or of a buffer that another rank owns."""
+    recorder.before_read(placed.tensor)
+    recorder.is_recording = False
+    try:
+        if placed.is_owned:
+            return type(placed.tensor).__reduce_ex__(placed.tensor, protocol)
+        return _real(recorder, placed).__reduce_ex__(protocol)
+    finally:
+        recorder.is_recording = True
+
+
+def _real(recorder: Recording, placed: Placed) -> torch.Tensor:
+    """What the owner has, with what the program has written on the tensor here."""
+    meta, stub = placed.meta, placed.tensor
+    data = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype).copy_(recorder.engine.read_parameter(placed))
+    tensor = tensor_of_class(placed.kind, data, requires_grad=stub.requires_grad)
+    vars(tensor).update(
+        {name: value for name, value in vars(stub).items() if name not in StubParameter.__annotations__}
+    )
+    return tensor

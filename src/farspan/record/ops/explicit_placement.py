@@ -1,0 +1,87 @@
+"""Places named by the program: `x.to("rank:1/cuda:0")`, `with farspan.on("rank:1")`.
+
+A module that does so in its forward cannot be called as one unit. The run that finds out what it gives, on fakes or
+for real, shows it (`LeakError`), and from then on its parts are called one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.call.leaf import LeakError
+from farspan.call.naming import find_where, format_where
+from farspan.call.pytree.template import flatten_arguments
+from farspan.record.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from farspan.record.recording import Recording
+
+__all__ = ["calls_for_a_place", "glue_at", "to"]
+
+_TO: Any = torch.Tensor.to
+_ARGUMENTS = ("dtype", "non_blocking", "copy")
+"""Of `to`, after the device."""
+
+
+@contextlib.contextmanager
+def glue_at(recorder: Recording, place: str) -> Iterator[None]:
+    """Ops recorded in the body run at `place`.
+
+    Raises:
+        LeakError: In a module that runs as one unit, which it then cannot.
+        PlanError: There is no such place.
+    """
+    if not recorder.is_recording and not recorder.is_in_optimizer:
+        raise LeakError(
+            f'farspan.on("{place}") is reached inside a module that runs as one unit.',
+            why=f"at {format_where(find_where())}: it was not reached in the run that told what the module does.",
+            hint="name the place in every run, or the parts of this module in the plan, on more than one stage",
+        )
+    before = recorder.here
+    recorder.here = recorder.engine.stages_at(place)
+    try:
+        yield
+    finally:
+        recorder.here = before
+
+
+def calls_for_a_place(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this is `x.to("rank:...")`, which torch itself would not take."""
+    return function is _TO and _place_in(args, kwargs) is not None
+
+
+def to(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`tensor.to(place)` is a copy that lives there; `tensor.to(where it is)` is the tensor itself."""
+    tensor = args[0]
+    place = _place_in(args, kwargs)
+    if place is None:
+        if len(args) == 2 and not kwargs and isinstance(args[1], torch.device) and tensor.device == args[1]:
+            return tensor
+        return NotImplemented
+    stages = recorder.engine.stages_at(place)
+    options = {**dict(zip(_ARGUMENTS, args[2:], strict=False)), **kwargs}
+    dtype = options.get("dtype") or tensor.dtype
+    layout = {name: options[name] for name in ("memory_format",) if options.get(name) is not None}
+    stage = _stage_of(recorder, tensor)
+    if stage in stages and dtype == tensor.dtype and not layout and not options.get("copy"):
+        return tensor
+    given: Any = ((tensor, dtype), {"copy": True, **layout})
+    template, tensors = flatten_arguments(*given)
+    return recorder.record(_TO, template, tensors, stage if stage in stages else stages[0], given=given)
+
+
+def _place_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    device = args[1] if len(args) > 1 else kwargs.get("device")
+    return device if isinstance(device, str) and device.startswith("rank") else None
+
+
+def _stage_of(recorder: Recording, tensor: torch.Tensor) -> int:
+    """Where a tensor lives; -1 for a plain one, which every rank has."""
+    if type(tensor) is LazyTensor:
+        return tensor._value.stage
+    placed = recorder.placed.get(id(tensor))
+    return -1 if placed is None else placed.stage

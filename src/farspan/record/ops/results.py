@@ -1,0 +1,58 @@
+"""What the user's code gets back from a call that has been recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.call.infer.entry import Entry
+from farspan.call.leaf import Leaf
+from farspan.call.pytree.template import rebuild
+from farspan.call.side_effects.attributes import put_attributes
+from farspan.call.side_effects.changes import ATTRIBUTES, apply_result, objects_given
+from farspan.graph import Call
+from farspan.record.memory.twins import put_value
+from farspan.record.ops.views import join_family
+from farspan.record.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from farspan.record.recording import Recording
+
+__all__ = ["answer"]
+
+
+def answer(recorder: Recording, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, ...]) -> Any:
+    """What the user's code gets: lazy tensors in the result's structure; arguments the call changes are changed."""
+    if entry.is_one_new_tensor:
+        return LazyTensor.make(call.outputs[0], recorder)
+    for number, argument in enumerate(entry.mutated):
+        tensor = tensors[argument]
+        if type(tensor) is not LazyTensor:
+            continue  # a parameter, which stays what it is
+        old, new = tensor._value, call.outputs[entry.num_results + number]
+        new.gradient_of = old.gradient_of  # still the same memory
+        put_value(tensor, new)
+    results: list[torch.Tensor] = []
+    for i in range(entry.num_results):
+        same = entry.same_as[i]
+        if same >= 0:
+            results.append(tensors[same])
+            continue
+        lazy = LazyTensor.make(call.outputs[i], recorder)
+        shared = entry.shares[i]
+        if shared >= 0 and (type(tensors[shared]) is LazyTensor or id(tensors[shared]) in recorder.placed):
+            join_family(lazy, tensors[shared], call, i, recorder.placed)
+        results.append(lazy)
+    if not entry.changes and not entry.names_arguments:
+        return rebuild(entry.template, results)
+    objects = objects_given(given)
+    result = apply_result(entry.template, entry.changes, results, objects)
+    if type(call.target) is Leaf:
+        if not call.target.attributes.keys() >= set(entry.attributes):
+            call.target.attributes.update(dict.fromkeys(entry.attributes))
+            call.target.own_objects = None
+        put_attributes(call.target.modules, call.target.attributes, objects[ATTRIBUTES])
+        if any(name.endswith(".training") for name in call.target.attributes):
+            recorder.forget_states()  # `self.norm.eval()` in a forward
+    return result

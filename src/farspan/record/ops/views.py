@@ -1,0 +1,158 @@
+"""Tensors that share memory: a root, and views that know how they came from it. A write into one shows in all.
+
+It is recorded as a write into a copy of the root, of which all that the program still holds are taken anew:
+
+    v = x[:, 1]        root x, view v = [:, 1]
+    v.mul_(2)          x' = copy of x; x'[:, 1].mul_(2)
+                       v' = x'[:, 1]
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from farspan.call.leaf import Leaf
+from farspan.call.naming import name_of
+from farspan.call.pytree.template import flatten, flatten_arguments, rebuild
+from farspan.graph import Call
+from farspan.record.memory.twins import main_of, put_value
+from farspan.record.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Placed
+    from farspan.record.recording import Recording
+
+__all__ = ["Through", "is_shared", "join_family", "root_of", "take_anew", "write_through"]
+
+_Link = tuple[Any, Any, int]
+"""How a view is taken: (function, template of its arguments, which of its results)."""
+_MANY = 32
+
+
+class _View(NamedTuple):
+    root: Any
+    links: tuple[_Link, ...] | None
+    """From the root, one after the other; None where a module has taken it."""
+
+
+def join_family(lazy: LazyTensor, base: Any, call: Call, result: int, placed: dict[int, Placed]) -> None:
+    """`lazy` is the `result`-th result of `call`, and a view of `base`: a recorded tensor, or one of the parameters."""
+    base = main_of(base) if type(base) is LazyTensor else base
+    before = getattr(base, "_view", None) or _View(base, ())
+    links = None
+    if before.links is not None and type(call.target) is not Leaf and len(call.arguments or ()) == 1:
+        links = (*before.links, (call.target, call.template, result))
+    lazy._view = _View(before.root, links)
+    if type(before.root) is not LazyTensor:
+        family = placed[id(before.root)].aliases
+    else:
+        family = before.root._family
+        if family is None:
+            family = before.root._family = []
+    if len(family) > _MANY:
+        family[:] = [member for member in family if member() is not None]
+    family.append(weakref.ref(lazy))
+
+
+def is_shared(lazy: LazyTensor) -> bool:
+    """Whether a write into `lazy` shows in other tensors."""
+    lazy = main_of(lazy)
+    return lazy._view is not None or any(member() is not None for member in lazy._family or ())
+
+
+def root_of(lazy: LazyTensor) -> Any:
+    """What `lazy` is a view of, or itself; None if it is not known how it was taken."""
+    lazy = main_of(lazy)
+    if lazy._view is None:
+        return lazy
+    return None if lazy._view.links is None else lazy._view.root
+
+
+def write_through(
+    recorder: Recording, function: Any, template: Any, tensors: list[torch.Tensor], number: int, stage: int | None
+) -> None:
+    """Record `function`, which writes into its `number`-th tensor, and let all that share its memory be new."""
+    written: Any = main_of(tensors[number])  # type: ignore[arg-type]
+    root = root_of(written)
+    links = () if written._view is None else written._view.links
+    others = [tensor for i, tensor in enumerate(tensors) if i != number]
+    is_in_place = _is_parameters(root)
+    target = Through(links, function, template, number, is_in_place=is_in_place)
+    given: Any = ((root, *others), {})
+    whole, all_tensors = flatten_arguments(*given)
+    result = recorder.record(target, whole, all_tensors, stage, given=given)
+    if not is_in_place:
+        put_value(root, result._value)
+    family = [reference() for reference in getattr(root, "_family", None) or [weakref.ref(written)]]
+    for member in family:
+        if member is not None and member is not root:
+            take_anew(recorder, member)
+
+
+def _is_parameters(tensor: Any) -> bool:
+    """Whether a tensor is a parameter, its memory or its gradient."""
+    return type(tensor) is not LazyTensor or tensor._alias_of is not None or tensor._is_gradient
+
+
+def take_anew(recorder: Recording, member: LazyTensor) -> None:
+    """What `member` is a view of has been written: let it be a view of what that is now."""
+    view: Any = member._view
+    if view.links is None:
+        recorder.refuse(
+            "a tensor is written into of which a module has returned a view that is still in use",
+            hint="use the out-of-place operation, or write before the module is called",
+        )
+    tensor = view.root
+    may_wait = recorder.engine.num_ranks > 1 and not _is_parameters(tensor)
+    for function, template, result in view.links:
+        if may_wait:  # other ranks' programs may hold no such view
+            taken = recorder.deferred.take(function, template, tensor)
+        else:
+            taken = recorder.record(function, template, [tensor], None)
+        tensor = flatten(taken)[1][result]
+    put_value(member, tensor._value)
+    member._view = view
+
+
+class Through:
+    """An in-place function, called on a view of a copy of its first argument; gives the copy."""
+
+    __slots__ = ("function", "is_in_place", "links", "number", "template")
+
+    def __init__(self, links: Any, function: Any, template: Any, number: int, *, is_in_place: bool) -> None:
+        self.links = links
+        self.function = function
+        self.template = template
+        """Of the function's own arguments."""
+        self.number = number
+        """Which of its tensors is the view."""
+        self.is_in_place = is_in_place
+        """Whether the first argument itself is written: a parameter, or its gradient."""
+
+    def __call__(self, root: torch.Tensor, *others: torch.Tensor) -> torch.Tensor | None:
+        if not self.is_in_place:
+            with torch.set_grad_enabled(torch.is_grad_enabled() or root.requires_grad):  # a write keeps the history
+                root = root.clone()
+        view = root
+        for function, template, result in self.links:
+            args, kwargs = rebuild(template, [view])
+            view = flatten(function(*args, **kwargs))[1][result]
+        tensors = [*others[: self.number], view, *others[self.number :]]
+        args, kwargs = rebuild(self.template, tensors)
+        self.function(*args, **kwargs)
+        return None if self.is_in_place else root
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.links, self.function, self.template, self.number, self.is_in_place)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Through) and other._key() == self._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __str__(self) -> str:
+        return name_of(self.function)

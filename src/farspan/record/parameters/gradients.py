@@ -1,0 +1,113 @@
+"""`param.grad` outside the optimizer: the same answer on every rank, with recorded values.
+
+A sparse gradient is not recorded: every rank has a plain tensor, its owner the gradient itself and the others a copy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.call.infer.entry import intern
+from farspan.call.pytree.template import flatten_arguments
+from farspan.graph import Meta, Value
+from farspan.record.across_ranks.prefetch import Reads
+from farspan.record.tensor import LazyTensor
+from farspan.torch_private import raw_grad
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Placed
+    from farspan.record.recording import Recording
+
+__all__ = ["Gradients"]
+
+
+class Gradients:
+    """The gradients of all placed parameters, as the user's program sees them."""
+
+    def __init__(self, recorder: Recording) -> None:
+        self.recorder = recorder
+        self._views: dict[str, LazyTensor] = {}
+        """One tensor for each gradient, so that a write through it shows when it is read again."""
+        self._sparse: dict[str, torch.Tensor] = {}
+        """Copies of sparse gradients of other ranks."""
+        self._reads = Reads(self.get, recorder.placed.values)
+
+    def get(self, placed: Placed) -> torch.Tensor | None:
+        """Run the backwards that wait, and return the gradient; None where there is none."""
+        engine = self.recorder.engine
+        if self.recorder.num_pending_backwards:
+            engine.flush(f"{placed.name}.grad")
+        self.recorder.hooks.commit()
+        self.recorder.hooks.check_read(placed)
+        view = self._views.get(placed.name)
+        if view is None:
+            if not engine.has_gradient(placed):
+                return None
+            if engine.has_sparse_gradient(placed):
+                return self._get_sparse(placed)
+            meta = placed.meta
+            value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage)
+            value.gradient_of = placed.name
+            if placed.is_owned:
+                value.data = raw_grad(placed.tensor)
+            view = self._views[placed.name] = LazyTensor.make(value, self.recorder)
+            view._is_gradient = True
+        return view
+
+    def _get_sparse(self, placed: Placed) -> torch.Tensor:
+        copy = self._sparse.get(placed.name)
+        if copy is None:
+            copy = self.recorder.engine.sparse_gradient(placed)
+            if not placed.is_owned:
+                self._sparse[placed.name] = copy
+        return copy
+
+    def set(self, placed: Placed, gradient: Any) -> None:
+        """`param.grad = gradient`."""
+        recorder = self.recorder
+        recorder.hooks.commit()
+        recorder.deferred.record_one(gradient)
+        if type(gradient) is LazyTensor and gradient._value.stage != placed.stage:
+            template, tensors = flatten_arguments((gradient,), {})  # sent to where the parameter is
+            gradient = recorder.record(torch.clone, template, tensors, placed.stage, given=((gradient,), {}))
+        if recorder.num_pending_backwards or (gradient is not None and recorder.has_pending()):
+            recorder.engine.flush(f"{placed.name}.grad = ...")
+        view = self._views.pop(placed.name, None)
+        if view is not None and gradient is view:
+            self._views[placed.name] = view
+            return
+        self._note_sparse(placed, gradient)
+        recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
+
+    def accumulate(self, placed: Placed, gradient: Any) -> None:
+        """Add `gradient` to `param.grad` as autograd does."""
+        self._views.pop(placed.name, None)
+        self.recorder.engine.accumulate(placed, gradient._value.data if type(gradient) is LazyTensor else gradient)
+
+    def put(self, placed: Placed, gradient: torch.Tensor | None) -> None:
+        """`param.grad = gradient` in an optimizer's step, where nothing waits to be run."""
+        self._views.pop(placed.name, None)
+        gradient = self.recorder.deferred.computed(gradient)
+        self._note_sparse(placed, gradient)
+        self.recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
+
+    def _note_sparse(self, placed: Placed, gradient: torch.Tensor | None) -> None:
+        """The program sets a gradient: a sparse one is the same tensor on every rank, as it is."""
+        self._sparse.pop(placed.name, None)
+        if type(gradient) is torch.Tensor and gradient.layout is not torch.strided and not placed.is_owned:
+            self._sparse[placed.name] = gradient
+
+    def read(self, value: Value) -> torch.Tensor:
+        """The data of a recorded value. One that is made of a parameter's gradient alone is likely to be read of other
+        parameters too, and so computed together with theirs.
+        """
+        known = self._reads.foresee(value) if value.pending and value.meta.numel == 1 else None
+        return self.recorder.engine.read(value if known is None else known)
+
+    def forget(self) -> None:
+        """The gradients are other tensors now: a backward or an optimizer step has run."""
+        self._views.clear()
+        self._sparse.clear()
+        self._reads.forget()

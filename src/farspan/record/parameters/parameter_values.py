@@ -1,0 +1,60 @@
+"""Parameters that calls outside their own module use: sources of the current step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from farspan.call.infer.entry import intern
+from farspan.graph import Meta, Value
+from farspan.record.tensor import LazyTensor
+from farspan.torch_private import DisableTorchFunction
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Placed
+
+__all__ = ["ParameterValues", "alias_of", "renew_aliases"]
+
+
+def alias_of(placed: Placed) -> Value:
+    """The parameter's memory without its gradient: what `param.data` and `param.detach()` are."""
+    meta = placed.meta
+    value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage, name=placed.name)
+    if placed.is_owned:
+        value.data = placed.tensor.detach()
+    return value
+
+
+def renew_aliases(tensors: Sequence[torch.Tensor]) -> None:
+    """Let what is a parameter's memory, into which a call has written, be the memory, not the call's result."""
+    for item in tensors:
+        if type(item) is LazyTensor and item._alias_of is not None:
+            item._value = alias_of(item._alias_of)
+
+
+class ParameterValues:
+    """The values that stand for parameters, until these may have changed."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Value] = {}
+
+    def of(self, placed: Placed, *, is_fixed: bool = False) -> Value:
+        """The parameter as a source of the current step; `is_fixed`: as it is now, whatever is written into it."""
+        value = None if is_fixed else self._values.get(id(placed))
+        if value is None or value.meta.requires_grad != placed.tensor.requires_grad:
+            meta = placed.meta
+            requires_grad = placed.tensor.requires_grad
+            meta = Meta(meta.shape, meta.stride, meta.dtype, meta.device, requires_grad, is_parameter=requires_grad)
+            value = Value(intern(meta), placed.stage, name=placed.name)
+            if placed.is_owned:
+                with DisableTorchFunction():
+                    value.data = placed.tensor.detach().clone() if is_fixed else placed.tensor
+            if not is_fixed:
+                self._values[id(placed)] = value
+        return value
+
+    def forget(self) -> None:
+        """A step has ended, or parameters were written: from now on they are sources anew."""
+        self._values.clear()

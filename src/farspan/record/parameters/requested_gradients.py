@@ -1,0 +1,96 @@
+"""`torch.autograd.grad`: the gradients of parameters, recorded values and tensors outside the model are returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.call.infer.entry import intern
+from farspan.graph import Value, Wanted
+from farspan.record.backward import record_backward
+from farspan.record.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Placed
+    from farspan.record.recording import Recording
+
+__all__ = ["record_grad"]
+
+
+def record_grad(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the backward that `torch.autograd.grad` asks for; the arguments are its own."""
+    return _grad(recorder, *args, **kwargs)
+
+
+def _grad(
+    recorder: Recording,
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
+    wanted_tensors: Sequence[Any] = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    if is_grads_batched:
+        recorder.refuse("is_grads_batched=True cannot be recorded", hint="call torch.autograd.grad once for each")
+    placed = [recorder.placed.get(id(item)) for item in wanted_tensors]
+    recorded = [item for item in wanted_tensors if type(item) is LazyTensor]
+    for item in recorded:
+        recorder.deferred.record_one(item)
+    outside = [
+        item
+        for item, known in zip(wanted_tensors, placed, strict=True)
+        if known is None and type(item) is not LazyTensor
+    ]
+    if not all(item.requires_grad for item in [*outside, *recorded]):
+        raise RuntimeError("One of the differentiated Tensors does not require grad")
+    wanted = Wanted([item.name for item in placed if item is not None], outside, [item._value for item in recorded])
+    keeps_graph = create_graph if retain_graph is None else retain_graph
+    backward = record_backward(recorder, outputs, grad_outputs, keeps_graph, create_graph, wanted=wanted)
+    recorder.next_graph()
+    if recorder.hooks.are_there or backward.stops is not None:
+        recorder.hooks.run_backward(backward, "torch.autograd.grad()")
+    else:
+        recorder.engine.flush("torch.autograd.grad()")
+    of_outside = iter(wanted.gradients)
+    keys = [
+        item._value if type(item) is LazyTensor else known for item, known in zip(wanted_tensors, placed, strict=True)
+    ]
+    of_recorded = iter(_gradients_of(recorder, [key for key in keys if key is not None], wanted))
+    known = [next(of_outside if key is None else of_recorded) for key in keys]
+    if materialize_grads:
+        known = [
+            torch.zeros_like(item.detach()) if gradient is None else gradient
+            for item, gradient in zip(wanted_tensors, known, strict=True)
+        ]
+    elif not allow_unused and any(gradient is None for gradient in known):
+        raise RuntimeError(
+            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if "
+            "this is the desired behavior."
+        )
+    return tuple(known)
+
+
+def _gradients_of(recorder: Recording, keys: Sequence[Placed | Value], wanted: Wanted) -> list[LazyTensor | None]:
+    """The gradients of parameters and recorded values, where the outputs depend on them."""
+    names: list[str | Value] = [item if isinstance(item, Value) else item.name for item in keys]
+    before = wanted.before_hooks
+    reached = [number for number, name in enumerate(names) if name in wanted.reached and name not in before]
+    metas = [replace(keys[number].meta, requires_grad=False, is_parameter=False) for number in reached]
+    values = recorder.engine.new_sources(
+        [
+            (intern(meta), keys[number].stage, wanted.found.get(names[number]))
+            for number, meta in zip(reached, metas, strict=True)
+        ]
+    )
+    found = [before.get(key) if isinstance(key, Value) else None for key in keys]
+    for number, value in zip(reached, values, strict=True):
+        found[number] = LazyTensor.make(value, recorder)
+    return found

@@ -1,0 +1,136 @@
+"""The only folder that uses torch names which are private or may move: a new torch release is an edit here."""
+
+from torch._C import DisableTorchFunction as DisableTorchFunction
+from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
+
+from farspan.torch_private.autocast import autocast_region as autocast_region
+from farspan.torch_private.autocast import forget_casts as forget_casts
+from farspan.torch_private.autocast import in_autocast_region as in_autocast_region
+from farspan.torch_private.autocast import is_any_autocast_enabled as is_any_autocast_enabled
+from farspan.torch_private.autocast import watch_autocast_regions as watch_autocast_regions
+from farspan.torch_private.autograd import history_of as history_of
+from farspan.torch_private.autograd import hooks_on_saved as hooks_on_saved
+from farspan.torch_private.autograd import leaves_behind as leaves_behind
+from farspan.torch_private.autograd import saved_by as saved_by
+from farspan.torch_private.autograd import shape_at as shape_at
+from farspan.torch_private.autograd import with_history as with_history
+from farspan.torch_private.calls import are_all_modules_hooked as are_all_modules_hooked
+from farspan.torch_private.calls import call_container as call_container
+from farspan.torch_private.calls import call_without_compiling as call_without_compiling
+from farspan.torch_private.calls import check_release as check_release
+from farspan.torch_private.calls import compile_what_it_calls as compile_what_it_calls
+from farspan.torch_private.calls import compiling_nothing as compiling_nothing
+from farspan.torch_private.calls import has_full_backward_hooks as has_full_backward_hooks
+from farspan.torch_private.calls import is_caching_parametrizations as is_caching_parametrizations
+from farspan.torch_private.calls import is_compiled as is_compiled
+from farspan.torch_private.calls import is_compiled_wrapper as is_compiled_wrapper
+from farspan.torch_private.calls import is_hook_of_all_modules as is_hook_of_all_modules
+from farspan.torch_private.calls import put_module_apply as put_module_apply
+from farspan.torch_private.calls import recompute_through as recompute_through
+from farspan.torch_private.calls import watch_backward_hooks as watch_backward_hooks
+from farspan.torch_private.fakes import as_it_is as as_it_is
+from farspan.torch_private.fakes import fake_mode as fake_mode
+from farspan.torch_private.fakes import flops_of as flops_of
+from farspan.torch_private.fakes import is_fake as is_fake
+from farspan.torch_private.fakes import is_fake_limit as is_fake_limit
+from farspan.torch_private.fakes import is_not_torchs_device as is_not_torchs_device
+from farspan.torch_private.fakes import on_fakes as on_fakes
+from farspan.torch_private.fakes import watch_fakes as watch_fakes
+from farspan.torch_private.modes import disabled_torch_function as disabled_torch_function
+from farspan.torch_private.modes import is_mode_active as is_mode_active
+from farspan.torch_private.modes import no_dispatch as no_dispatch
+from farspan.torch_private.modes import put_modes as put_modes
+from farspan.torch_private.modes import run_without_modes_of as run_without_modes_of
+from farspan.torch_private.modes import take_modes_of as take_modes_of
+from farspan.torch_private.modes import without_any_mode as without_any_mode
+from farspan.torch_private.modes import without_modes_of as without_modes_of
+from farspan.torch_private.symbols import SYMBOLS as SYMBOLS
+from farspan.torch_private.symbols import Symbols as Symbols
+from farspan.torch_private.tensors import has_compatible_type as has_compatible_type
+from farspan.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
+from farspan.torch_private.tensors import has_other_users as has_other_users
+from farspan.torch_private.tensors import has_weak_references as has_weak_references
+from farspan.torch_private.tensors import is_same_generator as is_same_generator
+from farspan.torch_private.tensors import is_used_below as is_used_below
+from farspan.torch_private.tensors import is_wrapped as is_wrapped
+from farspan.torch_private.tensors import make_wrapper as make_wrapper
+from farspan.torch_private.tensors import raw_grad as raw_grad
+from farspan.torch_private.tensors import raw_grad_fn as raw_grad_fn
+from farspan.torch_private.tensors import set_raw_grad as set_raw_grad
+from farspan.torch_private.tensors import set_version as set_version
+from farspan.torch_private.tensors import storage_at as storage_at
+from farspan.torch_private.tensors import tensor_of_class as tensor_of_class
+from farspan.torch_private.tensors import unscale_ as unscale_
+from farspan.torch_private.tensors import update_scale_ as update_scale_
+
+__all__ = [
+    "are_all_modules_hooked",
+    "as_it_is",
+    "DisableTorchFunction",
+    "DisableTorchFunctionSubclass",
+    "DynamicOutputShapeException",
+    "FakeTensorMode",
+    "SYMBOLS",
+    "Symbols",
+    "TorchDispatchMode",
+    "autocast_region",
+    "call_container",
+    "call_without_compiling",
+    "check_release",
+    "compile_what_it_calls",
+    "compiling_nothing",
+    "disabled_torch_function",
+    "fake_mode",
+    "flops_of",
+    "forget_casts",
+    "has_compatible_type",
+    "has_full_backward_hooks",
+    "has_memory_of_its_own",
+    "has_other_users",
+    "has_weak_references",
+    "is_used_below",
+    "hooks_on_saved",
+    "in_autocast_region",
+    "is_any_autocast_enabled",
+    "is_caching_parametrizations",
+    "is_compiled",
+    "is_compiled_wrapper",
+    "is_same_generator",
+    "is_fake",
+    "is_fake_limit",
+    "is_hook_of_all_modules",
+    "is_mode_active",
+    "is_not_torchs_device",
+    "is_wrapped",
+    "leaves_behind",
+    "make_wrapper",
+    "no_dispatch",
+    "on_fakes",
+    "put_modes",
+    "put_module_apply",
+    "raw_grad",
+    "raw_grad_fn",
+    "recompute_through",
+    "saved_by",
+    "run_without_modes_of",
+    "set_raw_grad",
+    "set_version",
+    "history_of",
+    "shape_at",
+    "with_history",
+    "storage_at",
+    "take_modes_of",
+    "tensor_of_class",
+    "tree_leaves",
+    "unscale_",
+    "update_scale_",
+    "watch_autocast_regions",
+    "watch_backward_hooks",
+    "watch_fakes",
+    "without_any_mode",
+    "without_modes_of",
+]

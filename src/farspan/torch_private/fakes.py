@@ -1,0 +1,157 @@
+"""Fake tensors: making them, and telling their limits from errors of the program."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.utils.flop_counter import flop_registry
+
+from farspan.torch_private.symbols import Symbols
+
+__all__ = [
+    "as_it_is",
+    "fake_mode",
+    "flops_of",
+    "is_fake",
+    "is_fake_limit",
+    "is_not_torchs_device",
+    "on_fakes",
+    "watch_fakes",
+]
+
+
+_aten = torch.ops.aten
+_COUNTED_AS = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
+    _aten._scaled_dot_product_fused_attention_overrideable: _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_fused_attention_overrideable_backward: _aten._scaled_dot_product_flash_attention_backward,
+}
+"""Attention on CPUs and on devices that torch does not know, which its table of operations with products leaves out."""
+
+
+def fake_mode(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> FakeTensorMode:
+    """A mode in which tensors have no data; sizes that depend on data raise, or are symbols."""
+    if not is_symbolic and symbols is None:
+        return FakeTensorMode(allow_non_fake_inputs=True)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=(symbols or Symbols()).environment)
+
+
+@contextmanager
+def on_fakes(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> Iterator[None]:
+    """Run on fake tensors. No weak reference is left to the real ones that the run has met: it would end when garbage
+    is collected, at another time on each rank.
+    """
+    mode = fake_mode(is_symbolic=is_symbolic, symbols=symbols)
+    with mode:
+        try:
+            yield
+        finally:
+            mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
+
+
+def watch_fakes(before_hook: Callable[[torch.Tensor], None], before_gradient: Callable[[torch.Tensor], None]) -> None:
+    """Let fake tensors tell of what would be autograd's.
+
+    Args:
+        before_hook: Called before a hook is registered on one, or it retains its gradient.
+        before_gradient: Called before its `.grad` is read, set or deleted.
+    """
+    register, retain = torch.Tensor.register_hook, torch.Tensor.retain_grad
+
+    def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
+        before_hook(tensor)
+        return register(tensor, hook)
+
+    def retain_grad(tensor: torch.Tensor) -> None:
+        before_hook(tensor)
+        retain(tensor)
+
+    FakeTensor.register_hook = register_hook  # type: ignore[method-assign]
+    FakeTensor.retain_grad = retain_grad  # type: ignore[method-assign]
+    grad: Any = torch.Tensor.grad
+
+    def seen(access: Callable[..., Any]) -> Callable[..., Any]:
+        def access_gradient(tensor: torch.Tensor, *value: Any) -> Any:
+            before_gradient(tensor)
+            return access(tensor, *value)
+
+        return access_gradient
+
+    accesses = seen(grad.__get__), seen(grad.__set__), seen(grad.__delete__)
+    FakeTensor.grad = property(*accesses)  # type: ignore[assignment]
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether it has no data."""
+    return isinstance(tensor, FakeTensor)
+
+
+_FAKE_LIMITS = (
+    DynamicOutputShapeException,
+    DataDependentOutputException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+_FAKE_WORDS = (
+    "not supported for tensor subclasses",
+    "data is not allocated yet",
+    "FakeTensor",
+    "fake tensor",
+    "Meta tensor",
+    "meta tensor",
+    "_apply(): Couldn't swap",  # module.to() of fakes, to which others refer
+)
+"""torch's words where a function without a rule for fakes asks for the data."""
+
+
+def is_not_torchs_device(error: BaseException) -> bool:
+    """Whether torch was given one of our places ("rank:1", "rank:1/cuda:0") for a device."""
+    return isinstance(error, RuntimeError) and re.search(r"device string: '?rank", str(error)) is not None
+
+
+def is_fake_limit(error: BaseException) -> bool:
+    """Whether a run on fake tensors failed because there were no data, or by torch's rules for fakes, which may be
+    stricter than the real thing: only a real run can tell whether the user's call is wrong.
+    """
+    return (
+        isinstance(error, _FAKE_LIMITS)
+        or (isinstance(error, _FAKE_ERRORS) and any(words in str(error) for words in _FAKE_WORDS))
+        or any(frame.f_code.co_filename == _FAKE_FILE for frame, _ in traceback.walk_tb(error.__traceback__))
+    )
+
+
+_FAKE_ERRORS = (RuntimeError, NotImplementedError, TypeError)
+_FAKE_FILE = sys.modules[FakeTensorMode.__module__].__file__
+
+
+def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
+    """The floating-point operations of an aten operation with products in it, in symbols where its sizes are; 0 for
+    all others.
+    """
+    packet = operation._overloadpacket
+    count = flop_registry.get(_COUNTED_AS.get(packet, packet))
+    return 0 if count is None else count(*args, **kwargs, out_val=result)
+
+
+def as_it_is(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """What an operation gives for real where its rule for fakes says otherwise."""
+    if func is torch.ops.aten._native_multi_head_attention.default:  # weights that nobody needs are not computed
+        given = {item.name: value for item, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        if not given.get("need_weights", True):
+            return (result[0], None)
+    return result

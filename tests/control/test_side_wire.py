@@ -1,0 +1,99 @@
+"""Frames: whole however the bytes arrive, bounded, and received where the receiver says."""
+
+import random
+import socket
+
+import pytest
+
+from farspan.control.wire import (
+    MAX_HEADER_BYTES,
+    Buffer,
+    FrameReader,
+    ProtocolError,
+    advance,
+    as_bytes_view,
+    encode,
+    send_all,
+)
+
+
+class Trickle:
+    """A socket that gives its bytes in pieces of random sizes."""
+
+    def __init__(self, data, seed):
+        self.data, self.random = memoryview(data), random.Random(seed)
+
+    def recv_into(self, buffer):
+        count = min(len(buffer), len(self.data), self.random.choice([1, 3, 17, 1000, 100_000]))
+        buffer[:count], self.data = self.data[:count], self.data[count:]
+        return count
+
+
+def read_all(sock, reader):
+    frames = []
+    try:
+        while True:
+            frames += reader.read(sock)
+    except EOFError:
+        return [(frame.header, bytes(frame.payload)) for frame in frames]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_are_whole_however_the_bytes_arrive(seed):
+    rng = random.Random(seed)
+    sizes = [0, 1, 20, 70_000, 300_000]
+    sent = [
+        ({"n": n, "text": "x" * rng.choice(sizes)}, rng.randbytes(rng.choice(sizes)))
+        for n in range(rng.randrange(1, 12))
+    ]
+    data = b"".join(bytes(buffer) for frame in sent for buffer in encode(*frame))
+    assert read_all(Trickle(data, seed), FrameReader()) == sent
+
+
+def test_payload_lands_where_it_is_placed():
+    buffer = bytearray(10)
+    reader = FrameReader(place=lambda header, size: memoryview(buffer)[header["at"] : header["at"] + size])
+    data = b"".join(map(bytes, [*encode({"at": 6}, b"5678"), *encode({"at": 0}, b"012345")]))
+    read_all(Trickle(data, 0), reader)
+    assert buffer == b"0123455678"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"FSC1\xff\xff\xff\xff" + bytes(8),
+        bytes(encode({})[0])[:-2] + b"[]",
+        bytes(encode({})[0])[:-2] + b"{]",
+    ],
+    ids=["http", "huge", "no object", "no json"],
+)
+def test_nonsense_is_refused(data):
+    with pytest.raises(ProtocolError):
+        read_all(Trickle(data, 0), FrameReader())
+
+
+def test_too_large_a_header_is_not_sent():
+    with pytest.raises(ValueError, match="header"):
+        encode({"x": "a" * MAX_HEADER_BYTES})
+
+
+def test_partial_sends_lose_nothing():
+    buffers: list[Buffer] = [b"abc", b"", b"defg"]
+    for sent in range(8):
+        assert b"".join(map(bytes, advance(buffers, sent))) == b"abcdefg"[sent:]
+
+
+def test_views_of_any_buffer():
+    import numpy
+
+    assert bytes(as_bytes_view(numpy.arange(3, dtype="<i2"))) == b"\0\0\1\0\2\0"
+    assert len(as_bytes_view(numpy.zeros((0, 3)))) == 0
+
+
+def test_send_all_over_a_real_socket():
+    left, right = socket.socketpair()
+    with left, right:
+        send_all(left, encode({"a": 1}, b"xyz"))
+        left.shutdown(socket.SHUT_WR)
+        assert read_all(right, FrameReader()) == [({"a": 1}, b"xyz")]

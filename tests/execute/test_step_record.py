@@ -1,0 +1,67 @@
+"""What is known of a step that has run."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import torch
+import torch.nn.functional as F
+from tests.support.loop import X, Y, on_ranks, steps
+from torch import nn
+
+import farspan
+
+
+def test_what_the_loop_computes_beside_its_micro_batches_is_none() -> None:
+    def program(model: nn.Module) -> tuple[int, set[int]]:
+        farspan.distribute(model)
+        losses = []
+        for number in range(3):
+            loss = F.cross_entropy(model(X + number), Y)
+            loss.backward()
+            losses.append(loss.detach() * 2)
+        farspan.flush()
+        step = farspan.last_step()
+        assert step is not None
+        return step.num_micro_batches, {trace.micro_batch for trace in step.traces if trace.kind != "wait"}
+
+    found = on_ranks(2, program)
+    assert [num for num, _ in found] == [3, 3]
+    assert found[0][1] == {0, 1, 2}
+    assert found[1][1] == {-1, 0, 1, 2}  # where the losses are
+
+
+def test_the_third_step_is_compared_with_the_plan(caplog, monkeypatch) -> None:
+    plan = farspan.Plan(
+        stages=("rank:0", "rank:1"),
+        placement={"layers.0": 0, "*": 1},
+        estimates={"micro_batch_s": [1e-9, 1e9]},
+    )
+    caplog.set_level(logging.INFO, logger="farspan.execute.process.console")
+    monkeypatch.setattr(logging.getLogger("farspan"), "handlers", [caplog.handler])
+    monkeypatch.setattr(logging.getLogger("farspan"), "propagate", False)
+
+    def program(model: nn.Module) -> None:
+        steps(farspan.distribute(model, plan=plan), torch.optim.SGD(model.parameters(), 0.1), 4)
+
+    on_ranks(2, program)
+    (line,) = [record.getMessage() for record in caplog.records if "differs from the plan" in record.getMessage()]
+    (more, less) = re.findall(r"rank \d .*? \(([-+]\d+) %\)", line)
+    assert int(more) > 100_000 and int(less) == -100
+    assert "farspan plan --recalibrate" in line
+
+
+def test_a_report_that_cannot_be_kept_is_one_warning(caplog, monkeypatch, tmp_path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("FARSPAN_REPORT", str(tmp_path / "file" / "step.html"))
+    monkeypatch.setattr(logging.getLogger("farspan"), "handlers", [caplog.handler])
+    monkeypatch.setattr(logging.getLogger("farspan"), "propagate", False)
+
+    def program(model: nn.Module) -> None:
+        steps(farspan.distribute(model, measure=False), torch.optim.SGD(model.parameters(), 0.1), 11)
+
+    on_ranks(2, program)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        f"the report is not kept: {tmp_path / 'file' / 'step.html'}: File exists"
+    ]

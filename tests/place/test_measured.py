@@ -1,0 +1,273 @@
+"""The first step is measured, and the automatic plan follows from it: once, between two steps, same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.support.places import engine
+from tests.support.ranks import run_threads
+from torch import Tensor, nn
+
+import farspan
+from farspan.call.leaf import Leaf
+from farspan.errors import PlanError
+from farspan.graph import Segment
+from farspan.place.measure.measurements import Measured, Sample, SegmentNote
+from farspan.place.measure.profiling_executor import Meter
+from farspan.place.repartition.device_speeds import speeds_of_ranks
+from farspan.place.repartition.gathered_profile import RankMeasured
+from farspan.profile import cache_folder
+from farspan.program.program import Step
+from farspan.record.parameters.copying import plan_by_model
+from farspan.record.tensor import LazyTensor, StubParameter
+
+SHORT_S, LONG_S = 10e-3, 100e-3
+
+
+class Slow(nn.Module):
+    """A layer that is said to take a given time, whatever its size says."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(x)
+
+
+@pytest.fixture(autouse=True)
+def said_times(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Let each task take what its layers say: what a busy machine makes of it is no part of these tests.
+
+    Returns:
+        By rank, how many times as long its device takes.
+    """
+    slowness: dict[int, float] = {}
+    trace = Meter._trace
+
+    def said(meter: Meter, kind: Any, step: Step, began_ns: int) -> None:
+        trace(meter, kind, step, began_ns)
+        segment = step.work if isinstance(step.work, Segment) else step.work.segment
+        if kind != "wait" and segment is not None:
+            layers = [call.target.module for call in segment.calls if isinstance(call.target, Leaf)]
+            seconds = sum(layer.seconds for layer in layers if isinstance(layer, Slow))
+            meter.taken[-1] = (*meter.taken[-1][:3], seconds * slowness.get(engine().rank, 1.0))
+
+    monkeypatch.setattr(Meter, "_trace", said)
+    return slowness
+
+
+def build(seconds: list[float]) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Slow(each) for each in seconds))
+
+
+def train(
+    model: nn.Module, num_steps: int = 3, num_micro_batches: int = 4
+) -> tuple[list[float], dict[str, Tensor], Any]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(1)
+    losses: list[float] = []
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        for _ in range(num_micro_batches):
+            loss = model(torch.randn(4, 8, generator=generator)).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+    state = {name: item.clone() for name, item in model.state_dict().items()}
+    engine().agreement.meet("the end") if model in plan_by_model else None
+    return losses, state, optimizer
+
+
+def on_ranks(num_ranks: int, seconds: list[float], act: Callable[[nn.Module], Any], **options: Any) -> list[Any]:
+    models = [build(seconds) for _ in range(num_ranks)]
+
+    def program(rank: int) -> Any:
+        return act(farspan.distribute(models[rank], **options))
+
+    return run_threads(num_ranks, program)
+
+
+def trained(model: nn.Module) -> tuple[list[float], dict[str, Tensor], list[int]]:
+    losses, state, _ = train(model)
+    plan = farspan.plan_of(model)
+    return losses, state, [plan.rank_of(plan.placement[str(number)]) for number in range(len(list(model.children())))]
+
+
+def test_the_plan_follows_what_was_measured() -> None:
+    """Six layers of equal size, of which the first takes as long as all others and more."""
+    seconds = [LONG_S, *[SHORT_S] * 5]
+    losses, state, _ = train(build(seconds))
+    for found in on_ranks(2, seconds, trained, measure=True):
+        assert found[2] == [0, 1, 1, 1, 1, 1]
+        assert found[0] == losses
+        assert all(torch.equal(found[1][name], item) for name, item in state.items())
+
+
+def test_a_plan_that_is_good_enough_stays() -> None:
+    for found in on_ranks(2, [SHORT_S] * 6, trained, measure=True):
+        assert found[2] == [0, 0, 0, 1, 1, 1]
+
+
+def test_it_is_measured_unless_somebody_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [LONG_S, *[SHORT_S] * 5]
+    monkeypatch.delenv("FARSPAN_MEASURE", raising=False)
+    for found in on_ranks(2, seconds, trained):
+        assert found[2] == [0, 1, 1, 1, 1, 1]
+    for found in on_ranks(2, seconds, trained, measure=False):
+        assert found[2] == [0, 0, 0, 1, 1, 1]
+    monkeypatch.setenv("FARSPAN_MEASURE", "0")
+    for found in on_ranks(2, seconds, trained):
+        assert found[2] == [0, 0, 0, 1, 1, 1]
+
+
+def begun(model: nn.Module) -> list[int]:
+    """Where the pieces are at first."""
+    plan = farspan.plan_of(model)
+    return [plan.rank_of(plan.placement[str(number)]) for number in range(len(list(model.children())))]
+
+
+def test_the_next_run_begins_where_this_one_ended() -> None:
+    seconds = [LONG_S, *[SHORT_S] * 5]
+    assert on_ranks(2, seconds, begun) == [[0, 0, 0, 1, 1, 1]] * 2
+    on_ranks(2, seconds, trained)
+    assert on_ranks(2, seconds, begun) == [[0, 1, 1, 1, 1, 1]] * 2
+    assert on_ranks(2, seconds, begun, measure=False) == [[0, 0, 0, 1, 1, 1]] * 2
+    assert on_ranks(2, seconds, begun, pins={"5": "rank:0"}) != [[0, 1, 1, 1, 1, 1]] * 2
+    assert on_ranks(3, seconds, begun) == [[0, 0, 1, 1, 2, 2]] * 3
+
+
+def test_a_plan_that_had_to_have_a_schedule_is_kept_for_that_schedule() -> None:
+    seconds = [LONG_S, *[SHORT_S] * 5]
+    on_ranks(2, seconds, trained, schedule="gpipe")
+    assert on_ranks(2, seconds, begun) == [[0, 0, 0, 1, 1, 1]] * 2
+    assert on_ranks(2, seconds, begun, schedule="gpipe") == [[0, 1, 1, 1, 1, 1]] * 2
+
+
+@pytest.mark.parametrize("text", ["{", "", '{"format": "farspan-plan/1", "stages": ["rank:0"], "placement": {"": 0}}'])
+def test_what_cannot_be_used_of_an_earlier_run_is_found_anew(text: str) -> None:
+    seconds = [LONG_S, *[SHORT_S] * 5]
+    on_ranks(2, seconds, trained)
+    (kept,) = cache_folder("plans").iterdir()
+    kept.write_text(text)
+    assert on_ranks(2, seconds, begun) == [[0, 0, 0, 1, 1, 1]] * 2
+    on_ranks(2, seconds, trained)
+    assert on_ranks(2, seconds, begun) == [[0, 1, 1, 1, 1, 1]] * 2
+
+
+def test_a_model_that_reads_within_its_micro_batches_is_measured_too() -> None:
+    class Reading(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for number, layer in enumerate(self):
+                x = layer(x)
+                if number == 2 and x.abs().max().item() > 1e9:
+                    x = x / 2
+            return x
+
+    models = [Reading(*build([LONG_S, *[SHORT_S] * 5])) for _ in range(2)]
+    losses, state, _ = train(Reading(*build([LONG_S, *[SHORT_S] * 5])))
+    for found in run_threads(2, lambda rank: trained(farspan.distribute(models[rank]))):
+        assert found[2] == [0, 1, 1, 1, 1, 1]
+        assert found[0] == losses
+        assert all(torch.equal(found[1][name], item) for name, item in state.items())
+
+
+@pytest.mark.parametrize("options", [{"plan": {"": "rank:0"}}, {"remat": True}, {"stages": 3}])
+def test_what_has_been_chosen_already_is_not_measured(options: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match="measure=True is for automatic plans"):
+        farspan.distribute(build([SHORT_S] * 6), measure=True, **options)
+
+
+def has_data(kept: Any) -> bool:
+    return type(kept) is LazyTensor and kept._value.data is not None
+
+
+def test_the_old_owner_lets_go_and_the_new_one_has_all() -> None:
+    def program(model: nn.Module) -> tuple[list[bool], list[int]]:
+        _, _, optimizer = train(model)
+        return [type(item) is StubParameter for item in model.parameters()], [
+            number
+            for number, item in enumerate(model.parameters())
+            if any(map(has_data, optimizer.state[item].values()))
+        ]
+
+    first, second = on_ranks(2, [LONG_S, *[SHORT_S] * 5], program, measure=True)
+    assert first == ([False] * 2 + [True] * 10, [0, 1])
+    assert second == ([True] * 2 + [False] * 10, list(range(2, 12)))
+
+
+def test_what_a_program_writes_on_parameters_stays_there() -> None:
+    def program(model: nn.Module) -> list[Any]:
+        before = [item.about for item in model.parameters()]  # type: ignore[attr-defined]
+        train(model)
+        return before + [item.about for item in model.parameters()]  # type: ignore[attr-defined]
+
+    models = [build([LONG_S, *[SHORT_S] * 5]) for _ in range(2)]
+    for model in models:
+        for number, item in enumerate(model.parameters()):
+            item.about = number  # type: ignore[attr-defined]
+    for found in run_threads(2, lambda rank: program(farspan.distribute(models[rank], measure=True))):
+        assert found == [*range(12), *range(12)]
+
+
+def test_parameters_with_gradient_hooks_stay() -> None:
+    def program(model: nn.Module) -> list[int]:
+        for item in model.parameters():
+            item.register_hook(lambda gradient: gradient * 2)
+        return trained(model)[2]
+
+    assert on_ranks(2, [LONG_S, *[SHORT_S] * 5], program, measure=True) == [[0, 0, 0, 1, 1, 1]] * 2
+
+
+def test_parameters_that_something_still_uses_stay() -> None:
+    def program(model: nn.Module) -> list[int]:
+        kept = [item.data for item in model.parameters()]
+        found = trained(model)[2]
+        assert len(kept) == 12
+        return found
+
+    assert on_ranks(2, [LONG_S, *[SHORT_S] * 5], program, measure=True) == [[0, 0, 0, 1, 1, 1]] * 2
+
+
+def test_a_slower_device_gets_less(said_times: dict[int, float]) -> None:
+    """The second rank takes three times as long for the same."""
+    said_times[1] = 3.0
+    first, second = on_ranks(2, [SHORT_S] * 8, lambda model: trained(model)[2], measure=True)
+    assert first == second
+    assert sum(first) in (1, 2)
+
+
+def share(seconds: dict[str, float], *others: dict[str, float]) -> RankMeasured:
+    """What a rank has measured: of each kind of piece the seconds in one micro-batch, and in others."""
+    notes = {
+        (0, number): SegmentNote(key=(0, number), is_called=True, first_call=number, inputs=[], likeness=kind)
+        for number, kind in enumerate(seconds)
+    }
+    samples = [
+        Sample(number=1 + micro_batch, key=(0, number), kind="F", seconds=each)
+        for micro_batch, taken in enumerate([seconds, *others])
+        for number, each in enumerate(taken.values())
+    ]
+    measured = Measured(notes=notes, samples=samples, num_micro_batches=2 + len(others), halved=-1, gradient_bytes={})
+    return RankMeasured(host="here", device="cpu", memory_bytes=1e9, measured=measured, state_bytes={})
+
+
+def test_speeds_follow_from_work_in_common() -> None:
+    """A on ranks 0 and 1, B on 1 and 2: rank 1 is half as fast as both; rank 3 has nothing in common with anybody."""
+    found = speeds_of_ranks([share({"A": 1.0}), share({"A": 2.0, "B": 6.0}), share({"B": 3.0}), share({"C": 9.0})])
+    assert found[0] == found[2] == found[3] == 1.0
+    assert found[1] == pytest.approx(0.5, rel=0.1)
+
+
+def test_noise_makes_no_difference_of_speed() -> None:
+    assert speeds_of_ranks([share({"A": 1.0}), share({"A": 1.08}), share({"A": 0.95})]) == [1.0, 1.0, 1.0]
+
+
+def test_what_else_runs_on_a_machine_makes_no_difference_of_speed() -> None:
+    disturbed = share({"A": 5.0}, {"A": 1.02}, {"A": 4.0})
+    assert speeds_of_ranks([share({"A": 1.0}), disturbed]) == [1.0, 1.0]

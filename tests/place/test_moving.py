@@ -1,0 +1,111 @@
+"""A model placed anew while it trains: the same numbers to the last bit, whatever goes where after each step."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.cases import CASES, Case
+from tests.support.parity import build, train, train_plainly
+from tests.support.places import engine
+from tests.support.ranks import run_processes, run_threads
+from torch import nn
+
+import farspan
+from farspan.place.places import replace_plan
+from farspan.plan import Plan
+from farspan.profile import atoms
+
+RANKS = 3
+_SEVERAL = ("gpt_tied", "batchnorm", "frozen")
+PROGRAM = Path(__file__).parents[1] / "programs" / "moving.py"
+
+
+def random_plan(model: nn.Module, generator: random.Random) -> Plan:
+    """Each piece on any rank, as a stage of its own or with others; some ranks may have none."""
+    pieces = [atom.name for atom in atoms(model, RANKS)]
+    ranks = generator.sample(range(RANKS), generator.randint(1, RANKS))
+    stages = [f"rank:{generator.choice(ranks)}" for _ in range(generator.randint(1, 4))]
+    return Plan(stages=tuple(stages), placement={name: generator.randrange(len(stages)) for name in pieces})
+
+
+def train_moving(model: nn.Module, case: Case, seed: int, moved: list[int | None]) -> Any:
+    farspan.distribute(model, plan=random_whole_plan(model, seed))
+    generator = random.Random(seed)
+    engine().after_step.append(lambda: moved.append(replace_plan(engine(), model, random_plan(model, generator))))
+    return train(model, case)
+
+
+def random_whole_plan(model: nn.Module, seed: int) -> Plan:
+    """Of each rank a stage, as `distribute` asks for."""
+    pieces = [atom.name for atom in atoms(model, RANKS)]
+    stages = {name: number % RANKS for number, name in enumerate(random.Random(seed).sample(pieces, len(pieces)))}
+    return Plan(stages=tuple(f"rank:{rank}" for rank in range(RANKS)), placement=stages)
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        pytest.param(name, seed, marks=() if seed == 0 and name in _SEVERAL else pytest.mark.slow)
+        for name in CASES
+        for seed in (0, 1)
+    ],
+)
+def test_same_numbers_whatever_moves_after_each_step(name: str, seed: int) -> None:
+    case = CASES[name]
+    if case.most_stages < RANKS:
+        pytest.skip("it has fewer pieces than there are ranks")
+    wanted = train_plainly(case)
+    models = [build(case) for _ in range(RANKS)]
+    moved: list[list[int | None]] = [[] for _ in range(RANKS)]
+    histories = run_threads(RANKS, lambda rank: train_moving(models[rank], case, seed, moved[rank]))
+    for rank, history in enumerate(histories):
+        assert history.differences(wanted) == [], f"rank {rank}"
+    assert all(each == moved[0] for each in moved)
+    assert any(moved[0]), "nothing moved"
+
+
+def train_by_turns(model: nn.Module) -> dict[str, list[float]]:
+    """Two optimizers, one after the other: what moves in between has a gradient that is still needed."""
+    named = list(model.named_parameters())
+    optimizers = [torch.optim.SGD([item for _, item in named[first::2]], lr=0.1, momentum=0.9) for first in (0, 1)]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        model(torch.randn(4, 8, generator=generator)).square().mean().backward()  # gradients of all steps are summed
+        for optimizer in optimizers:
+            optimizer.step()
+    return {name: item.flatten().tolist() for name, item in model.state_dict().items()}
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()) for _ in range(4)))
+
+
+def test_gradients_and_optimizer_state_go_along() -> None:
+    wanted = train_by_turns(small())
+    models = [small() for _ in range(RANKS)]
+
+    def program(rank: int) -> dict[str, list[float]]:
+        model = farspan.distribute(models[rank], plan=random_whole_plan(models[rank], 3))
+        generator = random.Random(3)
+        engine().after_step.append(lambda: moved.append(replace_plan(engine(), model, random_plan(model, generator))))
+        return train_by_turns(model)
+
+    moved: list[int | None] = []
+    assert run_threads(RANKS, program) == [wanted] * RANKS
+    assert any(moved)
+
+
+@pytest.mark.timeout(300)
+def test_same_numbers_whatever_moves_over_real_processes() -> None:
+    names = ["unet"]
+    found = [json.loads(each.stdout.splitlines()[-1]) for each in run_processes(RANKS, PROGRAM, names, timeout_s=240.0)]
+    for differences, moved in found:
+        assert differences == {name: [] for name in names}
+        assert moved == found[0][1]
+        assert any(moved), "nothing moved"

@@ -1,0 +1,141 @@
+"""Programs taken apart to be compared: task for task, message for message, edge for edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from farspan.call.leaf import Leaf
+from farspan.graph import Backward, Call, Edge, Graph, Part, Segment, Value
+from farspan.program.cache import Programs
+from farspan.program.cached import layout_of
+from farspan.program.lower import build_program
+from farspan.program.options import Settings
+from farspan.program.pattern import pattern_of
+from farspan.program.program import Bundle, Program
+
+__all__ = ["CheckedPrograms", "described", "itself", "number_of"]
+
+Name = Callable[[Any], Any]
+
+
+def itself(item: Any) -> Any:
+    """Names each object by itself: programs of the same graphs."""
+    return item
+
+
+def number_of(item: Any) -> Any:
+    """Names each object by where it stands: programs of graphs that look alike."""
+    match item:
+        case Graph():
+            return item.index
+        case Segment():
+            return "segment", item.order, item.stage
+        case Call():
+            return "call", item.graph.index, item.index
+        case Value():
+            return "value", item.stage, item.name, item.index, item.call and number_of(item.call), item.meta
+        case Backward():
+            return "backward", item.graph.index, item.graph.backwards.index(item)
+        case Leaf():
+            return "leaf", item.name
+        case _:
+            return item
+
+
+def described(program: Program, name: Name = itself) -> dict[str, Any]:
+    """All that a program says.
+
+    Args:
+        program: As it is before it runs.
+        name: Names graphs, segments, calls, values, backwards and leaves.
+    """
+    sent = [bundle for step in program.steps for bundle in step.sends]
+    bundles = list(dict.fromkeys([*program.prologue_sends, *program.prologue_receives, *sent]))
+    bundles += [bundle for step in program.steps for bundle in step.posts if bundle not in bundles]
+    numbers = {bundle: number for number, bundle in enumerate(bundles)}
+    parts = [step.work for step in program.steps if isinstance(step.work, Part)]
+    received = [item for bundle in bundles for item in bundle.items if isinstance(item, Value)]
+    return {
+        "steps": [
+            (
+                _part(step.work, name) if isinstance(step.work, Part) else name(step.work),
+                step.kind,
+                step.micro_batch,
+                step.leaves_weights,
+                [numbers[bundle] for bundle in step.receives],
+                [numbers[bundle] for bundle in step.posts],
+                [numbers[bundle] for bundle in step.sends],
+            )
+            for step in program.steps
+        ],
+        "bundles": [_bundle(bundle, name) for bundle in bundles],
+        "prologue": [numbers[bundle] for bundle in (*program.prologue_sends, *program.prologue_receives)],
+        "users": [(name(value), value.num_users) for value in received],
+        "reaches": program.reaches,
+        "reached": [set(part.backward.wanted.reached) for part in parts if part.backward.wanted],
+        "released": list(map(name, program.released)),
+        "gpu channels": program.gpu_channels,
+        "micro-batches": program.num_micro_batches,
+        "schedule": program.schedule,
+    }
+
+
+def _bundle(bundle: Bundle, name: Name) -> Any:
+    items = [_edge(item, name) if isinstance(item, Edge) else name(item) for item in bundle.items]
+    return (
+        bundle.task,
+        bundle.src,
+        bundle.dst,
+        bundle.stage,
+        bundle.is_gradient,
+        bundle.is_between_gpus,
+        items,
+        bundle.tensors,
+        bundle.works,
+        bundle.strides,
+    )
+
+
+def _part(part: Part, name: Name) -> Any:
+    return (
+        _outline(part, name),
+        list(map(name, part.calls)),
+        list(map(name, part.touches)),
+        [_edge(edge, name) for edge in part.incoming],
+        [_edge(edge, name) for edge in part.outgoing],
+    )
+
+
+def _outline(part: Part, name: Name) -> Any:
+    return name(part.backward), part.segment and name(part.segment), part.stage, part.order
+
+
+def _edge(edge: Edge, name: Name) -> Any:
+    return name(edge.key), edge.meta, _outline(edge.src, name), _outline(edge.dst, name)
+
+
+class CheckedPrograms(Programs):
+    """Lays each program out from its pattern alone, the first one too, and compares it with one built afresh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_laid_out = 0
+
+    def program_of(self, graphs: Sequence[Graph], settings: Settings) -> Program:
+        wanted = described(build_program(graphs, settings))
+        known = pattern_of(graphs, settings)
+        if known is None:
+            return super().program_of(graphs, settings)
+        for value in [value for graph in graphs for segment in graph.segments for value in segment.inputs]:
+            value.num_users = 0
+        for backward in [backward for graph in graphs for backward in graph.backwards if backward.wanted]:
+            assert backward.wanted is not None
+            backward.wanted.reached.clear()
+        kept = super()._layout_of(known[0]) or layout_of(known[0])
+        program = kept.bind(graphs, known[1])
+        found = described(program)
+        for what, part in wanted.items():
+            assert found[what] == part, f"{what} of a kept program"
+        self.num_laid_out += 1
+        return program
