@@ -40,7 +40,7 @@ from farspan.execute.engine import Engine  # noqa: E402
 from farspan.execute.process.world import current_engine, use_engine  # noqa: E402
 from farspan.execute.step.generator_states import save_generators  # noqa: E402
 from farspan.program.cache import Programs  # noqa: E402
-from farspan.program.options import Settings, sites_of  # noqa: E402
+from farspan.program.options import Settings  # noqa: E402
 from farspan.record.intercept import activate, install  # noqa: E402
 from farspan.record.recorder import Recorder  # noqa: E402
 from gpt import GPT, NUM_BYTES  # noqa: E402
@@ -315,7 +315,7 @@ class World:
     def _build(self, num_micro_batches: int) -> tuple[float, float]:
         programs = Programs()
         settings = Settings(
-            sites=sites_of(self.engine.stages),
+            teams=tuple(self.engine.teams),
             rank=self.rank,
             num_ranks=self.num_ranks,
             lookahead=self.engine.lookahead,

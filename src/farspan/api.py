@@ -16,8 +16,8 @@ from farspan.errors import PlanError
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.watch import watch_optimizers
 from farspan.execute.process.world import current_engine, engine_of_this_thread, num_ranks_to_be, rank_to_be
-from farspan.execute.sites import stages_at
 from farspan.execute.step.step_record import StepRecord
+from farspan.execute.teams import stages_at
 from farspan.place.kept import KeptPlan
 from farspan.place.measure.trial import current_trial
 from farspan.place.measured import is_measuring, measure_first

@@ -32,7 +32,7 @@ for step in range(4):
 
 SENDS = """
 import torch, torch.distributed as dist
-from farspan.comm import GlooMedium
+from farspan.comm.gloo import GlooMedium
 dist.init_process_group("gloo")
 store = dist.distributed_c10d._get_default_store()
 rank, large = dist.get_rank(), 1 << 24

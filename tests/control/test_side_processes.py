@@ -18,7 +18,7 @@ SOURCE = str(Path(side.__file__).parents[3])
 
 CLIENT = """
 import os, sys, time
-from farspan.control import SideChannel
+from farspan.control.channel import SideChannel
 rank, world_size, port = map(int, sys.argv[1:4])
 channel = SideChannel.connect(rank, world_size, ("127.0.0.1", port), "secret", 30)
 channel.start(0, 1)
@@ -44,7 +44,7 @@ except Exception as error:
 
 HUB = """
 import time
-from farspan.control import SideChannel
+from farspan.control.channel import SideChannel
 server = SideChannel.host(2, "secret", ("127.0.0.1", 0))
 channel = SideChannel.connect(0, 2, server.address, "secret", 30, server=server)
 print(server.address[1], flush=True)

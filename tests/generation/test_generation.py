@@ -107,9 +107,9 @@ def test_a_cache_stays_with_the_layers_that_made_it(monkeypatch: pytest.MonkeyPa
     sent: list[int] = []
     send = Channels.send
 
-    def counting(self: Channels, bundle: Any, tensors: Any, metas: Any) -> None:
+    def counting(self: Channels, message: Any, tensors: Any, metas: Any) -> None:
         sent.append(sum(tensor.numel() for tensor in tensors))
-        send(self, bundle, tensors, metas)
+        send(self, message, tensors, metas)
 
     models = [Decoder().eval() for _ in range(2)]
 

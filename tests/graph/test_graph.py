@@ -53,7 +53,7 @@ def test_two_calls_of_one_module_at_the_same_depth_share_a_segment() -> None:
 
 def edges(graph: Graph, root: Value) -> dict[Any, list[tuple[int, int]]]:
     """For every value whose gradient crosses a border: (from segment, to segment), in order."""
-    parts = route(Backward(graph, [root], [None], retain_graph=False, where=None), hosts=[0])
+    parts = route(Backward(graph, [root], [None], retain_graph=False, where=None), home_stages=[0])
     found: dict[Any, list[tuple[int, int]]] = {}
     for part in parts:
         for edge in part.outgoing:

@@ -20,7 +20,7 @@ from farspan.place.measure.profiling_executor import Meter
 from farspan.place.repartition.device_speeds import speeds_of_ranks
 from farspan.place.repartition.gathered_profile import RankMeasured
 from farspan.profile import cache_folder
-from farspan.program.program import Step
+from farspan.program.program import Action
 from farspan.record.parameters.copying import plan_by_model
 from farspan.record.tensor import LazyTensor, StubParameter
 
@@ -49,9 +49,9 @@ def said_times(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     slowness: dict[int, float] = {}
     trace = Meter._trace
 
-    def said(meter: Meter, kind: Any, step: Step, began_ns: int) -> None:
-        trace(meter, kind, step, began_ns)
-        segment = step.work if isinstance(step.work, Segment) else step.work.segment
+    def said(meter: Meter, kind: Any, action: Action, began_ns: int) -> None:
+        trace(meter, kind, action, began_ns)
+        segment = action.work if isinstance(action.work, Segment) else action.work.segment
         if kind != "wait" and segment is not None:
             layers = [call.target.module for call in segment.calls if isinstance(call.target, Leaf)]
             seconds = sum(layer.seconds for layer in layers if isinstance(layer, Slow))

@@ -12,7 +12,7 @@ from farspan.program.cached import layout_of
 from farspan.program.lower import build_program
 from farspan.program.options import Settings
 from farspan.program.pattern import pattern_of
-from farspan.program.program import Bundle, Program
+from farspan.program.program import Message, Program
 
 __all__ = ["CheckedPrograms", "described", "itself", "number_of"]
 
@@ -50,27 +50,27 @@ def described(program: Program, name: Name = itself) -> dict[str, Any]:
         program: As it is before it runs.
         name: Names graphs, segments, calls, values, backwards and leaves.
     """
-    sent = [bundle for step in program.steps for bundle in step.sends]
-    bundles = list(dict.fromkeys([*program.prologue_sends, *program.prologue_receives, *sent]))
-    bundles += [bundle for step in program.steps for bundle in step.posts if bundle not in bundles]
-    numbers = {bundle: number for number, bundle in enumerate(bundles)}
-    parts = [step.work for step in program.steps if isinstance(step.work, Part)]
-    received = [item for bundle in bundles for item in bundle.items if isinstance(item, Value)]
+    sent = [message for action in program.actions for message in action.sends]
+    messages = list(dict.fromkeys([*program.prologue_sends, *program.prologue_receives, *sent]))
+    messages += [message for action in program.actions for message in action.posts if message not in messages]
+    numbers = {message: number for number, message in enumerate(messages)}
+    parts = [action.work for action in program.actions if isinstance(action.work, Part)]
+    received = [item for message in messages for item in message.items if isinstance(item, Value)]
     return {
         "steps": [
             (
-                _part(step.work, name) if isinstance(step.work, Part) else name(step.work),
-                step.kind,
-                step.micro_batch,
-                step.leaves_weights,
-                [numbers[bundle] for bundle in step.receives],
-                [numbers[bundle] for bundle in step.posts],
-                [numbers[bundle] for bundle in step.sends],
+                _part(action.work, name) if isinstance(action.work, Part) else name(action.work),
+                action.kind,
+                action.micro_batch,
+                action.leaves_weights,
+                [numbers[message] for message in action.receives],
+                [numbers[message] for message in action.posts],
+                [numbers[message] for message in action.sends],
             )
-            for step in program.steps
+            for action in program.actions
         ],
-        "bundles": [_bundle(bundle, name) for bundle in bundles],
-        "prologue": [numbers[bundle] for bundle in (*program.prologue_sends, *program.prologue_receives)],
+        "messages": [_message(message, name) for message in messages],
+        "prologue": [numbers[message] for message in (*program.prologue_sends, *program.prologue_receives)],
         "users": [(name(value), value.num_users) for value in received],
         "reaches": program.reaches,
         "reached": [set(part.backward.wanted.reached) for part in parts if part.backward.wanted],
@@ -81,19 +81,19 @@ def described(program: Program, name: Name = itself) -> dict[str, Any]:
     }
 
 
-def _bundle(bundle: Bundle, name: Name) -> Any:
-    items = [_edge(item, name) if isinstance(item, Edge) else name(item) for item in bundle.items]
+def _message(message: Message, name: Name) -> Any:
+    items = [_edge(item, name) if isinstance(item, Edge) else name(item) for item in message.items]
     return (
-        bundle.task,
-        bundle.src,
-        bundle.dst,
-        bundle.stage,
-        bundle.is_gradient,
-        bundle.is_between_gpus,
+        message.task,
+        message.src,
+        message.dst,
+        message.stage,
+        message.is_gradient,
+        message.is_between_gpus,
         items,
-        bundle.tensors,
-        bundle.works,
-        bundle.strides,
+        message.tensors,
+        message.works,
+        message.strides,
     )
 
 

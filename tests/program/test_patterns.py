@@ -14,9 +14,10 @@ from torch import nn
 
 from farspan.call.leaf import Leaf, Placed
 from farspan.graph import EVERYWHERE, Backward, Call, Graph, Meta, Value, Wanted
+from farspan.plan import Team, Worker
 from farspan.program.cache import Programs
 from farspan.program.lower import build_program
-from farspan.program.options import Settings, Site
+from farspan.program.options import Settings
 
 CPU, GPU = "cpu", "cuda:0"
 
@@ -190,8 +191,8 @@ def made(step: Step) -> tuple[list[Graph], Settings]:
             )
             graph.backwards.append(backward)
     names = ("rank", "num_ranks", "lookahead", "hosts", "schedule", "least_weight_work_s")
-    sites = tuple(map(Site, step.ranks, step.devices))
-    return graphs, Settings(sites=sites, **{name: getattr(step, name) for name in names})
+    teams = tuple(Team((worker,)) for worker in map(Worker, step.ranks, step.devices))
+    return graphs, Settings(teams=teams, **{name: getattr(step, name) for name in names})
 
 
 def source(step: Step) -> Value:

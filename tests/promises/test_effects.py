@@ -155,9 +155,9 @@ def test_what_is_only_passed_by_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> 
     num_sent: list[int] = []
     send = Channels.send
 
-    def counting(self: Channels, bundle: Any, tensors: Any, metas: Any) -> None:
+    def counting(self: Channels, message: Any, tensors: Any, metas: Any) -> None:
         num_sent.append(len(tensors))
-        send(self, bundle, tensors, metas)
+        send(self, message, tensors, metas)
 
     class Forgets(Remembers):
         def forward(self, x: Tensor) -> Tensor:

@@ -188,10 +188,10 @@ def test_data_go_only_where_they_are_consumed_and_nothing_runs_early(monkeypatch
     sent: list[tuple[int, int, list[tuple[int, ...]]]] = []
     send = Channels.send
 
-    def sending(self: Channels, bundle: Any, tensors: Any, metas: Any) -> None:
-        if bundle.task == -1:
-            sent.append((self.rank, bundle.dst, sorted(meta.shape for meta in metas)))
-        send(self, bundle, tensors, metas)
+    def sending(self: Channels, message: Any, tensors: Any, metas: Any) -> None:
+        if message.task == -1:
+            sent.append((self.rank, message.dst, sorted(meta.shape for meta in metas)))
+        send(self, message, tensors, metas)
 
     monkeypatch.setattr(Channels, "send", sending)
     models = [nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)) for _ in range(3)]
@@ -223,7 +223,7 @@ def test_a_batch_can_come_before_the_model() -> None:
             plan = {"0": "rank:0", "1": "rank:1", "2": "rank:1"}
             loss = F.cross_entropy(farspan.distribute(models[rank], plan=plan, seed=seed)(x), y)
             loss.backward()
-            return loss.item(), [site.rank for site in engine().stages]
+            return loss.item(), [team.leader.rank for team in engine().teams]
 
         return run_threads(2, program)
 

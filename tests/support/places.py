@@ -25,7 +25,7 @@ def engine() -> Engine:
 
 def rank_of(tensor: Any) -> int:
     """The rank that a recorded tensor lives on."""
-    return engine().stages[tensor._value.stage].rank
+    return engine().teams[tensor._value.stage].leader.rank
 
 
 class Named(nn.Module):

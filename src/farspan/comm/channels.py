@@ -1,8 +1,8 @@
-"""Bundles of tensors over media: one channel per (source, destination, direction), first in first out.
+"""Messages over the transports: one channel per (source, destination, direction), first in first out.
 
 Sender and receiver agree on every byte beforehand: sizes from the metadata, order from the program. Small tensors of a
-bundle travel in one message, large ones alone. That message begins with the strides of them all: what a kernel adds up
-in which order depends on strides, and those a run on fakes foretells are not always those of the real run.
+message travel in one transfer, large ones alone. That transfer begins with the strides of them all: what a kernel adds
+up in which order depends on strides, and those a run on fakes foretells are not always those of the real run.
 Between GPUs the foretold strides are used, since the receiver's program does not wait for the data there.
 """
 
@@ -21,7 +21,7 @@ from farspan.comm.transport import Medium, Sending
 from farspan.control.channel import SideChannel
 from farspan.errors import DeadlineError
 from farspan.graph import Meta
-from farspan.program.program import Bundle
+from farspan.program.program import Message
 
 __all__ = ["Channels"]
 
@@ -56,51 +56,51 @@ class Channels:
         if isinstance(self.medium, Roads):
             self.medium.prepare(gpu_channels)
 
-    def post(self, bundle: Bundle, metas: Sequence[Meta], device: torch.device) -> None:
-        """Begin to receive `bundle`."""
+    def post(self, message: Message, metas: Sequence[Meta], device: torch.device) -> None:
+        """Begin to receive `message`."""
         assert self.medium is not None
-        if self.agree is not None and not self.medium.checks_sizes(bundle.src):
+        if self.agree is not None and not self.medium.checks_sizes(message.src):
             self.agree()
             self.agree = None
-        parts = _Parts(metas, has_strides=not bundle.is_between_gpus)
-        device = device if bundle.is_between_gpus else _HOST
-        bundle.tensors = [None] * len(metas)
+        parts = _Parts(metas, has_strides=not message.is_between_gpus)
+        device = device if message.is_between_gpus else _HOST
+        message.tensors = [None] * len(metas)
         if parts.packed_size:
             allocate = self.allocate if parts.packed else torch.empty
             buffer = allocate(parts.packed_size, dtype=torch.uint8, device=device)
-            bundle.works.append(self.medium.receive(buffer, bundle.src, int(bundle.is_gradient)))
-            bundle.strides = buffer[: parts.strides_size]
+            message.works.append(self.medium.receive(buffer, message.src, int(message.is_gradient)))
+            message.strides = buffer[: parts.strides_size]
             for number, offset in parts.packed.items():
-                bundle.tensors[number] = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
+                message.tensors[number] = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
         for number in parts.alone:
             flat = self.allocate(metas[number].numel, dtype=metas[number].dtype, device=device)
-            bundle.works.append(self.medium.receive(flat, bundle.src, int(bundle.is_gradient)))
-            bundle.tensors[number] = flat
+            message.works.append(self.medium.receive(flat, message.src, int(message.is_gradient)))
+            message.tensors[number] = flat
 
-    def wait(self, bundle: Bundle, metas: Sequence[Meta], waiting: Callable[[], str]) -> None:
-        """Return when `bundle` has arrived.
+    def wait(self, message: Message, metas: Sequence[Meta], waiting: Callable[[], str]) -> None:
+        """Return when `message` has arrived.
 
         Raises:
             DeadlineError: It did not arrive in time; `waiting()` says who waits, at which task.
         """
-        for work in bundle.works:
-            with self.side.waits.until(lambda: f"to send {bundle.describe()}", {"rank": bundle.src}):
+        for work in message.works:
+            with self.side.waits.until(lambda: f"to send {message.describe()}", {"rank": message.src}):
                 try:
                     work.wait(self.deadline_s)
                 except TimeoutError as error:
-                    raise self._late(bundle, waiting()) from error
-        bundle.works.clear()
-        layouts = list(map(_layout, metas)) if bundle.is_between_gpus else _read_strides(bundle.strides, metas)
-        bundle.strides = None  # a view of the common message: it would keep all of it
+                    raise self._late(message, waiting()) from error
+        message.works.clear()
+        layouts = list(map(_layout, metas)) if message.is_between_gpus else _read_strides(message.strides, metas)
+        message.strides = None  # a view of the common transfer: it would keep all of it
         for number, (meta, layout) in enumerate(zip(metas, layouts, strict=True)):  # each gives its buffer back
-            dense = bundle.tensors[number].as_strided(meta.shape, _dense(meta.shape, layout))
-            bundle.tensors[number] = self._with_strides(dense, layout)
+            dense = message.tensors[number].as_strided(meta.shape, _dense(meta.shape, layout))
+            message.tensors[number] = self._with_strides(dense, layout)
 
-    def _late(self, bundle: Bundle, waiting: str) -> DeadlineError:
-        """The error of a wait for `bundle`; it names the rank that keeps the others."""
-        chain, why = self.side.late.behind(bundle.src)
+    def _late(self, message: Message, waiting: str) -> DeadlineError:
+        """The error of a wait for `message`; it names the rank that keeps the others."""
+        chain, why = self.side.late.behind(message.src)
         return DeadlineError(
-            f"{waiting} waited {self.deadline_s:g} s for {bundle.describe()} from rank {bundle.src}{chain}.",
+            f"{waiting} waited {self.deadline_s:g} s for {message.describe()} from rank {message.src}{chain}.",
             why=why,
             hint="look at that rank's log; FARSPAN_DEADLINE=seconds allows longer waits",
         )
@@ -123,14 +123,14 @@ class Channels:
         result = self.allocate(span, dtype=dense.dtype, device=dense.device).as_strided(parts.shape, strides)
         return result.copy_(parts).expand(dense.shape)
 
-    def send(self, bundle: Bundle, tensors: Sequence[torch.Tensor], metas: Sequence[Meta]) -> None:
+    def send(self, message: Message, tensors: Sequence[torch.Tensor], metas: Sequence[Meta]) -> None:
         """Begin to send; `tensors` must not be written to any more."""
         assert self.medium is not None
-        channel = int(bundle.is_gradient)
-        if not bundle.is_between_gpus:
+        channel = int(message.is_gradient)
+        if not message.is_between_gpus:
             tensors = [tensor.to(_HOST) for tensor in tensors]
-        parts = _Parts(metas, has_strides=not bundle.is_between_gpus)
-        if bundle.is_between_gpus:
+        parts = _Parts(metas, has_strides=not message.is_between_gpus)
+        if message.is_between_gpus:
             strides = [meta.stride for meta in metas]
         else:
             strides = [tensor.stride() for tensor in tensors]
@@ -144,9 +144,9 @@ class Channels:
             for number, offset in parts.packed.items():
                 flat = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
                 flat.as_strided(metas[number].shape, layouts[number]).copy_(tensors[number])
-            self.sending.append(self.medium.send(buffer, bundle.dst, channel))
+            self.sending.append(self.medium.send(buffer, message.dst, channel))
         for number in parts.alone:
-            self.sending.append(self.medium.send(_flattened(tensors[number], layouts[number]), bundle.dst, channel))
+            self.sending.append(self.medium.send(_flattened(tensors[number], layouts[number]), message.dst, channel))
         self.reap()
 
     def reap(self) -> None:
@@ -162,7 +162,7 @@ class Channels:
 
 
 class _Parts:
-    """How the tensors of a bundle travel; empty ones take no bytes."""
+    """How the tensors of a message travel; empty ones take no bytes."""
 
     __slots__ = ("alone", "packed", "packed_size", "strides_size")
 
@@ -173,7 +173,7 @@ class _Parts:
         if len(small) == 1 and sizes[small[0]] and not self.strides_size:
             small = []
         self.packed: dict[int, int] = {}
-        """By number, where in the common message it begins."""
+        """By number, where in the common transfer it begins."""
         end = self.strides_size
         for number in small:
             begin = -(-end // _ALIGNMENT) * _ALIGNMENT

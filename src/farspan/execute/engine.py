@@ -30,15 +30,16 @@ from farspan.execute.agreement.resolved import broadcast_result
 from farspan.execute.exchange import changes_state
 from farspan.execute.gradient_masks import GradientMasks, accumulate
 from farspan.execute.process.console import Console
-from farspan.execute.sites import StageSite, hosts_of, stage_number, stages_at
 from farspan.execute.step.end import StepEnd
 from farspan.execute.step.executor import Executor
 from farspan.execute.step.inputs import Inputs
 from farspan.execute.step.step_record import StepRecord
+from farspan.execute.teams import device_of, home_stages, stage_number, stages_at
 from farspan.execute.values import Part, SharedValues
 from farspan.graph import Call, Graph, Meta, Value, let_go
+from farspan.plan import Team
 from farspan.program.cache import Programs
-from farspan.program.options import Settings, sites_of
+from farspan.program.options import Settings
 from farspan.program.program import Program
 from farspan.record.recorder import Recorder
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
@@ -67,7 +68,8 @@ class Engine:
         self.least_weight_work_s = LEAST_WEIGHT_WORK_S["auto"]
         """A backward is split if its weight gradients are likely to take so long; never, if infinite."""
         self.programs = Programs()
-        self.stages: list[StageSite] = []
+        self.teams: list[Team] = []
+        """By stage, who runs it."""
         self.parameters: dict[str, Placed] = {}
         self.channels = Channels(medium, self.rank, deadline_s, side)
         self.executor = self.plain_executor()
@@ -82,14 +84,14 @@ class Engine:
         self._medium = medium
         self._failure: FarspanError | None = None
         self._failed = threading.Event()
-        self.masks = GradientMasks(self.rank, self.stages, self.parameters)
+        self.masks = GradientMasks(self.rank, self.teams, self.parameters)
         self._steps = itertools.count()
         """What all ranks do together: flushes and meetings."""
         self._history = History(lambda: recorder.position)
         self.events = self._history.events
         self.agreement = Agreement(side, deadline_s)
         self.values = SharedValues(side, self.parameters, deadline_s)
-        self.inputs = Inputs(recorder, self.agreement, self.values, self.stages)
+        self.inputs = Inputs(recorder, self.agreement, self.values, self.teams)
         side.history = self._history.entries
         side.on_failure = self._on_failure
         side.place = lambda: self.executor.describe_place()
@@ -101,17 +103,17 @@ class Engine:
         return Executor(
             self.channels,
             parameters=self.parameters,
-            device_of=lambda stage: self.stages[stage].device,
+            device_of=lambda stage: device_of(self.teams[stage].leader),
             check=self.check,
         )
 
-    def stage_number(self, site: StageSite, occurrence: int) -> int:
-        """The number of the `occurrence`-th stage at `site`; models that share a site share its stages."""
-        return stage_number(self.stages, site, occurrence)
+    def stage_number(self, team: Team, occurrence: int) -> int:
+        """The number of the `occurrence`-th stage that `team` runs; models that share a team share its stages."""
+        return stage_number(self.teams, team, occurrence)
 
     def stages_at(self, place: str) -> tuple[int, ...]:
         """The stages at a place that the program names ("rank:1", "rank:1/cuda:0"), the best first; at least one."""
-        return stages_at(self.stages, place, self.num_ranks)
+        return stages_at(self.teams, place, self.num_ranks)
 
     def sow(self, seed: int | None) -> None:
         """Let all that the model draws follow from `seed`, or be what the plain program draws."""
@@ -199,13 +201,13 @@ class Engine:
         self.console.step_ended(self.last_step)
 
     def _settings(self) -> Settings:
-        hosts = hosts_of(self.stages, self.num_ranks) if self.recorder.outside.is_used else []  # may add stages
+        homes = home_stages(self.teams, self.num_ranks) if self.recorder.outside.is_used else []  # may add stages
         return Settings(
-            sites=sites_of(self.stages),
+            teams=tuple(self.teams),
             rank=self.rank,
             num_ranks=self.num_ranks,
             lookahead=self.lookahead,
-            hosts=tuple(hosts),
+            home_stages=tuple(homes),
             schedule=self.schedule,
             least_weight_work_s=math.inf if self.recorder.hooks.are_there else self.least_weight_work_s,
         )
@@ -306,7 +308,7 @@ class Engine:
 
     def sparse_gradient(self, placed: Placed) -> torch.Tensor:
         """A sparse gradient that is there: the own one itself, or a copy of another rank's."""
-        return self.values.sparse_gradient(placed, self.stages[placed.stage].rank)
+        return self.values.sparse_gradient(placed, self.teams[placed.stage].leader.rank)
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
         is_sparse = isinstance(gradient, torch.Tensor) and gradient.layout is not torch.strided
@@ -354,19 +356,19 @@ class Engine:
             return self.read_parameter(self.parameters[value.name])
         if value.state_of is not None:
             number, name, place = value.state_of
-            return self.values.pull_kept(self.stages[value.stage].rank, number, name, [place])[0]
+            return self.values.pull_kept(self.teams[value.stage].leader.rank, number, name, [place])[0]
         kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
-        return self.values.pull(self.stages[value.stage].rank, kind, what, part)
+        return self.values.pull(self.teams[value.stage].leader.rank, kind, what, part)
 
     def fetch(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]:
         """The data of values that have been computed and that other ranks have: one request to each."""
-        return self.values.fetch([(value, self.stages[value.stage].rank) for value in values])
+        return self.values.fetch([(value, self.teams[value.stage].leader.rank) for value in values])
 
     def read_parameter(self, placed: Placed) -> torch.Tensor:
         if placed.is_owned:
             return placed.tensor.detach()
-        owner = self.stages[placed.stage].rank
-        owned = (item for item in self.parameters.values() if self.stages[item.stage].rank == owner)
+        owner = self.teams[placed.stage].leader.rank
+        owned = (item for item in self.parameters.values() if self.teams[item.stage].leader.rank == owner)
         return self.values.ahead.read(placed, owner, owned)
 
     def parameters_changed(self) -> None:
@@ -388,4 +390,4 @@ class Engine:
         self._history.end()
 
     def is_mine(self, value: Value) -> bool:
-        return self.stages[value.stage].rank == self.rank
+        return self.teams[value.stage].leader.rank == self.rank

@@ -12,7 +12,7 @@ from farspan.torch_private import raw_grad, without_modes_of
 
 if TYPE_CHECKING:
     from farspan.execute.exchange import Exchange
-    from farspan.execute.sites import StageSite
+    from farspan.plan import Team
     from farspan.record.recorder import Recorder
 
 __all__ = ["GradientMasks", "accumulate"]
@@ -23,9 +23,9 @@ _NONE, _DENSE, _SPARSE = range(3)
 class GradientMasks:
     """What one rank knows of all parameters' gradients."""
 
-    def __init__(self, rank: int, stages: Sequence[StageSite], parameters: Mapping[str, Placed]) -> None:
+    def __init__(self, rank: int, teams: Sequence[Team], parameters: Mapping[str, Placed]) -> None:
         self.rank = rank
-        self.stages = stages
+        self.teams = teams
         self.parameters = parameters
         self.sparse: set[str] = set()
         """The names of parameters whose gradient is sparse."""
@@ -78,7 +78,7 @@ class GradientMasks:
         return [
             placed
             for placed in self.parameters.values()
-            if placed.is_parameter and self.stages[placed.stage].rank == rank
+            if placed.is_parameter and self.teams[placed.stage].leader.rank == rank
         ]
 
 

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from farspan.control.channel import SideChannel
     from farspan.execute.agreement.agreement import Agreement
     from farspan.execute.gradient_masks import GradientMasks
-    from farspan.execute.sites import StageSite
     from farspan.execute.step.executor import Executor
     from farspan.execute.values import SharedValues
     from farspan.graph import Graph, Value
+    from farspan.plan import Team
     from farspan.program.program import Program
     from farspan.record.recorder import Recorder
 
@@ -28,7 +28,7 @@ class Running(Protocol):
     deadline_s: float
     recorder: Recorder
     side: SideChannel
-    stages: list[StageSite]
+    teams: list[Team]
     parameters: dict[str, Placed]
     executor: Executor
     agreement: Agreement

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["differentiated", "earliest_uses", "hooked_calls", "passed", "route"]
 
 
-def route(backward: Backward, hosts: Sequence[int], released: Collection[Call] = ()) -> list[Part]:
+def route(backward: Backward, home_stages: Sequence[int], released: Collection[Call] = ()) -> list[Part]:
     """Return the parts of `backward` in the order they can run.
 
     Args:
         backward: What was recorded.
-        hosts: A stage of each rank.
+        home_stages: A stage of each rank.
         released: Calls that earlier backwards of the same step go through without keeping the graph.
 
     Raises:
@@ -98,7 +98,7 @@ def route(backward: Backward, hosts: Sequence[int], released: Collection[Call] =
                 part.touches[leaf] = None
     stops = _stops(backward, active, queued)
     _link_values(users, parts, stops)
-    _link_outside(backward, users, parts, hosts)
+    _link_outside(backward, users, parts, home_stages)
     _link_parameters(backward, users, native, leaf_calls, parts)
     return sorted(parts.values(), key=lambda part: part.order, reverse=True)
 
@@ -198,14 +198,14 @@ def _link_values(users: dict[Value, dict[Part, None]], parts: dict[Any, Part], s
 
 
 def _link_outside(
-    backward: Backward, users: dict[Value, dict[Part, None]], parts: dict[Any, Part], hosts: Sequence[int]
+    backward: Backward, users: dict[Value, dict[Part, None]], parts: dict[Any, Part], home_stages: Sequence[int]
 ) -> None:
     for value, using in users.items():
         if value.stage == EVERYWHERE:
             chain = _latest_first(using)
             _link(value, value.meta, chain)
             last = chain[-1]
-            for stage in hosts:
+            for stage in home_stages:
                 home = parts[value, stage] = Part(backward, None, stage, (last.order[0], last.order[1], -1))
                 _link(value, value.meta, [last, home])
 

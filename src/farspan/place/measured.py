@@ -80,7 +80,7 @@ def measure_first(
     Returns:
         Whether it will be measured; if not, it has not been placed.
     """
-    if engine.num_ranks == 1 or engine.stages or len(pieces) <= engine.num_ranks:
+    if engine.num_ranks == 1 or engine.teams or len(pieces) <= engine.num_ranks:
         return False
     engine.agreement.agree_on("plan", f"{begun.to_json()}\n{hints}")
     owner = [_stage_of(name, begun) for name in pieces]
@@ -132,7 +132,7 @@ class _FirstSteps:
         if self.meter.num_micro_batches < _LEAST_MEASURED or self.engine.recorder.has_pending():
             return
         engine = self.engine
-        if list(engine.recorder.roots) != [id(self.model)] or len(engine.stages) > len(self.pieces):
+        if list(engine.recorder.roots) != [id(self.model)] or len(engine.teams) > len(self.pieces):
             self._end("the model stays where it began: the program has another, or places of its own")
             return
         if _parts_of(self.model) != self.parts:
@@ -168,7 +168,7 @@ class _FirstSteps:
     def _find(self) -> tuple[Plan, str]:
         """The plan for what all ranks have measured, and what there is to say of it; the same on every rank."""
         engine = self.engine
-        own = next(stage for stage, site in enumerate(engine.stages) if site.rank == engine.rank)
+        own = next(stage for stage, team in enumerate(engine.teams) if engine.rank in team)
         device = self.meter.device_of(own)
         shares = exchanged(engine, self.meter.measured(), device)
         links = links_of_hosts(engine, [share.host for share in shares], device)

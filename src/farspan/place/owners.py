@@ -14,32 +14,42 @@ from farspan.call.infer.entry import meta_of
 from farspan.call.leaf import Leaf, Placed
 from farspan.call.user_hooks import open_leaves
 from farspan.errors import PlanError
+from farspan.execute.teams import device_of
+from farspan.plan import Team
 from farspan.record.intercept import watch_module, watch_parameter
 from farspan.record.recording import Recording
 from farspan.record.surgery.derived import cut_from_parameters
 from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import has_memory_of_its_own, has_other_users, tensor_of_class, tree_leaves
 
-__all__ = ["Move", "Sites", "can_go", "is_free_of_recorded", "moves", "place", "place_anew"]
+__all__ = ["Move", "ModelPlan", "can_go", "is_free_of_recorded", "moves", "place", "place_anew"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sites:
-    """What a plan means for one model, on this rank.
+class ModelPlan:
+    """What a plan means for one model.
 
     Attributes:
         owner: Stage of the plan for each parameter, by its first name.
         leaf_stage: Stage that wholly owns a module, by name; None for containers and for what is placed nowhere.
         stages: The recorder's number of each stage of the plan.
-        is_mine: For each stage of the plan, whether this rank runs it.
-        devices: For each stage of the plan, its device (used where it is mine).
+        teams: For each stage of the plan, who runs it.
+        rank: This one.
     """
 
     owner: Mapping[str, int]
     leaf_stage: Mapping[str, int | None]
     stages: Sequence[int]
-    is_mine: Sequence[bool]
-    devices: Sequence[torch.device]
+    teams: Sequence[Team]
+    rank: int
+
+    def is_mine(self, stage: int) -> bool:
+        """Whether this rank has what a stage of the plan holds."""
+        return self.teams[stage].leader.rank == self.rank
+
+    def device_of(self, stage: int) -> torch.device:
+        """The device of a stage of the plan."""
+        return device_of(self.teams[stage].leader)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +67,7 @@ class Move:
     is_needed: bool
 
 
-def place(model: nn.Module, recorder: Recording, sites: Sites, *, prefix: str) -> list[Placed]:
+def place(model: nn.Module, recorder: Recording, plan: ModelPlan, *, prefix: str) -> list[Placed]:
     """Give `model`'s modules and parameters their stages, in place.
 
     Args:
@@ -70,26 +80,26 @@ def place(model: nn.Module, recorder: Recording, sites: Sites, *, prefix: str) -
         Everything placed: parameters, and the buffers of leaves.
     """
     placed: dict[int, Placed] = {}
-    if not all(sites.is_mine):
+    if not all(map(plan.is_mine, range(len(plan.teams)))):
         cut_from_parameters(model)
     with _without_weak_references(model):
         for name, parameter in model.named_parameters():
-            placed[id(parameter)] = _placed(prefix + name, parameter, sites, sites.owner[name], is_parameter=True)
+            placed[id(parameter)] = _placed(prefix + name, parameter, plan, plan.owner[name], is_parameter=True)
             watch_parameter(parameter, recorder)
-            _settle(placed[id(parameter)], sites, sites.owner[name], recorder)
+            _settle(placed[id(parameter)], plan, plan.owner[name], recorder)
     for name, module in model.named_modules():
         watch_module(module, recorder, prefix + name)
-    for name, (buffer, stage) in _buffers_of_leaves(model, sites).items():
+    for name, (buffer, stage) in _buffers_of_leaves(model, plan).items():
         if id(buffer) not in placed:
-            placed[id(buffer)] = _placed(prefix + name, buffer, sites, stage, is_parameter=False)
-            _settle(placed[id(buffer)], sites, stage, recorder)
+            placed[id(buffer)] = _placed(prefix + name, buffer, plan, stage, is_parameter=False)
+            _settle(placed[id(buffer)], plan, stage, recorder)
     recorder.placed.update(placed)
     recorder.roots[id(model)] = prefix
-    _make_leaves(model, recorder, sites, prefix)
+    _make_leaves(model, recorder, plan, prefix)
     return list(placed.values())
 
 
-def moves(model: nn.Module, recorder: Recording, sites: Sites) -> list[Move]:
+def moves(model: nn.Module, recorder: Recording, plan: ModelPlan) -> list[Move]:
     """What has another place in a new plan than it has now: the same list on every rank.
 
     Args:
@@ -98,8 +108,8 @@ def moves(model: nn.Module, recorder: Recording, sites: Sites) -> list[Move]:
         sites: The new plan.
     """
     new: dict[int, int | None] = dict.fromkeys(map(id, model.buffers()))
-    new.update((id(buffer), stage) for buffer, stage in _buffers_of_leaves(model, sites).values())
-    new.update((id(item), sites.owner[name]) for name, item in model.named_parameters())
+    new.update((id(buffer), stage) for buffer, stage in _buffers_of_leaves(model, plan).values())
+    new.update((id(item), plan.owner[name]) for name, item in model.named_parameters())
     found: list[Move] = []
     for key, stage in new.items():
         item = recorder.placed.get(key)
@@ -107,8 +117,8 @@ def moves(model: nn.Module, recorder: Recording, sites: Sites) -> list[Move]:
             continue
         if stage is None:
             found.append(Move(item=item, stage=None, is_needed=not item.is_owned))
-        elif sites.stages[stage] != item.stage:
-            found.append(Move(item=item, stage=stage, is_needed=sites.is_mine[stage] and not item.is_owned))
+        elif plan.stages[stage] != item.stage:
+            found.append(Move(item=item, stage=stage, is_needed=plan.is_mine(stage) and not item.is_owned))
     return found
 
 
@@ -130,7 +140,7 @@ def is_free_of_recorded(model: nn.Module) -> bool:
 
 
 def place_anew(
-    model: nn.Module, recorder: Recording, sites: Sites, found: Sequence[Move], data: Mapping[str, torch.Tensor]
+    model: nn.Module, recorder: Recording, plan: ModelPlan, found: Sequence[Move], data: Mapping[str, torch.Tensor]
 ) -> None:
     """Give `model` the places of another plan. Nothing may be recorded that has not run.
 
@@ -151,14 +161,14 @@ def place_anew(
                 item.tensor.data = item.tensor.data.to(item.meta.device)
                 del recorder.placed[id(item.tensor)]
             else:
-                item.stage, is_mine = sites.stages[move.stage], sites.is_mine[move.stage]
+                item.stage, is_mine = plan.stages[move.stage], plan.is_mine(move.stage)
                 was_owned, item.is_owned = item.is_owned, is_mine
                 if was_owned or is_mine:
-                    _settle(item, sites, move.stage, recorder)
-    for name, (buffer, stage) in _buffers_of_leaves(model, sites).items():
+                    _settle(item, plan, move.stage, recorder)
+    for name, (buffer, stage) in _buffers_of_leaves(model, plan).items():
         if id(buffer) not in recorder.placed:
-            item = recorder.placed[id(buffer)] = _placed(prefix + name, buffer, sites, stage, is_parameter=False)
-            _settle(item, sites, stage, recorder)
+            item = recorder.placed[id(buffer)] = _placed(prefix + name, buffer, plan, stage, is_parameter=False)
+            _settle(item, plan, stage, recorder)
     for module in model.modules():
         recorder.leaves.pop(id(module), None)
         recorder.leaf_parts.discard(id(module))
@@ -169,21 +179,21 @@ def place_anew(
         if id(tensor) in recorder.placed:
             item = recorder.placed[id(tensor)]
             item.user, item.is_shared = None, False
-    _make_leaves(model, recorder, sites, prefix)
+    _make_leaves(model, recorder, plan, prefix)
 
 
-def _buffers_of_leaves(model: nn.Module, sites: Sites) -> dict[str, tuple[torch.Tensor, int]]:
+def _buffers_of_leaves(model: nn.Module, plan: ModelPlan) -> dict[str, tuple[torch.Tensor, int]]:
     """By name the buffers in modules that are placed as a whole, of parts that nobody placed too, and their stage."""
     found: dict[str, tuple[torch.Tensor, int]] = {}
     for name, module in model.named_modules():
-        stage = sites.leaf_stage[name]
+        stage = plan.leaf_stage[name]
         if stage is not None:
             for buffer_name, buffer in module.named_buffers(name):
                 found.setdefault(buffer_name, (buffer, stage))
     return found
 
 
-def _make_leaves(model: nn.Module, recorder: Recording, sites: Sites, prefix: str) -> None:
+def _make_leaves(model: nn.Module, recorder: Recording, plan: ModelPlan, prefix: str) -> None:
     placed = recorder.placed
     seen: set[int] = set()
     for _, parameter in model.named_parameters(remove_duplicate=False):
@@ -191,11 +201,11 @@ def _make_leaves(model: nn.Module, recorder: Recording, sites: Sites, prefix: st
         seen.add(id(parameter))
     leaves: list[Leaf] = []
     for name, module in model.named_modules():
-        stage = sites.leaf_stage[name]
+        stage = plan.leaf_stage[name]
         if stage is not None:
             below = [*module.parameters(), *module.buffers()]
             leaf = Leaf(
-                prefix + name, module, sites.stages[stage], [placed[id(item)] for item in below if id(item) in placed]
+                prefix + name, module, plan.stages[stage], [placed[id(item)] for item in below if id(item) in placed]
             )
             recorder.leaves[id(module)] = leaf
             recorder.leaf_parts.update(map(id, leaf.modules))
@@ -215,16 +225,16 @@ def _without_weak_references(model: nn.Module) -> Iterator[None]:
         module._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in module._flat_weights]
 
 
-def _placed(name: str, tensor: torch.Tensor, sites: Sites, stage: int, *, is_parameter: bool) -> Placed:
-    return Placed(name, sites.stages[stage], tensor, meta_of(tensor), sites.is_mine[stage], is_parameter, type(tensor))
+def _placed(name: str, tensor: torch.Tensor, plan: ModelPlan, stage: int, *, is_parameter: bool) -> Placed:
+    return Placed(name, plan.stages[stage], tensor, meta_of(tensor), plan.is_mine(stage), is_parameter, type(tensor))
 
 
-def _settle(item: Placed, sites: Sites, stage: int, recorder: Recording) -> None:
+def _settle(item: Placed, plan: ModelPlan, stage: int, recorder: Recording) -> None:
     """Bring a tensor that is here to its device, or let a stub take its place."""
     tensor = item.tensor
     if item.is_owned:
-        if tensor.device != sites.devices[stage]:
-            tensor.data = tensor.data.to(sites.devices[stage])
+        if tensor.device != plan.device_of(stage):
+            tensor.data = tensor.data.to(plan.device_of(stage))
         return
     stub = StubParameter.make(item.name, item.meta, recorder, is_parameter=item.is_parameter)
     if item.is_parameter:

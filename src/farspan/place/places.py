@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from farspan.call.remat.repeated_blocks import repeated_blocks
 from farspan.execute.engine import Engine
-from farspan.execute.sites import StageSite, site_of
-from farspan.place.owners import Sites, place
+from farspan.execute.teams import team_at
+from farspan.place.owners import ModelPlan, place
 from farspan.place.repartition.migrate import place_elsewhere
 from farspan.place.weights import give_weights
-from farspan.plan import Plan, parse_place, resolve, resolve_remat
+from farspan.plan import Plan, Team, parse_place, resolve, resolve_remat
 from farspan.profile import keepers, tied
 from farspan.schedule import LEAST_WEIGHT_WORK_S
 
@@ -25,12 +24,12 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
         PlanError: The plan does not fit the model, or the number of ranks.
         DivergenceError: The ranks have different plans.
     """
-    sites = _sites(engine, model, plan)
+    resolved = _resolved(engine, model, plan)
     again = _computed_again(model, plan)
     engine.agreement.agree_on("plan", plan.to_json())
-    give_weights(engine, model, sites)
+    give_weights(engine, model, resolved)
     number = len(engine.recorder.roots)
-    placed = place(model, engine.recorder, sites, prefix=f"model{number}." if number else "")
+    placed = place(model, engine.recorder, resolved, prefix=f"model{number}." if number else "")
     engine.add_parameters(placed)
     _follow(engine, plan)
     engine.executor.remat.add(model, again)
@@ -43,9 +42,9 @@ def replace_plan(engine: Engine, model: nn.Module, plan: Plan) -> int | None:
         Bytes of parameters that have gone to another rank; None where nothing has changed, since something still uses a
         parameter that would.
     """
-    sites = _sites(engine, model, plan, may_idle=True)
+    resolved = _resolved(engine, model, plan, may_idle=True)
     again = _computed_again(model, plan)
-    moved_bytes = place_elsewhere(engine, model, sites)
+    moved_bytes = place_elsewhere(engine, model, resolved)
     if moved_bytes is not None:
         _follow(engine, plan)
         engine.executor = engine.plain_executor()
@@ -64,7 +63,7 @@ def _computed_again(model: nn.Module, plan: Plan) -> list[str]:
     return resolve_remat(plan.remat, names, repeated_blocks(model))
 
 
-def _sites(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool = False) -> Sites:
+def _resolved(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool = False) -> ModelPlan:
     parameters, aliases = tied(model)
     resolved = resolve(
         plan,
@@ -75,22 +74,16 @@ def _sites(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool = Fal
         indivisible=keepers(model),
         may_idle=may_idle,
     )
-    sites = [site_of(parse_place(text)) for text in plan.stages]
-    return Sites(
+    teams = [team_at(parse_place(text)) for text in plan.stages]
+    return ModelPlan(
         owner=resolved.owner,
         leaf_stage=resolved.leaf_stage,
-        stages=[engine.stage_number(site, occurrence) for site, occurrence in _occurrences(sites)],
-        is_mine=[site.rank == engine.rank for site in sites],
-        devices=[site.device for site in sites],
+        stages=[engine.stage_number(team, occurrence) for team, occurrence in _occurrences(teams)],
+        teams=teams,
+        rank=engine.rank,
     )
 
 
-def _occurrences(sites: list[StageSite]) -> list[tuple[StageSite, int]]:
-    """Each site with how many stages before it have the same rank and device."""
-    seen: dict[tuple[int, torch.device], int] = {}
-    result: list[tuple[StageSite, int]] = []
-    for site in sites:
-        key = (site.rank, site.device)
-        result.append((site, seen.get(key, 0)))
-        seen[key] = seen.get(key, 0) + 1
-    return result
+def _occurrences(teams: list[Team]) -> list[tuple[Team, int]]:
+    """Each team with how many stages before this one it runs."""
+    return [(team, teams[:number].count(team)) for number, team in enumerate(teams)]

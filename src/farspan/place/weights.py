@@ -18,7 +18,7 @@ from torch import nn
 
 from farspan.comm.tensor_bytes import buffer_of
 from farspan.execute.engine import Engine
-from farspan.place.owners import Sites
+from farspan.place.owners import ModelPlan
 from farspan.torch_private import DisableTorchFunction
 
 __all__ = ["agree_on_model", "give_weights"]
@@ -34,7 +34,7 @@ def agree_on_model(engine: Engine, model: nn.Module) -> None:
         engine.agreement.agree_on("model", "\n".join([f"{name}: {_described(item)}" for name, item in _items(model)]))
 
 
-def give_weights(engine: Engine, model: nn.Module, sites: Sites) -> None:
+def give_weights(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
     """Let `model`, which has not been placed yet, have rank 0's parameters and buffers; all ranks call it."""
     if engine.num_ranks == 1:
         return
@@ -49,8 +49,8 @@ def give_weights(engine: Engine, model: nn.Module, sites: Sites) -> None:
     by_rank = [array("I", blob) for blob in engine.agreement.gather("checksums of the weights", own.tobytes())]
     first = by_rank[0]
     for number, (name, item) in enumerate(items):
-        stage = sites.owner.get(name)
-        is_needed = stage is None or sites.is_mine[stage]  # buffers are needed wherever their modules run
+        stage = plan.owner.get(name)
+        is_needed = stage is None or plan.is_mine(stage)  # buffers are needed wherever their modules run
         if own[number] != first[number] and is_needed:
             _assign(item, engine.values.pull(0, "initial", name))
     engine.agreement.meet("rank 0's weights are everybody's")

@@ -1,14 +1,16 @@
 """The plan: which stage owns what, and where each stage lies. Imports no torch."""
 
 from farspan.plan.check import SCHEDULES as SCHEDULES
-from farspan.plan.device import Place as Place
-from farspan.plan.device import format_place as format_place
-from farspan.plan.device import parse_place as parse_place
 from farspan.plan.plan import PLANNED_SECONDS as PLANNED_SECONDS
 from farspan.plan.plan import Plan as Plan
 from farspan.plan.remat import resolve_remat as resolve_remat
 from farspan.plan.resolve import Resolved as Resolved
 from farspan.plan.resolve import resolve as resolve
+from farspan.plan.team import Place as Place
+from farspan.plan.team import Team as Team
+from farspan.plan.team import Worker as Worker
+from farspan.plan.team import format_place as format_place
+from farspan.plan.team import parse_place as parse_place
 
 __all__ = [
     "PLANNED_SECONDS",
@@ -16,6 +18,8 @@ __all__ = [
     "Place",
     "Plan",
     "Resolved",
+    "Team",
+    "Worker",
     "format_place",
     "parse_place",
     "resolve",

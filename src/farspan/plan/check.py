@@ -8,7 +8,7 @@ from typing import TypeGuard, cast
 
 from farspan.documents import MAX_AMOUNT
 from farspan.errors import PlanError, quoted
-from farspan.plan.device import format_place, parse_place
+from farspan.plan.team import format_place, parse_place
 from farspan.units import MAX_COUNT
 
 __all__ = ["SCHEDULES", "estimates", "lookahead", "placement", "remat", "schedule", "stages"]

@@ -17,7 +17,7 @@ from farspan.documents import read_text
 from farspan.errors import PlanError
 from farspan.outputs import write_text
 from farspan.plan import check, document, explain, table
-from farspan.plan.device import format_place, parse_place
+from farspan.plan.team import format_place, parse_place
 
 __all__ = ["PLANNED_SECONDS", "Plan"]
 

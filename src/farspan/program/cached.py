@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from farspan.graph import Edge, Graph, Part, Segment, Value
 from farspan.program.lower import build_program
 from farspan.program.pattern import Pattern, stand_ins
-from farspan.program.program import Bundle, Program, Step
+from farspan.program.program import Action, Message, Program
 from farspan.schedule import Kind, Schedule
 
 __all__ = ["Layout", "layout_of"]
@@ -42,7 +42,7 @@ class _Edge(NamedTuple):
     dst: int
 
 
-class _Bundle(NamedTuple):
+class _Message(NamedTuple):
     task: int
     src: int
     dst: int
@@ -53,7 +53,7 @@ class _Bundle(NamedTuple):
     """Edges, or values."""
 
 
-class _Step(NamedTuple):
+class _Action(NamedTuple):
     part: int | None
     segment: tuple[int, int] | None
     """Which of the two it runs."""
@@ -76,8 +76,8 @@ class Layout:
     edges: tuple[_Edge, ...]
     parts: tuple[_Part, ...]
     """Those of this rank, and of others, without their contents, where they exchange gradients with these."""
-    bundles: tuple[_Bundle, ...]
-    steps: tuple[_Step, ...]
+    messages: tuple[_Message, ...]
+    actions: tuple[_Action, ...]
     prologue_sends: tuple[int, ...]
     prologue_receives: tuple[int, ...]
     reaches: tuple[tuple[int, int], ...]
@@ -120,36 +120,36 @@ class Layout:
         for part, note in zip(parts, self.parts, strict=True):
             part.incoming = [edges[number] for number in note.incoming]
             part.outgoing = [edges[number] for number in note.outgoing]
-        bundles: list[Bundle] = []
-        for task, src, dst, stage, is_gradient, is_between_gpus, items in self.bundles:
-            bundle = Bundle(task, src, dst, is_gradient=is_gradient)
-            bundle.stage = stage
-            bundle.is_between_gpus = is_between_gpus
+        messages: list[Message] = []
+        for task, src, dst, stage, is_gradient, is_between_gpus, items in self.messages:
+            message = Message(task, src, dst, is_gradient=is_gradient)
+            message.stage = stage
+            message.is_between_gpus = is_between_gpus
             things = edges if is_gradient else values
-            bundle.items = dict.fromkeys([things[number] for number in items])
-            bundles.append(bundle)
-        steps: list[Step] = []
-        for part, segment, kind, micro_batch, leaves_weights, receives, posts, sends in self.steps:
+            message.items = dict.fromkeys([things[number] for number in items])
+            messages.append(message)
+        actions: list[Action] = []
+        for part, segment, kind, micro_batch, leaves_weights, receives, posts, sends in self.actions:
             if part is not None:
                 work: Segment | Part = parts[part]
             else:
                 assert segment is not None
                 work = graphs[segment[0]].segments[segment[1]]
-            steps.append(
-                Step(
+            actions.append(
+                Action(
                     work,
                     kind,
                     micro_batch,
                     leaves_weights,
-                    [bundles[number] for number in receives],
-                    [bundles[number] for number in posts],
-                    [bundles[number] for number in sends],
+                    [messages[number] for number in receives],
+                    [messages[number] for number in posts],
+                    [messages[number] for number in sends],
                 )
             )
         return Program(
-            steps=steps,
-            prologue_sends=[bundles[number] for number in self.prologue_sends],
-            prologue_receives=[bundles[number] for number in self.prologue_receives],
+            actions=actions,
+            prologue_sends=[messages[number] for number in self.prologue_sends],
+            prologue_receives=[messages[number] for number in self.prologue_receives],
             reaches={graphs[last].index: graphs[first].index for last, first in self.reaches},
             released=[calls[number] for number in self.released],
             parts=parts,
@@ -161,17 +161,17 @@ class Layout:
 
 def layout_of(pattern: Pattern) -> Layout:
     """Build the program of all steps of a pattern."""
-    step = stand_ins(pattern)
-    program = build_program(step.graphs, pattern.settings)
-    calls = {call: number for number, call in enumerate(call for graph in step.graphs for call in graph.calls)}
-    sources = {value: number for number, value in enumerate(step.sources)}
-    all_backwards = [backward for graph in step.graphs for backward in graph.backwards]
+    action = stand_ins(pattern)
+    program = build_program(action.graphs, pattern.settings)
+    calls = {call: number for number, call in enumerate(call for graph in action.graphs for call in graph.calls)}
+    sources = {value: number for number, value in enumerate(action.sources)}
+    all_backwards = [backward for graph in action.graphs for backward in graph.backwards]
     backwards = {backward: number for number, backward in enumerate(all_backwards)}
     parts: dict[Part, int] = {}
     edges: dict[Edge, int] = {}
     values: dict[Value, int] = {}
-    bundles: dict[Bundle, int] = {}
-    for part in [task.work for task in program.steps if isinstance(task.work, Part)]:
+    messages: dict[Message, int] = {}
+    for part in [task.work for task in program.actions if isinstance(task.work, Part)]:
         _number_of(part, parts)
     own = list(parts)
     for edge in [edge for part in own for edge in (*part.incoming, *part.outgoing)]:
@@ -187,21 +187,21 @@ def layout_of(pattern: Pattern) -> Layout:
         )
         for edge in edges
     ]
-    for bundle in (*program.prologue_sends, *program.prologue_receives):
-        _number_of(bundle, bundles)
-    for bundle in [bundle for task in program.steps for bundle in (*task.receives, *task.posts, *task.sends)]:
-        _number_of(bundle, bundles)
-    bundle_notes = [
-        _Bundle(
-            bundle.task,
-            bundle.src,
-            bundle.dst,
-            bundle.stage,
-            bundle.is_gradient,
-            bundle.is_between_gpus,
-            tuple([edges[item] if isinstance(item, Edge) else _number_of(item, values) for item in bundle.items]),
+    for message in (*program.prologue_sends, *program.prologue_receives):
+        _number_of(message, messages)
+    for message in [message for task in program.actions for message in (*task.receives, *task.posts, *task.sends)]:
+        _number_of(message, messages)
+    message_notes = [
+        _Message(
+            message.task,
+            message.src,
+            message.dst,
+            message.stage,
+            message.is_gradient,
+            message.is_between_gpus,
+            tuple([edges[item] if isinstance(item, Edge) else _number_of(item, values) for item in message.items]),
         )
-        for bundle in bundles
+        for message in messages
     ]
     part_notes = [
         _Part(
@@ -216,18 +216,18 @@ def layout_of(pattern: Pattern) -> Layout:
         )
         for part, number in parts.items()
     ]
-    steps = [
-        _Step(
+    actions = [
+        _Action(
             parts[task.work] if isinstance(task.work, Part) else None,
             _place_of(task.work) if isinstance(task.work, Segment) else None,
             task.kind,
             task.micro_batch,
             task.leaves_weights,
-            tuple([bundles[bundle] for bundle in task.receives]),
-            tuple([bundles[bundle] for bundle in task.posts]),
-            tuple([bundles[bundle] for bundle in task.sends]),
+            tuple([messages[message] for message in task.receives]),
+            tuple([messages[message] for message in task.posts]),
+            tuple([messages[message] for message in task.sends]),
         )
-        for task in program.steps
+        for task in program.actions
     ]
     return Layout(
         values=tuple(
@@ -236,10 +236,10 @@ def layout_of(pattern: Pattern) -> Layout:
         num_users=tuple([(number, value.num_users) for value, number in values.items() if value.num_users]),
         edges=tuple(edge_notes),
         parts=tuple(part_notes),
-        bundles=tuple(bundle_notes),
-        steps=tuple(steps),
-        prologue_sends=tuple([bundles[bundle] for bundle in program.prologue_sends]),
-        prologue_receives=tuple([bundles[bundle] for bundle in program.prologue_receives]),
+        messages=tuple(message_notes),
+        actions=tuple(actions),
+        prologue_sends=tuple([messages[message] for message in program.prologue_sends]),
+        prologue_receives=tuple([messages[message] for message in program.prologue_receives]),
         reaches=tuple(program.reaches.items()),
         released=tuple([calls[call] for call in program.released]),
         reached=tuple(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from farspan.graph import EVERYWHERE, Backward, Call, Edge, Graph, ModuleTarget, Part, Segment, Value, route
 from farspan.program.options import Settings
-from farspan.program.program import PROLOGUE, Bundle, Program, Step
+from farspan.program.program import PROLOGUE, Action, Message, Program
 from farspan.schedule import (
     NOMINAL_S,
     Kind,
@@ -35,7 +35,7 @@ class _Builder:
         *,
         split_from: int = 0,
     ) -> None:
-        self.sites = settings.sites
+        self.workers = [team.leader for team in settings.teams]
         self.rank = settings.rank
         self.least_weight_work_s = settings.least_weight_work_s
         self.split_from = split_from
@@ -43,7 +43,7 @@ class _Builder:
         self.work: list[Segment | Part] = []
         self.tasks: list[Task] = []
         self.index_of: dict[Segment | Part, int] = {}
-        self.bundles: dict[tuple[int, int, int, bool], Bundle] = {}
+        self.messages: dict[tuple[int, int, int, bool], Message] = {}
         """What this rank sends and receives."""
         self.gpu_channels: set[tuple[int, int, int]] = set()
         self.last_use: dict[object, int] = {}
@@ -55,7 +55,7 @@ class _Builder:
         """Backward work that another rank waits for, if only for what this rank makes of it."""
         self.trains: dict[object, bool] = {}
         """Of the leaves met, whether they have a parameter that is trained."""
-        self.needed_by: dict[Bundle, list[int]] = {}
+        self.needed_by: dict[Message, list[int]] = {}
         positions = {graph.index: position for position, graph in enumerate(graphs)}
         with_backward = {backward.graph.index for backward, _ in routes}
         self.letting_go = _letting_go(routes)
@@ -85,7 +85,7 @@ class _Builder:
         self.tasks.append(
             Task(
                 kind=kind,
-                rank=self.sites[work.stage].rank,
+                rank=self.workers[work.stage].rank,
                 micro_batch=micro_batch,
                 level=level,
                 duration=duration,
@@ -145,77 +145,77 @@ class _Builder:
 
     def note_awaited(self, parts: Sequence[Part]) -> None:
         for part in reversed(parts):
-            rank = self.sites[part.stage].rank
-            if any(self.sites[edge.dst.stage].rank != rank or edge.dst in self.awaited for edge in part.outgoing):
+            rank = self.workers[part.stage].rank
+            if any(self.workers[edge.dst.stage].rank != rank or edge.dst in self.awaited for edge in part.outgoing):
                 self.awaited.add(part)
 
     def is_split(self, part: Part) -> bool:
         """Whether another rank waits for this part, and its weight gradients are worth a task of their own."""
-        site = self.sites[part.stage]
+        worker = self.workers[part.stage]
         if part.backward.retain_graph or part.backward.wanted is not None or part not in self.awaited:
             return False
         calls = [call for call in part.calls if has_weights(call, self.trains)]
         flops = sum(call.entry.flops for call in calls)
-        return bool(calls) and is_worth_splitting(flops, site.device_type, self.least_weight_work_s)
+        return bool(calls) and is_worth_splitting(flops, worker.device_type, self.least_weight_work_s)
 
     def connect(self, source: int, source_stage: int, target: int, item: Value | Edge, *, is_gradient: bool) -> None:
         """`item` goes from task `source` to task `target`; a message if they lie on different ranks."""
-        site, stage = self.sites[source_stage], self.work[target].stage
-        src, dst = site.rank, self.tasks[target].rank
+        worker, stage = self.workers[source_stage], self.work[target].stage
+        src, dst = worker.rank, self.tasks[target].rank
         if src == dst:
             return
-        is_between_gpus = site.device_type == self.sites[stage].device_type == "cuda"
+        is_between_gpus = worker.device_type == self.workers[stage].device_type == "cuda"
         if is_between_gpus:
             self.gpu_channels.add((src, dst, int(is_gradient)))
         if self.rank not in (src, dst):
             return
         key = (source, src, dst, is_gradient)
-        bundle = self.bundles.get(key)
-        if bundle is None:
-            bundle = self.bundles[key] = Bundle(source, src, dst, is_gradient=is_gradient)
-            bundle.stage = stage
-            bundle.is_between_gpus = is_between_gpus
-            self.needed_by[bundle] = []
-        bundle.items[item] = None
+        message = self.messages.get(key)
+        if message is None:
+            message = self.messages[key] = Message(source, src, dst, is_gradient=is_gradient)
+            message.stage = stage
+            message.is_between_gpus = is_between_gpus
+            self.needed_by[message] = []
+        message.items[item] = None
         if isinstance(item, Value):
             self.num_users[item, dst] = self.num_users.get((item, dst), 0) + 1
-        self.needed_by[bundle].append(target)
+        self.needed_by[message].append(target)
 
     def program(self, orders: Sequence[Sequence[int]], lookahead: int, num_graphs: int) -> Program:
         rank = self.rank
         place = {task: position for order in orders for position, task in enumerate(order)}
         place[PROLOGUE] = -1
         numbers = self._micro_batch_numbers(num_graphs)
-        steps = [self.step(index, numbers) for index in orders[rank]]
-        prologue_sends: list[Bundle] = []
-        prologue_receives: list[Bundle] = []
-        channels: dict[tuple[int, bool], list[Bundle]] = {}
-        for bundle in self.bundles.values():
-            if bundle.src == rank:
-                (prologue_sends if bundle.task == PROLOGUE else steps[place[bundle.task]].sends).append(bundle)
-            if bundle.dst == rank:
-                for item in bundle.items:
+        actions = [self.action(index, numbers) for index in orders[rank]]
+        prologue_sends: list[Message] = []
+        prologue_receives: list[Message] = []
+        channels: dict[tuple[int, bool], list[Message]] = {}
+        for message in self.messages.values():
+            if message.src == rank:
+                (prologue_sends if message.task == PROLOGUE else actions[place[message.task]].sends).append(message)
+            if message.dst == rank:
+                for item in message.items:
                     if isinstance(item, Value):
                         item.num_users = self.num_users[item, rank]
-                channels.setdefault((bundle.src, bundle.is_gradient), []).append(bundle)
-                if bundle.task == PROLOGUE:
-                    prologue_receives.append(bundle)
+                channels.setdefault((message.src, message.is_gradient), []).append(message)
+                if message.task == PROLOGUE:
+                    prologue_receives.append(message)
         for channel in channels.values():
-            channel.sort(key=lambda bundle: place[bundle.task])  # the order in which the other side sends
-            posted_by = len(steps)
-            for bundle in reversed(channel):
-                first = min(place[target] for target in self.needed_by[bundle])
-                if bundle.task != PROLOGUE:
-                    steps[first].receives.append(bundle)
+            channel.sort(key=lambda message: place[message.task])  # the order in which the other side sends
+            posted_by = len(actions)
+            for message in reversed(channel):
+                first = min(place[target] for target in self.needed_by[message])
+                if message.task != PROLOGUE:
+                    actions[first].receives.append(message)
                 posted_by = min(posted_by, first)
-                if bundle.task != PROLOGUE:
-                    steps[max(0, posted_by - lookahead)].posts.append(bundle)
-        for step in steps:
-            step.posts.reverse()  # within a channel, back to the order of sending
-            step.receives.reverse()
+                if message.task != PROLOGUE:
+                    actions[max(0, posted_by - lookahead)].posts.append(message)
+        for action in actions:
+            action.posts.reverse()  # within a channel, back to the order of sending
+            action.receives.reverse()
         parts = [work for work in self.index_of if isinstance(work, Part)]
         return Program(
-            steps=steps,
+            actions=actions,
             prologue_sends=prologue_sends,
             prologue_receives=prologue_receives,
             reaches=_reaches(parts),
@@ -226,11 +226,11 @@ class _Builder:
             schedule=Schedule(tasks=tuple(self.tasks), orders=tuple(map(tuple, orders))),
         )
 
-    def step(self, index: int, numbers: Sequence[int]) -> Step:
+    def action(self, index: int, numbers: Sequence[int]) -> Action:
         task = self.tasks[index]
         following = self.tasks[index + 1] if index + 1 < len(self.tasks) else task
         is_split = task.kind is Kind.BACKWARD and following.kind is Kind.WEIGHT
-        return Step(self.work[index], task.kind, numbers[task.micro_batch], leaves_weights=is_split)
+        return Action(self.work[index], task.kind, numbers[task.micro_batch], leaves_weights=is_split)
 
     def _micro_batch_numbers(self, num_graphs: int) -> list[int]:
         """For each graph the number people know it by; -1 for what a loop computes beside its micro-batches."""
@@ -250,19 +250,19 @@ def _routes(graphs: Sequence[Graph], settings: Settings) -> list[tuple[Backward,
     released: set[Call] = set()
     routes: list[tuple[Backward, list[Part]]] = []
     for backward in [backward for graph in graphs for backward in graph.backwards]:
-        routes.append((backward, _parts_now(backward, settings.hosts, released)))
+        routes.append((backward, _parts_now(backward, settings.home_stages, released)))
         if not backward.retain_graph:
             released.update(call for part in routes[-1][1] for call in part.calls)
     return routes
 
 
-def _parts_now(backward: Backward, hosts: Sequence[int], released: Collection[Call]) -> list[Part]:
+def _parts_now(backward: Backward, home_stages: Sequence[int], released: Collection[Call]) -> list[Part]:
     """The parts of `backward` that run in this step: all, or those up to where its next hooks are called."""
     stops = backward.stops
     if stops is None:
-        return route(backward, hosts, released)
+        return route(backward, home_stages, released)
     if not stops.has_begun:
-        stops.begin(route(backward, hosts, released))
+        stops.begin(route(backward, home_stages, released))
     parts = stops.next_parts()
     stops.take(parts)
     return parts

@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
+from farspan.plan import Team
 from farspan.schedule import LEAST_WEIGHT_WORK_S
 
-__all__ = ["Settings", "Site", "sites_of"]
-
-
-class Site(NamedTuple):
-    """Where a stage lies: a rank, and one of its devices by its name (`cuda:0`)."""
-
-    rank: int
-    device: str
-
-    @property
-    def device_type(self) -> str:
-        """The kind of device (`cuda`)."""
-        return self.device.partition(":")[0]
-
-
-class _HasSite(Protocol):
-    @property
-    def rank(self) -> int: ...
-    @property
-    def device(self) -> object: ...
-
-
-def sites_of(stages: Iterable[_HasSite]) -> tuple[Site, ...]:
-    """Where the stages lie now."""
-    return tuple([Site(stage.rank, str(stage.device)) for stage in stages])
+__all__ = ["Settings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +15,21 @@ class Settings:
     """What all ranks but for `rank` agree on.
 
     Attributes:
-        sites: Of all stages.
+        teams: By stage, who runs it.
         rank: Whose program.
         num_ranks: How many ranks there are.
         lookahead: How many boundary buffers a rank may hold beyond one for each stage, to hide transfers: one for a
             forward more than the schedule has in flight (GPipe and 1F1B take none), the others for receives that are
             posted so many tasks ahead.
-        hosts: A stage of each rank, where gradients of tensors outside the model arrive; if there are such tensors.
+        home_stages: A stage of each rank, where gradients of tensors outside the model arrive, if there are any.
         schedule: The name of the order.
         least_weight_work_s: A backward is split if its weight gradients are likely to take so long.
     """
 
-    sites: tuple[Site, ...]
+    teams: tuple[Team, ...]
     rank: int
     num_ranks: int
     lookahead: int
-    hosts: tuple[int, ...] = ()
+    home_stages: tuple[int, ...] = ()
     schedule: str = "auto"
     least_weight_work_s: float = LEAST_WEIGHT_WORK_S["auto"]

@@ -8,13 +8,13 @@ from typing import Any
 from farspan.graph import Call, Edge, Part, Segment, Value
 from farspan.schedule import Kind, Schedule
 
-__all__ = ["PROLOGUE", "Bundle", "Program", "Step"]
+__all__ = ["PROLOGUE", "Action", "Message", "Program"]
 
 PROLOGUE = -1
 """In the place of a task: what is sent before the first one."""
 
 
-class Bundle:
+class Message:
     """The tensors that one task sends to one rank: one message (or a few, if they are large)."""
 
     __slots__ = (
@@ -50,7 +50,7 @@ class Bundle:
 
 
 @dataclass(slots=True)
-class Step:
+class Action:
     """One task of this rank, with its messages."""
 
     work: Segment | Part
@@ -59,20 +59,20 @@ class Step:
     """Its number, from 0; -1 for what belongs to none."""
     leaves_weights: bool = False
     """Whether this backward leaves weight gradients for a later step."""
-    receives: list[Bundle] = field(default_factory=list)
+    receives: list[Message] = field(default_factory=list)
     """Must have arrived before the task runs."""
-    posts: list[Bundle] = field(default_factory=list)
+    posts: list[Message] = field(default_factory=list)
     """Receives to post before the task runs: its own, those of the next `lookahead` tasks, and all before them."""
-    sends: list[Bundle] = field(default_factory=list)
+    sends: list[Message] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Program:
     """One rank's part of a step."""
 
-    steps: list[Step]
-    prologue_sends: list[Bundle]
-    prologue_receives: list[Bundle]
+    actions: list[Action]
+    prologue_sends: list[Message]
+    prologue_receives: list[Message]
     reaches: dict[int, int]
     """For each graph that ends with a backward, the first graph that this goes through; by their indices."""
     released: list[Call]

@@ -10,7 +10,7 @@ TRAINS = """
 import os
 import torch
 import farspan
-from farspan.comm.rendezvous import find_peers
+from farspan.comm.rendezvous.group import find_peers
 from torch import nn
 
 if os.environ["RANK"] in os.environ.get("WITHOUT", ""):

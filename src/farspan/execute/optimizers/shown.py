@@ -38,7 +38,7 @@ def show_to_step(engine: Engine, optimizer: Optimizer) -> None:
         is_recorded = value.call is not None or value.index > 0
         if is_recorded and value.meta.numel == 1:
             return engine.read(value)
-        if engine.stages[value.stage].rank == engine.rank:
+        if engine.teams[value.stage].leader.rank == engine.rank:
             return make_own(engine.read(value))
         return LazyTensor.make(Value(value.meta, value.stage), engine.recorder)
 
@@ -48,7 +48,7 @@ def show_to_step(engine: Engine, optimizer: Optimizer) -> None:
 
 def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
     """The program asks for the state of the `number`-th optimizer: the same recorded tensors everywhere."""
-    first_stage = {stage.rank: index for index, stage in reversed(list(enumerate(engine.stages)))}
+    first_stage = {team.leader.rank: index for index, team in reversed(list(enumerate(engine.teams)))}
     for name, item, part in parts_of(optimizer, engine.recorder.placed):
         place = -1
 
@@ -57,7 +57,7 @@ def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
             place += 1
             if type(tensor) is LazyTensor:
                 value = tensor._value
-                rank = engine.stages[value.stage].rank
+                rank = engine.teams[value.stage].leader.rank
                 if rank == engine.rank or value.call is not None or value.index > 0:
                     return tensor
                 meta, data = value.meta, None
@@ -66,7 +66,7 @@ def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
             else:
                 return tensor
             stage = first_stage[rank]
-            if item is not None and engine.stages[item.stage].rank == rank:
+            if item is not None and engine.teams[item.stage].leader.rank == rank:
                 stage = item.stage
             shown = Value(intern(meta), stage)
             shown.state_of = (number, name, place)
@@ -84,7 +84,7 @@ def read_kept(engine: Engine, state: Any) -> Any:
     def ask(tensor: torch.Tensor) -> torch.Tensor:
         key = tensor._value.state_of if type(tensor) is LazyTensor and tensor._value.data is None else None
         if type(tensor) is LazyTensor and key is not None:
-            asked.setdefault((engine.stages[tensor._value.stage].rank, key[0], key[1]), []).append(tensor)
+            asked.setdefault((engine.teams[tensor._value.stage].leader.rank, key[0], key[1]), []).append(tensor)
         else:
             known[id(tensor)] = read_data(tensor)
         return tensor

@@ -73,7 +73,7 @@ class StepView(TorchFunctionMode):
 
     def begin(self) -> None:
         """A step begins, until `leave_optimizer` of the recorder."""
-        self._bits = [1 << stage.rank for stage in self.engine.stages]  # stages may have been added
+        self._bits = [1 << team.leader.rank for team in self.engine.teams]  # stages may have been added
         self._sparse.clear()
         self.__enter__()
 
@@ -263,7 +263,7 @@ class StepView(TorchFunctionMode):
         sizes = [*parts[1].shape, parts[0].shape[0], int(gradient.is_coalesced())] if gradient is not None else []
         head = torch.tensor([len(sizes), *sizes], dtype=torch.int64)
         blob = b"".join([bytes(pack_tensor(item)[1]) for item in (head, *parts)]) if parts else b""
-        blob = self.engine.agreement.tell("a sparse gradient", blob, self.engine.stages[placed.stage].rank)
+        blob = self.engine.agreement.tell("a sparse gradient", blob, self.engine.teams[placed.stage].leader.rank)
         if gradient is not None:
             return gradient
         number = int.from_bytes(blob[:8], "little")

@@ -91,7 +91,7 @@ def _whole_state(engine: Engine, optimizer: Optimizer) -> defaultdict[Any, Any]:
         state = optimizer.state.get(placed.tensor)
         steps_elsewhere = number is not None or engine.recorder.runs_each_backward
         if not placed.is_owned and steps_elsewhere and not state:  # kept there alone
-            state = engine.values.pull_state(engine.stages[placed.stage].rank, number, placed.name) or state
+            state = engine.values.pull_state(engine.teams[placed.stage].leader.rank, number, placed.name) or state
         if state is not None:
             whole[placed.tensor] = read_kept(engine, state)
     whole.update((key, read_kept(engine, state)) for key, state in optimizer.state.items() if key not in whole)

@@ -19,7 +19,7 @@ from farspan.execute.backward.split import Deferred
 from farspan.execute.step.rematerialized import Remat
 from farspan.execute.step.segment import run_backward, run_forward
 from farspan.graph import Backward, Edge, Meta, Part, Segment, Value
-from farspan.program.program import Bundle, Program, Step
+from farspan.program.program import Action, Message, Program
 from farspan.schedule import Kind
 
 __all__ = ["Executor", "Trace"]
@@ -86,50 +86,50 @@ class Executor:
         self.arrived = {}
         if program.gpu_channels:
             self.channels.prepare(program.gpu_channels)
-        for step in program.steps:
-            if isinstance(step.work, Segment):
-                for value in step.work.inputs:
+        for action in program.actions:
+            if isinstance(action.work, Segment):
+                for value in action.work.inputs:
                     value.num_readers += 1
-        for bundle in program.prologue_receives:
-            self._post(bundle)
-        for bundle in program.prologue_sends:
-            self._send(bundle)
-        for bundle in program.prologue_receives:
-            self._wait(bundle, "before the first task")
-        borrowed: list[Bundle] = []
-        for number, step in enumerate(program.steps):
+        for message in program.prologue_receives:
+            self._post(message)
+        for message in program.prologue_sends:
+            self._send(message)
+        for message in program.prologue_receives:
+            self._wait(message, "before the first task")
+        borrowed: list[Message] = []
+        for number, action in enumerate(program.actions):
             self._number = number
             self.check()
-            for bundle in step.posts:
-                self._post(bundle)
-            if step.receives:
+            for message in action.posts:
+                self._post(message)
+            if action.receives:
                 began = time.perf_counter_ns()
-                for bundle in step.receives:
-                    self._wait(bundle, f"at task {number} ({step.work.describe()})")
-                    borrowed.append(bundle)
-                self._trace("wait", step, began)
+                for message in action.receives:
+                    self._wait(message, f"at task {number} ({action.work.describe()})")
+                    borrowed.append(message)
+                self._trace("wait", action, began)
             self.channels.reap()
             began = time.perf_counter_ns()
-            self._run_step(step)
-            self._trace(step.kind.value, step, began)
-            for bundle in step.sends:
-                self._send(bundle)
-            if isinstance(step.work, Segment):
-                self._drop_received(step.work)
+            self._run_action(action)
+            self._trace(action.kind.value, action, began)
+            for message in action.sends:
+                self._send(message)
+            if isinstance(action.work, Segment):
+                self._drop_received(action.work)
         if program.prologue_sends:
             self.channels.drain()  # parameters and gradients, which the optimizer is about to write
-        for bundle in [*borrowed, *program.prologue_receives]:
-            for item in bundle.items:
+        for message in [*borrowed, *program.prologue_receives]:
+            for item in message.items:
                 if isinstance(item, Value):
                     item.data = None
 
     def describe_place(self) -> str:
         """Which task of how many this rank is at; "" between steps. Another thread may ask."""
         program, number = self._running, self._number
-        if program is None or number >= len(program.steps):
+        if program is None or number >= len(program.actions):
             return ""
-        step = program.steps[number]
-        return f"task {number + 1} of {len(program.steps)}: {step.kind.value} of {step.work.describe()}"
+        action = program.actions[number]
+        return f"task {number + 1} of {len(program.actions)}: {action.kind.value} of {action.work.describe()}"
 
     def take(self, edge: Edge) -> torch.Tensor | None:
         """The gradient on `edge`, where a backward has stopped; None on the ranks that do not have it."""
@@ -143,23 +143,23 @@ class Executor:
         """A backward that has stopped does not go on any more."""
         self.gradients = {edge: item for edge, item in self.gradients.items() if edge.dst.backward is not backward}
 
-    def _run_step(self, step: Step) -> None:
-        end = self.interruption.end_before(step.work)
+    def _run_action(self, action: Action) -> None:
+        end = self.interruption.end_before(action.work)
         try:
             if end is not None:
-                if isinstance(step.work, Segment):
-                    self._run_before(step.work, end)
-            elif isinstance(step.work, Segment):
-                self._forward(step.work)
-            elif step.kind is Kind.WEIGHT:
-                self._run_weights(step.work)
+                if isinstance(action.work, Segment):
+                    self._run_before(action.work, end)
+            elif isinstance(action.work, Segment):
+                self._forward(action.work)
+            elif action.kind is Kind.WEIGHT:
+                self._run_weights(action.work)
             else:
-                self.interruption.begin_part(step.work, leaves_weights=step.leaves_weights)
-                self._backward(step.work, leaves_weights=step.leaves_weights)
+                self.interruption.begin_part(action.work, leaves_weights=action.leaves_weights)
+                self._backward(action.work, leaves_weights=action.leaves_weights)
         except FarspanError:
             raise
         except Exception as error:
-            self.interruption.note(error, step.work)
+            self.interruption.note(error, action.work)
 
     def _forward(self, segment: Segment) -> None:
         device, interruption = self.device_of(segment.stage), self.interruption
@@ -218,46 +218,46 @@ class Executor:
                 if users == 1:
                     value.data = None
 
-    def _post(self, bundle: Bundle) -> None:
-        metas, stage = self._metas(bundle)
-        self.channels.post(bundle, metas, self.device_of(stage))
+    def _post(self, message: Message) -> None:
+        metas, stage = self._metas(message)
+        self.channels.post(message, metas, self.device_of(stage))
 
-    def _wait(self, bundle: Bundle, where: str) -> None:
-        metas, _ = self._metas(bundle)
-        self.channels.wait(bundle, metas, lambda: f"rank {self.channels.rank}, {where},")
-        device = self.device_of(bundle.stage)
-        for item, received in zip(bundle.items, bundle.tensors, strict=True):
+    def _wait(self, message: Message, where: str) -> None:
+        metas, _ = self._metas(message)
+        self.channels.wait(message, metas, lambda: f"rank {self.channels.rank}, {where},")
+        device = self.device_of(message.stage)
+        for item, received in zip(message.items, message.tensors, strict=True):
             tensor = received.to(device)
             if isinstance(item, Value):
                 item.data = tensor
             else:
                 self.gradients[item] = tensor
-        bundle.tensors.clear()
+        message.tensors.clear()
 
-    def _send(self, bundle: Bundle) -> None:
-        metas, _ = self._metas(bundle)
-        self.channels.send(bundle, [self._to_send(item, bundle) for item in bundle.items], metas)
+    def _send(self, message: Message) -> None:
+        metas, _ = self._metas(message)
+        self.channels.send(message, [self._to_send(item, message) for item in message.items], metas)
 
-    def _to_send(self, item: Value | Edge, bundle: Bundle) -> torch.Tensor:
+    def _to_send(self, item: Value | Edge, message: Message) -> torch.Tensor:
         tensor = item.data if isinstance(item, Value) else self.gradients.pop(item, None)
         if tensor is None:
             assert self.interruption.has_ended, f"{item.describe()} is not here"
-            device = item.meta.device if bundle.is_between_gpus else "cpu"
+            device = item.meta.device if message.is_between_gpus else "cpu"
             return torch.zeros(item.meta.shape, dtype=item.meta.dtype, device=device)  # nobody will use it
         if isinstance(item, Value):  # a parameter's gradient may be written into while it is on its way
             tensor = tensor.detach().clone() if item.gradient_of else tensor.detach()
         return tensor
 
-    def _metas(self, bundle: Bundle) -> tuple[Sequence[Meta], int]:
-        metas = [item.meta for item in bundle.items]
-        return metas, bundle.stage
+    def _metas(self, message: Message) -> tuple[Sequence[Meta], int]:
+        metas = [item.meta for item in message.items]
+        return metas, message.stage
 
-    def _trace(self, kind: Literal["F", "B", "W", "wait"], step: Step, began_ns: int) -> None:
+    def _trace(self, kind: Literal["F", "B", "W", "wait"], action: Action, began_ns: int) -> None:
         self.traces.append(
             Trace(
                 kind=kind,
-                name=step.work.describe(),
-                micro_batch=step.micro_batch,
+                name=action.work.describe(),
+                micro_batch=action.micro_batch,
                 start_ns=began_ns,
                 end_ns=time.perf_counter_ns(),
             )

@@ -16,10 +16,11 @@ from farspan.call.wire.checked import damaged
 from farspan.errors import DivergenceError, RecordError
 from farspan.execute.agreement.agreement import Agreement
 from farspan.execute.agreement.names import agree_on_names
-from farspan.execute.sites import StageSite, check_rank, host_stage
 from farspan.execute.step.generator_states import load_generators, save_generators
+from farspan.execute.teams import check_rank, stage_of_inputs
 from farspan.execute.values import SharedValues
 from farspan.graph import Graph, Meta, Value
+from farspan.plan import Team
 from farspan.record.across_ranks.from_rank import announce, take_in
 from farspan.record.ops.mutation import plain_versions
 from farspan.record.recorder import Recorder
@@ -33,11 +34,11 @@ _HEADER = struct.Struct("<I8s")
 class Inputs:
     """What single ranks have read for all."""
 
-    def __init__(self, recorder: Recorder, agreement: Agreement, values: SharedValues, stages: list[StageSite]) -> None:
+    def __init__(self, recorder: Recorder, agreement: Agreement, values: SharedValues, teams: list[Team]) -> None:
         self.recorder = recorder
         self.agreement = agreement
         self.values = values
-        self.stages = stages
+        self.teams = teams
         self._numbers = itertools.count(1)
         self._versions: weakref.WeakKeyDictionary[Value, tuple[Any, ...]] = weakref.WeakKeyDictionary()
         """Of this rank's own inputs: how often their memory had been written to, and the line that gave them."""
@@ -69,7 +70,7 @@ class Inputs:
             self.recorder,
             text,
             data,
-            lambda device: host_stage(self.stages, rank, device),
+            lambda device: stage_of_inputs(self.teams, rank, device),
             lambda: next(self._numbers),
         )
         if rank == side.rank:

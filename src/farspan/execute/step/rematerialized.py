@@ -40,7 +40,7 @@ class Remat:
         """Run `program` in the body."""
         self._units = []
         if self.modules:
-            self._trained = {step.work.segment for step in program.steps if isinstance(step.work, Part)}
+            self._trained = {action.work.segment for action in program.actions if isinstance(action.work, Part)}
         yield
         for unit in [reference() for reference in self._units]:
             if unit is not None and unit.is_waiting:

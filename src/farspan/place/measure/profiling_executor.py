@@ -25,13 +25,14 @@ from farspan.errors import FarspanError, PlanError
 from farspan.execute.abort.interruption import Interruption
 from farspan.execute.engine import Engine
 from farspan.execute.step.executor import Executor
+from farspan.execute.teams import device_of
 from farspan.graph import EVERYWHERE, MicroBatch, Part, Segment, Value
 from farspan.place.measure.measurements import Input, Kinds, Measured, Sample, SegmentNote
 from farspan.place.measure.micro_batches import Key, MicroBatches, Place, place_of
 from farspan.place.measure.work import counted, kept
 from farspan.place.measure.working_memory import Working, hand_over
 from farspan.program.lower import has_weights
-from farspan.program.program import Program, Step
+from farspan.program.program import Action, Program
 from farspan.schedule import Kind
 from farspan.torch_private import FakeTensorMode, is_fake, raw_grad
 
@@ -64,7 +65,7 @@ class Meter(Executor):
         super().__init__(
             engine.channels,
             parameters=engine.parameters,
-            device_of=lambda stage: engine.stages[stage].device,
+            device_of=lambda stage: device_of(engine.teams[stage].leader),
             check=engine.check,
         )
         self.mode = mode
@@ -117,27 +118,27 @@ class Meter(Executor):
     def run(self, program: Program, interruption: Interruption) -> None:
         if self.is_dry:
             self._refuse_unknown(program)
-        self._num_known += len(program.steps)
+        self._num_known += len(program.actions)
         num_before = self.num_micro_batches
-        self.micro_batches.see([_graph_of(step) for step in program.steps], program.reaches)
+        self.micro_batches.see([_graph_of(action) for action in program.actions], program.reaches)
         if num_before == 0 and self.num_micro_batches:
             self._settle_notes()
         self._halved = 1 if self.num_micro_batches > 1 else 0 if self.is_dry else -1
-        own = [step.work for step in program.steps if step.kind is Kind.BACKWARD]
+        own = [action.work for action in program.actions if action.kind is Kind.BACKWARD]
         self._num_to_come = sum(isinstance(work, Part) and self._number_of(work) == self._halved for work in own)
         self._own_memory = {
             storage_id(item.tensor) for item in self.parameters.values() if item.tensor.layout is torch.strided
         }
         num_trained = self.num_micro_batches - num_before
         if self.mode is None and num_trained > 1 and num_before == 0:
-            works = [step.work for step in program.steps if isinstance(step.work, Segment)]
+            works = [action.work for action in program.actions if isinstance(action.work, Segment)]
             first = [work for work in works if self._number_of(work) == _LOOKED_AT]
             self.about_to_time((num_trained, *((self._key(work), self._note_of(work).likeness) for work in first)))
-        if self.mode is None or not any(map(_is_trained, program.steps)):
+        if self.mode is None or not any(map(_is_trained, program.actions)):
             super().run(program, interruption)
             return
         chosen = (_LOOKED_AT, self._halved, -1)
-        program.steps = [step for step in program.steps if self._number_of(step.work) in chosen]
+        program.actions = [action for action in program.actions if self._number_of(action.work) in chosen]
         try:
             with self.mode:
                 fakes = [
@@ -179,8 +180,8 @@ class Meter(Executor):
 
     def _refuse_unknown(self, program: Program) -> None:
         """A call that is to be learned from a real run cannot be."""
-        for step in program.steps:
-            for call in step.work.calls:
+        for action in program.actions:
+            for call in action.work.calls:
                 if type(call.entry) is Unknown:
                     raise needs_data(RuntimeError(f"what {call.describe()} gives depends on its data"))
 
@@ -276,13 +277,13 @@ class Meter(Executor):
         gradients = [raw_grad(item.tensor) for item in self.parameters.values() if item.is_parameter]
         return {storage_id(gradient) for gradient in gradients if gradient is not None}
 
-    def _trace(self, kind: Any, step: Step, began_ns: int) -> None:
+    def _trace(self, kind: Any, action: Action, began_ns: int) -> None:
         now_ns = _now_ns()
-        super()._trace(kind, step, began_ns)
+        super()._trace(kind, action, began_ns)
         if kind == "wait":
             return
         took: Kinds = "B+W" if kind == "B" and self._was_split else kind
-        self.taken.append((_graph_of(step).index, place_of(step.work), took, (now_ns - began_ns) / 1e9))
+        self.taken.append((_graph_of(action).index, place_of(action.work), took, (now_ns - began_ns) / 1e9))
         self.has_run(len(self.taken), self._num_known)
 
     def _note_of(self, segment: Segment) -> SegmentNote:
@@ -332,13 +333,13 @@ def _now_ns() -> int:
     return time.perf_counter_ns()
 
 
-def _graph_of(step: Step) -> MicroBatch:
-    return step.work.graph if isinstance(step.work, Segment) else step.work.backward.graph
+def _graph_of(action: Action) -> MicroBatch:
+    return action.work.graph if isinstance(action.work, Segment) else action.work.backward.graph
 
 
-def _is_trained(step: Step) -> bool:
+def _is_trained(action: Action) -> bool:
     """Whether the step is a backward, or a forward that one may follow."""
-    return isinstance(step.work, Part) or any(call.entry.requires_grad for call in step.work.calls)
+    return isinstance(action.work, Part) or any(call.entry.requires_grad for call in action.work.calls)
 
 
 def _is_run_once(part: Part) -> bool:

@@ -19,7 +19,7 @@ from farspan.execute.engine import Engine
 from farspan.execute.optimizers.kept import raw_state
 from farspan.execute.optimizers.shown import lose_parameter
 from farspan.execute.optimizers.states import placed_in
-from farspan.place.owners import Move, Sites, can_go, is_free_of_recorded, moves, place_anew
+from farspan.place.owners import ModelPlan, Move, can_go, is_free_of_recorded, moves, place_anew
 from farspan.torch_private import set_raw_grad
 
 __all__ = ["place_elsewhere"]
@@ -27,7 +27,7 @@ __all__ = ["place_elsewhere"]
 _FREE, _USED, _NEVER = b"free", b"used", b"never"
 
 
-def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | None:
+def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | None:
     """Give `model` the places of another plan; all ranks call it, between two steps.
 
     Args:
@@ -39,7 +39,7 @@ def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | Non
         Bytes of parameters that have gone to another rank; None where nothing has changed, since on some rank something
         still uses a parameter that would.
     """
-    found = moves(model, engine.recorder, sites)
+    found = moves(model, engine.recorder, plan)
     engine.masks.resolve()
     with engine.executing():
         may = _may_move(engine, model, found)
@@ -49,14 +49,14 @@ def place_elsewhere(engine: Engine, model: nn.Module, sites: Sites) -> int | Non
             may = _may_move(engine, model, found)
         if not may:
             return None
-        moved_bytes = sum(_size(move) for move in found if _rank_after(engine, sites, move) != _rank_of(engine, move))
-        coming = [_fetched(engine, sites, move) for move in found if move.is_needed]
+        moved_bytes = sum(_size(move) for move in found if _rank_after(engine, plan, move) != _rank_of(engine, move))
+        coming = [_fetched(engine, plan, move) for move in found if move.is_needed]
         engine.agreement.meet("parameters have come")  # from here on nobody asks for them
-        leaving = [move.item for move in found if move.item.is_owned and not _is_mine(sites, move)]
+        leaving = [move.item for move in found if move.item.is_owned and not _is_mine(plan, move)]
         for item in leaving:
             engine.values.keep_gradient(item)
         data = {each.name: each.value for each in coming}
-        place_anew(model, engine.recorder, sites, found, data)
+        place_anew(model, engine.recorder, plan, found, data)
         engine.parameters.clear()
         engine.parameters.update({item.name: item for item in engine.recorder.placed.values()})
         pulled = {each.name: each.states for each in coming}
@@ -103,7 +103,7 @@ class _Coming:
             set_raw_grad(tensor, self.gradient.to(tensor.device))
 
 
-def _fetched(engine: Engine, sites: Sites, move: Move) -> _Coming:
+def _fetched(engine: Engine, plan: ModelPlan, move: Move) -> _Coming:
     item, owner = move.item, _rank_of(engine, move)
     gradient, states = None, dict[int, Any]()
     if item.is_parameter and move.stage is not None:
@@ -111,7 +111,7 @@ def _fetched(engine: Engine, sites: Sites, move: Move) -> _Coming:
             gradient = engine.values.pull(owner, "gradient", item.name)
         for number, optimizer in engine.values.optimizers.numbered():
             if item in placed_in(optimizer, engine.recorder.placed):
-                device = sites.devices[move.stage]
+                device = plan.device_of(move.stage)
                 states[number] = engine.values.pull_state(owner, number, item.name, device)
     value = engine.read_parameter(item)
     return _Coming(name=item.name, value=value, gradient=gradient, states=states)
@@ -122,12 +122,12 @@ def _size(move: Move) -> int:
 
 
 def _rank_of(engine: Engine, move: Move) -> int:
-    return engine.stages[move.item.stage].rank
+    return engine.teams[move.item.stage].leader.rank
 
 
-def _rank_after(engine: Engine, sites: Sites, move: Move) -> int | None:
-    return None if move.stage is None else engine.stages[sites.stages[move.stage]].rank
+def _rank_after(engine: Engine, plan: ModelPlan, move: Move) -> int | None:
+    return None if move.stage is None else engine.teams[plan.stages[move.stage]].leader.rank
 
 
-def _is_mine(sites: Sites, move: Move) -> bool:
-    return move.stage is None or sites.is_mine[move.stage]
+def _is_mine(plan: ModelPlan, move: Move) -> bool:
+    return move.stage is None or plan.is_mine(move.stage)

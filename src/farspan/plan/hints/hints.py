@@ -15,7 +15,7 @@ from typing import cast
 
 from farspan.errors import PlanError
 from farspan.plan import check
-from farspan.plan.device import format_place, parse_place
+from farspan.plan.team import format_place, parse_place
 from farspan.units import BYTES, format_bytes, parse_amount
 
 __all__ = ["Hints"]

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farspan.errors import PlanError
-from farspan.plan.device import Place, parse_place
 from farspan.plan.diagnose import not_found
 from farspan.plan.hints.hints import Hints
 from farspan.plan.resolve import assign, matched, with_ancestors
+from farspan.plan.team import Place, parse_place
 
 __all__ = ["Meaning", "meaning_of", "names_meant"]
 

@@ -1,42 +1,44 @@
-"""Where stages run: a rank and one of its devices; and which stages a place named by the program means."""
+"""The teams of stages, and which stages a place named by the program means."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 
 from farspan.errors import PlanError
-from farspan.plan import Place, format_place, parse_place
+from farspan.plan import Place, Team, Worker, format_place, parse_place
 
-__all__ = ["StageSite", "check_rank", "host_stage", "hosts_of", "site_of", "stage_number", "stages_at"]
-
-
-class StageSite:
-    """Where a stage runs."""
-
-    __slots__ = ("device", "rank")
-
-    def __init__(self, rank: int, device: torch.device) -> None:
-        self.rank = rank
-        self.device = device
+__all__ = ["check_rank", "device_of", "home_stages", "stage_number", "stage_of_inputs", "stages_at", "team_at"]
 
 
-def site_of(place: Place) -> StageSite:
-    """The site a place stands for; a rank alone stands for its GPU, if it has one.
+def team_at(place: Place) -> Team:
+    """The team of one that a place stands for; a rank alone stands for its GPU, if it has one.
 
     Raises:
         PlanError: torch knows no such device.
     """
     if place.device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        return StageSite(place.rank, device)
+        return _team_of(place.rank, device)
     try:
-        return StageSite(place.rank, torch.device(place.device))
+        return _team_of(place.rank, torch.device(place.device))
     except RuntimeError as error:
         raise PlanError(
             f"'{format_place(place)}' names a device that torch does not know.",
             why=str(error).splitlines()[0],
             hint=f'"rank:{place.rank}"  or  "rank:{place.rank}/cuda:0"',
         ) from error
+
+
+def _team_of(rank: int, device: torch.device) -> Team:
+    return Team((Worker(rank, str(device)),))
+
+
+@functools.cache
+def device_of(worker: Worker) -> torch.device:
+    """The device of a worker, as torch knows it."""
+    return torch.device(worker.device)
 
 
 def check_rank(rank: int, num_ranks: int, where: str) -> None:
@@ -67,22 +69,22 @@ def _some(num_ranks: int) -> str:
     return "rank 0" if num_ranks == 1 else f"a rank from 0 to {num_ranks - 1}"
 
 
-def stage_number(stages: list[StageSite], site: StageSite, occurrence: int) -> int:
-    """The number of the `occurrence`-th stage at `site`; it is made if there is none."""
-    for number, known in enumerate(stages):
-        if (known.rank, known.device) == (site.rank, site.device):
+def stage_number(teams: list[Team], team: Team, occurrence: int) -> int:
+    """The number of the `occurrence`-th stage that `team` runs; it is made if there is none."""
+    for number, known in enumerate(teams):
+        if known == team:
             if occurrence == 0:
                 return number
             occurrence -= 1
-    stages.append(site)
-    return len(stages) - 1
+    teams.append(team)
+    return len(teams) - 1
 
 
-def stages_at(stages: list[StageSite], text: str, num_ranks: int) -> tuple[int, ...]:
+def stages_at(teams: list[Team], text: str, num_ranks: int) -> tuple[int, ...]:
     """The stages that lie at a place, the best first; one is made if there is none. The same on every rank.
 
     Args:
-        stages: All that are known; may grow.
+        teams: Of all stages that are known; may grow.
         text: "rank:1" for whichever device of that rank, "rank:1/cuda:0", "rank:1/cpu".
         num_ranks: How many ranks there are.
 
@@ -91,29 +93,30 @@ def stages_at(stages: list[StageSite], text: str, num_ranks: int) -> tuple[int, 
     """
     place = parse_place(text)
     check_rank(place.rank, num_ranks, f'"{text}"')
-    site = site_of(place)
-    found = [number for number, known in enumerate(stages) if known.rank == site.rank]
+    team = team_at(place)
+    device = device_of(team.leader)
+    found = [number for number, known in enumerate(teams) if known.leader.rank == place.rank]
     if place.device is not None:
-        found = [number for number in found if _is_on(stages[number].device, site.device)]
-    found.sort(key=lambda number: stages[number].device != site.device)
-    return tuple(found) or (stage_number(stages, site, 0),)
+        found = [number for number in found if _is_on(device_of(teams[number].leader), device)]
+    found.sort(key=lambda number: device_of(teams[number].leader) != device)
+    return tuple(found) or (stage_number(teams, team, 0),)
 
 
-def hosts_of(stages: list[StageSite], num_ranks: int) -> list[int]:
+def home_stages(teams: list[Team], num_ranks: int) -> list[int]:
     """A stage of each rank, one on its first device if it has none."""
-    first = {site.rank: number for number, site in reversed(list(enumerate(stages)))}
+    first = {team.leader.rank: number for number, team in reversed(list(enumerate(teams)))}
     return [
-        first[rank] if rank in first else stage_number(stages, StageSite(rank, stages[0].device), 0)
+        first[rank] if rank in first else stage_number(teams, Team((Worker(rank, teams[0].leader.device),)), 0)
         for rank in range(num_ranks)
     ]
 
 
-def host_stage(stages: list[StageSite], rank: int, device: torch.device) -> int:
+def stage_of_inputs(teams: list[Team], rank: int, device: torch.device) -> int:
     """The stage of `rank` where tensors of `device` lie that it has read; it is made if there is none."""
-    for number, known in enumerate(stages):
-        if known.rank == rank and known.device.type == device.type:
+    for number, known in enumerate(teams):
+        if known.leader.rank == rank and known.leader.device_type == device.type:
             return number
-    return stage_number(stages, StageSite(rank, device), 0)
+    return stage_number(teams, _team_of(rank, device), 0)
 
 
 def _is_on(device: torch.device, wanted: torch.device) -> bool:

@@ -1,4 +1,9 @@
-"""Where a stage lies, written as torch writes remote devices: "rank:1", "rank:1/cuda:0", "rank:0/cpu"."""
+"""Who runs a stage: a team of workers, each a device of a rank.
+
+place     "rank:1", "rank:1/cuda:0"     as people write it, in the form of torch's remote devices
+worker    rank 1, "cuda:0"              what it stands for: one queue of work
+team      (worker, ...)                 who runs a stage together; the first one is its leader
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from dataclasses import dataclass
 from farspan.errors import PlanError, quoted
 from farspan.units import MAX_COUNT
 
-__all__ = ["Place", "format_place", "parse_place"]
+__all__ = ["Place", "Team", "Worker", "format_place", "parse_place"]
 
 _PLACE = re.compile(r"rank:([0-9]{1,9})(?:/([a-z][a-z_]{0,30}(?::[0-9]{1,4})?))?")
 
@@ -27,6 +32,44 @@ class Place:
 
     def __str__(self) -> str:
         return format_place(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A device of a rank, which does one piece of work after the other.
+
+    Attributes:
+        rank: From 0.
+        device: As torch writes it ("cuda:0", "cpu").
+    """
+
+    rank: int
+    device: str
+
+    @property
+    def device_type(self) -> str:
+        """The kind of its device ("cuda")."""
+        return self.device.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The workers that run a stage together; today there is one in each.
+
+    Attributes:
+        members: At least one, no two of them the same.
+    """
+
+    members: tuple[Worker, ...]
+
+    def __contains__(self, rank: object) -> bool:
+        """Whether a worker of that rank is a member."""
+        return any(worker.rank == rank for worker in self.members)
+
+    @property
+    def leader(self) -> Worker:
+        """The member that has what the stage holds."""
+        return self.members[0]
 
 
 def parse_place(text: str | int) -> Place:
