@@ -248,6 +248,7 @@ def test_a_step_that_differs_gets_a_program_of_its_own(field: str, value: Any) -
     programs = Programs()
     for step in (base, base, base, other, base, other, other, base):
         assert described(programs.program_of(*made(step)), number_of) == wanted[step]
+        programs.end_step()
     assert programs.num_kept == 2
 
 
@@ -255,6 +256,7 @@ def test_few_are_kept() -> None:
     programs = Programs()
     for number in [*range(1, 20), 3, 3, 3]:
         programs.program_of(*made(Step(num_micro_batches=number)))
+        programs.end_step()
     assert programs.num_kept == 8
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from farspan.graph import Edge, Graph, Part, Segment, Value
+from farspan.graph import Edge, Graph, Part, Segment, Value, let_go
 from farspan.runtime.program.build import build_program
 from farspan.runtime.program.pattern import Pattern, stand_ins
 from farspan.runtime.program.program import Bundle, Program, Step
@@ -229,7 +229,7 @@ def layout_of(pattern: Pattern) -> Layout:
         )
         for task in program.steps
     ]
-    return Layout(
+    layout = Layout(
         values=tuple(
             [(_NO_CALL, sources[value]) if value.call is None else (calls[value.call], value.index) for value in values]
         ),
@@ -253,6 +253,8 @@ def layout_of(pattern: Pattern) -> Layout:
         num_micro_batches=program.num_micro_batches,
         schedule=program.schedule,
     )
+    let_go(step.graphs, program.released, program.parts)
+    return layout
 
 
 def _number_of(item: Any, numbers: dict[Any, int]) -> int:

@@ -59,7 +59,7 @@ class Executor:
         """Gradients of tensors outside the model."""
         self.traces: list[Trace] = []
         self.interruption: Interruption
-        """Of the step that runs."""
+        """Of the step that runs; none between steps, for it knows what has run."""
         self._running: Program | None = None
         self._number = 0
         """Of the task that runs, or that is to run next."""
@@ -77,6 +77,7 @@ class Executor:
                 self.remat.forget()
                 self.deferred.clear()
                 self.gradients.clear()
+        del self.interruption
 
     def _run(self, program: Program) -> None:
         self.traces = []
@@ -89,6 +90,8 @@ class Executor:
             if isinstance(step.work, Segment):
                 for value in step.work.inputs:
                     value.num_readers += 1
+            for value in _values_in(step.sends):
+                value.num_readers += 1
         for bundle in program.prologue_receives:
             self._post(bundle)
         for bundle in program.prologue_sends:
@@ -113,6 +116,9 @@ class Executor:
             self._trace(step.kind.value, step, began)
             for bundle in step.sends:
                 self._send(bundle)
+            for value in _values_in(step.sends):
+                value.num_readers -= 1
+                _drop_if_over(value)
             if isinstance(step.work, Segment):
                 self._drop_received(step.work)
         if program.prologue_sends:
@@ -263,9 +269,13 @@ class Executor:
         )
 
 
+def _values_in(bundles: Sequence[Bundle]) -> list[Value]:
+    return [item for bundle in bundles for item in bundle.items if isinstance(item, Value)]
+
+
 def _drop_if_over(value: Value) -> None:
-    """Release data without history that no later segment takes."""
+    """Release data that nothing on this rank takes any more: no segment, no message, no backward."""
     if value.num_readers > 0 or value.is_held or value.call is None or value.data is None:
         return
-    if value.meta.requires_grad and not value.data.requires_grad:  # a backward has gone through it
+    if not value.data.requires_grad:  # it never did, or a backward has gone through it
         value.data = None
