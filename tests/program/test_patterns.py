@@ -250,6 +250,7 @@ def test_a_step_that_differs_gets_a_program_of_its_own(field: str, value: Any) -
     programs = Programs()
     for step in (base, base, base, other, base, other, other, base):
         assert described(programs.program_of(*made(step)), number_of) == wanted[step]
+        programs.end_step()
     assert programs.num_kept == 2
 
 
@@ -257,6 +258,7 @@ def test_few_are_kept() -> None:
     programs = Programs()
     for number in [*range(1, 20), 3, 3, 3]:
         programs.program_of(*made(Step(num_micro_batches=number)))
+        programs.end_step()
     assert programs.num_kept == 8
 
 
@@ -271,3 +273,13 @@ def test_where_gradient_flows_into_an_earlier_step_nothing_is_kept() -> None:
             value.num_users = 0
         assert described(programs.program_of([graph], settings)) == wanted
     assert programs.num_kept == 0
+
+
+def test_steps_that_look_alike_share_a_schedule_and_their_layout_is_made_when_they_are_over() -> None:
+    programs = Programs()
+    built = [programs.program_of(*made(Step())) for _ in range(2)]
+    assert built[0].schedule is built[1].schedule
+    assert [layout for _, layout in programs._latest] == [None]
+    programs.end_step()
+    assert programs._latest[0][1] is not None
+    assert programs.program_of(*made(Step())).schedule is built[0].schedule

@@ -183,6 +183,7 @@ class Engine:
                 learning[1]()
         has_backward = any(graph.backwards for graph in graphs)
         self.settle(graphs, program)
+        self.programs.end_step()
         self.last_step = StepRecord(
             number=step,
             rank=self.rank,

@@ -98,7 +98,7 @@ class Value:
         self.num_users = 0
         """At run time, for a value received from another rank: how many segments here have yet to use it."""
         self.num_readers = 0
-        """At run time: how many segments on this rank have yet to take it as their input."""
+        """At run time: how many segments and messages of this rank have yet to take it."""
         self.ticket: Any = None
         """Where a small value of another rank will arrive without being asked for."""
 

@@ -23,7 +23,9 @@ class Programs:
 
     def __init__(self) -> None:
         self._latest: deque[tuple[Pattern, Layout | None]] = deque(maxlen=_MOST_KEPT)
-        """The latest one first; a layout is made when a pattern comes a second time."""
+        """The latest one first; a layout is made at the end of the second step of a pattern."""
+        self._is_due = False
+        """Whether the latest one is to get its layout."""
 
     @property
     def num_kept(self) -> int:
@@ -33,17 +35,28 @@ class Programs:
         """What `build_program` gives, with less work where steps like this one were among the latest."""
         known = pattern_of(graphs, settings)
         if known is None:
+            self._is_due = False
             return build_program(graphs, settings)
         pattern, sources = known
         layout = self._layout_of(pattern)
         return build_program(graphs, settings) if layout is None else layout.bind(graphs, sources)
 
+    def end_step(self) -> None:
+        """The step whose program was asked for last is over, and what it has recorded released: a layout takes about as
+        much memory while it is made.
+        """
+        if self._is_due:
+            pattern, _ = self._latest.popleft()
+            self._latest.appendleft((pattern, layout_of(pattern)))
+            self._is_due = False
+
     def _layout_of(self, pattern: Pattern) -> Layout | None:
         for number, (known, layout) in enumerate(self._latest):
             if known == pattern:
                 del self._latest[number]
-                layout = layout or layout_of(pattern)
                 self._latest.appendleft((known, layout))
+                self._is_due = layout is None
                 return layout
         self._latest.appendleft((pattern, None))
+        self._is_due = False
         return None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from farspan.graph import Edge, Graph, Part, Segment, Value
+from farspan.graph import Edge, Graph, Part, Segment, Value, let_go
 from farspan.program.lower import build_program
 from farspan.program.pattern import Pattern, stand_ins
 from farspan.program.program import Action, Message, Program
@@ -161,11 +161,11 @@ class Layout:
 
 def layout_of(pattern: Pattern) -> Layout:
     """Build the program of all steps of a pattern."""
-    action = stand_ins(pattern)
-    program = build_program(action.graphs, pattern.settings)
-    calls = {call: number for number, call in enumerate(call for graph in action.graphs for call in graph.calls)}
-    sources = {value: number for number, value in enumerate(action.sources)}
-    all_backwards = [backward for graph in action.graphs for backward in graph.backwards]
+    step = stand_ins(pattern)
+    program = build_program(step.graphs, pattern.settings)
+    calls = {call: number for number, call in enumerate(call for graph in step.graphs for call in graph.calls)}
+    sources = {value: number for number, value in enumerate(step.sources)}
+    all_backwards = [backward for graph in step.graphs for backward in graph.backwards]
     backwards = {backward: number for number, backward in enumerate(all_backwards)}
     parts: dict[Part, int] = {}
     edges: dict[Edge, int] = {}
@@ -229,7 +229,7 @@ def layout_of(pattern: Pattern) -> Layout:
         )
         for task in program.actions
     ]
-    return Layout(
+    layout = Layout(
         values=tuple(
             [(_NO_CALL, sources[value]) if value.call is None else (calls[value.call], value.index) for value in values]
         ),
@@ -253,6 +253,8 @@ def layout_of(pattern: Pattern) -> Layout:
         num_micro_batches=program.num_micro_batches,
         schedule=program.schedule,
     )
+    let_go(step.graphs, program.released, program.parts)
+    return layout
 
 
 def _number_of(item: Any, numbers: dict[Any, int]) -> int:

@@ -181,8 +181,8 @@ class _Builder:
             self.num_users[item, dst] = self.num_users.get((item, dst), 0) + 1
         self.needed_by[message].append(target)
 
-    def program(self, orders: Sequence[Sequence[int]], lookahead: int, num_graphs: int) -> Program:
-        rank = self.rank
+    def program(self, schedule: Schedule, lookahead: int, num_graphs: int) -> Program:
+        rank, orders = self.rank, schedule.orders
         place = {task: position for order in orders for position, task in enumerate(order)}
         place[PROLOGUE] = -1
         numbers = self._micro_batch_numbers(num_graphs)
@@ -223,7 +223,7 @@ class _Builder:
             parts=parts,
             gpu_channels=self.gpu_channels,
             num_micro_batches=sum(number >= 0 for number in numbers),
-            schedule=Schedule(tasks=tuple(self.tasks), orders=tuple(map(tuple, orders))),
+            schedule=schedule,
         )
 
     def action(self, index: int, numbers: Sequence[int]) -> Action:
@@ -313,9 +313,12 @@ def _split_from(schedule: str, tasks: tuple[Task, ...], num_ranks: int, run_ahea
 
 
 @functools.lru_cache(maxsize=16)
-def _order(schedule: str, tasks: tuple[Task, ...], num_ranks: int, run_ahead: int) -> list[list[int]]:
-    """The order of every rank's tasks. Steps that look alike share it: finding it costs ranks x micro-batches."""
-    return orders_by_name(schedule, tasks, num_ranks, run_ahead=run_ahead)
+def _schedule(name: str, tasks: tuple[Task, ...], num_ranks: int, run_ahead: int) -> Schedule:
+    """The tasks in the order of every rank. Steps that look alike share it: finding it costs ranks x micro-batches, and
+    so does keeping it.
+    """
+    orders = orders_by_name(name, tasks, num_ranks, run_ahead=run_ahead)
+    return Schedule(tasks=tasks, orders=tuple(map(tuple, orders)))
 
 
 def build_program(graphs: Sequence[Graph], settings: Settings) -> Program:
@@ -331,5 +334,5 @@ def build_program(graphs: Sequence[Graph], settings: Settings) -> Program:
     first = _split_from(settings.schedule, tuple(builder.tasks), settings.num_ranks, run_ahead)
     if first:
         builder = _Builder(graphs, routes, settings, split_from=first)
-    orders = _order(settings.schedule, tuple(builder.tasks), settings.num_ranks, run_ahead)
-    return builder.program(orders, settings.lookahead - run_ahead, len(graphs))
+    schedule = _schedule(settings.schedule, tuple(builder.tasks), settings.num_ranks, run_ahead)
+    return builder.program(schedule, settings.lookahead - run_ahead, len(graphs))

@@ -60,7 +60,7 @@ class Executor:
         """Gradients of tensors outside the model."""
         self.traces: list[Trace] = []
         self.interruption: Interruption
-        """Of the step that runs."""
+        """Of the step that runs; none between steps, for it knows what has run."""
         self._running: Program | None = None
         self._number = 0
         """Of the task that runs, or that is to run next."""
@@ -78,6 +78,7 @@ class Executor:
                 self.remat.forget()
                 self.deferred.clear()
                 self.gradients.clear()
+        del self.interruption
 
     def _run(self, program: Program) -> None:
         self.traces = []
@@ -90,6 +91,8 @@ class Executor:
             if isinstance(action.work, Segment):
                 for value in action.work.inputs:
                     value.num_readers += 1
+            for value in _values_in(action.sends):
+                value.num_readers += 1
         for message in program.prologue_receives:
             self._post(message)
         for message in program.prologue_sends:
@@ -114,6 +117,9 @@ class Executor:
             self._trace(action.kind.value, action, began)
             for message in action.sends:
                 self._send(message)
+            for value in _values_in(action.sends):
+                value.num_readers -= 1
+                _drop_if_over(value)
             if isinstance(action.work, Segment):
                 self._drop_received(action.work)
         if program.prologue_sends:
@@ -264,9 +270,13 @@ class Executor:
         )
 
 
+def _values_in(messages: Sequence[Message]) -> list[Value]:
+    return [item for message in messages for item in message.items if isinstance(item, Value)]
+
+
 def _drop_if_over(value: Value) -> None:
-    """Release data without history that no later segment takes."""
+    """Release data that nothing on this rank takes any more: no segment, no message, no backward."""
     if value.num_readers > 0 or value.is_held or value.call is None or value.data is None:
         return
-    if value.meta.requires_grad and not value.data.requires_grad:  # a backward has gone through it
+    if not value.data.requires_grad:  # it never did, or a backward has gone through it
         value.data = None

@@ -1,11 +1,12 @@
 """What a stage holds, task by task, and so its peak.
 
 parameters, gradients, optimizer state                           always
-what is sent and gets no gradient                                from a forward to the end of the step
 what autograd saves; what is sent or received and not saved      from a forward to its backward
+the same, if it gets no gradient                                 from a forward to the last that uses it
 what the gradients of weights still need                         from there to these, where they are tasks
 what has been received for a task that is yet to come            from when it is posted to that task
-gradients, and small tensors, on their way to another rank       until that rank has taken them
+gradients, small tensors, and what else only the message needs,
+on their way to another rank                                     until that rank has taken them
 what one piece needs while it runs                               during its forward or backward, less what the
                                                                  pieces after it have given back by then
 """
@@ -73,7 +74,7 @@ def _held(stages: Stages, part: Part, simulation: Simulation, channels: _Channel
         task = tasks[index]
         amount, is_split = amounts[task.level], (task.micro_batch, task.level) in split
         if task.kind is Kind.FORWARD:
-            held += amount.of_micro_batch if task.holds else amount.sent
+            held += amount.handed + (amount.of_micro_batch if task.holds else 0.0)
             working = amount.forward_working
         elif task.kind is Kind.BACKWARD:
             held -= amount.taken
@@ -81,18 +82,20 @@ def _held(stages: Stages, part: Part, simulation: Simulation, channels: _Channel
         else:
             working = 0.0
         found.append(held + more + working)
-        if task.kind is Kind.BACKWARD:
+        if task.kind is Kind.FORWARD:
+            held -= amount.ended
+        elif task.kind is Kind.BACKWARD:
             held += amount.given
-            held -= amount.of_micro_batch - amount.sent - (amount.left if is_split else 0.0)
+            held -= amount.of_micro_batch - (amount.left if is_split else 0.0)
         elif task.kind is Kind.WEIGHT:
             held -= amount.left
     return found
 
 
 class _Amounts:
-    """Of a segment: what a micro-batch keeps there, what is left of that after the first half of its backward and to
-    the end of the step, what its tasks need besides, and the gradients that it is given by other segments of its stage,
-    and gives to them.
+    """Of a segment: what a micro-batch keeps there, what is left of that after the first half of its backward, what its
+    tasks need besides, the gradients that it is given by other segments of its stage, and gives to them, and what stays
+    for later segments alone: how much more while its forward runs, and what goes then.
     """
 
     def __init__(self, stages: Stages, number: int) -> None:
@@ -103,7 +106,8 @@ class _Amounts:
             hop.held_bytes for hop in segment.returned if stages.segments[hop.source].stage == segment.stage
         )
         self.of_micro_batch = max(0.0, segment.saved_bytes + segment.kept_bytes)
-        self.sent = segment.sent_bytes
+        self.handed = segment.handed_bytes - segment.taken_bytes
+        self.ended = segment.ended_bytes
         self.left = sum(node.left_bytes for node in segment.nodes)
         self.forward_working = _forward_working_bytes(segment)
         self.backward_working = _working_bytes(segment, is_split=False)
@@ -164,7 +168,8 @@ def _under_way(stages: Stages, part: Part, simulation: Simulation, channels: _Ch
                 for at in range(message.posted_at, min(place[user] for user in message.users)):
                     found[at] += size
                 continue
-            size = sum(hop.sent_bytes for hop in sent if channel.is_gradient or hop.sent_bytes <= _PACKED_BYTES)
+            gone = [hop for hop in sent if channel.is_gradient or hop.is_dropped or hop.sent_bytes <= _PACKED_BYTES]
+            size = sum(hop.sent_bytes for hop in gone)
             taken = _taken_at(simulation, message)
             for at in range(place[message.task] + 1, len(order)):
                 if simulation.starts[order[at]] >= taken:

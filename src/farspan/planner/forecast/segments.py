@@ -35,6 +35,7 @@ class Hop:
         held_bytes: What it takes where it has arrived.
         node: Name of the node that made the value.
         is_once: It goes once in a step, before the first task.
+        is_dropped: Where it comes from, nothing but this message, the last of it, needs it once it has been sent.
     """
 
     source: int
@@ -43,6 +44,7 @@ class Hop:
     held_bytes: float
     node: str
     is_once: bool = False
+    is_dropped: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +60,9 @@ class Segment:
         received: Values that come from other stages, each to the first segment that uses it.
         returned: Gradients that come from other segments.
         kept_bytes: By micro-batch: what stays until the backward, because of what passes between segments.
-        sent_bytes: What it sends to other stages and gets no gradient for: the runtime holds it to the end of the step.
+        handed_bytes: What gets no gradient, and stays when it has run only for later segments of its stage.
+        taken_bytes: What earlier segments have handed to it that it saves itself.
+        ended_bytes: What they have handed to it that goes when it has run.
         has_backward: Whether gradients come to it.
         has_weights: Whether there are parameters among them.
         saved_bytes: The same of what autograd saves, and no segment of the stage before it.
@@ -73,7 +77,9 @@ class Segment:
     received: list[Hop] = field(default_factory=list[Hop])
     returned: list[Hop] = field(default_factory=list[Hop])
     kept_bytes: float = 0.0
-    sent_bytes: float = 0.0
+    handed_bytes: float = 0.0
+    taken_bytes: float = 0.0
+    ended_bytes: float = 0.0
     has_backward: bool = False
     has_weights: bool = False
     saved_bytes: float = 0.0
@@ -167,29 +173,38 @@ def _pass_on(segments: Sequence[Segment], segment_of: Mapping[str, int], edges: 
     savers = {segment_of[edge.target] for edge in edges if edge.is_saved_there}
     first_of: dict[int, int] = {segments[home].stage: home}
     for number in there:
-        first = first_of.setdefault(segments[number].stage, number)
-        if first == number:
-            hop = Hop(
-                source=home,
-                target=number,
-                sent_bytes=one.size_bytes,
-                held_bytes=one.size_bytes,
-                node=one.source,
-                is_once=one.is_parameter,
-            )
-            segments[number].received.append(hop)
+        first_of.setdefault(segments[number].stage, number)
         if not one.is_parameter:
             segments[number].uses.add(home)
-    if not one.has_gradient and not one.is_parameter and len(first_of) > 1:
-        segments[home].sent_bytes += one.size_bytes
+    stays = one.has_gradient or one.is_parameter or one.is_saved or home in savers
+    stays = stays or any(segments[number].stage == segments[home].stage for number in there)
+    arrivals = list(first_of.values())[1:]
+    for number in arrivals:
+        hop = Hop(
+            source=home,
+            target=number,
+            sent_bytes=one.size_bytes,
+            held_bytes=one.size_bytes,
+            node=one.source,
+            is_once=one.is_parameter,
+            is_dropped=not stays and number == arrivals[-1],
+        )
+        segments[number].received.append(hop)
     for first in first_of.values():
-        is_saved = first in savers or (one.is_saved and first == home)
-        if is_saved or (first != home and (one.is_parameter or not one.has_gradient)):
+        if first in savers or (one.is_saved and first == home):
             continue
-        segments[first].kept_bytes += one.size_bytes
-        later = [number for number in there if number in savers and segments[number].stage == segments[first].stage]
-        if later:  # it is there already
-            segments[later[0]].kept_bytes -= one.size_bytes
+        later = [number for number in there if number > first and segments[number].stage == segments[first].stage]
+        saving = [number for number in later if number in savers]
+        if one.has_gradient and not (one.is_parameter and first != home):
+            segments[first].kept_bytes += one.size_bytes
+            if saving:  # it is there already
+                segments[saving[0]].kept_bytes -= one.size_bytes
+        elif later and not one.is_parameter:
+            segments[first].handed_bytes += one.size_bytes
+            if saving:
+                segments[saving[0]].taken_bytes += one.size_bytes
+            else:
+                segments[later[-1]].ended_bytes += one.size_bytes
     if one.has_gradient:
         for later, earlier in pairwise([*reversed(there), *_arrival(segments, home, there[0])]):
             hop = Hop(
