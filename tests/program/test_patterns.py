@@ -79,7 +79,7 @@ class Step:
     rank: int = 1
     num_ranks: int = 3
     lookahead: int = 2
-    hosts: tuple[int, ...] = (0, 1, 2)
+    home_stages: tuple[int, ...] = (0, 1, 2)
     schedule: str = "auto"
     least_weight_work_s: float = 2e-3
 
@@ -118,7 +118,7 @@ OTHERS: dict[str, Sequence[Any]] = {
     "rank": [0, 2],
     "num_ranks": [4],
     "lookahead": [0, 6],
-    "hosts": [(0, 1, 3), (0, 1)],
+    "home_stages": [(0, 1, 3), (0, 1)],
     "schedule": ["gpipe", "1f1b"],
     "least_weight_work_s": [float("inf")],
 }
@@ -190,7 +190,7 @@ def made(step: Step) -> tuple[list[Graph], Settings]:
                 where=None,
             )
             graph.backwards.append(backward)
-    names = ("rank", "num_ranks", "lookahead", "hosts", "schedule", "least_weight_work_s")
+    names = ("rank", "num_ranks", "lookahead", "home_stages", "schedule", "least_weight_work_s")
     teams = tuple(Team((worker,)) for worker in map(Worker, step.ranks, step.devices))
     return graphs, Settings(teams=teams, **{name: getattr(step, name) for name in names})
 
