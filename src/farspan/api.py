@@ -14,7 +14,15 @@ from torch import nn
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
 from farspan.lazy import glue_at, plan_by_model
-from farspan.placing import KeptPlan, agree_on_model, check_model, is_measuring, measure_first, place_first
+from farspan.placing import (
+    KeptPlan,
+    agree_on_model,
+    check_model,
+    is_measuring,
+    measure_first,
+    place_first,
+    runs_as_it_is,
+)
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
 from farspan.profile import atoms
@@ -23,7 +31,7 @@ from farspan.runtime.optimizers.watch import watch_optimizers
 from farspan.runtime.step.observe import StepRecord
 from farspan.runtime.step.sites import stages_at
 from farspan.runtime.trial import current_trial
-from farspan.runtime.world import current_engine, engine_of_this_thread, num_ranks_to_be, rank_to_be
+from farspan.runtime.world import begin_recording, current_engine, engine_of_this_thread, num_ranks_to_be, rank_to_be
 
 __all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of", "rank"]
 
@@ -47,7 +55,8 @@ def distribute(
 
     Every rank calls it alike, and then runs the training loop it would run alone. Rank 0's parameters and buffers
     become everybody's, as with DDP, and so do its random generators. A launcher (`farspan run`, torchrun, anything that
-    sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) says which ranks there are; without one the world is one rank.
+    sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) says which ranks there are; without one the world is one rank, and
+    the program runs as it would without farspan unless an argument asks for what that does not have.
     torch.distributed stays as the script has set it up, or not: the ranks have groups of their own.
 
     Args:
@@ -106,6 +115,13 @@ def distribute(
     if trial is not None and seed is None:
         seed = 0  # it is about times, and may have no data
     engine = engine_of_this_thread(seed)
+    asked = (pins, max_memory, remat, schedule, seed)
+    is_all_open = plan == "auto" and stages == "auto" and not together and all(each is None for each in asked)
+    if is_all_open and runs_as_it_is(engine, model):
+        plan_by_model[model] = chosen = _choose_plan(model, plan, Hints(), 1)
+        engine.console.show_plan(chosen)
+        return model
+    begin_recording(engine)
     adapt_trainers()
     if not engine.recorder.roots:
         engine.sow(seed)  # from_rank may have made the engine
@@ -262,7 +278,9 @@ def flush() -> None:
 
 
 def last_step() -> StepRecord | None:
-    """How the last step ran (duration, bubble), once one has run. Every rank has it."""
+    """How the last step ran (duration, bubble), once one has run. Every rank has it; a program of one process has none,
+    unless an argument of `distribute` has made it one that is recorded.
+    """
     engine = current_engine()
     return None if engine is None else engine.last_training_step
 

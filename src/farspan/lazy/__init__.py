@@ -28,6 +28,7 @@ from farspan.lazy.ops.functions import format_where as format_where
 from farspan.lazy.ops.functions import name_of as name_of
 from farspan.lazy.ops.mutation import plain_versions as plain_versions
 from farspan.lazy.ops.places import glue_at as glue_at
+from farspan.lazy.ops.places import understand_places as understand_places
 from farspan.lazy.ops.special import read_recorded as read_recorded
 from farspan.lazy.parameters.copying import plan_by_model as plan_by_model
 from farspan.lazy.parameters.outside import go_on as go_on
@@ -136,6 +137,7 @@ __all__ = [
     "take_in",
     "text_for_others",
     "told_as",
+    "understand_places",
     "under_saved_hooks",
     "unknown_class",
     "unknown_names",

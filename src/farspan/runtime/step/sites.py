@@ -7,7 +7,7 @@ import torch
 from farspan.errors import PlanError
 from farspan.plan import Place, format_place, parse_place
 
-__all__ = ["StageSite", "check_rank", "host_stage", "hosts_of", "site_of", "stage_number", "stages_at"]
+__all__ = ["StageSite", "check_rank", "device_at", "host_stage", "hosts_of", "site_of", "stage_number", "stages_at"]
 
 
 class StageSite:
@@ -97,6 +97,11 @@ def stages_at(stages: list[StageSite], text: str, num_ranks: int) -> tuple[int, 
         found = [number for number in found if _is_on(stages[number].device, site.device)]
     found.sort(key=lambda number: stages[number].device != site.device)
     return tuple(found) or (stage_number(stages, site, 0),)
+
+
+def device_at(stages: list[StageSite], text: str, num_ranks: int) -> torch.device:
+    """The device at a place that the program names; like `stages_at`."""
+    return stages[stages_at(stages, text, num_ranks)[0]].device
 
 
 def hosts_of(stages: list[StageSite], num_ranks: int) -> list[int]:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from farspan.errors import PlanError
-from farspan.lazy import Recorder, activate, install, repeated_blocks
+from farspan.lazy import Recorder, activate, active, install, repeated_blocks
 from farspan.lazy.torch_private import fake_mode, is_fake_limit, put_modes, take_modes_of
 from farspan.plan import Plan, resolve_remat
 from farspan.plan.hints import Hints
@@ -128,7 +128,7 @@ class Trial:
         else:
             use_engine(self._outer)
             put_modes(self._outer_modes)
-            activate(self._outer.recorder)
+            active.recorder = self._outer.recorder if self._outer_modes else None
         if isinstance(error, TrialEnded):
             return True
         if self.is_dry and error is not None and is_fake_limit(error):
