@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-# Most tests are about what is recorded, also in one process; tests/promises/semantics/test_alone.py is about one that records nothing.
+# Most tests are about what is recorded, also in one process; tests/alone is about one that records nothing.
 os.environ["FARSPAN_RECORD"] = "1"
 
 
