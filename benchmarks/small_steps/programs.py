@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gpt import GPT, NUM_BYTES
 
-__all__ = ["PROGRAMS", "Step"]
+__all__ = ["PROGRAMS", "RUNS_OF_MESSAGES", "Step"]
 
 Step = Callable[[], None]
 Distribute = Callable[[nn.Module], Any]
@@ -122,3 +122,6 @@ def cached(distribute: Distribute) -> Step:
 PROGRAMS: dict[str, Callable[[Distribute], Step]] = {
     "mlp": mlp, "tiny": tiny, "nanogpt": nanogpt, "demo": demo, "whole": whole, "cached": cached,
 }  # fmt: skip
+
+RUNS_OF_MESSAGES = {"mlp": 64 * 256, "whole": 200 * 128, "cached": 128}
+"""How many numbers go from one half of a model to the other."""
