@@ -222,7 +222,9 @@ def main() -> None:
             others = [two_ranks(name, num_turns) for name in ("whole", "cached")]
             rows += [{**row, "holds": True} for row in others]
     parts = [f"{row['program']} {row['ratio']:.3f} x" for row in rows if "ratio" in row]
-    parts += [f"two ranks {row['above_s'] * 1e3:.2f} ms above" for row in rows if row["program"] == "mlp" and "above_s" in row]
+    parts += [
+        f"two ranks {row['above_s'] * 1e3:.2f} ms above" for row in rows if row["program"] == "mlp" and "above_s" in row
+    ]
     finish(args, rows=rows, figure="farspan / plain: " + ", ".join(parts), holds=all(row["holds"] for row in rows))
 
 

@@ -71,6 +71,7 @@ from farspan.lazy.shared.wire import unknown_names as unknown_names
 from farspan.lazy.tensor import LazyTensor as LazyTensor
 from farspan.lazy.tensor import PassedBy as PassedBy
 from farspan.lazy.tensor import StubParameter as StubParameter
+from farspan.lazy.versions import is_as_it_was as is_as_it_was
 from farspan.lazy.versions import own_versions as own_versions
 
 __all__ = [
@@ -107,6 +108,7 @@ __all__ = [
     "glue_at",
     "go_on",
     "in_region",
+    "is_as_it_was",
     "install",
     "intern",
     "is_free_of_recorded",
