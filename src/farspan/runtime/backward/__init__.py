@@ -1,5 +1,5 @@
-"""What running a backward takes besides autograd: catching what leaves a segment; splitting it into input gradients now,
-for whoever waits for them, and weight gradients when there is time.
+"""What running a backward takes besides autograd: catching what leaves a segment; splitting it into input gradients
+now, for whoever waits for them, and weight gradients when there is time.
 """
 
 from farspan.runtime.backward.caught import caught_at as caught_at
