@@ -155,11 +155,8 @@ class World:
 
 def _variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
     found = {"OMP_NUM_THREADS": "1", "FARSPAN_FILES": "all", "FARSPAN_MEASURE": "0"}
-    found |= {
-        "MALLOC_TRIM_THRESHOLD_": "1000000000",
-        "MALLOC_MMAP_THRESHOLD_": "1000000000",
-    }  # else it is luck how often
-    # memory goes back to the system and comes again, which is a quarter of the MLP's step
+    # Else it is luck how often memory goes back to the system and comes again: up to a quarter of the MLP's step.
+    found |= {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
     if num_ranks > 1:
         found |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
         found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
