@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+# Most tests are about what is recorded, also in one process; tests/alone is about one that records nothing.
+os.environ["FARSPAN_RECORD"] = "1"
 
 
 @pytest.fixture(autouse=True)

@@ -53,7 +53,7 @@ def test_unknown_variables_are_named_with_the_nearest() -> None:
     assert lines == ["farspan: the variable FARSPAN_DEADLIN means nothing; the nearest that does is FARSPAN_DEADLINE"]
 
 
-@pytest.mark.parametrize("name", ["MEASURE", "SAME_HOST", "VERBOSE"])
+@pytest.mark.parametrize("name", ["MEASURE", "RECORD", "SAME_HOST", "VERBOSE"])
 def test_all_flags_are_checked_before_ranks_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.check()
     monkeypatch.setenv(f"FARSPAN_{name}", "maybe")

@@ -15,9 +15,16 @@ from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.watch import watch_optimizers
-from farspan.execute.process.world import current_engine, engine_of_this_thread, num_ranks_to_be, rank_to_be
+from farspan.execute.process.world import (
+    begin_recording,
+    current_engine,
+    engine_of_this_thread,
+    num_ranks_to_be,
+    rank_to_be,
+)
 from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import stages_at
+from farspan.place.alone import runs_as_it_is
 from farspan.place.kept import KeptPlan
 from farspan.place.measure.trial import current_trial
 from farspan.place.measured import is_measuring, measure_first
@@ -52,7 +59,8 @@ def distribute(
 
     Every rank calls it alike, and then runs the training loop it would run alone. Rank 0's parameters and buffers
     become everybody's, as with DDP, and so do its random generators. A launcher (`farspan run`, torchrun, anything that
-    sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) says which ranks there are; without one the world is one rank.
+    sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) says which ranks there are; without one the world is one rank, and
+    the program runs as it would without farspan unless an argument asks for what that does not have.
     torch.distributed stays as the script has set it up, or not: the ranks have groups of their own.
 
     Args:
@@ -111,6 +119,13 @@ def distribute(
     if trial is not None and seed is None:
         seed = 0  # it is about times, and may have no data
     engine = engine_of_this_thread(seed)
+    asked = (pins, max_memory, remat, schedule, seed)
+    is_all_open = plan == "auto" and stages == "auto" and not together and all(each is None for each in asked)
+    if is_all_open and runs_as_it_is(engine, model):
+        plan_by_model[model] = chosen = _choose_plan(model, plan, Hints(), 1)
+        engine.console.show_plan(chosen)
+        return model
+    begin_recording(engine)
     adapt_trainers()
     if not engine.recorder.roots:
         engine.sow(seed)  # from_rank may have made the engine
@@ -267,7 +282,9 @@ def flush() -> None:
 
 
 def last_step() -> StepRecord | None:
-    """How the last step ran (duration, bubble), once one has run. Every rank has it."""
+    """How the last step ran (duration, bubble), once one has run. Every rank has it; a program of one process has none,
+    unless an argument of `distribute` has made it one that is recorded.
+    """
     engine = current_engine()
     return None if engine is None else engine.last_training_step
 

@@ -3,6 +3,7 @@
     FARSPAN_DEADLINE     seconds that a rank waits for another one before it gives up (300)
     FARSPAN_FILES        whose files are the script's: "first" (rank 0's) or "all"
     FARSPAN_MEASURE      whether the first step is measured to choose the plan (yes)
+    FARSPAN_RECORD       whether a single process records too what several would, though nothing is to be won by it (no)
     FARSPAN_REPORT       file of the report on a training step (none)
     FARSPAN_SAME_HOST    whether ranks of one host read each other's memory (yes); else all goes over gloo
     FARSPAN_SECRET       what all ranks of a run know and nobody else (made anew for each run)
@@ -23,7 +24,7 @@ from farspan.units import parse_number
 __all__ = ["PREFIX", "check", "choice", "flag", "seconds", "text", "unknown_names"]
 
 PREFIX = "FARSPAN_"
-_SETTINGS = ("DEADLINE", "FILES", "MEASURE", "REPORT", "SAME_HOST", "SECRET", "VERBOSE")
+_SETTINGS = ("DEADLINE", "FILES", "MEASURE", "RECORD", "REPORT", "SAME_HOST", "SECRET", "VERBOSE")
 _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "STORE", "LAUNCHER", "LOG_DIR", "RUN_FOLDER")
 _KNOWN = tuple(PREFIX + name for name in (*_SETTINGS, *_OF_LAUNCHER, "ENTROPY"))
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -102,6 +103,7 @@ def check() -> None:
         LaunchError: One is not of its kind.
     """
     flag("MEASURE", default=True)
+    flag("RECORD", default=False)
     flag("SAME_HOST", default=True)
     flag("VERBOSE", default=False)
     seconds("DEADLINE", default=300.0)

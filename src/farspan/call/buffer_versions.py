@@ -19,10 +19,11 @@ from torch import nn
 
 from farspan.call.infer.watch import storage_id
 from farspan.call.leaf import Leaf, Placed, reaches_outside, swapped
+from farspan.call.user_hooks import has_user_hooks
 from farspan.errors import RecordError
 from farspan.torch_private import saved_by
 
-__all__ = ["copies_of", "note_saved", "own_versions"]
+__all__ = ["copies_of", "is_as_it_was", "note_saved", "own_versions"]
 
 _Slot = tuple[dict[str, Any], str]
 
@@ -76,6 +77,18 @@ def own_versions(leaf: Leaf, *, is_known: bool) -> Iterator[list[torch.Tensor]]:
     finally:
         for item, tensor in written:
             item.tensor.data = tensor
+
+
+def is_as_it_was(leaf: Leaf) -> bool:
+    """Whether a call of `leaf` of which all is known needs nothing put aside for it, nor watched: its tables hold what
+    they held when the leaf was made, it has no hooks of the program's, and needs no versions of its buffers.
+    """
+    return (
+        not leaf.is_learned
+        and leaf.tables.are_unchanged()
+        and not has_user_hooks(leaf.module)
+        and not (leaf.has_buffers and _versioned(leaf))
+    )
 
 
 def _versioned(leaf: Leaf) -> list[Placed]:

@@ -9,7 +9,16 @@ import torch
 from farspan.errors import PlanError
 from farspan.plan import Place, Team, Worker, format_place, parse_place
 
-__all__ = ["check_rank", "device_of", "home_stages", "stage_number", "stage_of_inputs", "stages_at", "team_at"]
+__all__ = [
+    "check_rank",
+    "device_at",
+    "device_of",
+    "home_stages",
+    "stage_number",
+    "stage_of_inputs",
+    "stages_at",
+    "team_at",
+]
 
 
 def team_at(place: Place) -> Team:
@@ -100,6 +109,11 @@ def stages_at(teams: list[Team], text: str, num_ranks: int) -> tuple[int, ...]:
         found = [number for number in found if _is_on(device_of(teams[number].leader), device)]
     found.sort(key=lambda number: device_of(teams[number].leader) != device)
     return tuple(found) or (stage_number(teams, team, 0),)
+
+
+def device_at(teams: list[Team], text: str, num_ranks: int) -> torch.device:
+    """The device at a place that the program names; like `stages_at`."""
+    return device_of(teams[stages_at(teams, text, num_ranks)[0]].leader)
 
 
 def home_stages(teams: list[Team], num_ranks: int) -> list[int]:

@@ -1,3 +1,4 @@
-"""Splitting a backward: input gradients now, for whoever waits for them; weight gradients when there is time."""
+"""What running a backward takes besides autograd: catching what leaves a segment; splitting it into input gradients
+now, for whoever waits for them, and weight gradients when there is time."""
 
 __all__: list[str] = []

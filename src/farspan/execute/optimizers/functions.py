@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from farspan.call.pytree.template import shape_of_call
 from farspan.graph import Meta
 
-__all__ = ["has_dynamic_shape", "shape_of", "stand_in", "writes_by_name", "written_lists"]
+__all__ = ["has_dynamic_shape", "kind_of_call", "shape_of", "stand_in", "writes_by_name", "written_lists"]
 
 
 def has_dynamic_shape(function: Any) -> bool:
@@ -37,6 +38,17 @@ def shape_of(part: Any) -> Any:
     if type(part) is not tuple:
         return float if type(part) is float else part
     return tuple([shape_of(item) for item in part])
+
+
+def kind_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+    """A short stand-in for `shape_of` the template of a call whose arguments are different tensors and plain values;
+    None for another call. The tensors are appended to `tensors`, which is empty, in template order.
+    """
+    shape = shape_of_call(args, kwargs, tensors)
+    if shape is None:
+        return None
+    count, names, parts = shape
+    return count, names, tuple([float if part is not None and part[0] is float else part for part in parts])
 
 
 def stand_in(meta: Meta) -> torch.Tensor:

@@ -30,7 +30,7 @@ from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild
 from farspan.call.wire.checked import damaged
 from farspan.comm.tensor_bytes import pack_tensor, sparse_tensor, unpack_tensor
-from farspan.execute.optimizers.functions import has_dynamic_shape, shape_of, stand_in, writes_by_name
+from farspan.execute.optimizers.functions import has_dynamic_shape, kind_of_call, shape_of, stand_in, writes_by_name
 from farspan.execute.optimizers.lists import over_lists
 from farspan.execute.optimizers.own import make_own
 from farspan.graph import Meta, Value
@@ -303,17 +303,25 @@ class StepView(TorchFunctionMode):
 
     def elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function of tensors of one other rank: what it gives there, without data."""
-        template, tensors = flatten_arguments(args, self._numbers(kwargs))
-        stage = next(self.stage_of(item) for item in tensors if self.ranks_of([item]))
-        key = (func, shape_of(template), tuple([id(self._meta(item)) for item in tensors]), current_modes())
+        kwargs = self._numbers(kwargs)
+        tensors: list[Any] = []
+        shape = kind_of_call(args, kwargs, tensors)
+        template = None
+        if shape is None:
+            template, tensors = flatten_arguments(args, kwargs)
+            shape = shape_of(template)
+        stage = next(self.stage_of(item) for item in tensors if self.ranks_of((item,)))
+        key = (func, shape, tuple([id(self._meta(item)) for item in tensors]), current_modes())
         entry = self._known.get(key)
         if entry is None:
-            entry = self._foresee(func, template, tensors)
+            entry = self._foresee(func, template or flatten_arguments(args, kwargs)[0], tensors)
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[key] = entry
         if entry.is_random:  # the rank that has them draws as many numbers, from the same generator
-            args, kwargs = rebuild(template, [stand_in(self._meta(item)) for item in tensors])
+            args, kwargs = rebuild(
+                template or flatten_arguments(args, kwargs)[0], [stand_in(self._meta(item)) for item in tensors]
+            )
             func(*args, **kwargs)
         for number in entry.mutated:
             self.becomes_known_only(tensors[number], stage)

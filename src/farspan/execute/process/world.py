@@ -23,14 +23,24 @@ from farspan.execute.engine import Engine
 from farspan.execute.process.console import keep_log_apart
 from farspan.execute.process.program_end import watch_end
 from farspan.execute.process.stacks import watch_signal
+from farspan.execute.teams import device_at
 from farspan.launch.environment import read_environment
 from farspan.launch.files import install_late
 from farspan.launch.rank.notes import note_joining
 from farspan.outputs import write_line
 from farspan.record.intercept import activate, install
+from farspan.record.ops.explicit_placement import understand_places
 from farspan.record.recorder import Recorder
 
-__all__ = ["current_engine", "engine_of_this_thread", "forget_engine", "num_ranks_to_be", "rank_to_be"]
+__all__ = [
+    "begin_recording",
+    "current_engine",
+    "engine_of_this_thread",
+    "forget_engine",
+    "num_ranks_to_be",
+    "rank_to_be",
+    "use_engine",
+]
 
 _log = logging.getLogger(__name__)
 _DEADLINE_S = 300.0
@@ -44,7 +54,9 @@ _thread = threading.local()
 
 
 def engine_of_this_thread(seed: int | None) -> Engine:
-    """The engine of this thread, set up from the environment on first use."""
+    """The engine of this thread, set up from the environment on first use; alone, it sees nothing yet
+    (`begin_recording`).
+    """
     engine = current_engine()
     if engine is None:
         engine = _thread.engine = _set_up(seed)
@@ -75,6 +87,12 @@ def forget_engine() -> None:
     _thread.engine = None
 
 
+def begin_recording(engine: Engine) -> None:
+    """See what the program of this thread does from here on."""
+    install()
+    activate(engine.recorder)
+
+
 def deadline_s() -> float:
     """The longest wait for another rank, in seconds: FARSPAN_DEADLINE, else 300."""
     return settings.seconds("DEADLINE", default=_DEADLINE_S)
@@ -86,12 +104,13 @@ def _set_up(seed: int | None) -> Engine:
         for line in settings.unknown_names(os.environ):
             write_line(line)
     limit_s = deadline_s()
-    install()
     recorder = Recorder()
     peers = find_peers(limit_s)
     if peers is None:
         engine = Engine(recorder, SideChannel.alone(), None, seed=seed, deadline_s=limit_s)
+        understand_places(lambda place: device_at(engine.teams, place, engine.num_ranks))
     else:
+        install()
         joined = join_side_channel(peers, limit_s)
         try:
             roads = _open_roads(peers, joined, limit_s)
@@ -106,7 +125,7 @@ def _set_up(seed: int | None) -> Engine:
         watch_signal(joined.side)
         if peers.rank == 0 and peers.launcher not in ("run", "program"):
             write_line(_VISIBLE.format(launcher=_NAMES[peers.launcher], n=peers.world_size).rstrip())
-    activate(recorder)
+        activate(recorder)
     return engine
 
 

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
 
-from farspan.call.buffer_versions import own_versions
+from farspan.call.buffer_versions import is_as_it_was, own_versions
 from farspan.call.draws.program_draws import around_backward
 from farspan.call.draws.scope import active, seeded
 from farspan.call.infer.entry import Unknown
@@ -30,6 +29,7 @@ from farspan.call.side_effects.attributes import real_attributes, watched_attrib
 from farspan.call.side_effects.changes import MutableArguments, describe_result, rebuild_arguments
 from farspan.call.user_hooks import without_user_hooks
 from farspan.errors import RecordError
+from farspan.execute.backward.caught import caught_at
 from farspan.execute.backward.split import Deferred, split_backward
 from farspan.graph import EVERYWHERE, Call, Edge, Part, Segment, Value
 from farspan.record.across_ranks.resolved_calls import learned_from_run, noting_raised, registering_nothing
@@ -160,21 +160,25 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
         return target(*args, **kwargs), _NO_OBJECTS
     num_arguments = len(tensors) - target.num_extra
     args, kwargs, attributes, arguments = rebuild_arguments(call.template, tensors[:num_arguments])
+    is_known = type(call.entry) is not Unknown
+    if is_known and not attributes and not call.entry.attributes:
+        if len(arguments.objects) == 1:  # the attributes, of which there are none
+            arguments = _NO_OBJECTS
+        if num_arguments == len(tensors) and is_as_it_was(target):
+            return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
     with contextlib.ExitStack() as stack:
-        if type(call.entry) is Unknown:
+        if not is_known:
             stack.enter_context(watched_attributes(target.modules, attributes, is_real=True))
         elif attributes or call.entry.attributes:
             stack.enter_context(real_attributes(target.modules, call.entry.attributes, attributes))
-        elif len(arguments.objects) == 1:  # the attributes, of which there are none
-            arguments = _NO_OBJECTS
         stack.enter_context(target.holding(tensors[num_arguments:]))
-        copies = stack.enter_context(own_versions(target, is_known=type(call.entry) is not Unknown))
+        copies = stack.enter_context(own_versions(target, is_known=is_known))
         if copies and active.units is not None:
             active.units.written.update(map(id, copies))
         stack.enter_context(registering_nothing(call, copies))
         stack.enter_context(without_user_hooks(target.module))
         stack.enter_context(noting_raised(call))
-        return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
+        return nn.Module.__call__(target.module, *args, **kwargs), arguments
     return None, arguments
 
 
@@ -264,7 +268,7 @@ def run_backward(
     for source, _ in aside:
         set_raw_grad(source, None)
     deferred = None
-    with _caught(leaves) as caught, _passed_on(part, parameters):
+    with caught_at(leaves) as caught, _passed_on(part, parameters):
         part.backward.moment.go_to()
         try:
             with apply_modes(part.backward.modes), around_backward(part.describe):
@@ -307,28 +311,6 @@ def run_backward(
 def _put_back(aside: Sequence[tuple[torch.Tensor, Any]]) -> None:
     for source, gradient in aside:
         set_raw_grad(source, gradient)
-
-
-@contextlib.contextmanager
-def _caught(leaves: Sequence[torch.Tensor]) -> Iterator[dict[int, torch.Tensor]]:
-    """Catch what arrives at `leaves`, by id, before autograd puts it into `.grad` in the leaf's own strides: in one
-    process it would go on as it is.
-    """
-    caught: dict[int, torch.Tensor] = {}
-
-    def catch(leaf_id: int) -> Callable[[Any], tuple[None]]:
-        def hook(gradients: Any) -> tuple[None]:
-            caught[leaf_id] = gradients[0]
-            return (None,)
-
-        return hook
-
-    handles = [get_gradient_edge(leaf).node.register_prehook(catch(id(leaf))) for leaf in leaves]
-    try:
-        yield caught
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from farspan.call.draws.scope import active
 from farspan.call.remat.repeated_blocks import repeated_blocks
 from farspan.control.channel import SideChannel
 from farspan.errors import PlanError
@@ -130,7 +131,7 @@ class Trial:
         else:
             use_engine(self._outer)
             put_modes(self._outer_modes)
-            activate(self._outer.recorder)
+            active.recorder = self._outer.recorder if self._outer_modes else None
         if isinstance(error, TrialEnded):
             return True
         if self.is_dry and error is not None and is_fake_limit(error):

@@ -7,11 +7,13 @@ for real, shows it (`LeakError`), and from then on its parts are called one by o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farspan.call.draws.scope import active
 from farspan.call.leaf import LeakError
 from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.template import flatten_arguments
@@ -20,7 +22,7 @@ from farspan.record.tensor import LazyTensor
 if TYPE_CHECKING:
     from farspan.record.recording import Recording
 
-__all__ = ["calls_for_a_place", "glue_at", "to"]
+__all__ = ["calls_for_a_place", "glue_at", "to", "understand_places"]
 
 _TO: Any = torch.Tensor.to
 _ARGUMENTS = ("dtype", "non_blocking", "copy")
@@ -72,6 +74,26 @@ def to(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[s
     given: Any = ((tensor, dtype), {"copy": True, **layout})
     template, tensors = flatten_arguments(*given)
     return recorder.record(_TO, template, tensors, stage if stage in stages else stages[0], given=given)
+
+
+def understand_places(device_at: Callable[[str], torch.device]) -> None:
+    """Let `x.to("rank:0/cpu")` be understood in threads that record nothing: there it is a move to a device of torch.
+
+    Args:
+        device_at: The device at a place.
+    """
+    if torch.Tensor.to is not _TO:
+        return
+
+    @functools.wraps(_TO)
+    def to_device(*args: Any, **kwargs: Any) -> Any:
+        place = _place_in(args, kwargs) if active.recorder is None else None
+        if place is None:
+            return _TO(*args, **kwargs)
+        device = device_at(place)
+        return _TO(args[0], device, *args[2:], **{name: item for name, item in kwargs.items() if name != "device"})
+
+    torch.Tensor.to = to_device  # type: ignore[method-assign,assignment]
 
 
 def _place_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

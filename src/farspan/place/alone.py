@@ -1,0 +1,30 @@
+"""A process that is alone: its script runs as it is, for recording it would win nothing.
+
+One rank has nobody to overlap with, to agree with or to send to. So unless something is asked for that only a recorded
+program has (another plan than the automatic one, computing again, an order, random numbers of farspan's own, a report),
+torch is left as it was, and the program's numbers are the plain program's for there is no other.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from torch import nn
+
+from farspan import settings
+from farspan.call.draws.scope import active
+from farspan.execute.engine import Engine
+from farspan.execute.teams import device_of, team_at
+from farspan.plan import Place
+
+__all__ = ["runs_as_it_is"]
+
+
+def runs_as_it_is(engine: Engine, model: nn.Module) -> bool:
+    """Whether `model`, for which nothing else is asked, needs no recording here."""
+    if engine.num_ranks > 1 or active.recorder is not None or settings.text("REPORT"):
+        return False
+    if settings.flag("RECORD", default=False):
+        return False
+    device = device_of(team_at(Place(rank=0)).leader)
+    return all(item.device == device for item in chain(model.parameters(), model.buffers()))
