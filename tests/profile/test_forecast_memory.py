@@ -259,8 +259,8 @@ def program(model: nn.Module, example: torch.Tensor, *, plan: Any = "auto") -> t
     return model, peak
 
 
-def cluster(count: int) -> Cluster:
-    return Cluster(classes=(DeviceClass(name="cpu", kind="cpu", devices_per_host=count),))
+def cluster(count: int, *, latency_s: float = 0.0) -> Cluster:
+    return Cluster(classes=(DeviceClass(name="cpu", kind="cpu", devices_per_host=count, latency_s=latency_s),))
 
 
 def in_a_row(graph: CostedGraph, shares: tuple[float, ...]) -> list[list[str]]:
@@ -270,9 +270,10 @@ def in_a_row(graph: CostedGraph, shares: tuple[float, ...]) -> list[list[str]]:
     return [names[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def forecast_of(graph: CostedGraph, stages: list[list[str]], schedule: str) -> Forecast:
+def forecast_of(graph: CostedGraph, stages: list[list[str]], schedule: str, *, latency_s: float = 0.0) -> Forecast:
     pipeline = Pipeline(stages=tuple(PipelineStage(device_class="cpu", nodes=tuple(names)) for names in stages))
-    return forecast(graph, cluster(len(stages)), pipeline, NUM_MICRO_BATCHES, schedules=(schedule,))
+    devices = cluster(len(stages), latency_s=latency_s)
+    return forecast(graph, devices, pipeline, NUM_MICRO_BATCHES, schedules=(schedule,))
 
 
 def tasks_of(schedule: Schedule, rank: int) -> list[str]:
@@ -327,7 +328,11 @@ MODELS = {
 def check(name: str, cut: Callable[[CostedGraph], list[list[str]]], schedule: str, *, within: float = WITHIN) -> None:
     build, example = MODELS[name]
     graph = profile_of(build, example())
-    found = forecast_of(graph, cut(graph), schedule)
+    compare(name, forecast_of(graph, cut(graph), schedule), within)
+
+
+def compare(name: str, found: Forecast, within: float = WITHIN) -> None:
+    build, example = MODELS[name]
     for rank, measured in enumerate(peaks_of(build, example(), found)):
         stage = next(stage for stage in found.stages if stage.where == f"rank:{rank}")
         assert stage.memory_bytes == pytest.approx(measured, rel=within), (rank, stage.nodes)
@@ -387,3 +392,14 @@ def test_a_stage_whose_only_weight_is_elsewhere_runs_the_tasks_of_the_forecast(s
     graph = profile_of(build, example())
     names = [node.name for node in graph.nodes]
     peaks_of(build, example(), forecast_of(graph, [names[:-1], names[-1:]], schedule))
+
+
+@pytest.mark.parametrize("name", ["residual", "unet"])
+def test_so_it_is_where_ranks_are_far_from_each_other_and_run_ahead(name: str) -> None:
+    build, example = MODELS[name]
+    graph = profile_of(build, example())
+    found = forecast_of(graph, in_a_row(graph, (0.5, 1.0)), "auto", latency_s=10.0)
+    near = forecast_of(graph, in_a_row(graph, (0.5, 1.0)), "auto")
+    assert found.plan.lookahead > near.plan.lookahead == 2
+    assert found.stages[0].in_flight > near.stages[0].in_flight
+    compare(name, found)

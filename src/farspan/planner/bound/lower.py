@@ -35,10 +35,11 @@ deferred), F the sum of all forwards, and with what goes over the borders,
     step >= F + r(s + 1) + r(s + 2) + ... + M * b(s)
     step >= F + r(1) + ... + r(s - 1) + r(s + 1) + ... + M * r(s)
 
-Where devices are too many even for the first of these, stages take parts of nodes: no node's f is less than a share p of its t, so
-t(s) <= R(s) / M, with R(s) what is left of the step after the stages before, R(s + 1) <= R(s) - p t(s). Most work is
-done if all stages take all they may, the fastest first: T <= step / M * sum over s of v(s) (1 - p / M)^(s - 1); and the
-same for g, with p = 1.
+Where devices are too many even for the first of these, stages take parts of nodes: no node's f is less than a share p
+of its t, so t(s) <= R(s) / M, with R(s) what is left of the step after the stages before, R(s + 1) <= R(s) - p t(s).
+Most work is done if all stages take all they may, the fastest first, and the same holds for g, with p = 1:
+
+    T <= step / M * sum over s of v(s) (1 - p / M)^(s - 1)
 """
 
 from __future__ import annotations

@@ -119,7 +119,8 @@ class Row:
         found: list[int] = []
         for of_class in reversed(ends):
             for number, those in enumerate(of_class):
-                if self.devices.taken[number, state] and those[reach[before := state - self.devices.strides[number]]] == reach[state]:
+                before = state - self.devices.strides[number]
+                if self.devices.taken[number, state] and those[reach[before]] == reach[state]:
                     found.append(number)
                     state = before
                     break

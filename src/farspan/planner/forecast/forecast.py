@@ -1,12 +1,12 @@
 """What a step will be like under a pipeline: its plan, simulated event by event, and what each stage holds.
 
 Simulated are the schedules that a plan asks for: "auto", which runs a micro-batch ahead to hide transfers and splits
-backwards where that pays, and "1f1b", which holds less. "auto" is also simulated with more and more micro-batches ahead,
-as long as that makes the step shorter: memory for what the first rank would wait for. The shortest of those that fit is
+backwards where that pays, and "1f1b", which holds less. "auto" is also simulated with more and more micro-batches
+ahead, as long as that makes the step shorter: memory for what a rank would wait for. The shortest of those that fit is
 taken.
 
-    a micro-batch ahead    rank 0   F0 F1 F2 .. .. .. B0 F3 B1 F4 B2 ..         (rank 1, far away, does not wait)
-    two ahead              rank 0   F0 F1 F2 F3 .. .. B0 F4 B1 F5 B2 ..
+    one ahead      rank 0   F0 F1 F2 .. .. .. .. B0 F3 B1 F4 B2 ..      while data are on their way, and come back
+    three ahead    rank 0   F0 F1 F2 F3 F4 .. .. B0 F5 B1 F6 B2 ..
 """
 
 from __future__ import annotations
