@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -259,8 +260,8 @@ def program(model: nn.Module, example: torch.Tensor, *, plan: Any = "auto") -> t
     return model, peak
 
 
-def cluster(count: int, *, latency_s: float = 0.0) -> Cluster:
-    return Cluster(classes=(DeviceClass(name="cpu", kind="cpu", devices_per_host=count, latency_s=latency_s),))
+def cluster(count: int) -> Cluster:
+    return Cluster(classes=(DeviceClass(name="cpu", kind="cpu", devices_per_host=count),))
 
 
 def in_a_row(graph: CostedGraph, shares: tuple[float, ...]) -> list[list[str]]:
@@ -270,10 +271,9 @@ def in_a_row(graph: CostedGraph, shares: tuple[float, ...]) -> list[list[str]]:
     return [names[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def forecast_of(graph: CostedGraph, stages: list[list[str]], schedule: str, *, latency_s: float = 0.0) -> Forecast:
+def forecast_of(graph: CostedGraph, stages: list[list[str]], schedule: str) -> Forecast:
     pipeline = Pipeline(stages=tuple(PipelineStage(device_class="cpu", nodes=tuple(names)) for names in stages))
-    devices = cluster(len(stages), latency_s=latency_s)
-    return forecast(graph, devices, pipeline, NUM_MICRO_BATCHES, schedules=(schedule,))
+    return forecast(graph, cluster(len(stages)), pipeline, NUM_MICRO_BATCHES, schedules=(schedule,))
 
 
 def tasks_of(schedule: Schedule, rank: int) -> list[str]:
@@ -395,11 +395,12 @@ def test_a_stage_whose_only_weight_is_elsewhere_runs_the_tasks_of_the_forecast(s
 
 
 @pytest.mark.parametrize("name", ["residual", "unet"])
-def test_so_it_is_where_ranks_are_far_from_each_other_and_run_ahead(name: str) -> None:
+def test_so_it_is_where_more_micro_batches_are_in_flight(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build, example = MODELS[name]
     graph = profile_of(build, example())
-    found = forecast_of(graph, in_a_row(graph, (0.5, 1.0)), "auto", latency_s=10.0)
-    near = forecast_of(graph, in_a_row(graph, (0.5, 1.0)), "auto")
-    assert found.plan.lookahead > near.plan.lookahead == 2
-    assert found.stages[0].in_flight > near.stages[0].in_flight
+    near = forecast_of(graph, in_a_row(graph, (0.5, 1.0)), "zero-bubble")
+    monkeypatch.setattr(sys.modules["farspan.planner.forecast.forecast"], "LOOKAHEAD", 4)
+    found = forecast_of(graph, in_a_row(graph, (0.5, 1.0)), "zero-bubble")
+    assert (found.plan.lookahead, near.plan.lookahead) == (4, 2)
+    assert found.stages[0].in_flight == near.stages[0].in_flight + 2
     compare(name, found)

@@ -30,18 +30,18 @@ def best(*, latency_s: float, memory_bytes: float = math.inf) -> Forecast:
 
 
 def test_a_rank_far_away_is_kept_busy_by_more_micro_batches_in_flight() -> None:
-    """A micro-batch is 9 s on its way from rank 0's forward to its backward: three of them do not fill that."""
-    found = best(latency_s=3.0)
+    """A micro-batch is 19 s on its way from rank 0's forward to its backward: three of them do not fill that."""
+    found = best(latency_s=8.0)
     assert found.plan.lookahead == 8 and found.stages[0].in_flight == 9
-    bound = bound_of(GRAPH, two_devices(latency_s=3.0), NUM_MICRO_BATCHES).seconds
+    bound = bound_of(GRAPH, two_devices(latency_s=8.0), NUM_MICRO_BATCHES).seconds
     assert found.step_s == pytest.approx(bound)
 
 
 def test_as_far_as_there_is_memory() -> None:
-    some, few = (best(latency_s=3.0, memory_bytes=limit) for limit in (5.0, 4.0))
+    some, few = (best(latency_s=8.0, memory_bytes=limit) for limit in (5.0, 4.0))
     assert (some.plan.lookahead, some.stages[0].in_flight) == (4, 5)
-    assert (few.plan.lookahead, few.stages[0].in_flight) == (2, 3)
-    assert best(latency_s=3.0).step_s < some.step_s < few.step_s
+    assert best(latency_s=8.0).step_s < some.step_s < few.step_s
+    assert few.plan.lookahead == 2 and len(few.stages) == 1
 
 
 def test_and_no_farther_than_it_helps() -> None:

@@ -172,7 +172,8 @@ def _simulations(
 ) -> Iterator[tuple[str, int, Simulation]]:
     """Simulates the step with each schedule: its name, the lookahead, the step."""
     for schedule in schedules:
-        lookahead, simulation = LOOKAHEAD, stages.simulate(num_micro_batches, schedule)
+        lookahead = LOOKAHEAD
+        simulation = stages.simulate(num_micro_batches, schedule, lookahead)
         yield schedule, lookahead, simulation
         while schedule == "auto" and run_ahead_of(schedule, lookahead) < num_micro_batches - 1:
             shortest_s = simulation.step_time
