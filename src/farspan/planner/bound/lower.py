@@ -91,7 +91,7 @@ class Bound:
         """Returns seconds that no step is below, closer than `seconds` where a step of `found_s` is possible."""
         if self.cuts is None or self.seconds >= found_s or self.cuts.work(found_s) > _WORK_LATER:
             return self.seconds
-        return _SAME * least_step(self.cuts.may_take, self.seconds, found_s, close=_CLOSE)
+        return max(self.seconds, _SAME * least_step(self.cuts.may_take, self.seconds, found_s, close=_CLOSE))
 
     def devices_within(self, step_s: float) -> tuple[str, ...]:
         """Returns classes of devices, in the order of the stages, with which the bound allows a step of so many
