@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -327,7 +328,11 @@ MODELS = {
 def check(name: str, cut: Callable[[CostedGraph], list[list[str]]], schedule: str, *, within: float = WITHIN) -> None:
     build, example = MODELS[name]
     graph = profile_of(build, example())
-    found = forecast_of(graph, cut(graph), schedule)
+    compare(name, forecast_of(graph, cut(graph), schedule), within)
+
+
+def compare(name: str, found: Forecast, within: float = WITHIN) -> None:
+    build, example = MODELS[name]
     for rank, measured in enumerate(peaks_of(build, example(), found)):
         stage = next(stage for stage in found.stages if stage.where == f"rank:{rank}")
         assert stage.memory_bytes == pytest.approx(measured, rel=within), (rank, stage.nodes)
@@ -387,3 +392,15 @@ def test_a_stage_whose_only_weight_is_elsewhere_runs_the_tasks_of_the_forecast(s
     graph = profile_of(build, example())
     names = [node.name for node in graph.nodes]
     peaks_of(build, example(), forecast_of(graph, [names[:-1], names[-1:]], schedule))
+
+
+@pytest.mark.parametrize("name", ["residual", "unet"])
+def test_so_it_is_where_more_micro_batches_are_in_flight(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, example = MODELS[name]
+    graph = profile_of(build, example())
+    near = forecast_of(graph, in_a_row(graph, (0.5, 1.0)), "zero-bubble")
+    monkeypatch.setattr(sys.modules["farspan.planner.forecast.forecast"], "LOOKAHEAD", 4)
+    found = forecast_of(graph, in_a_row(graph, (0.5, 1.0)), "zero-bubble")
+    assert (found.plan.lookahead, near.plan.lookahead) == (4, 2)
+    assert found.stages[0].in_flight == near.stages[0].in_flight + 2
+    compare(name, found)

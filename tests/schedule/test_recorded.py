@@ -24,6 +24,7 @@ from farspan.schedule import (
     looped,
     one_f_one_b,
     orders_by_name,
+    run_ahead_of,
     straight,
     vee,
     zb_h1,
@@ -110,7 +111,15 @@ def test_memory_does_not_grow_with_the_number_of_micro_batches(name: str, chain:
     assert peaks[0] == peaks[1]
 
 
-@given(any_segments(), st.sampled_from(SCHEDULES), st.integers(0, 2), st.sampled_from([0.0, 0.3]))
+@pytest.mark.parametrize(
+    ("name", "lookahead", "run_ahead"),
+    [("auto", 0, 0), ("auto", 1, 0), ("auto", 2, 1), ("zero-bubble", 8, 7), ("1f1b", 8, 0), ("gpipe", 8, 0)],
+)
+def test_what_a_plan_looks_ahead_is_for_one_receive_and_for_forwards(name: str, lookahead: int, run_ahead: int) -> None:
+    assert run_ahead_of(name, lookahead) == run_ahead
+
+
+@given(any_segments(), st.sampled_from(SCHEDULES), st.integers(0, 7), st.sampled_from([0.0, 0.3]))
 def test_on_any_graph_all_run_and_nobody_waits_for_ever(
     case: tuple[list[Task], int], name: str, run_ahead: int, latency: float
 ) -> None:

@@ -36,7 +36,9 @@ class Plan:
         schedule: "auto": the backward of a stage that another rank waits for is split where that is likely to pay, and
             its weight gradients fill the gaps; "zero-bubble": wherever another rank waits; "1f1b": every backward is
             one task, in turns with the forwards; "gpipe": all forwards, then all backwards.
-        lookahead: How many micro-batches may be in flight beyond what the schedule needs.
+        lookahead: How many boundary buffers a rank may hold beyond one for each stage, to hide transfers: one for a
+            receive that is posted ahead, the others for micro-batches in flight beyond what the schedule needs ("1f1b"
+            and "gpipe": all for receives). `farspan plan` asks for more where that makes the step shorter and fits.
         remat: What is computed again in the backward instead of being kept from the forward: True for each repeated
             block (without any, each leaf), or names of modules (or globs) for each call of these.
         estimates: Numbers per stage for people to read: "num_parameters", "parameter_bytes", "share" (of the cost,

@@ -18,9 +18,9 @@ class Settings:
         teams: By stage, who runs it.
         rank: Whose program.
         num_ranks: How many ranks there are.
-        lookahead: How many boundary buffers a rank may hold beyond one for each stage, to hide transfers: one for a
-            forward more than the schedule has in flight (GPipe and 1F1B take none), the others for receives that are
-            posted so many tasks ahead.
+        lookahead: How many boundary buffers a rank may hold beyond one for each stage, to hide transfers: one for
+            receives that are posted a task ahead, the others for forwards more than the schedule has in flight. GPipe
+            and 1F1B have no such forwards: all are for receives, posted so many tasks ahead.
         home_stages: A stage of each rank, where gradients of tensors outside the model arrive, if there are any.
         schedule: The name of the order.
         least_weight_work_s: A backward is split if its weight gradients are likely to take so long.

@@ -91,6 +91,37 @@ def test_no_plan_under_any_schedule_beats_the_bound(seed: int) -> None:
     assert allowed and all(allowed.count(each.name) <= each.num_devices for each in cluster.classes)
 
 
+@pytest.mark.parametrize("seed", range(48, 72))
+def test_nor_the_bound_that_is_known_once_a_plan_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are too many cuts to look at at once: as close as there, to a percent, and still below all steps."""
+    graph, cluster, micro_batches = a_chain(seed)
+    at_once = bound_of(graph, cluster, micro_batches).seconds
+    monkeypatch.setattr("farspan.planner.bound.lower._WORK_AT_ONCE", 0)
+    bound = bound_of(graph, cluster, micro_batches)
+    best_s = best_plan(graph, cluster, micro_batches).best.step_s
+    assert bound.seconds <= bound.below(best_s) <= best_s
+    assert at_once / 1.01 <= bound.below(best_s) * (1 + 1e-8) and bound.below(best_s) <= at_once * (1 + 1e-8)
+
+
+def test_on_many_devices_the_bound_knows_what_the_others_are_on() -> None:
+    """50 nodes on 18 devices of 3 classes: were all stages but one on the fastest devices, they would wait less."""
+    draws = random.Random(0)
+    seconds = [draws.uniform(0.5, 1.5) for _ in range(50)]
+    nodes = tuple(
+        CostedNode(name=f"n{i}", forward_s=s, backward_s=2 * s, weight_s=s, weight_flops=1e15, parameter_bytes=1.0)
+        for i, s in enumerate(seconds)
+    )
+    edges = tuple(CostedEdge(source=a.name, target=b.name) for a, b in itertools.pairwise(nodes))
+    classes = tuple(
+        DeviceClass(name=name, kind=name, devices_per_host=6, speed=speed)
+        for name, speed in zip("abc", (1.0, 2.0, 3.0), strict=True)
+    )
+    graph, cluster = CostedGraph(nodes=nodes, edges=edges), Cluster(classes=classes)
+    bound, answer = bound_of(graph, cluster, 16), best_plan(graph, cluster, 16)
+    assert bound.cuts is not None, "the cuts are too many to look at at once"
+    assert bound.seconds * 1.05 < answer.bound <= answer.best.step_s
+
+
 def test_weight_gradients_that_are_put_off_keep_nobody_waiting() -> None:
     """The second stage does them while the first one goes back: less than if stages waited for whole backwards."""
     nodes = tuple(

@@ -57,7 +57,8 @@ class Judge:
         if self.num_micro_batches * max(map(self._seconds, pipeline.stages)) >= than_s * _SAME:
             return None
         graph, cluster = self.problem.graph, self.problem.cluster
-        self.num_tasks_left -= 5 * len(pipeline.stages) * self.num_micro_batches + len(graph.nodes)
+        # Of each micro-batch and stage: five tasks under two schedules, and three more with more in flight.
+        self.num_tasks_left -= 8 * len(pipeline.stages) * self.num_micro_batches + len(graph.nodes)
         if shortest_step(graph, cluster, pipeline, self.num_micro_batches) >= than_s * _SAME:
             return None
         found = forecast(graph, cluster, pipeline, self.num_micro_batches)

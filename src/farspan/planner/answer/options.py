@@ -118,7 +118,7 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
     losers += [_loser(each, best) for count, each in by_count.items() if count != len(best.stages)]
     return Answer(
         best=_with_remat(best, problem),
-        bound=bound.seconds,
+        bound=bound.below(best.step_s),
         losers=tuple(sorted(losers, key=lambda each: each.step_s)),
         search_s=time.monotonic() - began,
         problem=problem,

@@ -2,60 +2,119 @@
 
 For each choice of devices that the stages before a place have taken, the least that these keep the next one waiting:
 
-    before[used, place]        forward[used, place]      forwards alone
-                               waited[used, place]       and what comes back of backwards
-    after[left, place]         both of the stages from there on, on the devices that are left
+    before[place, used]        forward[place, used]      forwards alone
+                               waited[place, used]       and what comes back of backwards
+    after[place, left]         both of the stages from there on, on the devices that are left
 
 A stage from one place to another, on one more device, is possible within a step if all that the step must have time
 for is shorter. A step may be that short if a chain of such stages leads to the end of the row. The least of each sum is
-taken by itself: no more than what any one chain has. Sums over later stages are first taken over all stages that could
-run within a step, then over those that also have the time for what comes before them.
+taken by itself: no more than what any one chain has. Sums before a place are first taken without what comes after it;
+sums after it then over stages that have the time for what other devices do before them; and with these the sums before
+it once more.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from farspan.planner.bound.devices import Devices, IntArray, Layer
 from farspan.planner.costed.problem import FloatArray
 
-__all__ = ["MAX_WORK", "Cuts", "Stages"]
+__all__ = ["Cuts", "Stages"]
 
-MAX_WORK = 2e6
-"""Stages that are looked at for one length of a step: devices taken, a class, two places."""
-_State = tuple[int, ...]
+_BLOCK = 512
+"""States that are looked at together: what is computed of them stays in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """All stages of a row on one class of devices, by the places where they begin and end.
+    """The stages of a row that a class of devices may run: a device has the memory for one micro-batch.
 
     Attributes:
-        can_be: [place, place] whether the nodes may run there, and a device has the memory for one micro-batch.
+        starts: The place where each begins.
+        ends: The place where it ends.
         forward_s: The least seconds of a forward.
         backward_s: Of a backward.
         returned_s: Of what stages before wait for in it.
         whole_s: Of both.
     """
 
-    can_be: NDArray[np.bool_]
+    starts: IntArray
+    ends: IntArray
     forward_s: FloatArray
     backward_s: FloatArray
     returned_s: FloatArray
     whole_s: FloatArray
+
+    def at(self, numbers: IntArray) -> Stages:
+        """Returns those of them."""
+        return Stages(**{each.name: getattr(self, each.name)[numbers] for each in fields(self)})
+
+
+class _Possible:
+    """Stages of a class that can be within a step, and what there may be before and after each.
+
+    Attributes:
+        stages: Ordered by the place where they end, or begin.
+        ahead_s: The most that forwards before it may take.
+        waits_s: The most that these and what comes back of their backwards may take.
+        ahead_and_after_s: The most that forwards before it, and both after it, may take.
+        waits_and_after_s: The most that both may take, before it and after it.
+    """
+
+    def __init__(self, stages: Stages, step_s: float, num_micro_batches: int, *, by_end: bool) -> None:
+        numbers = np.flatnonzero(num_micro_batches * stages.whole_s <= step_s)
+        of = (stages.ends if by_end else stages.starts)[numbers]
+        self.stages = found = stages.at(numbers[np.argsort(of, kind="stable")])
+        self.ahead_s = step_s - num_micro_batches * found.whole_s
+        self.waits_s = step_s - num_micro_batches * (found.forward_s + found.returned_s)
+        self.ahead_and_after_s = step_s - found.forward_s - num_micro_batches * found.backward_s
+        self.waits_and_after_s = step_s - found.forward_s - num_micro_batches * found.returned_s
+
+    def within(self, ahead: FloatArray, waits: FloatArray, after: FloatArray | None) -> _Within:
+        """Picks the stages that are possible with what is before and after them: [place, state]."""
+        starts, ends = self.stages.starts, self.stages.ends
+        may_be = ahead.min(axis=1)[starts] <= self.ahead_s
+        if after is not None:
+            may_be &= after.min(axis=1)[ends] <= self.ahead_and_after_s
+        kept = np.flatnonzero(may_be)
+        ahead, waits = ahead[starts[kept]], waits[starts[kept]]
+        can_be = (ahead <= self.ahead_s[kept, None]) & (waits <= self.waits_s[kept, None])
+        if after is not None:
+            after = after[ends[kept]]
+            can_be &= ahead + after <= self.ahead_and_after_s[kept, None]
+            can_be &= waits + after <= self.waits_and_after_s[kept, None]
+        return _Within(self.stages.at(kept), can_be, ahead, waits, after)
+
+
+class _Within(NamedTuple):
+    """Stages of a class; of each, by state, whether it can be, and what is before it and after it."""
+
+    stages: Stages
+    can_be: NDArray[np.bool_]
+    ahead: FloatArray
+    waits: FloatArray
+    after: FloatArray | None
+
+    def least(self, sums: FloatArray, more_s: FloatArray, places: IntArray) -> tuple[IntArray, FloatArray]:
+        """Adds seconds of the stages to those sums: the least of each place, [place, state], and these places."""
+        firsts = np.flatnonzero(np.diff(places, prepend=-1))
+        every = np.where(self.can_be, sums + more_s[:, None], math.inf)
+        return places[firsts], np.minimum.reduceat(every, firsts, axis=0)
 
 
 class Cuts:
     """A row of nodes.
 
     Args:
-        stages: Of each class.
-        counts: Of each class, how many devices there are.
+        stages: Of each class, those that there are.
+        devices: How many there are of each class.
         most: The most stages.
         num_micro_batches: Of a step.
         forward_border_s: [class, place] the least that it takes to send what goes over a border there, if a device of
@@ -67,7 +126,7 @@ class Cuts:
     def __init__(
         self,
         stages: Sequence[Stages],
-        counts: Sequence[int],
+        devices: Devices,
         most: int,
         num_micro_batches: int,
         forward_border_s: FloatArray,
@@ -75,78 +134,75 @@ class Cuts:
         *,
         returns: bool,
     ) -> None:
-        self.stages, self.counts, self.num_micro_batches, self.returns = stages, counts, num_micro_batches, returns
+        self.stages, self.devices, self.num_micro_batches, self.returns = stages, devices, num_micro_batches, returns
         self.forward_border_s = forward_border_s
         self.border_s = forward_border_s + back_border_s if returns else forward_border_s
-        every = sorted(itertools.product(*(range(count + 1) for count in counts)), key=sum)
-        self.every = every
-        self.states = [state for state in every if sum(state) <= most]
+        self.shape = (forward_border_s.shape[1], devices.num_states)
+        self.layers = devices.layers(most)
+        self.all_layers = devices.layers(sum(devices.counts))
 
-    def _after(self, can_be: Sequence[NDArray[np.bool_]]) -> dict[_State, FloatArray]:
-        """By the devices that are left [place], forwards and what comes back from there on, with the border there."""
-        num_places = self.border_s.shape[1]
-        found: dict[_State, FloatArray] = {}
-        for left in self.every:
-            best = np.full(num_places, math.inf)
-            best[-1] = 0.0
-            for number, each in enumerate(self.stages):
-                if left[number]:
-                    seconds = each.forward_s + (each.returned_s if self.returns else 0.0) + found[_less(left, number)]
-                    seconds += self.border_s[number][:, None]
-                    best = np.minimum(best, np.where(can_be[number], seconds, math.inf).min(axis=1))
-            found[left] = best
-        return found
+    def work(self, step_s: float) -> float:
+        """Stages that are looked at, for a step of so many seconds: for each class, with each choice of devices."""
+        num_stages = (np.count_nonzero(self.num_micro_batches * each.whole_s <= step_s) for each in self.stages)
+        return float(self.devices.num_states * sum(num_stages))
 
     def may_take(self, step_s: float) -> bool:
         """Returns whether a step of so many seconds may be enough for some cut of the row."""
-        can_be = [each.can_be & (self.num_micro_batches * each.whole_s <= step_s) for each in self.stages]
-        after = self._after(can_be)
-        forward = self._forward(step_s, can_be, after)
-        if not self._is_cut(forward):
+        forward, waited = self._before(step_s)
+        if not self.returns or not np.isfinite(forward[-1]).any():
+            return bool(np.isfinite(forward[-1]).any())
+        for sums in (forward, waited):
+            self.devices.spread(sums)  # what others have left of the devices may be more than a stage after them has
+        after = self._after(step_s, forward, waited)
+        if not np.isfinite(after[0, -1]):
             return False
-        # Of what comes after a stage, only such stages count as can follow what comes before them.
-        ahead = np.min(list(forward.values()), axis=0)[:, None]
-        can_be = [
-            those & (ahead + self.num_micro_batches * each.whole_s <= step_s)
-            for those, each in zip(can_be, self.stages, strict=True)
-        ]
-        return self._is_cut(self._forward(step_s, can_be, self._after(can_be)))
+        del forward, waited
+        return bool(np.isfinite(self._before(step_s, after)[0][-1]).any())
 
-    def _is_cut(self, forward: Mapping[_State, FloatArray]) -> bool:
-        return any(math.isfinite(each[-1]) for each in forward.values())
+    def _before(self, step_s: float, after: FloatArray | None = None) -> tuple[FloatArray, FloatArray]:
+        """[place, devices taken] the least forwards before it, and these with what comes back."""
+        forward, waited = np.full(self.shape, math.inf), np.full(self.shape, math.inf)
+        forward[0, 0] = waited[0, 0] = 0.0
+        for number, possible, states, before in self._blocks(self.layers, step_s, by_end=True):
+            left = None if after is None else after[:, self.devices.left(states)]
+            those = possible.within(forward[:, before], waited[:, before], left)
+            each, ends = those.stages, those.stages.ends
+            if not len(ends):
+                continue
+            forth_and_back = each.forward_s + (each.returned_s if self.returns else 0.0)
+            for found, sums, seconds, border_s in (
+                (forward, those.ahead, each.forward_s, self.forward_border_s),
+                (waited, those.waits, forth_and_back, self.border_s),
+            ):
+                _lower(found, states, *those.least(sums, seconds + border_s[number, ends], ends))
+        return forward, waited
 
-    def _forward(
-        self, step_s: float, can_be: Sequence[NDArray[np.bool_]], after: Mapping[_State, FloatArray]
-    ) -> dict[_State, FloatArray]:
-        """By the devices that are taken [place], the least forwards before it, of stages that are possible."""
-        num_places, times = self.border_s.shape[1], self.num_micro_batches
-        start = np.full(num_places, math.inf)
-        start[0] = 0.0
-        forward = {state: start.copy() for state in self.states[:1]}
-        waited = {state: start.copy() for state in self.states[:1]}
-        for state in self.states[1:]:
-            forward[state], waited[state] = (np.full(num_places, math.inf) for _ in range(2))
-            for number, each in enumerate(self.stages):
-                if not state[number]:
-                    continue
-                before = _less(state, number)
-                left = tuple(count - used for count, used in zip(self.counts, state, strict=True))
-                ahead, waits = forward[before][:, None], waited[before][:, None]
-                possible = can_be[number] & (ahead + times * each.whole_s <= step_s)
-                forth_and_back = each.forward_s + (each.returned_s if self.returns else 0.0)
-                possible &= waits + times * (each.forward_s + each.returned_s) <= step_s
-                if self.returns:
-                    rest = each.forward_s + after[left]
-                    possible &= ahead + rest + times * each.backward_s <= step_s
-                    possible &= waits + rest + times * each.returned_s <= step_s
-                for found, source, seconds, border_s in (
-                    (forward[state], ahead, each.forward_s, self.forward_border_s),
-                    (waited[state], waits, forth_and_back, self.border_s),
-                ):
-                    sums = np.where(possible, source + seconds + border_s[number], math.inf)
-                    np.minimum(found, sums.min(axis=0), out=found)
-        return forward
+    def _after(self, step_s: float, forward: FloatArray, waited: FloatArray) -> FloatArray:
+        """[place, devices left] the least forwards and what comes back of the stages from there on."""
+        found = np.full(self.shape, math.inf)
+        found[-1] = 0.0
+        for number, possible, states, later in self._blocks(self.all_layers, step_s, by_end=False):
+            others = self.devices.left(states)
+            those = possible.within(forward[:, others], waited[:, others], found[:, later])
+            each, starts = those.stages, those.stages.starts
+            if len(starts) and those.after is not None:
+                seconds = each.forward_s + each.returned_s + self.border_s[number, starts]
+                _lower(found, states, *those.least(those.after, seconds, starts))
+        return found
+
+    def _blocks(
+        self, layers: Sequence[Layer], step_s: float, *, by_end: bool
+    ) -> Iterator[tuple[int, _Possible, IntArray, IntArray]]:
+        """By class its stages, some states that have a device of it, and these without it; few devices first."""
+        of_class = [_Possible(each, step_s, self.num_micro_batches, by_end=by_end) for each in self.stages]
+        for layer in layers:
+            for number, (possible, (states, before)) in enumerate(zip(of_class, layer, strict=True)):
+                for start in range(0, len(states), _BLOCK):
+                    block = slice(start, start + _BLOCK)
+                    yield number, possible, states[block], before[block]
 
 
-def _less(state: _State, number: int) -> _State:
-    return (*state[:number], state[number] - 1, *state[number + 1 :])
+def _lower(found: FloatArray, states: IntArray, places: IntArray, least: FloatArray) -> None:
+    """Puts what is less in the place of what was found."""
+    at = np.ix_(places, states)
+    found[at] = np.minimum(found[at], least)

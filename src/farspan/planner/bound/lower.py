@@ -26,18 +26,20 @@ and no step is shorter than the shortest in which all nodes are reached. The sum
 devices allow: each takes a step's M-th part at most, and the fastest come first. (To have come farther may be worse
 where these sums grow fast; a stage is taken to begin wherever that lets it reach the most nodes.)
 
-Where there are few cuts, the sums over earlier and later stages are taken on the devices that these are on (`cuts`). A
-stage's backwards wait for the forward of the first micro-batch through all stages, and its backward through those after
+Where there are not too many cuts, the sums over earlier and later stages are taken on the devices that these are on
+(`cuts`); where they are many, only between what is known by then and the step of a plan that was found. A stage's
+backwards wait for the forward of the first micro-batch through all stages, and its backward through those after
 it: with b(s) the backward in t(s), r(s) that without gradients of weights (if s has parameters: else nothing can be
 deferred), F the sum of all forwards, and with what goes over the borders,
 
     step >= F + r(s + 1) + r(s + 2) + ... + M * b(s)
     step >= F + r(1) + ... + r(s - 1) + r(s + 1) + ... + M * r(s)
 
-Where devices are too many for that, stages take parts of nodes: no node's f is less than a share p of its t, so
-t(s) <= R(s) / M, with R(s) what is left of the step after the stages before, R(s + 1) <= R(s) - p t(s). Most work is
-done if all stages take all they may, the fastest first: T <= step / M * sum over s of v(s) (1 - p / M)^(s - 1); and the
-same for g, with p = 1.
+Where devices are too many even for the first of these, stages take parts of nodes: no node's f is less than a share p
+of its t, so t(s) <= R(s) / M, with R(s) what is left of the step after the stages before, R(s + 1) <= R(s) - p t(s).
+Most work is done if all stages take all they may, the fastest first, and the same holds for g, with p = 1:
+
+    T <= step / M * sum over s of v(s) (1 - p / M)^(s - 1)
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ import numpy as np
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.bound.bisection import least_step
-from farspan.planner.bound.cuts import MAX_WORK, Cuts, Stages
+from farspan.planner.bound.cuts import Cuts, Stages
+from farspan.planner.bound.devices import Devices
 from farspan.planner.bound.row import MAX_STATES, Row, Work
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.costed.problem import FloatArray, seconds_on
@@ -58,6 +61,14 @@ from farspan.planner.costed.problem import FloatArray, seconds_on
 __all__ = ["Bound", "bound_of"]
 
 _SAME = 1 - 1e-9
+_MOST_STAGES = 1e6
+"""Stages that are listed: a class, two places."""
+_WORK_AT_ONCE = 2e6
+"""Stages that are looked at for one length of a step, each with all choices of devices: some ten milliseconds."""
+_WORK_LATER = 3e8
+"""The same for a step that is known to be possible: some seconds."""
+_CLOSE = 1e-2
+"""How close a bound comes then to what it could be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +79,19 @@ class Bound:
         seconds: Of the step.
         row: What it follows from where all nodes are a row.
         names: Of the classes of devices.
+        cuts: What more follows from, where these were too many to look at at once.
     """
 
     seconds: float
     row: Row | None = None
     names: tuple[str, ...] = ()
+    cuts: Cuts | None = None
+
+    def below(self, found_s: float) -> float:
+        """Returns seconds that no step is below, closer than `seconds` where a step of `found_s` is possible."""
+        if self.cuts is None or self.seconds >= found_s or self.cuts.work(found_s) > _WORK_LATER:
+            return self.seconds
+        return max(self.seconds, _SAME * least_step(self.cuts.may_take, self.seconds, found_s, close=_CLOSE))
 
     def devices_within(self, step_s: float) -> tuple[str, ...]:
         """Returns classes of devices, in the order of the stages, with which the bound allows a step of so many
@@ -147,20 +166,21 @@ def bound_of(
         path,
     )
     counts = [min(each.num_devices, most) for each in classes]
-    row = None
+    row = later = None
     if is_row:
         # What takes next to no time may lie beside the row.
         order = sorted((name for name in whole if whole[name] > 2 * (1 - _SAME) * total), key=lambda name: ends[name])
         rows = [work[name] for name in order]
         forth_s = [_border_s(order, forwards, cluster, each) for each in classes]
         back_s = [_border_s(order, backwards, cluster, each, is_back=True) for each in classes]
-        num_states = math.prod(count + 1 for count in counts)
-        if num_states <= MAX_STATES:
+        devices = Devices(counts)
+        num_stages = len(classes) * (len(order) + 1) ** 2
+        if devices.num_states <= MAX_STATES:
             least = (_least_of_all(forth_s), _least_of_all(back_s))
             limits = [each.memory_bytes for each in classes]
-            row = Row(rows, counts, limits, most, num_micro_batches, least, returns=returns)
+            row = Row(rows, devices, limits, most, num_micro_batches, least, returns=returns)
             least_s = least_step(row.may_take, least_s)
-        if num_states * len(classes) * (len(order) + 1) ** 2 <= MAX_WORK:
+        if devices.num_states <= MAX_STATES and num_stages <= _MOST_STAGES:
             users = {edge.target for edge in graph.edges if edge.is_parameter and edge.has_gradient}
             has_weights = {node.name: node.parameter_bytes > 0 or node.name in users for node in graph.nodes}
             # A node that is no part of the row may be in any stage, and so may its parameters.
@@ -170,9 +190,12 @@ def bound_of(
                 _stages([row[number] for row in rows], [has_weights[name] for name in order], each)
                 for number, each in enumerate(classes)
             ]
-            cuts = Cuts(stages, counts, most, num_micro_batches, np.array(forth_s), np.array(back_s), returns=returns)
-            least_s = least_step(cuts.may_take, least_s)
-    return Bound(seconds=_SAME * least_s, row=row, names=tuple(each.name for each in classes))
+            cuts = Cuts(stages, devices, most, num_micro_batches, np.array(forth_s), np.array(back_s), returns=returns)
+            if devices.num_states * num_stages <= _WORK_AT_ONCE:
+                least_s = least_step(cuts.may_take, least_s)
+            else:
+                later = cuts
+    return Bound(seconds=_SAME * least_s, row=row, names=tuple(each.name for each in classes), cuts=later)
 
 
 def _work(node: CostedNode, kind: DeviceClass) -> Work:
@@ -231,15 +254,17 @@ def _stages(row: Sequence[Work], has_weights: Sequence[bool], kind: DeviceClass)
 
     refused = between([0.0 if math.isfinite(each.whole_s) else 1.0 for each in row])
     fits = between([each.memory_bytes for each in row]) <= kind.memory_bytes * (2 - _SAME)
-    places = np.arange(len(row) + 1)
+    starts, ends = np.nonzero(np.triu((refused == 0) & fits, 1))
     backward_s = between([each.backward_s for each in row])
     can_split = between([float(each) for each in has_weights]) > 0
+    returned_s = np.where(can_split, between([each.returned_s for each in row]), backward_s)
     return Stages(
-        can_be=(refused == 0) & fits & (places[None, :] > places[:, None]),
-        forward_s=between([each.forward_s for each in row]),
-        backward_s=backward_s,
-        returned_s=np.where(can_split, between([each.returned_s for each in row]), backward_s),
-        whole_s=between([each.whole_s for each in row]),
+        starts=starts,
+        ends=ends,
+        forward_s=between([each.forward_s for each in row])[starts, ends],
+        backward_s=backward_s[starts, ends],
+        returned_s=returned_s[starts, ends],
+        whole_s=between([each.whole_s for each in row])[starts, ends],
     )
 
 

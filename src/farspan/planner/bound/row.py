@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from farspan.planner.bound.devices import Devices, IntArray
 from farspan.planner.costed.problem import FloatArray
 
 __all__ = ["MAX_STATES", "Row", "Work"]
@@ -17,7 +17,6 @@ __all__ = ["MAX_STATES", "Row", "Work"]
 MAX_STATES = 300_000
 """Numbers of devices of all classes that are looked at."""
 _CLOSE = 1e-9
-_IntArray = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class Row:
 
     Args:
         nodes: In order, for each class of devices the least that it takes.
-        counts: Of each class, how many devices there are.
+        devices: How many there are of each class.
         limits: Of each class, the memory of a device, in bytes.
         most: The most stages.
         num_micro_batches: Of a step.
@@ -59,7 +58,7 @@ class Row:
     def __init__(
         self,
         nodes: Sequence[Sequence[Work]],
-        counts: Sequence[int],
+        devices: Devices,
         limits: Sequence[float],
         most: int,
         num_micro_batches: int,
@@ -68,6 +67,7 @@ class Row:
         returns: bool,
     ) -> None:
         self.num_nodes, self.num_micro_batches = len(nodes), num_micro_batches
+        self.devices, counts = devices, devices.counts
         classes = range(len(counts))
         self.forward = _Fill([[each.forward_s for each in row] for row in nodes], counts)
         self.waited = _Fill([[each.waited_s if returns else 0.0 for each in row] for row in nodes], counts)
@@ -87,22 +87,7 @@ class Row:
             for number in classes
         ]
         """[class][start] where a stage may end at the latest that has to run there, and to fit."""
-        self.num_states = math.prod(count + 1 for count in counts)
-        self.strides = [math.prod(count + 1 for count in counts[number + 1 :]) for number in classes]
-        """[class] by how much the number of a state grows with a device of it."""
-        self.taken: _IntArray = np.indices([count + 1 for count in counts]).reshape(len(counts), -1)
-        """[class, state] how many devices of it are taken."""
-        self.layers = self._layers(min(most, sum(counts)))
-
-    def _layers(self, most: int) -> list[list[tuple[_IntArray, _IntArray]]]:
-        """For 1, 2, .. stages, by class: the states that have a device of it, and each without that one."""
-        totals = self.taken.sum(axis=0)
-        found: list[list[tuple[_IntArray, _IntArray]]] = []
-        for total in range(1, most + 1):
-            states = np.flatnonzero(totals == total)
-            of_class = [states[those[states] > 0] for those in self.taken]
-            found.append([(each, each - stride) for each, stride in zip(of_class, self.strides, strict=True)])
-        return found
+        self.layers = devices.layers(most)
 
     def may_take(self, step_s: float) -> bool:
         """Returns whether stages may reach the end of the row within a step of so many seconds."""
@@ -112,11 +97,11 @@ class Row:
         """Returns the classes of the devices of some stages, in order, that may reach the end of the row within a step
         of so many seconds, as few as possible; None if there are none.
         """
-        reach: _IntArray = np.zeros(self.num_states, dtype=np.intp)
+        reach: IntArray = np.zeros(self.devices.num_states, dtype=np.intp)
         most_s = step_s / self.num_micro_batches  # of a stage
         forward = self.forward.least([most_s * share for share in self.most_forward])
         waited = self.waited.least([most_s] * len(self.most_forward))
-        ends: list[list[_IntArray]] = []
+        ends: list[list[IntArray]] = []
         for num_before, layer in enumerate(self.layers):
             left_s = step_s - forward - num_before * self.forward_border_s
             left_waited_s = step_s - waited - num_before * self.border_s
@@ -129,18 +114,19 @@ class Row:
                     return self._classes_to(int(last[0]), reach, ends)
         return None
 
-    def _classes_to(self, state: int, reach: _IntArray, ends: Sequence[Sequence[_IntArray]]) -> list[int]:
+    def _classes_to(self, state: int, reach: IntArray, ends: Sequence[Sequence[IntArray]]) -> list[int]:
         """The classes of the stages that come as far as `reach` says with the devices of that state."""
         found: list[int] = []
         for of_class in reversed(ends):
             for number, those in enumerate(of_class):
-                if self.taken[number, state] and those[reach[before := state - self.strides[number]]] == reach[state]:
+                before = state - self.devices.strides[number]
+                if self.devices.taken[number, state] and those[reach[before]] == reach[state]:
                     found.append(number)
                     state = before
                     break
         return found[::-1]
 
-    def _ends(self, number: int, left_s: FloatArray, left_waited_s: FloatArray) -> _IntArray:
+    def _ends(self, number: int, left_s: FloatArray, left_waited_s: FloatArray) -> IntArray:
         """[start] where a stage on that class ends at the latest that begins there or before; it has so many seconds
         where it begins.
         """
@@ -184,7 +170,7 @@ def _is_work(work: Work) -> bool:
     return 0 < work.whole_s < math.inf
 
 
-def _before_refused(may_run: Sequence[bool]) -> _IntArray:
+def _before_refused(may_run: Sequence[bool]) -> IntArray:
     """[start] the place before which the first node from there on lies that may not run."""
     ends = [len(may_run)]
     for at in reversed(range(len(may_run))):
@@ -192,7 +178,7 @@ def _before_refused(may_run: Sequence[bool]) -> _IntArray:
     return np.array(ends[::-1])
 
 
-def _last(values: FloatArray, most: FloatArray) -> _IntArray:
+def _last(values: FloatArray, most: FloatArray) -> IntArray:
     """[start] the last place with at most that value."""
     return np.searchsorted(values, most * (1 + _CLOSE), side="right") - 1
 

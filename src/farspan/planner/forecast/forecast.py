@@ -1,14 +1,20 @@
 """What a step will be like under a pipeline: its plan, simulated event by event, and what each stage holds.
 
 Simulated are the schedules that a plan asks for: "auto", which runs a micro-batch ahead to hide transfers and splits
-backwards where that pays, and "1f1b", which holds less. The faster of those that fit is taken.
+backwards where that pays, and "1f1b", which holds less. "auto" is also simulated with more and more micro-batches
+ahead, as long as that makes the step shorter: memory for what a rank would wait for. The shortest of those that fit is
+taken.
+
+    one ahead      rank 0   F0 F1 F2 .. .. .. .. B0 F3 B1 F4 B2 ..      while data are on their way, and come back
+    three ahead    rank 0   F0 F1 F2 F3 F4 .. .. B0 F5 B1 F6 B2 ..
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from farspan.cluster import Cluster
 from farspan.plan import PLANNED_SECONDS, Plan
@@ -18,12 +24,15 @@ from farspan.planner.forecast.memory import in_flight, peak_bytes, saved_bytes
 from farspan.planner.forecast.parts import Part, Stages
 from farspan.planner.pipeline import Pipeline
 from farspan.planner.simulation import Simulation
+from farspan.schedule import LOOKAHEAD, run_ahead_of
 
 __all__ = ["Forecast", "StageForecast", "can_run", "forecast", "shortest_step"]
 
 _SCHEDULES = ("auto", "1f1b")
 """Those that are compared."""
 _SAME = 1 - 1e-6
+_IS_WORTH_MEMORY = 1 - 1e-3
+"""More micro-batches in flight make a step shorter by this at least, or they are not simulated further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +128,8 @@ def forecast(
         num_micro_batches: Of a step.
         schedules: Names of those to compare.
     """
-    schedule, simulation, stages = _best_schedule(Stages(graph, cluster, pipeline.stages), num_micro_batches, schedules)
+    best = _best_schedule(Stages(graph, cluster, pipeline.stages), num_micro_batches, schedules)
+    simulation = best.simulation
     link_bytes: dict[tuple[int, int], float] = {}
     transfer_s: dict[tuple[int, int], float] = {}
     for transfer in simulation.transfers:
@@ -128,10 +138,10 @@ def forecast(
         link_bytes[ends] = link_bytes.get(ends, 0.0) + transfer.message.size_bytes
         transfer_s[ends] = transfer_s.get(ends, 0.0) + transfer.free - transfer.start
     return Forecast(
-        plan=_plan(graph, stages, schedule),
+        plan=_plan(graph, best),
         pipeline=pipeline,
         simulation=simulation,
-        stages=stages,
+        stages=best.stages,
         link_bytes=link_bytes,
         transfer_s=transfer_s,
         num_micro_batches=num_micro_batches,
@@ -141,24 +151,52 @@ def forecast(
 def shortest_step(graph: CostedGraph, cluster: Cluster, pipeline: Pipeline, num_micro_batches: int) -> float:
     """Seconds of a step of `pipeline`, whether it fits or not."""
     stages = Stages(graph, cluster, pipeline.stages)
-    return min(stages.simulate(num_micro_batches, name).step_time for name in _SCHEDULES)
+    return min(each.step_time for _, _, each in _simulations(stages, num_micro_batches, _SCHEDULES))
 
 
-def _best_schedule(
+class _Run(NamedTuple):
+    """How stages are run, and what comes of it."""
+
+    schedule: str
+    lookahead: int
+    simulation: Simulation
+    stages: tuple[StageForecast, ...]
+
+    @property
+    def fits(self) -> bool:
+        return all(stage.memory_bytes <= stage.limit_bytes for stage in self.stages)
+
+
+def _simulations(
     stages: Stages, num_micro_batches: int, schedules: Sequence[str]
-) -> tuple[str, Simulation, tuple[StageForecast, ...]]:
-    """The name of the schedule, the step and its stages: the shortest that fits, else what holds least."""
-    found: list[tuple[str, Simulation, tuple[StageForecast, ...]]] = []
+) -> Iterator[tuple[str, int, Simulation]]:
+    """Simulates the step with each schedule: its name, the lookahead, the step."""
     for schedule in schedules:
-        simulation = stages.simulate(num_micro_batches, schedule)
-        peaks = peak_bytes(stages, simulation, schedule)
-        found.append((schedule, simulation, tuple(_stage(stages, part, simulation, peaks) for part in stages.parts)))
-    fitting = [each for each in found if all(stage.memory_bytes <= stage.limit_bytes for stage in each[2])]
+        lookahead = LOOKAHEAD
+        simulation = stages.simulate(num_micro_batches, schedule, lookahead)
+        yield schedule, lookahead, simulation
+        while schedule == "auto" and run_ahead_of(schedule, lookahead) < num_micro_batches - 1:
+            shortest_s = simulation.step_time
+            lookahead *= 2
+            simulation = stages.simulate(num_micro_batches, schedule, lookahead)
+            if simulation.step_time >= shortest_s * _IS_WORTH_MEMORY:
+                break
+            yield schedule, lookahead, simulation
+
+
+def _best_schedule(stages: Stages, num_micro_batches: int, schedules: Sequence[str]) -> _Run:
+    """The shortest step that fits, else the one by the last schedule, which holds least."""
+    found: list[_Run] = []
+    for schedule, lookahead, simulation in _simulations(stages, num_micro_batches, schedules):
+        peaks = peak_bytes(stages, simulation, schedule, lookahead)
+        parts = tuple(_stage(stages, part, simulation, peaks) for part in stages.parts)
+        found.append(_Run(schedule, lookahead, simulation, parts))
+    fitting = [each for each in found if each.fits]
     if not fitting:
         return found[-1]
     best = fitting[0]
     for each in fitting[1:]:
-        best = each if each[1].step_time < best[1].step_time * _SAME else best
+        best = each if each.simulation.step_time < best.simulation.step_time * _SAME else best
     return best
 
 
@@ -179,7 +217,8 @@ def _stage(stages: Stages, part: Part, simulation: Simulation, peaks: Mapping[in
     )
 
 
-def _plan(graph: CostedGraph, stages: Sequence[StageForecast], schedule: str) -> Plan:
+def _plan(graph: CostedGraph, run: _Run) -> Plan:
+    stages = run.stages
     stage_of = {name: number for number, stage in enumerate(stages) for name in stage.nodes}
     nodes = graph.nodes
     if len(stages) == 1:
@@ -190,7 +229,8 @@ def _plan(graph: CostedGraph, stages: Sequence[StageForecast], schedule: str) ->
     return Plan(
         stages=tuple(stage.where for stage in stages),
         placement=placement,
-        schedule=schedule,
+        schedule=run.schedule,
+        lookahead=run.lookahead,
         remat=tuple(name for stage in stages for name in stage.remat) or False,
         estimates={
             "parameter_bytes": [stage.parameter_bytes for stage in stages],

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from farspan.planner.forecast.parts import Part, Stages
 from farspan.planner.forecast.segments import Hop, Segment
 from farspan.planner.simulation import Simulation
-from farspan.schedule import LOOKAHEAD, Channel, Kind, Message, channels_of, run_ahead_of
+from farspan.schedule import Channel, Kind, Message, channels_of, run_ahead_of
 
 __all__ = ["in_flight", "peak_bytes", "saved_bytes"]
 
@@ -45,9 +45,9 @@ def in_flight(simulation: Simulation, rank: int) -> int:
     return most
 
 
-def peak_bytes(stages: Stages, simulation: Simulation, schedule: str) -> dict[int, float]:
+def peak_bytes(stages: Stages, simulation: Simulation, schedule: str, lookahead: int) -> dict[int, float]:
     """By rank the most that it holds in a step, as the runtime executes it."""
-    channels = channels_of(simulation.schedule, lookahead=LOOKAHEAD - run_ahead_of(schedule))
+    channels = channels_of(simulation.schedule, lookahead=lookahead - run_ahead_of(schedule, lookahead))
     return {
         part.rank: max(_held(stages, part, simulation, channels), default=part.memory_bytes) for part in stages.parts
     }

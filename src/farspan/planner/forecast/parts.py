@@ -21,6 +21,7 @@ from farspan.planner.simulate import simulate
 from farspan.planner.simulation import Simulation
 from farspan.schedule import (
     LEAST_WEIGHT_WORK_S,
+    LOOKAHEAD,
     NOMINAL_S,
     Kind,
     Schedule,
@@ -116,8 +117,8 @@ class Stages:
                     sizes[hop.source][rank] = sizes[hop.source].get(rank, 0.0) + hop.sent_bytes
         return [tuple(sorted(each.items())) for each in sizes]
 
-    def simulate(self, num_micro_batches: int, schedule: str) -> Simulation:
-        """Simulate a step by the schedule of that name."""
+    def simulate(self, num_micro_batches: int, schedule: str, lookahead: int = LOOKAHEAD) -> Simulation:
+        """Simulate a step by the schedule of that name, with what `lookahead` lets it have in flight."""
         tasks = self._tasks(num_micro_batches, LEAST_WEIGHT_WORK_S[schedule])
         split = {task.needs[0] for task in tasks if task.kind is Kind.WEIGHT}
         nominal = tuple(
@@ -128,7 +129,7 @@ class Stages:
             )
             for index, task in enumerate(tasks)
         )
-        first, orders = _orders(schedule, nominal, len(self.parts))
+        first, orders = _orders(schedule, nominal, len(self.parts), run_ahead_of(schedule, lookahead))
         tasks = whole_until(tasks, first)
         return simulate(Schedule(tasks=tasks, orders=orders), link_of=self._link)
 
@@ -237,11 +238,12 @@ def _costs_of(nodes: Sequence[CostedNode], part: Part) -> _Costs:
 
 
 @lru_cache(maxsize=64)
-def _orders(schedule: str, nominal: tuple[Task, ...], num_ranks: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
+def _orders(
+    schedule: str, nominal: tuple[Task, ...], num_ranks: int, run_ahead: int
+) -> tuple[int, tuple[tuple[int, ...], ...]]:
     """The first micro-batch whose backwards are split, and the orders that the runtime makes then: the same for all
     cuts of a row with the same backwards worth it.
     """
-    run_ahead = run_ahead_of(schedule)
     first = split_from(schedule, nominal, num_ranks, run_ahead=run_ahead)
     orders = orders_by_name(schedule, whole_until(nominal, first), num_ranks, run_ahead=run_ahead)
     return first, tuple(map(tuple, orders))

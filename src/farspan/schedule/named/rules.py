@@ -37,6 +37,6 @@ def is_worth_splitting(flops: float, device: str, least_s: float) -> bool:
 
 def run_ahead_of(schedule: str, lookahead: int = LOOKAHEAD) -> int:
     """How many forwards more than it needs a schedule has in flight; the rest of `lookahead` is for receives that are
-    posted so many tasks ahead. GPipe and 1F1B have none.
+    posted so many tasks ahead: one, or all where the schedule is GPipe or 1F1B, which do not run ahead.
     """
-    return 0 if schedule in _NOT_AHEAD else min(1, lookahead // 2)
+    return 0 if schedule in _NOT_AHEAD else max(0, lookahead - 1)
