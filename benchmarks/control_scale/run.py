@@ -1,0 +1,82 @@
+"""What the agreement of a step costs rank 0, in worlds of up to 1,024 ranks that have no torch, over loopback sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from benchmarks.common import arguments, finish  # noqa: E402
+
+_WORLD = str(Path(__file__).with_name("world.py"))
+_BAR_S = 3e-3
+_SIZES = (2, 8, 32, 64, 256, 1_024)
+_QUICK_SIZES = (8, 64, 1_024)
+_LONGEST_S = 600.0
+
+
+def measure(num_ranks: int, num_steps: int) -> dict[str, Any]:
+    """Steps of one world: the root's processor time and bytes, and the time on the wall, a step."""
+    words = {"num_ranks": num_ranks, "num_steps": num_steps, "num_first": 3}
+    with contextlib.ExitStack() as processes:
+        root = _start("root", words, processes)
+        words["address"] = _hear(root)["address"]
+        crowd = _start("crowd", words, processes)
+        _hear(crowd)
+        for process in (root, crowd):
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        row = _hear(root)
+        _hear(crowd)
+        for process in (root, crowd):
+            process.wait(_LONGEST_S)
+    return {"num_ranks": num_ranks, "num_steps": num_steps, **row}
+
+
+def _start(role: str, words: dict[str, Any], processes: contextlib.ExitStack) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, _WORLD, role, json.dumps(words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    processes.callback(process.kill)
+    return process
+
+
+def _hear(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a process of this world ended with {process.wait()}")
+    return json.loads(line)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", help="other sizes of the world")
+    parser.add_argument("--steps", type=int, help="how many are timed")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for num_ranks in args.ranks or (_QUICK_SIZES if args.quick else _SIZES):
+        num_steps = args.steps or max(10, min(500, (2_000 if args.quick else 20_000) // num_ranks))
+        row = measure(num_ranks, num_steps)
+        rows.append(row)
+        print(
+            f"{num_ranks:6,d} ranks: {row['busy_s'] * 1e3:8.2f} ms of processor and {row['bytes'] / 1e3:10,.1f} kB a step"
+            f" at the root, {row['wall_s'] * 1e3:8.2f} ms on the wall",
+            flush=True,
+        )
+    last = rows[-1]
+    figure = (
+        f"{last['num_ranks']:,} ranks: {last['busy_s'] * 1e3:.2f} ms, {last['bytes'] / 1e6:.2f} MB a step at the root"
+    )
+    finish(args, rows=rows, figure=f"{figure} (bar {_BAR_S * 1e3:g} ms)", holds=last["busy_s"] <= _BAR_S)
+
+
+if __name__ == "__main__":
+    main()
