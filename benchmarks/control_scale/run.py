@@ -1,4 +1,4 @@
-"""What the agreement of a step costs rank 0, in worlds of up to 1,024 ranks that have no torch, over loopback sockets."""
+"""What the agreement of a step costs rank 0, in worlds of up to 1,024 ranks without torch, over loopback sockets."""
 
 from __future__ import annotations
 
@@ -66,11 +66,8 @@ def main() -> None:
         num_steps = args.steps or max(10, min(500, (2_000 if args.quick else 20_000) // num_ranks))
         row = measure(num_ranks, num_steps)
         rows.append(row)
-        print(
-            f"{num_ranks:6,d} ranks: {row['busy_s'] * 1e3:8.2f} ms of processor and {row['bytes'] / 1e3:10,.1f} kB a step"
-            f" at the root, {row['wall_s'] * 1e3:8.2f} ms on the wall",
-            flush=True,
-        )
+        cost = f"{row['busy_s'] * 1e3:8.2f} ms of processor and {row['bytes'] / 1e3:10,.1f} kB a step at the root"
+        print(f"{num_ranks:6,d} ranks: {cost}, {row['wall_s'] * 1e3:8.2f} ms on the wall", flush=True)
     last = rows[-1]
     figure = (
         f"{last['num_ranks']:,} ranks: {last['busy_s'] * 1e3:.2f} ms, {last['bytes'] / 1e6:.2f} MB a step at the root"

@@ -7,6 +7,7 @@ import pytest
 from farspan.runtime.side.hub import Hub
 from farspan.runtime.side.hub.divergence import describe_difference, first_difference
 from farspan.runtime.side.text import name_ranks
+from farspan.runtime.side.wire import MAX_PAYLOAD_BYTES
 
 
 def joined(world_size):
@@ -206,3 +207,12 @@ def test_names_of_ranks():
     assert name_ranks([4]) == "rank 4"
     assert name_ranks([2, 1]) == "ranks 1, 2"
     assert name_ranks([0, 1, 2, 3, 9]) == "ranks 0-3, 9"
+
+
+def test_parts_that_are_too_large_together_end_the_run():
+    hub = joined(3)
+    large = bytes(MAX_PAYLOAD_BYTES // 2)
+    assert hub.on_message(0, {"t": "contribute", "key": "k"}, large) == []
+    assert hub.on_message(1, {"t": "contribute", "key": "k"}, large) == []
+    _, error = failure(hub.on_message(2, {"t": "contribute", "key": "k"}, b"one more"))
+    assert error["what"].startswith("the ranks' parts of 'k' have 67108872 bytes")

@@ -80,7 +80,7 @@ class SideChannel:
         self._calls = Calls(rank, link, self._condition, self._wait)
         self._started: int | None = None
         self._agreed: int | None = None
-        self._gathers = Gathers(world_size, link, self._condition)
+        self._gathers = Gathers(link, self._condition)
         self._ids = itertools.count()
         self._answers: dict[int, Header | None] = {}
         """Answers to the questions that this rank has asked about others, by number; None before they come."""
@@ -165,7 +165,9 @@ class SideChannel:
     # -- gathers ------------------------------------------------------------------------------------------------------
 
     def contribute(self, key: str, payload: bytes) -> None:
-        """Gives this rank's part of the all-gather `key`. Does not wait. Each key once, and small parts."""
+        """Gives this rank's part of the all-gather `key`. Does not wait. Each key once; all parts together are small
+        (64 MiB at most), which does not say that one may not be much longer than the others.
+        """
         self._gathers.contribute(key, payload)
 
     def gathered(self, key: str, deadline_s: float) -> list[bytes]:

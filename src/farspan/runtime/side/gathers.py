@@ -52,13 +52,11 @@ class Gathers:
     """The all-gathers of one rank.
 
     Args:
-        world_size: How many ranks give a part.
         link: Where this rank's parts go.
         condition: Held while anything here changes, notified when a result has come.
     """
 
-    def __init__(self, world_size: int, link: Link, condition: threading.Condition) -> None:
-        self._world_size = world_size
+    def __init__(self, link: Link, condition: threading.Condition) -> None:
         self._link = link
         self._condition = condition
         self._by_key: dict[str, Gather] = {}
@@ -66,8 +64,8 @@ class Gathers:
         """Gathers that nobody will ask for, as finalizers have noted."""
 
     def contribute(self, key: str, payload: bytes) -> None:
-        if len(payload) > MAX_PAYLOAD_BYTES // self._world_size or len(key) > _MAX_KEY:
-            raise ValueError(f"{len(payload)} bytes for a gather over {self._world_size} ranks, named {key[:80]!r}")
+        if len(payload) > MAX_PAYLOAD_BYTES or len(key) > _MAX_KEY:
+            raise ValueError(f"{len(payload)} bytes for a gather, named {key[:80]!r}")
         with self._condition:
             while self._to_forget:
                 self._forget(self._to_forget.popleft())

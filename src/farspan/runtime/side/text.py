@@ -7,7 +7,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
-from farspan.runtime.side.wire import LINK_DEAD_S
+from farspan.runtime.side.wire import LINK_DEAD_S, MAX_PAYLOAD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,6 +22,7 @@ __all__ = [
     "deadline_error",
     "describe_death",
     "describe_failure",
+    "describe_large_gather",
     "describe_lost_link",
     "described",
     "first_line",
@@ -89,6 +90,17 @@ def describe_lost_link(rank: int) -> Header:
         "what": f"the link to rank {rank} is lost (nothing has got through for {LINK_DEAD_S:g} s and more)",
         "why": "the network between the hosts is cut, or that host is down; a process that had ended would be reported",
         "hint": f"can this host and rank {rank}'s reach each other (ping, firewall, cable)?",
+    }
+
+
+def describe_large_gather(key: str, size_bytes: int) -> Header:
+    """The failure that parts of a gather mean which are too large together."""
+    return {
+        "kind": "RemoteError",
+        "rank": 0,
+        "what": f"the ranks' parts of {clip_head(key, 80)!r} have {size_bytes} bytes together",
+        "why": f"at most {MAX_PAYLOAD_BYTES} bytes fit into one message, and every rank is to have all of them",
+        "hint": "",
     }
 
 

@@ -24,7 +24,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from farspan.runtime.side.hub.divergence import HINT, History, describe_difference, describe_ended
-from farspan.runtime.side.text import clip_head, describe_death, describe_failure, describe_lost_link, name_ranks
+from farspan.runtime.side.text import (
+    clip_head,
+    describe_death,
+    describe_failure,
+    describe_large_gather,
+    describe_lost_link,
+    name_ranks,
+)
+from farspan.runtime.side.wire import MAX_PAYLOAD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -251,6 +259,9 @@ class Hub:
         self._last_event[rank] = f"gave its part of {clip_head(key, 80)!r}"
         parts = self._gathers.setdefault(key, {})
         parts[rank] = payload
+        size_bytes = sum(map(len, parts.values()))
+        if size_bytes > MAX_PAYLOAD_BYTES:
+            return self._publish(**describe_large_gather(key, size_bytes))
         if len(parts) < self.world_size:
             missing = self.finished - parts.keys()
             return [self._void(key, missing, (rank,))] if missing else []
