@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src")]
 
 from farspan.runtime.side import SideChannel  # noqa: E402
+from farspan.runtime.side.tree.numbers import host_of, parent  # noqa: E402
 
 DEADLINE_S = 300.0
 _SECRET = "benchmark"
@@ -83,8 +84,16 @@ def root(words: dict[str, Any]) -> None:
 
 def crowd(words: dict[str, Any]) -> None:
     """All other ranks."""
-    num_ranks, address = words["num_ranks"], tuple(words["address"])
-    channels = [SideChannel.connect(rank, num_ranks, address, _SECRET, DEADLINE_S) for rank in range(1, num_ranks)]
+    num_ranks = words["num_ranks"]
+    addresses = {0: tuple(words["address"])}
+    channels: list[SideChannel] = []
+    for rank in range(1, num_ranks):
+        host, server = host_of(rank, num_ranks), None
+        if host == rank:
+            above = addresses[parent(rank)]
+            server = SideChannel.host(num_ranks, _SECRET, "127.0.0.1", rank=rank, parent=above, deadline_s=DEADLINE_S)
+            addresses[rank] = server.address
+        channels.append(SideChannel.connect(rank, num_ranks, addresses[host], _SECRET, DEADLINE_S, server=server))
     say(ready=True)
     sys.stdin.readline()
     for number in range(words["num_first"] + words["num_steps"]):

@@ -7,7 +7,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
-from farspan.runtime.side.wire import LINK_DEAD_S, MAX_PAYLOAD_BYTES
+from farspan.runtime.side.wire import LINK_DEAD_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,6 +23,7 @@ __all__ = [
     "describe_death",
     "describe_failure",
     "describe_large_gather",
+    "describe_left_behind",
     "describe_lost_link",
     "described",
     "first_line",
@@ -93,13 +94,23 @@ def describe_lost_link(rank: int) -> Header:
     }
 
 
+def describe_left_behind(rank: int) -> Header:
+    """The failure that the end of the rank means by which others are connected."""
+    is_hub = rank == 0
+    what = f"rank {rank} has ended its program while {'this rank still runs' if is_hub else 'others still run'}"
+    node = "hub" if is_hub else "relay"
+    why = f"the side channel's {node} lives in rank {rank}'s process and has waited for its linger time"
+    hint = "make every rank run the same number of steps"
+    return {"kind": "RemoteError", "rank": rank, "what": what, "why": why, "hint": hint}
+
+
 def describe_large_gather(key: str, size_bytes: int) -> Header:
     """The failure that parts of a gather mean which are too large together."""
     return {
         "kind": "RemoteError",
         "rank": 0,
         "what": f"the ranks' parts of {clip_head(key, 80)!r} have {size_bytes} bytes together",
-        "why": f"at most {MAX_PAYLOAD_BYTES} bytes fit into one message, and every rank is to have all of them",
+        "why": "at most 63 MiB fit into one message, and they are to come together",
         "hint": "",
     }
 

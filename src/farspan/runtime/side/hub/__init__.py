@@ -1,6 +1,5 @@
 """What rank 0 hosts for all: the hub of the side channel, as a state machine and as a server."""
 
 from farspan.runtime.side.hub.state import Hub as Hub
-from farspan.runtime.side.hub.state import Message as Message
 
-__all__ = ["Hub", "Message"]
+__all__ = ["Hub"]
