@@ -21,23 +21,22 @@ _QUICK_SIZES = (8, 64, 1_024)
 _LONGEST_S = 600.0
 
 
-def measure(num_ranks: int, num_steps: int) -> dict[str, Any]:
+def measure(num_ranks: int, num_steps: int, others: str) -> dict[str, Any]:
     """Steps of one world: the root's processor time and bytes, and the time on the wall, a step."""
     words = {"num_ranks": num_ranks, "num_steps": num_steps, "num_first": 3}
     with contextlib.ExitStack() as processes:
         root = _start("root", words, processes)
         words["address"] = _hear(root)["address"]
-        crowd = _start("crowd", words, processes)
+        crowd = _start(others, words, processes)
         _hear(crowd)
-        for process in (root, crowd):
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
+        _go_on(root)
+        _go_on(crowd)
         row = _hear(root)
         _hear(crowd)
+        _go_on(crowd)
         for process in (root, crowd):
             process.wait(_LONGEST_S)
-    return {"num_ranks": num_ranks, "num_steps": num_steps, **row}
+    return {"num_ranks": num_ranks, "others": others, "num_steps": num_steps, **row}
 
 
 def _start(role: str, words: dict[str, Any], processes: contextlib.ExitStack) -> subprocess.Popen[str]:
@@ -46,6 +45,12 @@ def _start(role: str, words: dict[str, Any], processes: contextlib.ExitStack) ->
     )
     processes.callback(process.kill)
     return process
+
+
+def _go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go on\n")
+    process.stdin.flush()
 
 
 def _hear(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -62,12 +67,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="how many are timed")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for num_ranks in args.ranks or (_QUICK_SIZES if args.quick else _SIZES):
-        num_steps = args.steps or max(10, min(500, (2_000 if args.quick else 20_000) // num_ranks))
-        row = measure(num_ranks, num_steps)
-        rows.append(row)
-        cost = f"{row['busy_s'] * 1e3:8.2f} ms of processor and {row['bytes'] / 1e3:10,.1f} kB a step at the root"
-        print(f"{num_ranks:6,d} ranks: {cost}, {row['wall_s'] * 1e3:8.2f} ms on the wall", flush=True)
+    for others in ("crowd", "light"):
+        for num_ranks in args.ranks or (_QUICK_SIZES if args.quick else _SIZES):
+            most = {"crowd": 4_000, "light": 20_000}[others] // (10 if args.quick else 1)
+            row = measure(num_ranks, args.steps or max(10, min(500, most // num_ranks)), others)
+            rows.append(row)
+            cost = f"{row['busy_s'] * 1e3:8.2f} ms of processor and {row['bytes'] / 1e3:10,.1f} kB a step at the root"
+            print(f"{others} of {num_ranks:6,d} ranks: {cost}, {row['wall_s'] * 1e3:8.2f} ms on the wall", flush=True)
     last = rows[-1]
     figure = (
         f"{last['num_ranks']:,} ranks: {last['busy_s'] * 1e3:.2f} ms, {last['bytes'] / 1e6:.2f} MB a step at the root"

@@ -1,7 +1,9 @@
-"""A world without torch: rank 0 in one process, all others as threads of another; `world.py ROLE WORDS` (JSON).
+"""A world without torch: rank 0 in one process, all others in another; `world.py ROLE WORDS` (JSON).
 
     root     a process of its own, whose processor time and bytes are counted       rank 0
-    crowd    a process in which each rank is a thread that listens                  ranks 1, 2, ...
+    crowd    each rank is a thread that listens, each connection a socket           ranks 1, 2, ...
+    light    the same in one thread: sockets to rank 0 only, what lies below        ranks 1, 2, ...
+             them are relays without sockets
 
 Both print a line of JSON when they are ready, and one when they have run their steps.
 """
@@ -14,6 +16,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src")]
 
 from farspan.runtime.side import SideChannel  # noqa: E402
-from farspan.runtime.side.tree.numbers import host_of, parent  # noqa: E402
+from farspan.runtime.side.hub.joining import join  # noqa: E402
+from farspan.runtime.side.tree.blocks import parts_by_rank  # noqa: E402
+from farspan.runtime.side.tree.numbers import children, host_of, parent  # noqa: E402
+from farspan.runtime.side.tree.relay import Relay  # noqa: E402
+from farspan.runtime.side.wire import Frame, encode, send_all  # noqa: E402
 
 DEADLINE_S = 300.0
 _SECRET = "benchmark"
-_HEAD = struct.Struct("<?dI")
+_HEAD = struct.Struct("<?dII")
 _NUM_PARAMETERS = 47
 """Of a rank: 61 layers of 256 experts with three matrices each, over 1,000 ranks."""
 _NUM_LOSSES = 8
@@ -33,21 +40,77 @@ _BYTES_AT = (120, 128)
 """Where Linux' `struct tcp_info` has tcpi_bytes_acked and tcpi_bytes_received."""
 
 
+def begin(number: int) -> dict[str, Any]:
+    """What a rank says when it begins a step."""
+    return {"step": number, "digest": number, "data": (number, number, number)}
+
+
+def part(rank: int, world_size: int) -> bytes:
+    """What a rank says at the end of a step: its busy seconds, which of its parameters have a gradient, its losses."""
+    losses = bytes(4 * _NUM_LOSSES) if rank == world_size - 1 else b""
+    return _HEAD.pack(False, 0.001 * rank, _NUM_PARAMETERS, 1) + b"\1" + losses
+
+
 def step(channels: list[SideChannel], number: int) -> None:
-    """What every rank says in a step: that it begins it, and at its end what all are to know of it."""
+    """A step of real channels."""
     for channel in channels:
-        channel.start(number, digest=number, data=(number, number, number))
+        channel.start(**begin(number))
     key = f"step {number}"
     for channel in channels:
-        losses = bytes(4 * _NUM_LOSSES) if channel.rank == channel.world_size - 1 else b""
-        busy_s = 0.001 * channel.rank
-        channel.contribute(key, _HEAD.pack(False, busy_s, _NUM_PARAMETERS) + b"\1" * _NUM_PARAMETERS + losses)
+        channel.contribute(key, part(channel.rank, channel.world_size))
     for channel in channels:
         channel.wait_agreed(number, DEADLINE_S)
         parts = channel.gathered(key, DEADLINE_S)
         if len(parts) != channel.world_size:
             raise RuntimeError(f"{len(parts)} parts over {channel.world_size} ranks")
         channel.forget(key)
+
+
+class Light:
+    """All ranks below one connection of rank 0."""
+
+    def __init__(self, rank: int, world_size: int, address: tuple[str, int]) -> None:
+        self._rank, self._world_size = rank, world_size
+        self._sock, self._reader = join(rank, world_size, 0, address, _SECRET, DEADLINE_S)
+        self._sock.settimeout(DEADLINE_S)
+        self._relay = Relay(rank, world_size) if children(rank, world_size) else None
+        self._heard: list[Frame] = self._reader.take()
+
+    def say(self, header: dict[str, Any], payload_of: Callable[[int], bytes]) -> None:
+        """Every rank says this, with its own payload."""
+        if self._relay is None:
+            send_all(self._sock, encode(header, payload_of(self._rank)))
+            return
+        for rank in self._relay.ranks:
+            for message in self._relay.on_message(rank, header, payload_of(rank)):
+                send_all(self._sock, encode(message.header, message.payload))
+
+    def hear(self, kind: str) -> Frame:
+        """The next frame of this kind."""
+        while True:
+            for at, frame in enumerate(self._heard):
+                if frame.header["t"] == kind:
+                    del self._heard[: at + 1]
+                    return frame
+            self._heard = self._reader.read(self._sock)
+
+    def close(self) -> None:
+        """Every rank says goodbye."""
+        self.say({"t": "bye"}, lambda rank: b"")
+        self._sock.close()
+
+
+def light_step(lights: list[Light], num_ranks: int, number: int) -> None:
+    """A step of light ranks."""
+    for light in lights:
+        light.say({"t": "start", **begin(number)}, lambda rank: b"")
+    for light in lights:
+        light.say({"t": "contribute", "key": f"step {number}"}, lambda rank: part(rank, num_ranks))
+    for light in lights:
+        light.hear("agreed")
+        parts = light.hear("gathered").payload
+    if parts_by_rank(parts, num_ranks)[-1] != part(num_ranks - 1, num_ranks):
+        raise RuntimeError("the parts are not what the ranks have given")
 
 
 def socket_bytes() -> int:
@@ -98,9 +161,24 @@ def crowd(words: dict[str, Any]) -> None:
     sys.stdin.readline()
     for number in range(words["num_first"] + words["num_steps"]):
         step(channels, number)
+    say(over=True)
+    sys.stdin.readline()  # what its connections have carried is still to be counted
     for channel in reversed(channels):
         channel.close(DEADLINE_S)
+
+
+def light(words: dict[str, Any]) -> None:
+    """All other ranks, in one thread."""
+    num_ranks, address = words["num_ranks"], tuple(words["address"])
+    lights = [Light(rank, num_ranks, address) for rank in children(0, num_ranks)]
+    say(ready=True)
+    sys.stdin.readline()
+    for number in range(words["num_first"] + words["num_steps"]):
+        light_step(lights, num_ranks, number)
     say(over=True)
+    sys.stdin.readline()
+    for each in lights:
+        each.close()
 
 
 def say(**words: Any) -> None:
@@ -108,4 +186,4 @@ def say(**words: Any) -> None:
 
 
 if __name__ == "__main__":
-    {"root": root, "crowd": crowd}[sys.argv[1]](json.loads(sys.argv[2]))
+    {"root": root, "crowd": crowd, "light": light}[sys.argv[1]](json.loads(sys.argv[2]))

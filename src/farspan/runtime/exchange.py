@@ -19,13 +19,13 @@ from farspan.runtime.tensor_bytes import raw_bytes
 
 __all__ = ["Exchange", "changes_state", "scalars_of"]
 
-_HEADER = struct.Struct("<?dI")
+_HEADER = struct.Struct("<?dII")
 _INTERRUPTED = b"\1"
 
 
 class Exchange:
-    """The exchange at the end of one step. Each rank's part: busy seconds, mask length, mask, its scalars; or what it
-    reports of an exception.
+    """The exchange at the end of one step. Each rank's part: busy seconds, the length of its mask, the mask (one
+    byte where all are the same), its scalars; or what it reports of an exception.
 
     Made before the step runs: a scalar with a ticket is kept until it has been told to all.
     """
@@ -48,7 +48,8 @@ class Exchange:
         data = b"".join([bytes(raw_bytes(value.data.detach().cpu()).numpy()) for value in mine])
         for value in mine:
             value.ticket = None
-        self.side.contribute(self.key, _HEADER.pack(False, busy_s, len(mask)) + mask + data)
+        packed = mask[:1] if mask == mask[:1] * len(mask) else mask
+        self.side.contribute(self.key, _HEADER.pack(False, busy_s, len(mask), len(packed)) + packed + data)
 
     def report(self, report: bytes) -> None:
         """Send this rank's part of a step that has not run to its end."""
@@ -94,7 +95,7 @@ class Exchange:
         """For each rank, a byte for each of its parameters: whether it has a gradient."""
         self.resolve()
         assert self._parts is not None
-        return [part[_HEADER.size : _HEADER.size + self._mask_size(part)] for part in self._parts]
+        return [self._mask(part) for part in self._parts]
 
     def busy_s(self) -> list[float]:
         """For each rank, the seconds it computed in this step."""
@@ -104,7 +105,12 @@ class Exchange:
 
     @staticmethod
     def _mask_size(part: bytes) -> int:
-        return _HEADER.unpack_from(part)[2]
+        return _HEADER.unpack_from(part)[3]
+
+    @classmethod
+    def _mask(cls, part: bytes) -> bytes:
+        mask, num_parameters = part[_HEADER.size : _HEADER.size + cls._mask_size(part)], _HEADER.unpack_from(part)[2]
+        return mask if len(mask) == num_parameters else mask[:1] * num_parameters
 
     def __del__(self) -> None:
         self.side.forget_later(self.key)

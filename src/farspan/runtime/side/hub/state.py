@@ -40,13 +40,14 @@ from farspan.runtime.side.tree.rounds import Begun, Rounds
 from farspan.runtime.side.tree.speakers import Speakers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from farspan.runtime.side.wire import Buffer, Header
 
 __all__ = ["Hub"]
 
 _MAX_NOTES = 4
+_MAX_EVENTS = 10_000
 _MAX_SAID = 32
 """Lines about ranks that wait for the same."""
 
@@ -74,7 +75,7 @@ class Hub:
         """Ranks whose connection closed without a goodbye."""
         self.failed = False
         self._speakers = Speakers(0, world_size)
-        self._rounds = Rounds(self.ranks)
+        self._rounds = Rounds(world_size)
         self._ends: dict[int, _End] = {}
         """Of ranks whose program is over."""
         self._have_all_finished = False
@@ -82,9 +83,9 @@ class Hub:
         self._dispute: Dispute | None = None
         self._num_queries = 0
         self._num_said: Counter[str] = Counter()
-        self._last_step: dict[int, int] = {}
-        self._last_event: dict[int, tuple[str, object]] = {}
-        """The words, and what they are about."""
+        self._agreed_step = -1
+        self._events: list[tuple[Sequence[int], str, object]] = []
+        """What ranks did, in order: the words, and what they are about."""
 
     def on_joined(self, rank: int) -> list[Message]:
         self.joined.add(rank)
@@ -162,19 +163,18 @@ class Hub:
     # -- agreement ----------------------------------------------------------------------------------------------------
 
     def _on_start(self, ranks: Sequence[int], begun: Begun) -> list[Message]:
-        self._last_step.update(dict.fromkeys(ranks, begun.step))
         self._note(ranks, "began step", begun.step)
-        position, found = self._rounds.add(ranks, begun)
+        found = self._rounds.add(ranks, begun)
         if self._dispute is not None:
             return []
         if not found.is_agreed:
             return self._open_dispute(_groups(found.entries), [])
-        ended = [each for each in sorted(self.finished) if self._rounds.next[each] <= position]
+        ended = sorted(self.finished - found.ranks)
         if ended:
             return self._open_dispute(_groups(found.entries), ended)
-        if found.num_ranks < self.world_size:
+        if self._rounds.close_first() is None:
             return []
-        del self._rounds.open[position]
+        self._agreed_step = begun.step
         return [Message(None, {"t": "agreed", "step": begun.step})]
 
     def _open_dispute(
@@ -241,7 +241,7 @@ class Hub:
             for key, parts in self._gathers.items():
                 if rank not in parts.ranks:
                     messages.append(self._void(key, {rank}, tuple(sorted(parts.ranks - self.ended))))
-            if len(self.finished) == self.world_size and not self._rounds.open and self._dispute is None:
+            if len(self.finished) == self.world_size and not self._rounds and self._dispute is None:
                 if len(set(self._ends.values())) > 1:
                     return [*messages, *self._open_dispute([((r,), end) for r, end in self._ends.items()], [])]
                 self._have_all_finished = True
@@ -251,13 +251,24 @@ class Hub:
             # Who has said bye cannot show its history any more.
             dispute.awaited -= self.ended
             return messages if dispute.awaited else [*messages, *self._publish(dispute.failure())]
-        waiting = self._rounds.open.get(self._rounds.next[rank])
+        waiting = self._rounds.next_of(rank)
         return [*messages, *self._open_dispute(_groups(waiting.entries), [rank])] if waiting else messages
 
     # -- who is late --------------------------------------------------------------------------------------------------
 
-    def _note(self, ranks: Iterable[int], words: str, about: object = "") -> None:
-        self._last_event.update(dict.fromkeys(ranks, (words, about)))
+    def _note(self, ranks: Sequence[int], words: str, about: object = "") -> None:
+        self._events.append((ranks, words, about))
+        if len(self._events) > _MAX_EVENTS:
+            self._events = self._last_events()
+
+    def _last_events(self) -> list[tuple[Sequence[int], str, object]]:
+        """Those that hold the last one of each rank."""
+        kept, ranks = list[tuple[Sequence[int], str, object]](), set[int]()
+        for event in reversed(self._events):
+            if len(ranks) < self.world_size and not ranks.issuperset(event[0]):
+                kept.insert(0, event)
+                ranks.update(event[0])
+        return kept
 
     def _on_late(self, rank: int, header: Header) -> list[Message]:
         to_do = clip_head(str(header["to_do"]), 200)
@@ -273,8 +284,8 @@ class Hub:
         """Who is missing, which of them could answer, and what they did last."""
         everyone = self.ranks
         if "step" in header:
-            step = header["step"]
-            missing = [r for r in everyone if r not in self._last_step or self._last_step[r] < step]
+            has_begun = self._who_has_begun(header["step"])
+            missing = [r for r in everyone if r not in has_begun]
         elif "key" in header:
             parts = self._gathers.get(header["key"], Parts())
             missing = [r for r in everyone if r not in parts.ranks]
@@ -296,8 +307,14 @@ class Hub:
             return "died"
         if rank not in self.joined:
             return "has never connected"
-        event, about = self._last_event.get(rank, ("", ""))
-        return f"the last it did was: {event} {about}".rstrip() if event else "has done nothing yet"
+        last = next((event for event in reversed(self._events) if rank in event[0]), None)
+        return "has done nothing yet" if last is None else f"the last it did was: {last[1]} {last[2]}".rstrip()
+
+    def _who_has_begun(self, step: int) -> Collection[int]:
+        """The ranks that have begun this step, or one after it."""
+        if step <= self._agreed_step:
+            return self.ranks
+        return {r for each in self._rounds for ranks, begun in each.entries if begun.step >= step for r in ranks}
 
 
 def _groups(entries: Iterable[tuple[Sequence[int], Begun]]) -> list[tuple[Sequence[int], tuple[int, int]]]:

@@ -9,8 +9,9 @@ Parts that are all the same, as digests are, have one size and are in their bloc
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -38,21 +39,22 @@ def ranges_of(ranks: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def ranks_in(ranges: Iterable[tuple[int, int]], world_size: int) -> list[int]:
+@functools.lru_cache(maxsize=1_000)
+def ranks_in(ranges: tuple[tuple[int, int], ...], world_size: int) -> tuple[int, ...]:
     """The ranks in ranges that another rank has sent."""
     found: list[int] = []
     for first, last in ranges:
         if not 0 <= first <= last < world_size:
             raise ProtocolError(f"ranks {first} to {last} of {world_size}")
         found += range(first, last + 1)
-    return found
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
     """The parts of some ranks."""
 
-    ranges: Sequence[tuple[int, int]]
+    ranges: tuple[tuple[int, int], ...]
     sizes: Sequence[int]
     """Of each rank's part; one, where the parts are all the same."""
     data: Buffer
@@ -79,7 +81,7 @@ def _blocks_in(payload: Buffer) -> list[_Block]:
             if at > len(view):
                 raise ProtocolError(f"a block of {num_bytes} bytes with {len(view) - begin} of them")
             ends = 2 * num_ranges
-            ranges = list(zip(numbers[0:ends:2], numbers[1:ends:2], strict=True))
+            ranges = tuple(zip(numbers[0:ends:2], numbers[1:ends:2], strict=True))
             blocks.append(_Block(ranges, numbers[ends:], view[begin:at]))
     except struct.error as error:
         raise ProtocolError(f"parts without their head: {error}") from None
@@ -109,14 +111,12 @@ class Parts:
         self._take([rank], len(part))
         self._single[rank] = part
 
-    def add_blocks(self, payload: Buffer, world_size: int) -> list[int]:
+    def add_blocks(self, payload: Buffer, world_size: int) -> tuple[int, ...]:
         """Parts that another node has put together; the ranks that gave them."""
-        added: list[int] = []
-        for block in _blocks_in(payload):
-            ranks = ranks_in(block.ranges, world_size)
-            self._take(ranks, len(block.data))
-            self._blocks.append(block)
-            added += ranks
+        blocks = _blocks_in(payload)
+        added = ranks_in(tuple(each for block in blocks for each in block.ranges), world_size)
+        self._take(added, sum(len(block.data) for block in blocks))
+        self._blocks += blocks
         return added
 
     def _take(self, ranks: Sequence[int], size_bytes: int) -> None:
@@ -134,9 +134,9 @@ class Parts:
             parts = [single[rank] for rank in ranks]
             is_same = all(part == parts[0] for part in parts)
             parts = parts[:1] if is_same else parts
-            blocks = [_Block(ranges_of(ranks), [len(part) for part in parts], b"".join(parts)), *blocks]
+            blocks = [_Block(tuple(ranges_of(ranks)), [len(part) for part in parts], b"".join(parts)), *blocks]
         if all(block.is_same_for_all() and block.data == blocks[0].data for block in blocks):
-            ranges = [each for block in blocks for each in block.ranges]
+            ranges = tuple(each for block in blocks for each in block.ranges)
             blocks = [_Block(ranges, blocks[0].sizes, blocks[0].data)] if blocks else []
         return b"".join([buffer for block in blocks for buffer in block.encode()])
 

@@ -22,6 +22,8 @@ from farspan.runtime.side.tree.rounds import Begun, Round, Rounds
 from farspan.runtime.side.tree.speakers import Speakers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from farspan.runtime.side.wire import Buffer, Header
 
 __all__ = ["Relay"]
@@ -44,7 +46,7 @@ class Relay:
         self.failed = False
         self._has_parent = True
         self._speakers = Speakers(rank, world_size)
-        self._rounds = Rounds(self.ranks)
+        self._rounds = Rounds(len(self.ranks))
         self._gathers: dict[str, Parts] = {}
 
     def on_joined(self, rank: int) -> list[Message]:
@@ -107,7 +109,7 @@ class Relay:
 
     def _fail(self) -> None:
         self.failed = True
-        self._rounds.open.clear()
+        self._rounds.clear()
         self._gathers.clear()
 
     def _up(self, header: Header, payload: Buffer = b"") -> list[Message]:
@@ -119,11 +121,11 @@ class Relay:
         if self.failed:
             return []
         ranks, begun = self._speakers.many(rank, header), Begun.of(header)
-        position, found = self._rounds.add(ranks, begun)
-        if found.num_ranks == len(self.ranks):
-            del self._rounds.open[position]
-            return self._starts(found)
-        return [] if found.is_agreed else self._release_steps(position)
+        found = self._rounds.add(ranks, begun)
+        if (whole := self._rounds.close_first()) is not None:
+            return self._starts(whole)
+        # Each rank's steps in the order in which it has begun them: none before the one before it.
+        return [] if found.is_agreed else self._release_rounds([*self._rounds.before(found), found])
 
     def _on_contribute(self, rank: int, header: Header, payload: Buffer) -> list[Message]:
         if self.failed:
@@ -140,18 +142,15 @@ class Relay:
 
     def _release(self, *, only_old: bool = False) -> list[Message]:
         """Pass on what has come; with `only_old`, of what was there when this was called last."""
-        old = [position for position, each in self._rounds.open.items() if each.is_old or not only_old]
-        messages = self._release_steps(max(old)) if old else []
+        messages = self._release_rounds([each for each in self._rounds if each.is_old or not only_old])
         for key, parts in self._gathers.items():
             if parts.is_old or not only_old:
                 messages += self._contributed(key, parts)
-        for each in (*self._rounds.open.values(), *self._gathers.values()):
+        for each in (*self._rounds, *self._gathers.values()):
             each.is_old = True
         return messages
 
-    def _release_steps(self, position: int) -> list[Message]:
-        """In the order in which each rank has begun them: none before the one before it."""
-        rounds = [each for at, each in sorted(self._rounds.open.items()) if at <= position]
+    def _release_rounds(self, rounds: Iterable[Round]) -> list[Message]:
         return [message for each in rounds for message in self._starts(each)]
 
     def _starts(self, found: Round) -> list[Message]:

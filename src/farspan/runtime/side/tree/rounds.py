@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,20 +37,20 @@ class Round:
 
     Attributes:
         entries: Who began what, as it came.
-        num_ranks: How many ranks have come, also of those whose entries have been passed on.
+        ranks: Who has come, also those whose entries have been passed on.
         is_agreed: None of them differs.
         is_old: It waits for others since the last look.
     """
 
     entries: list[tuple[Sequence[int], Begun]] = field(default_factory=list[tuple[Sequence[int], Begun]])
-    num_ranks: int = 0
+    ranks: set[int] = field(default_factory=set[int])
     is_agreed: bool = True
     is_old: bool = False
     _merged: Begun | None = None
 
     def add(self, ranks: Sequence[int], begun: Begun) -> None:
         self.entries.append((ranks, begun))
-        self.num_ranks += len(ranks)
+        self.ranks.update(ranks)
         merged = begun if self._merged is None else self._merged
         if (begun.step, begun.digest, len(begun.data)) != (merged.step, merged.digest, len(merged.data)):
             self.is_agreed = False
@@ -70,24 +72,47 @@ class Rounds:
     """The open rounds of some ranks.
 
     Args:
-        ranks: All that take part.
+        num_ranks: How many take part.
     """
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self.next = dict.fromkeys(ranks, 0)
-        """For each rank, at which position it begins its next step."""
-        self.open: dict[int, Round] = {}
-        """By position, in order."""
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._open: deque[Round] = deque()
 
-    def add(self, ranks: Sequence[int], begun: Begun) -> tuple[int, Round]:
-        """These ranks begin a step; returns its place in the order of their steps, and who else has begun one there."""
-        position = self.next[ranks[0]]
-        for rank in ranks:
-            if self.next[rank] != position:
-                raise ProtocolError(f"steps of ranks {ranks[0]} and {rank} in one message, of which one has begun more")
-            self.next[rank] = position + 1
-        found = self.open.get(position)
+    def __iter__(self) -> Iterator[Round]:
+        """The open ones, in order."""
+        return iter(self._open)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, ranks: Sequence[int], begun: Begun) -> Round:
+        """These ranks begin a step; returns the round in which they do.
+
+        Raises:
+            ProtocolError: Not all of them have begun as many steps before.
+        """
+        found = self.next_of(ranks[0])
         if found is None:
-            found = self.open[position] = Round()
+            found = Round()
+            self._open.append(found)
+        is_next = found.ranks.isdisjoint(ranks) and len(set(ranks)) == len(ranks)
+        if not is_next or any(not each.ranks.issuperset(ranks) for each in self.before(found)):
+            raise ProtocolError(f"{len(ranks)} ranks in one message that have not begun as many steps")
         found.add(ranks, begun)
-        return position, found
+        return found
+
+    def next_of(self, rank: int) -> Round | None:
+        """The open round in which a rank begins its next step; None where it is the first there."""
+        return next((each for each in self._open if rank not in each.ranks), None)
+
+    def before(self, found: Round) -> list[Round]:
+        """The open rounds before one of them."""
+        return list(itertools.takewhile(lambda each: each is not found, self._open))
+
+    def close_first(self) -> Round | None:
+        """The first round, if all ranks have come to it: it is no longer open."""
+        return self._open.popleft() if self._open and len(self._open[0].ranks) == self._num_ranks else None
+
+    def clear(self) -> None:
+        self._open.clear()

@@ -9,6 +9,8 @@ from farspan.runtime.side.tree.numbers import client_towards, ranks_below
 from farspan.runtime.side.wire import ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farspan.runtime.side.tree.blocks import Parts
     from farspan.runtime.side.wire import Buffer, Header
 
@@ -47,13 +49,13 @@ class Speakers:
             raise ProtocolError(f"rank {client} speaks for {str(speaker)[:40]}")
         return speaker
 
-    def many(self, client: int, header: Header) -> list[int]:
+    def many(self, client: int, header: Header) -> Sequence[int]:
         """The same, for what several ranks may say at once."""
         if "ranks" not in header:
             return [self.one(client, header)]
-        return self._checked(client, ranks_in(header["ranks"], self._world_size))
+        return self._checked(client, ranks_in(tuple((first, last) for first, last in header["ranks"]), self._world_size))
 
-    def add_parts(self, parts: Parts, client: int, header: Header, payload: Buffer) -> list[int]:
+    def add_parts(self, parts: Parts, client: int, header: Header, payload: Buffer) -> Sequence[int]:
         """Takes what `client` gives of a gather, its own part or those of several ranks; returns who these are."""
         parts.receiver = header.get("for")
         if not header.get("is_merged"):
@@ -61,7 +63,7 @@ class Speakers:
             return [client]
         return self._checked(client, parts.add_blocks(payload, self._world_size))
 
-    def _checked(self, client: int, ranks: list[int]) -> list[int]:
+    def _checked(self, client: int, ranks: Sequence[int]) -> Sequence[int]:
         if not ranks or not self.below(client).issuperset(ranks):
             raise ProtocolError(f"rank {client} speaks for {len(ranks)} ranks, not all of them below it")
         return ranks
