@@ -71,7 +71,7 @@ class Relay:
         if to is not None and client_towards(to, self.rank) is not None:
             del header["to"]
             return [Message((to,), header, payload)] if to < self.world_size else []
-        released = self._release() if kind in ("bye", "finish", "status") else []
+        released = self._release() if kind in ("bye", "finish", "late", "status") else []
         return [*released, *self._up(header, payload)]
 
     def on_gone(self, rank: int) -> list[Message]:
