@@ -7,6 +7,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
+from farspan.runtime.side.tree.numbers import ancestors
 from farspan.runtime.side.wire import LINK_DEAD_S
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from farspan.runtime.side.wire import Header
 
 __all__ = [
-    "HUB_IS_SILENT",
     "as_error",
     "clip_head",
     "clip_tail",
@@ -25,6 +25,7 @@ __all__ = [
     "describe_large_gather",
     "describe_left_behind",
     "describe_lost_link",
+    "describe_silent_hub",
     "described",
     "first_line",
     "fresh",
@@ -158,7 +159,17 @@ def fresh(error: FarspanError) -> FarspanError:
     return copy
 
 
-HUB_IS_SILENT = "rank 0, where the hub is, does not answer: it is stopped or unreachable"
+def describe_silent_hub(rank: int) -> str:
+    """What it means that `rank` hears nothing from the hub.
+
+    >>> describe_silent_hub(2)
+    'rank 0, where the hub is, does not answer: it is stopped or unreachable'
+    >>> describe_silent_hub(40)
+    'rank 0, where the hub is, does not answer: it, or rank 1, which passes its answers on, is stopped or unreachable'
+    """
+    between = ancestors(rank)
+    others = f", or {name_ranks(between)}, which {'pass' if len(between) > 1 else 'passes'} its answers on,"
+    return f"rank 0, where the hub is, does not answer: it{others if between else ''} is stopped or unreachable"
 
 
 def deadline_error(
@@ -176,7 +187,9 @@ def deadline_error(
     what = f"rank {rank} waited {deadline_s:g} s for "
     hint = "look where those ranks are (`py-spy dump --pid PID` on their hosts); if only slow: a longer deadline"
     if status is None:
-        return DeadlineError(f"{what}the others {to_do}, and rank 0 does not answer", why=HUB_IS_SILENT, hint=hint)
+        return DeadlineError(
+            f"{what}the others {to_do}, and rank 0 does not answer", why=describe_silent_hub(rank), hint=hint
+        )
     who = name_ranks(status["missing"]) if status["missing"] else "the others"
     return DeadlineError(f"{what}{who} {to_do}", why="\n".join([*status["notes"], *places]), hint=hint)
 
