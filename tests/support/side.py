@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from farspan.runtime.side import HubServer, SideChannel
-from farspan.runtime.side.tree.numbers import host_of, parent
+from farspan.runtime.side.tree import host_of, parent
 
 __all__ = ["LONG_S", "SHORT_S", "connect", "each", "open_hubs", "open_ranks", "record", "step"]
 

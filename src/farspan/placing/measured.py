@@ -166,8 +166,8 @@ class _FirstSteps:
         engine = self.engine
         own = next(stage for stage, site in enumerate(engine.stages) if site.rank == engine.rank)
         device = self.meter.device_of(own)
-        shares = exchanged(engine, self.meter.measured(), device)
-        links = links_of_hosts(engine, [share.host for share in shares], device)
+        hosts, shares = exchanged(engine, self.meter.measured(), device)
+        links = links_of_hosts(engine, hosts, device)
         answer: dict[str, Any] = {}
         if engine.rank == 0:
             try:

@@ -54,9 +54,11 @@ def give_weights(engine: Engine, model: nn.Module, sites: Sites) -> None:
         is_needed = stage is None or sites.is_mine[stage]  # buffers are needed wherever their modules run
         if differs[number] and is_needed:
             _assign(item, engine.values.pull(0, "initial", name))
-    by_rank = engine.agreement.gather("weights that differ", np.packbits(differs).tobytes())
+    by_rank = engine.agreement.gather_at(0, "weights that differ", np.packbits(differs).tobytes())
+    if by_rank:
+        engine.console.warn(_words([name for name, _ in items], by_rank))
+    engine.agreement.meet("rank 0's weights are everybody's")
     engine.values.initial = {}
-    engine.console.warn(_words([name for name, _ in items], by_rank))
 
 
 def _items(model: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -77,9 +77,18 @@ class Agreement:
 
     def gather(self, what: str, blob: bytes) -> list[bytes]:
         """What all ranks give as `blob`, by rank."""
+        return self._gather(what, blob, None)
+
+    def gather_at(self, rank: int, what: str, blob: bytes) -> list[bytes]:
+        """The same on `rank`; nothing on the others, which do not wait for it."""
+        return self._gather(what, blob, rank)
+
+    def _gather(self, what: str, blob: bytes, receiver: int | None) -> list[bytes]:
         key = f"{what} {self._number}"
         self._number += 1
-        self.side.contribute(key, blob)
+        self.side.contribute(key, blob, receiver=receiver)
+        if receiver not in (None, self.side.rank):
+            return []
         blobs = self.side.gathered(key, self.deadline_s)
         self.side.forget(key)
         return blobs

@@ -26,7 +26,7 @@ from farspan.runtime.rendezvous.addresses import address_towards, is_loopback
 from farspan.runtime.rendezvous.peers import Peers
 from farspan.runtime.rendezvous.records import Record, Records
 from farspan.runtime.side import SideChannel
-from farspan.runtime.side.tree.numbers import host_of, parent
+from farspan.runtime.side.tree import host_of, parent
 
 __all__ = ["Joined", "join_side_channel"]
 

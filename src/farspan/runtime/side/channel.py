@@ -22,7 +22,7 @@ from farspan.runtime.side.hub.server import HubServer
 from farspan.runtime.side.late import LateRanks
 from farspan.runtime.side.link import Link, LoopLink, connect
 from farspan.runtime.side.text import as_error, clip_head, described, fresh, stack_of
-from farspan.runtime.side.tree.numbers import host_of
+from farspan.runtime.side.tree import host_of
 from farspan.runtime.side.waits import Waits
 
 if TYPE_CHECKING:
@@ -110,13 +110,8 @@ class SideChannel:
     ) -> HubServer:
         """Starts the hub in the process of rank 0, or a relay in that of another rank that has children.
 
-        Args:
-            world_size: How many ranks there are.
-            secret: Who connects proves to know it, or is refused.
-            bind_address: A host, or (host, port); port 0 takes a free one. Tell `.address` to those who connect here.
-            rank: This process's.
-            parent: Where a relay finds the node above it; it raises LaunchError or DeadlineError where it cannot.
-            deadline_s: How long that one may take to answer.
+        Tell its `.address` to those who connect here; all know the secret. A relay is told its `parent`, raises
+        LaunchError or DeadlineError where that one does not let it come in time, and may take any port of its own (0).
         """
         return HubServer.open(rank, world_size, secret, bind_address, parent, deadline_s)
 
@@ -130,12 +125,10 @@ class SideChannel:
         *,
         server: HubServer | None = None,
     ) -> SideChannel:
-        """Connects a rank to its host. Who is that itself passes its `server`, so that `close` can wait for the ranks
-        below and end it.
+        """Connects a rank to its host; who is that itself passes its `server`, which `close` waits for, and ends.
 
         Raises:
-            LaunchError: The hub cannot be reached, or refuses.
-            DeadlineError: It does not answer in time.
+            LaunchError, DeadlineError: The hub cannot be reached, or refuses; it does not answer in time.
         """
         host = host_of(rank, world_size)
         return SideChannel(rank, world_size, connect(rank, world_size, address, secret, deadline_s, host=host), server)

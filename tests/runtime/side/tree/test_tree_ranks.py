@@ -70,9 +70,9 @@ def test_a_failure_reaches_everyone(channels, rank):
 
     errors = each(channels, act)
     assert errors.pop(rank) is None
-    assert {(type(error), error.what, error.rank) for error in errors} == {
-        (RemoteError, f"rank {rank} failed: ValueError: shapes do not match", rank)
-    }
+    for error in errors:
+        assert isinstance(error, RemoteError)
+        assert (error.what, error.rank) == (f"rank {rank} failed: ValueError: shapes do not match", rank)
 
 
 def test_the_death_of_a_rank_that_passes_on_is_named_above_and_below_it(channels):
@@ -92,7 +92,8 @@ def test_programs_that_differ_are_found_though_a_rank_waits_for_ever(channels):
     begun = [channel for channel in channels if channel.rank not in (4, 8)]  # which never come
     for error in each(begun, step(5, lambda rank: int(rank == 7))):
         assert isinstance(error, DivergenceError)
-        assert error.why == "ranks 0-3, 5, 6: call False\nrank 7: call True"
+        others, own = error.why.splitlines()  # as many others as have been heard of
+        assert others.endswith(": call False") and own == "rank 7: call True"
 
 
 def test_late_ranks_are_named_wherever_they_are(channels):
