@@ -218,3 +218,20 @@ def test_parts_that_are_too_large_together_end_the_run():
     assert hub.on_message(1, {"t": "contribute", "key": "k"}, large) == []
     _, error = failure(hub.on_message(2, {"t": "contribute", "key": "k"}, b"one more"))
     assert error["what"].startswith("the ranks' parts of 'k' have 66060296 bytes")
+
+
+def test_what_ranks_did_last_is_known_after_any_number_of_steps():
+    hub = joined(3)
+    for number in range(2_000):
+        for rank in range(3):
+            start(hub, rank, number, 1)
+    hub.on_message(2, {"t": "contribute", "key": "k"}, b"")
+    for _ in range(6_000):
+        hub.on_message(0, {"t": "request", "to": 1, "id": 0, "body": {}})
+    (message,) = hub.on_message(0, {"t": "status", "id": 1, "step": 2_000})
+    assert message.header["notes"] == [
+        "rank 0: the last it did was: asked rank 1 for a value",
+        "rank 1: the last it did was: began step 1999",
+        "rank 2: the last it did was: gave its part of 'k'",
+    ]
+    assert len(hub._events) < 6_000

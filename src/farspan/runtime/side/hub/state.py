@@ -44,10 +44,12 @@ if TYPE_CHECKING:
 
     from farspan.runtime.side.wire import Buffer, Header
 
+    _Event = tuple[Sequence[int], str, object]
+
 __all__ = ["Hub"]
 
 _MAX_NOTES = 4
-_MAX_EVENTS = 10_000
+_MAX_EVENTS = 5_000
 _MAX_SAID = 32
 """Lines about ranks that wait for the same."""
 
@@ -84,7 +86,7 @@ class Hub:
         self._num_queries = 0
         self._num_said: Counter[str] = Counter()
         self._agreed_step = -1
-        self._events: list[tuple[Sequence[int], str, object]] = []
+        self._events: list[_Event] = []
         """What ranks did, in order: the words, and what they are about."""
 
     def on_joined(self, rank: int) -> list[Message]:
@@ -202,7 +204,7 @@ class Hub:
         key = header["key"]
         parts = self._gathers.setdefault(key, Parts())
         ranks = self._speakers.add_parts(parts, client, header, payload)
-        self._note(ranks, "gave its part of", clip_head(key, 80))
+        self._note(ranks, "gave its part of", repr(clip_head(key, 80)))
         if parts.size_bytes > MAX_PARTS_BYTES:
             return self._publish(describe_large_gather(key, parts.size_bytes))
         if len(parts.ranks) < self.world_size:
@@ -261,14 +263,17 @@ class Hub:
         if len(self._events) > _MAX_EVENTS:
             self._events = self._last_events()
 
-    def _last_events(self) -> list[tuple[Sequence[int], str, object]]:
+    def _last_events(self) -> list[_Event]:
         """Those that hold the last one of each rank."""
-        kept, ranks = list[tuple[Sequence[int], str, object]](), set[int]()
+        kept: list[_Event] = []
+        ranks: set[int] = set()
         for event in reversed(self._events):
-            if len(ranks) < self.world_size and not ranks.issuperset(event[0]):
-                kept.insert(0, event)
+            if not ranks.issuperset(event[0]):
+                kept.append(event)
                 ranks.update(event[0])
-        return kept
+                if len(ranks) == self.world_size:
+                    break
+        return kept[::-1]
 
     def _on_late(self, rank: int, header: Header) -> list[Message]:
         to_do = clip_head(str(header["to_do"]), 200)
