@@ -87,7 +87,7 @@ class Hub:
         self._num_said: Counter[str] = Counter()
         self._agreed_step = -1
         self._events: list[_Event] = []
-        """What ranks did, in order: the words, and what they are about."""
+        """What ranks did, in order: the words, and what stands in them."""
 
     def on_joined(self, rank: int) -> list[Message]:
         self.joined.add(rank)
@@ -165,14 +165,13 @@ class Hub:
     # -- agreement ----------------------------------------------------------------------------------------------------
 
     def _on_start(self, ranks: Sequence[int], begun: Begun) -> list[Message]:
-        self._note(ranks, "began step", begun.step)
+        self._note(ranks, "began step {}", begun.step)
         found = self._rounds.add(ranks, begun)
         if self._dispute is not None:
             return []
         if not found.is_agreed:
             return self._open_dispute(_groups(found.entries), [])
-        ended = sorted(self.finished - found.ranks)
-        if ended:
+        if self.finished and (ended := sorted(self.finished - found.ranks)):
             return self._open_dispute(_groups(found.entries), ended)
         if self._rounds.close_first() is None:
             return []
@@ -204,7 +203,7 @@ class Hub:
         key = header["key"]
         parts = self._gathers.setdefault(key, Parts())
         ranks = self._speakers.add_parts(parts, client, header, payload)
-        self._note(ranks, "gave its part of", repr(clip_head(key, 80)))
+        self._note(ranks, "gave its part of {!r}", key)
         if parts.size_bytes > MAX_PARTS_BYTES:
             return self._publish(describe_large_gather(key, parts.size_bytes))
         if len(parts.ranks) < self.world_size:
@@ -222,7 +221,7 @@ class Hub:
     def _relay(self, rank: int, header: Header, payload: Buffer) -> list[Message]:
         to = header["to"]
         if header.get("t") == "request":
-            self._note((rank,), f"asked rank {to} for a value")
+            self._note((rank,), "asked rank {} for a value", to)
         if not 0 <= to < self.world_size or to in self.ended or to in self.died:
             return []
         passed_on = {name: value for name, value in header.items() if name != "to"}
@@ -313,7 +312,10 @@ class Hub:
         if rank not in self.joined:
             return "has never connected"
         last = next((event for event in reversed(self._events) if rank in event[0]), None)
-        return "has done nothing yet" if last is None else f"the last it did was: {last[1]} {last[2]}".rstrip()
+        if last is None:
+            return "has done nothing yet"
+        _, words, about = last
+        return f"the last it did was: {words.format(clip_head(about, 80) if isinstance(about, str) else about)}"
 
     def _who_has_begun(self, step: int) -> Collection[int]:
         """The ranks that have begun this step, or one after it."""

@@ -13,7 +13,8 @@ import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
+from typing import NamedTuple
 
 from farspan.runtime.side.wire import MAX_PAYLOAD_BYTES, Buffer, ProtocolError
 
@@ -30,6 +31,8 @@ def ranges_of(ranks: Sequence[int]) -> list[tuple[int, int]]:
     >>> ranges_of([1, 33, 34, 35])
     [(1, 1), (33, 35)]
     """
+    if ranks and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return [(ranks[0], ranks[-1])]
     runs: list[tuple[int, int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -50,8 +53,7 @@ def ranks_in(ranges: tuple[tuple[int, int], ...], world_size: int) -> tuple[int,
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(NamedTuple):
     """The parts of some ranks."""
 
     ranges: tuple[tuple[int, int], ...]
@@ -63,9 +65,9 @@ class _Block:
         return len(self.sizes) == 1
 
     def encode(self) -> list[Buffer]:
-        numbers = [number for each in self.ranges for number in each]
+        numbers = [*chain.from_iterable(self.ranges), *self.sizes]
         head = _HEAD.pack(len(self.ranges), len(self.sizes), len(self.data))
-        return [head, struct.pack(f"!{len(numbers)}I{len(self.sizes)}I", *numbers, *self.sizes), self.data]
+        return [head, struct.pack(f"!{len(numbers)}I", *numbers), self.data]
 
 
 def _blocks_in(payload: Buffer) -> list[_Block]:
@@ -108,23 +110,23 @@ class Parts:
 
     def add(self, rank: int, part: Buffer) -> None:
         """The part of one rank."""
-        self._take([rank], len(part))
+        if rank in self.ranks:
+            raise ProtocolError("a part that was given before")
+        self.ranks.add(rank)
+        self.size_bytes += len(part)
         self._single[rank] = part
 
     def add_blocks(self, payload: Buffer, world_size: int) -> tuple[int, ...]:
         """Parts that another node has put together; the ranks that gave them."""
         blocks = _blocks_in(payload)
         added = ranks_in(tuple(each for block in blocks for each in block.ranges), world_size)
-        self._take(added, sum(len(block.data) for block in blocks))
+        before = len(self.ranks)
+        self.ranks.update(added)
+        if len(self.ranks) != before + len(added):
+            raise ProtocolError("a part that was given before")
+        self.size_bytes += sum(len(block.data) for block in blocks)
         self._blocks += blocks
         return added
-
-    def _take(self, ranks: Sequence[int], size_bytes: int) -> None:
-        before = len(self.ranks)
-        self.ranks.update(ranks)
-        if len(self.ranks) != before + len(ranks):
-            raise ProtocolError("a part that was given before")
-        self.size_bytes += size_bytes
 
     def take_blocks(self) -> bytes:
         """All that has come since this was called last, as a payload."""
@@ -135,29 +137,33 @@ class Parts:
             is_same = all(part == parts[0] for part in parts)
             parts = parts[:1] if is_same else parts
             blocks = [_Block(tuple(ranges_of(ranks)), [len(part) for part in parts], b"".join(parts)), *blocks]
-        if all(block.is_same_for_all() and block.data == blocks[0].data for block in blocks):
+        if len(blocks) > 1 and all(block.is_same_for_all() and block.data == blocks[0].data for block in blocks):
             ranges = tuple(each for block in blocks for each in block.ranges)
-            blocks = [_Block(ranges, blocks[0].sizes, blocks[0].data)] if blocks else []
+            blocks = [_Block(ranges, blocks[0].sizes, blocks[0].data)]
         return b"".join([buffer for block in blocks for buffer in block.encode()])
 
 
 def parts_by_rank(payload: Buffer, world_size: int) -> list[bytes]:
     """The part of each rank."""
-    found: dict[int, bytes] = {}
-    num_given = 0
-    for block in _blocks_in(payload):
-        ranks = ranks_in(block.ranges, world_size)
-        num_given += len(ranks)
-        if block.is_same_for_all():
-            if block.sizes[0] != len(block.data):
-                raise ProtocolError(f"a part of {block.sizes[0]} bytes in {len(block.data)}")
-            found.update(dict.fromkeys(ranks, bytes(block.data)))
-            continue
-        ends = list(accumulate(block.sizes))
-        if len(ends) != len(ranks) or (ends[-1] if ends else 0) != len(block.data):
-            raise ProtocolError(f"{len(ends)} parts of {len(ranks)} ranks in {len(block.data)} bytes")
-        data = bytes(block.data)
-        found.update(zip(ranks, [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)], strict=True))
-    if num_given != world_size or len(found) != world_size:
-        raise ProtocolError(f"{num_given} parts over {world_size} ranks")
+    blocks = _blocks_in(payload)
+    ranks = ranks_in(tuple(each for block in blocks for each in block.ranges), world_size)
+    parts = [part for block in blocks for part in _parts_in(block, world_size)]
+    if len(parts) != world_size or len(ranks) != world_size:
+        raise ProtocolError(f"{len(parts)} parts over {world_size} ranks")
+    if ranks[0] == 0 and len(blocks) == 1 and len(blocks[0].ranges) == 1:
+        return parts
+    found = dict(zip(ranks, parts, strict=True))
+    if len(found) != world_size:
+        raise ProtocolError(f"the parts of {len(found)} of {world_size} ranks")
     return [found[rank] for rank in range(world_size)]
+
+
+def _parts_in(block: _Block, world_size: int) -> list[bytes]:
+    num_ranks = len(ranks_in(block.ranges, world_size))
+    data, sizes = bytes(block.data), block.sizes
+    if len(sizes) == 1 and sizes[0] == len(data):
+        return [data] * num_ranks
+    ends = list(accumulate(sizes))
+    if len(ends) != num_ranks or (ends[-1] if ends else 0) != len(data):
+        raise ProtocolError(f"{len(ends)} parts of {num_ranks} ranks in {len(data)} bytes")
+    return [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]

@@ -55,10 +55,11 @@ class Round:
         if (begun.step, begun.digest, len(begun.data)) != (merged.step, merged.digest, len(merged.data)):
             self.is_agreed = False
             return
-        data = tuple(a if a == b else None for a, b in zip(merged.data, begun.data, strict=True))
-        self._merged = merged._replace(data=data)
-        if data and all(each is None for each in data):
-            self.is_agreed = False
+        if begun.data != merged.data:
+            data = tuple(a if a == b else None for a, b in zip(merged.data, begun.data, strict=True))
+            merged = merged._replace(data=data)
+            self.is_agreed &= any(each is not None for each in data)
+        self._merged = merged
 
     def take(self) -> list[tuple[Sequence[int], Begun]]:
         """The entries that have come since this was called last; one, where all agree."""
@@ -96,15 +97,19 @@ class Rounds:
         if found is None:
             found = Round()
             self._open.append(found)
-        is_next = found.ranks.isdisjoint(ranks) and len(set(ranks)) == len(ranks)
-        if not is_next or any(not each.ranks.issuperset(ranks) for each in self.before(found)):
-            raise ProtocolError(f"{len(ranks)} ranks in one message that have not begun as many steps")
+        if len(ranks) > 1:
+            is_next = found.ranks.isdisjoint(ranks) and len(set(ranks)) == len(ranks)
+            if not is_next or any(not each.ranks.issuperset(ranks) for each in self.before(found)):
+                raise ProtocolError(f"{len(ranks)} ranks in one message that have not begun as many steps")
         found.add(ranks, begun)
         return found
 
     def next_of(self, rank: int) -> Round | None:
         """The open round in which a rank begins its next step; None where it is the first there."""
-        return next((each for each in self._open if rank not in each.ranks), None)
+        for each in self._open:
+            if rank not in each.ranks:
+                return each
+        return None
 
     def before(self, found: Round) -> list[Round]:
         """The open rounds before one of them."""

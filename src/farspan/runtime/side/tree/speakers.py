@@ -52,7 +52,7 @@ class Speakers:
     def many(self, client: int, header: Header) -> Sequence[int]:
         """The same, for what several ranks may say at once."""
         if "ranks" not in header:
-            return [self.one(client, header)]
+            return (client if "from" not in header else self.one(client, header),)
         return self._checked(
             client, ranks_in(tuple((first, last) for first, last in header["ranks"]), self._world_size)
         )
@@ -62,7 +62,7 @@ class Speakers:
         parts.receiver = header.get("for")
         if not header.get("is_merged"):
             parts.add(client, payload)
-            return [client]
+            return (client,)
         return self._checked(client, parts.add_blocks(payload, self._world_size))
 
     def _checked(self, client: int, ranks: Sequence[int]) -> Sequence[int]:
