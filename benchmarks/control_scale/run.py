@@ -17,13 +17,22 @@ from benchmarks.common import arguments, finish  # noqa: E402
 _WORLD = str(Path(__file__).with_name("world.py"))
 _BAR_S = 3e-3
 _SIZES = (2, 8, 32, 64, 256, 1_024)
+_MANY = 1_000
+"""From so many ranks on they also agree on the names of a large model."""
 _QUICK_SIZES = (8, 64, 1_024)
 _LONGEST_S = 600.0
 
 
-def measure(num_ranks: int, num_steps: int, others: str) -> dict[str, Any]:
-    """Steps of one world: the root's processor time and bytes, and the time on the wall, a step."""
-    words = {"num_ranks": num_ranks, "num_steps": num_steps, "num_first": 3}
+def measure(num_ranks: int, num_steps: int, others: str, *, names: bool = False) -> dict[str, Any]:
+    """Steps of one world: the root's processor time and bytes, and the time on the wall, a step.
+
+    Args:
+        num_ranks: Of the world.
+        num_steps: That are timed.
+        others: What all ranks but 0 are: a "crowd" or "light" (`world.py`).
+        names: Whether they also agree on the names of a large model.
+    """
+    words = {"num_ranks": num_ranks, "num_steps": num_steps, "num_first": 3, "names": names}
     with contextlib.ExitStack() as processes:
         root = _start("root", words, processes)
         words["address"] = _hear(root)["address"]
@@ -70,10 +79,15 @@ def main() -> None:
     for others in ("crowd", "light"):
         for num_ranks in args.ranks or (_QUICK_SIZES if args.quick else _SIZES):
             most = {"crowd": 4_000, "light": 20_000}[others] // (10 if args.quick else 1)
-            row = measure(num_ranks, args.steps or max(10, min(500, most // num_ranks)), others)
+            names = others == "crowd" and num_ranks >= _MANY
+            num_steps = args.steps or max(10, min(500, most // num_ranks))
+            row = measure(num_ranks, num_steps, others, names=names)
             rows.append(row)
             cost = f"{row['busy_s'] * 1e3:8.2f} ms of processor and {row['bytes'] / 1e3:10,.1f} kB a step at the root"
             print(f"{others} of {num_ranks:6,d} ranks: {cost}, {row['wall_s'] * 1e3:8.2f} ms on the wall", flush=True)
+            if names:
+                equal, different = f"{row['equal_s']:.1f} s", f"{row['different_s']:.1f} s"
+                print(f"{'':15}names of {row['text_bytes'] / 1e6:.1f} MB: agreed in {equal}, difference in {different}")
     last = rows[-1]
     figure = (
         f"{last['num_ranks']:,} ranks: {last['busy_s'] * 1e3:.2f} ms, {last['bytes'] / 1e6:.2f} MB a step at the root"

@@ -17,6 +17,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ _HEAD = struct.Struct("<?dII")
 _NUM_PARAMETERS = 47
 """Of a rank: 61 layers of 256 experts with three matrices each, over 1,000 ranks."""
 _NUM_LOSSES = 8
+_EXPERTS = [(at, expert, part) for at in range(61) for expert in range(256) for part in ("gate", "up", "down")]
 _BYTES_AT = (120, 128)
 """Where Linux' `struct tcp_info` has tcpi_bytes_acked and tcpi_bytes_received."""
 
@@ -113,6 +115,37 @@ def light_step(lights: list[Light], num_ranks: int, number: int) -> None:
         raise RuntimeError("the parts are not what the ranks have given")
 
 
+def agree_on_names(channels: list[SideChannel]) -> dict[str, float]:
+    """All ranks agree on the names of a large model; then the last rank has another one. Seconds on the wall."""
+    from farspan.errors import DivergenceError
+    from farspan.runtime.agreement import Agreement
+
+    names = [
+        f"layers.{at}.mlp.experts.{expert}.{part}_proj.weight: float32[7168, 2048]" for at, expert, part in _EXPERTS
+    ]
+    text, other = "\n".join(names), "\n".join([*names[:-1], f"{names[-1]} that is trained"])
+    agreements = [Agreement(channel, DEADLINE_S) for channel in channels]
+
+    def differ(agreement: Agreement) -> str:
+        is_last = agreement.side.rank == agreement.side.world_size - 1
+        try:
+            agreement.agree_on("model", other if is_last else text)
+        except DivergenceError as error:
+            return error.why
+        return ""
+
+    with ThreadPoolExecutor(len(channels)) as pool:
+        began = time.perf_counter()
+        list(pool.map(lambda agreement: agreement.agree_on("model", text), agreements))
+        agreed = time.perf_counter()
+        said = set(pool.map(differ, agreements))
+        ended = time.perf_counter()
+    last = channels[0].world_size - 1
+    if said != {f"rank 0: {names[-1]}\nrank {last}: {names[-1]} that is trained"}:
+        raise RuntimeError(f"the difference is not found: {said}")
+    return {"text_bytes": len(text), "equal_s": agreed - began, "different_s": ended - agreed}
+
+
 def socket_bytes() -> int:
     """What all TCP connections of this process have sent and received so far."""
     total = 0
@@ -141,7 +174,9 @@ def root(words: dict[str, Any]) -> None:
         step(channels, number)
     busy_s, wall_s = time.process_time() - busy, time.perf_counter() - began
     moved = socket_bytes() - moved
-    say(busy_s=busy_s / words["num_steps"], wall_s=wall_s / words["num_steps"], bytes=moved / words["num_steps"])
+    row = {"busy_s": busy_s, "wall_s": wall_s, "bytes": moved}
+    row = {name: number / words["num_steps"] for name, number in row.items()}
+    say(**row, **(agree_on_names(channels) if words["names"] else {}))
     channels[0].close(DEADLINE_S)
 
 
@@ -161,6 +196,8 @@ def crowd(words: dict[str, Any]) -> None:
     sys.stdin.readline()
     for number in range(words["num_first"] + words["num_steps"]):
         step(channels, number)
+    if words["names"]:
+        agree_on_names(channels)
     say(over=True)
     sys.stdin.readline()  # what its connections have carried is still to be counted
     for channel in reversed(channels):

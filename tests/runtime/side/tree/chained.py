@@ -16,10 +16,8 @@ from farspan.runtime.side.tree import numbers
 
 numbers.FAN_OUT = 1
 RANK = int(os.environ.get("RANK", "0"))
-STORY = sys.argv[1] if RANK == int(os.environ.get("WORLD_SIZE", "1")) - 2 else ""
+STORY = sys.argv[1] if int(os.environ.get("WORLD_SIZE", "1")) - 2 == RANK else ""
 
-if STORY == "absent":
-    sys.exit(3)
 torch.manual_seed(2)
 model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
 x, y = torch.randn(4, 8), torch.randn(4, 8)

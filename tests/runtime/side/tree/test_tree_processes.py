@@ -26,7 +26,6 @@ def test_a_chain_of_ranks_computes_what_one_process_does() -> None:
     [
         ("raises", "rank 1 failed: ValueError: the loader is empty"),
         ("killed", "rank 1 died (its connection closed without a goodbye)"),
-        ("absent", "rank 1 ended before it called farspan.distribute"),
     ],
 )
 def test_everybody_hears_of_what_happens_to_a_rank_in_between(story: str, words: str) -> None:
