@@ -37,7 +37,9 @@ _HEAD = struct.Struct("<?dII")
 _NUM_PARAMETERS = 47
 """Of a rank: 61 layers of 256 experts with three matrices each, over 1,000 ranks."""
 _NUM_LOSSES = 8
-_EXPERTS = [(at, expert, part) for at in range(61) for expert in range(256) for part in ("gate", "up", "down")]
+_EXPERTS = [
+    (at, expert, part) for at in range(61) for expert in range(256) for part in ("gate_proj", "up_proj", "down_proj")
+]
 _BYTES_AT = (120, 128)
 """Where Linux' `struct tcp_info` has tcpi_bytes_acked and tcpi_bytes_received."""
 

@@ -2,6 +2,7 @@
 
 import random
 import socket
+import threading
 
 import pytest
 
@@ -14,6 +15,7 @@ from farspan.runtime.side.wire import (
     as_bytes_view,
     encode,
     send_all,
+    silence_s,
 )
 
 
@@ -97,3 +99,14 @@ def test_send_all_over_a_real_socket():
         send_all(left, encode({"a": 1}, b"xyz"))
         left.shutdown(socket.SHUT_WR)
         assert read_all(right, FrameReader()) == [({"a": 1}, b"xyz")]
+
+
+def test_a_link_over_which_data_come_is_not_silent():
+    """Where this end sends nothing, no acknowledgement comes, and no probe is needed."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours:
+        theirs, _ = listener.accept()
+        with theirs:
+            threading.Event().wait(1.5)
+            theirs.sendall(b"!")
+            assert ours.recv(1) == b"!"
+            assert silence_s(ours) < 1.0
