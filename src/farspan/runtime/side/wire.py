@@ -69,9 +69,8 @@ LINK_SILENT_S = 8.5
 LOOK_S = 1.0
 """How often links are looked at; as often the hub sends a frame over each that has nothing else to do."""
 _LINK_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
-_RESENT_AT, _LAST_DATA_AT = 2, 52
-"""Where Linux' `struct tcp_info` has tcpi_retransmits, and tcpi_last_data_recv and tcpi_last_ack_recv in ms."""
-_LASTS = struct.Struct("=II")
+_RESENT_AT, _LAST_ACK_AT = 2, 56
+"""Where Linux' `struct tcp_info` has tcpi_retransmits, and tcpi_last_ack_recv in milliseconds."""
 
 
 class ProtocolError(Exception):
@@ -253,10 +252,8 @@ def silence_s(sock: socket.socket) -> float:
     """
     if not hasattr(socket, "TCP_INFO"):
         return 0.0
-    end = _LAST_DATA_AT + _LASTS.size
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, end)
-    # Data that come while none go bring no acknowledgement, and no probe is sent then.
-    return min(_LASTS.unpack_from(info, _LAST_DATA_AT)) / 1e3 if len(info) == end else 0.0
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK_AT + 4)
+    return struct.unpack_from("=I", info, _LAST_ACK_AT)[0] / 1e3 if len(info) == _LAST_ACK_AT + 4 else 0.0
 
 
 def is_resending(sock: socket.socket) -> bool:

@@ -9,7 +9,7 @@ import socket
 import time
 from collections import deque
 
-from farspan.runtime.side.wire import LINK_DEAD_S, Buffer, FrameReader, is_resending, nonce
+from farspan.runtime.side.wire import LINK_DEAD_S, LINK_SILENT_S, Buffer, FrameReader, is_resending, nonce, silence_s
 
 __all__ = ["Connection"]
 
@@ -33,6 +33,20 @@ class Connection:
         """Whether nothing has got through for long; to be asked now and then."""
         self._resending_since = min(self._resending_since, time.monotonic()) if is_resending(self.sock) else math.inf
         return time.monotonic() - self._resending_since > LINK_DEAD_S
+
+    def is_silent(self) -> bool:
+        """Whether no sign of life has come from the other end for long, and nothing that has come waits to be read: who
+        is too busy to read does not take that for silence.
+        """
+        if silence_s(self.sock) <= LINK_SILENT_S:
+            return False
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass  # reading will say what it is
+        return False
 
     def flush(self) -> None:
         """Sends as much as the socket takes now."""

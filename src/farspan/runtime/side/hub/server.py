@@ -18,7 +18,6 @@ from farspan.runtime.side.tree.message import Message, Node
 from farspan.runtime.side.tree.numbers import children, client_towards, parent
 from farspan.runtime.side.tree.relay import Relay
 from farspan.runtime.side.wire import (
-    LINK_SILENT_S,
     LOOK_S,
     MAX_HEADER_BYTES,
     MAX_HELLO_BYTES,
@@ -32,7 +31,6 @@ from farspan.runtime.side.wire import (
     encode,
     is_of_link,
     proof,
-    silence_s,
 )
 
 __all__ = ["HubServer"]
@@ -210,7 +208,7 @@ class HubServer:
             if not conn.queue:
                 conn.queue.extend(_BEAT)
                 self._flush(conn)
-        if self._uplink is not None and silence_s(self._uplink.sock) > LINK_SILENT_S:
+        if self._uplink is not None and self._uplink.is_silent():
             self._lose_parent(is_silent=True)
         self._outbox.extend(self._node.on_tick())
         self._deliver()
