@@ -131,6 +131,21 @@ def test_ranks_end_in_any_order(channels):
     assert [channel.failure for channel in channels] == [None] * NUM_RANKS
 
 
+def test_the_goodbye_of_a_rank_that_passes_on_is_not_lost_where_it_is_busy(channels):
+    for rank in (7, 8):
+        channels[rank].close(LONG_S)
+    is_busy, may_go_on = threading.Event(), threading.Event()
+    channels[3]._server._node.on_tick = lambda: (is_busy.set(), may_go_on.wait(LONG_S), [])[-1]
+    assert is_busy.wait(LONG_S)
+    closing = threading.Thread(target=channels[3].close, args=(LONG_S,))
+    closing.start()
+    threading.Event().wait(0.2)  # until it is to stop
+    may_go_on.set()
+    closing.join(LONG_S)
+    status = channels[0]._ask({"t": "status", "rank": 3}, LONG_S)
+    assert status["notes"] == ["rank 3: the last it did was: ended its program"]
+
+
 def test_who_outlives_a_rank_that_passes_on_is_told(channels):
     channels[3].close(linger_s=0.1)
     with pytest.raises(RemoteError, match="rank 3 has ended its program while others still run"):
