@@ -36,7 +36,7 @@ def main(story: str) -> None:
             raise ValueError("the loader is empty")
         optimizer.step()
         losses.append(loss.item())
-    print(json.dumps([losses, model[2].weight.tolist() if RANK in (0, 2) else None]))
+    print(json.dumps([losses, list(model.parameters())[4].tolist() if RANK in (0, 2) else None]))
 
 
 if __name__ == "__main__":
