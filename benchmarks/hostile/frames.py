@@ -27,7 +27,7 @@ def hello(rng: random.Random, num_ranks: int, /, **changed: Any) -> dict[str, An
     """A hello as a rank says it, without the proof of the secret."""
     return {
         "t": "hello",
-        "protocol": 2,
+        "protocol": 3,
         "rank": rng.randrange(num_ranks),
         "world_size": num_ranks,
         "nonce": rng.randbytes(16).hex(),

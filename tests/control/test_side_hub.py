@@ -7,6 +7,10 @@ import pytest
 from farspan.control.hub.divergence import describe_difference, first_difference
 from farspan.control.hub.state import Hub
 from farspan.control.text import name_ranks
+from farspan.control.tree.blocks import MAX_PARTS_BYTES, parts_by_rank
+
+EVERYONE = None
+"""All that still listen; who has failed, or has ended, does not look at what comes."""
 
 
 def joined(world_size):
@@ -39,7 +43,7 @@ def test_agreed_only_when_the_last_rank_has_begun():
     assert start(hub, 0, 7, 1) == []
     assert start(hub, 2, 7, 1) == []
     (message,) = start(hub, 1, 7, 1)
-    assert message.to == (0, 1, 2)
+    assert message.to is EVERYONE
     assert message.header == {"t": "agreed", "step": 7}
 
 
@@ -60,7 +64,7 @@ def test_different_digests_show_the_first_call_that_differs():
     assert start(hub, 2, 5, 11) == []
     assert show(hub, 0, query, "embed at a.py:1", "blocks.3 at train.py:41") == []
     to, error = failure(show(hub, 1, query, "embed at a.py:1", "flush (opt.step) at train.py:50"))
-    assert to == (0, 1, 2)
+    assert to is EVERYONE
     assert error["kind"] == "DivergenceError"
     assert error["what"] == "the ranks' programs differ at step 5"
     assert error["why"] == "rank 0: blocks.3 at train.py:41\nrank 1: flush (opt.step) at train.py:50"
@@ -83,7 +87,7 @@ def test_a_dispute_ends_when_a_rank_dies_before_it_answers():
     start(hub, 0, 5, 10)
     start(hub, 1, 5, 11)
     to, error = failure(hub.on_gone(1))
-    assert to == (0,)
+    assert to is EVERYONE
     assert error["what"].startswith("rank 1 died")
 
 
@@ -91,9 +95,9 @@ def test_goodbye_while_another_rank_begins_a_step():
     hub = joined(2)
     start(hub, 0, 3, 1)
     messages = hub.on_message(1, {"t": "bye"})
-    assert kinds(messages) == [((0,), "ended"), ((0,), "history")]
+    assert kinds(messages) == [(EVERYONE, "ended"), ((0,), "history")]
     to, error = failure(show(hub, 0, messages[1].header["query"], "embed", "flush at train.py:50"))
-    assert to == (0,)
+    assert to is EVERYONE
     assert error["what"] == "rank 1 has ended its program, rank 0 waits in step 3 at flush at train.py:50"
 
 
@@ -107,7 +111,7 @@ def test_goodbye_after_the_last_step_is_no_failure():
     hub = joined(2)
     start(hub, 0, 3, 1)
     start(hub, 1, 3, 1)
-    assert kinds(hub.on_message(1, {"t": "bye"})) == [((0,), "ended")]
+    assert kinds(hub.on_message(1, {"t": "bye"})) == [(EVERYONE, "ended")]
     assert hub.on_gone(1) == []
     assert not hub.failed
 
@@ -117,7 +121,7 @@ def test_finished_ranks_still_pass_on_answers():
     assert hub.on_message(1, {"t": "finish"}) == []
     (message,) = hub.on_message(0, {"t": "request", "to": 1, "id": 4, "body": {"a": 1}})
     assert (message.to, message.header) == ((1,), {"t": "request", "id": 4, "body": {"a": 1}, "from": 0})
-    assert kinds(hub.on_message(0, {"t": "finish"})) == [((0, 1), "finished")]
+    assert kinds(hub.on_message(0, {"t": "finish"})) == [(EVERYONE, "finished")]
 
 
 def test_a_gather_is_sent_to_all_by_rank():
@@ -125,9 +129,8 @@ def test_a_gather_is_sent_to_all_by_rank():
     for rank in (2, 0):
         assert hub.on_message(rank, {"t": "contribute", "key": "k"}, bytes([rank] * rank)) == []
     (message,) = hub.on_message(1, {"t": "contribute", "key": "k"}, b"\1")
-    assert message.to == (0, 1, 2)
-    assert message.header["sizes"] == [0, 1, 2]
-    assert bytes(message.payload) == b"\1\2\2"
+    assert message.to is EVERYONE
+    assert parts_by_rank(message.payload, 3) == [b"", b"\1", b"\2\2"]
     assert not hub._gathers
 
 
@@ -149,7 +152,7 @@ def test_first_failure_wins():
     hub = joined(3)
     messages = hub.on_message(2, {"t": "fail", "what": "boom", "why": "at a.py:3", "hint": "another", "traceback": "T"})
     to, error = failure(messages)
-    assert to == (0, 1)
+    assert to is EVERYONE
     assert (error["what"], error["why"], error["rank"]) == ("rank 2 failed: boom", "at a.py:3", 2)
     assert error["traceback"] == "T" and "another" in error["hint"] and "rank 2's log" in error["hint"]
     assert kinds(messages)[-1] == ((2,), "noted")
@@ -160,7 +163,7 @@ def test_first_failure_wins():
 def test_a_silent_rank_is_a_lost_link_and_is_told_too():
     hub = joined(3)
     to, header = failure(hub.on_silent(2))
-    assert to == (0, 1, 2) and header["rank"] == 2
+    assert to is EVERYONE and header["rank"] == 2
     assert "the link to rank 2 is lost" in header["what"]
     assert hub.on_gone(2) == []  # its connection is closed then, which is no death
 
@@ -206,3 +209,29 @@ def test_names_of_ranks():
     assert name_ranks([4]) == "rank 4"
     assert name_ranks([2, 1]) == "ranks 1, 2"
     assert name_ranks([0, 1, 2, 3, 9]) == "ranks 0-3, 9"
+
+
+def test_parts_that_are_too_large_together_end_the_run():
+    hub = joined(3)
+    large = bytes(MAX_PARTS_BYTES // 2)
+    assert hub.on_message(0, {"t": "contribute", "key": "k"}, large) == []
+    assert hub.on_message(1, {"t": "contribute", "key": "k"}, large) == []
+    _, error = failure(hub.on_message(2, {"t": "contribute", "key": "k"}, b"one more"))
+    assert error["what"].startswith("the ranks' parts of 'k' have 66060296 bytes")
+
+
+def test_what_ranks_did_last_is_known_after_any_number_of_steps():
+    hub = joined(3)
+    for number in range(2_000):
+        for rank in range(3):
+            start(hub, rank, number, 1)
+    hub.on_message(2, {"t": "contribute", "key": "k"}, b"")
+    for _ in range(6_000):
+        hub.on_message(0, {"t": "request", "to": 1, "id": 0, "body": {}})
+    (message,) = hub.on_message(0, {"t": "status", "id": 1, "step": 2_000})
+    assert message.header["notes"] == [
+        "rank 0: the last it did was: asked rank 1 for a value",
+        "rank 1: the last it did was: began step 1999",
+        "rank 2: the last it did was: gave its part of 'k'",
+    ]
+    assert len(hub._events) < 6_000

@@ -11,6 +11,7 @@ import pytest
 
 from farspan import control as side
 from farspan.control.channel import SideChannel
+from farspan.control.tree import numbers
 from farspan.errors import RemoteError
 
 LONG_S = 30.0
@@ -19,7 +20,10 @@ SOURCE = str(Path(side.__file__).parents[3])
 CLIENT = """
 import os, sys, time
 from farspan.control.channel import SideChannel
+from farspan.control.tree import numbers
 rank, world_size, port = map(int, sys.argv[1:4])
+if "chain" in sys.argv:
+    numbers.FAN_OUT = 1
 channel = SideChannel.connect(rank, world_size, ("127.0.0.1", port), "secret", 30)
 channel.start(0, 1)
 channel.wait_agreed(0, 30)
@@ -40,6 +44,21 @@ try:
 except Exception as error:
     print(type(error).__name__, error.what, flush=True)
     channel.close(0)
+"""
+
+RELAY = """
+import sys, time
+from farspan.control.channel import SideChannel
+from farspan.control.tree import numbers
+numbers.FAN_OUT = 1
+hub = "127.0.0.1", int(sys.argv[1])
+server = SideChannel.host(3, "secret", "127.0.0.1", rank=1, parent=hub, deadline_s=30)
+channel = SideChannel.connect(1, 3, server.address, "secret", 30, server=server)
+print(server.address[1], flush=True)
+channel.start(0, 1)
+channel.wait_agreed(0, 30)
+print("agreed", flush=True)
+time.sleep(60)
 """
 
 HUB = """
@@ -101,6 +120,26 @@ def test_a_killed_rank_is_noticed_by_all(spawn, fork):
     finally:
         if child is not None:
             os.kill(child, signal.SIGKILL)
+        channel.close(LONG_S)
+
+
+def test_a_killed_rank_that_passes_on_for_others_is_noticed_by_all(spawn, monkeypatch):
+    monkeypatch.setattr(numbers, "FAN_OUT", 1)
+    server = SideChannel.host(3, "secret", "127.0.0.1")
+    channel = SideChannel.connect(0, 3, server.address, "secret", LONG_S, server=server)
+    try:
+        victim = spawn(RELAY, server.address[1])
+        witness = spawn(CLIENT, 2, 3, int(victim.stdout.readline()), "chain")
+        channel.start(0, 1)
+        channel.wait_agreed(0, LONG_S)
+        assert victim.stdout.readline() == witness.stdout.readline() == "agreed\n"
+        channel.start(1, 1)
+        victim.send_signal(signal.SIGKILL)
+        with pytest.raises(RemoteError, match="rank 1 died") as caught:
+            channel.wait_agreed(1, LONG_S)
+        assert caught.value.rank == 1
+        assert witness.stdout.readline().startswith("RemoteError rank 1 died")
+    finally:
         channel.close(LONG_S)
 
 

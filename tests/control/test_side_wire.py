@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from farspan.control.hub.connection import Connection
 from farspan.control.wire import (
     MAX_HEADER_BYTES,
     Buffer,
@@ -97,3 +98,14 @@ def test_send_all_over_a_real_socket():
         send_all(left, encode({"a": 1}, b"xyz"))
         left.shutdown(socket.SHUT_WR)
         assert read_all(right, FrameReader()) == [({"a": 1}, b"xyz")]
+
+
+def test_who_has_not_read_yet_does_not_take_that_for_silence(monkeypatch):
+    monkeypatch.setattr("farspan.control.hub.connection.silence_s", lambda sock: 60.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        connection = Connection(ours, FrameReader())
+        assert connection.is_silent()
+        theirs.sendall(b"!")
+        assert not connection.is_silent()

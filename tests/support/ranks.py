@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.support.side import connect, open_hubs
 
 from farspan.comm.local import LocalMedium, LocalNetwork
 from farspan.control.channel import SideChannel
@@ -65,19 +66,13 @@ def run_threads(
     install()
     network = LocalNetwork()
     token = secrets.token_hex(8)
-    server = SideChannel.host(num_ranks, token, "127.0.0.1") if num_ranks > 1 else None
+    servers = open_hubs(num_ranks, token) if num_ranks > 1 else {}
     results: list[Any] = [None] * num_ranks
     errors: list[tuple[float, int, BaseException]] = []
     state = torch.get_rng_state()
 
     def run(rank: int) -> None:
-        side = (
-            SideChannel.alone()
-            if server is None
-            else SideChannel.connect(
-                rank, num_ranks, server.address, token, deadline_s, server=server if rank == 0 else None
-            )
-        )
+        side = connect(servers, rank, num_ranks, token, deadline_s) if servers else SideChannel.alone()
         recorder = Recorder()
         if num_ranks > 1:  # they share one process, and each program has its own random numbers
             recorder.draws.generator = torch.Generator()

@@ -7,13 +7,31 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from farspan.control.channel import SideChannel
+from farspan.control.hub.server import HubServer
+from farspan.control.tree.numbers import host_of, parent
 
-__all__ = ["LONG_S", "SHORT_S", "each", "open_ranks", "record", "step"]
+__all__ = ["LONG_S", "SHORT_S", "connect", "each", "open_hubs", "open_ranks", "record", "step"]
 
 LONG_S = 30.0
 """A deadline that only a bug reaches."""
 SHORT_S = 0.05
 """A deadline that the test wants to reach."""
+
+
+def open_hubs(world_size: int, secret: str, host: str = "127.0.0.1") -> dict[int, HubServer]:
+    """The hub, and the relays of ranks that have children, by rank."""
+    servers = {0: SideChannel.host(world_size, secret, host)}
+    for rank in range(1, world_size):
+        if host_of(rank, world_size) == rank:
+            above = servers[parent(rank)].address
+            servers[rank] = SideChannel.host(world_size, secret, host, rank=rank, parent=above, deadline_s=LONG_S)
+    return servers
+
+
+def connect(servers: dict[int, HubServer], rank: int, world_size: int, secret: str, deadline_s: float) -> SideChannel:
+    """The channel of a rank."""
+    address = servers[host_of(rank, world_size)].address
+    return SideChannel.connect(rank, world_size, address, secret, deadline_s, server=servers.get(rank))
 
 
 @contextlib.contextmanager
@@ -22,12 +40,9 @@ def open_ranks():
     opened = []
 
     def make(world_size, absent=()):
-        server = SideChannel.host(world_size, "secret", ("127.0.0.1", 0))
-        channels = [
-            SideChannel.connect(rank, world_size, server.address, "secret", LONG_S, server=None if rank else server)
-            for rank in range(world_size)
-            if rank not in absent
-        ]
+        servers = open_hubs(world_size, "secret")
+        ranks = [rank for rank in range(world_size) if rank not in absent]
+        channels = [connect(servers, rank, world_size, "secret", LONG_S) for rank in ranks]
         opened.append((channels, bool(absent)))
         return channels
 

@@ -5,11 +5,11 @@ failures, so that a difference or a death is an error with a name and never a ha
 
     rank 1 ---+
               +--- hub (a thread in rank 0's process)        a star of TCP connections; rank 0 is a client too
-    rank 2 ---+     |
+    rank 2 ---+     |                                        (past 33 ranks a tree, in which some ranks relay)
                   rank 0
 
-`wire` frames bytes; `hub` decides (its state is pure, without sockets) and moves its messages; `channel` is what a rank
-holds, `link` its connection, `calls` its questions and answers, `gathers` its parts of all-gathers, `waits` what it
-waits for."""
+`wire` frames bytes; `hub` decides (its state is pure, without sockets) and moves its messages; `tree` is how many ranks
+become a few connections; `channel` is what a rank holds, `link` its connection, `calls` its questions and answers,
+`gathers` its parts of all-gathers, `waits` what it waits for."""
 
 __all__: list[str] = []

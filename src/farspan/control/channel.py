@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from farspan.control.hub.server import HubServer
 from farspan.control.late import LateRanks
 from farspan.control.link import Link, LoopLink, connect
 from farspan.control.text import as_error, clip_head, described, fresh, stack_of
+from farspan.control.tree.numbers import host_of
 from farspan.control.waits import Waits
 from farspan.errors import FarspanError
 from farspan.outputs import write_line
@@ -80,7 +82,7 @@ class SideChannel:
         self._calls = Calls(rank, link, self._condition, self._wait)
         self._started: int | None = None
         self._agreed: int | None = None
-        self._gathers = Gathers(world_size, link, self._condition)
+        self._gathers = Gathers(rank, world_size, link, self._condition)
         self._ids = itertools.count()
         self._answers: dict[int, Header | None] = {}
         """Answers to the questions that this rank has asked about others, by number; None before they come."""
@@ -97,15 +99,21 @@ class SideChannel:
         link.listen(self._on_frame, self._on_end, self._calls.place, self._on_turn)
 
     @staticmethod
-    def host(world_size: int, secret: str, bind_address: str | tuple[str, int]) -> HubServer:
-        """Starts the hub in this process (rank 0's). Tell its `.address` to all ranks; all know the secret.
+    def host(
+        world_size: int,
+        secret: str,
+        bind_address: str | tuple[str, int],
+        *,
+        rank: int = 0,
+        parent: tuple[str, int] | None = None,
+        deadline_s: float = math.inf,
+    ) -> HubServer:
+        """Starts the hub in the process of rank 0, or a relay in that of another rank that has children.
 
-        Args:
-            world_size: How many ranks there are.
-            secret: Who connects proves to know it, or is refused.
-            bind_address: A host, or (host, port); port 0 takes a free one.
+        Tell its `.address` to those who connect here; all know the secret. A relay is told its `parent`, raises
+        LaunchError or DeadlineError where that one does not let it come in time, and may take any port of its own (0).
         """
-        return HubServer(world_size, secret, bind_address)
+        return HubServer.open(rank, world_size, secret, bind_address, parent, deadline_s)
 
     @staticmethod
     def connect(
@@ -117,13 +125,13 @@ class SideChannel:
         *,
         server: HubServer | None = None,
     ) -> SideChannel:
-        """Connects a rank to the hub. Rank 0 passes its `server`, so that `close` can wait for the others and end it.
+        """Connects a rank to its host; who is that itself passes its `server`, which `close` waits for, and ends.
 
         Raises:
-            LaunchError: The hub cannot be reached, or refuses.
-            DeadlineError: It does not answer in time.
+            LaunchError, DeadlineError: The hub cannot be reached, or refuses; it does not answer in time.
         """
-        return SideChannel(rank, world_size, connect(rank, world_size, address, secret, deadline_s), server)
+        host = host_of(rank, world_size)
+        return SideChannel(rank, world_size, connect(rank, world_size, address, secret, deadline_s, host=host), server)
 
     @staticmethod
     def alone() -> SideChannel:
@@ -164,9 +172,15 @@ class SideChannel:
 
     # -- gathers ------------------------------------------------------------------------------------------------------
 
-    def contribute(self, key: str, payload: bytes) -> None:
-        """Gives this rank's part of the all-gather `key`. Does not wait. Each key once, and small parts."""
-        self._gathers.contribute(key, payload)
+    def contribute(self, key: str, payload: bytes, *, receiver: int | None = None) -> None:
+        """Gives this rank's part of the gather `key`. Does not wait.
+
+        Args:
+            key: Each once.
+            payload: All ranks' parts together are small (63 MiB at most), though one may be much longer than others.
+            receiver: The only rank that will ask for all parts; None where all may. The same on every rank.
+        """
+        self._gathers.contribute(key, payload, receiver)
 
     def gathered(self, key: str, deadline_s: float) -> list[bytes]:
         """Waits for all ranks' parts of `key`, by rank. The result is kept until `forget`.
@@ -256,10 +270,10 @@ class SideChannel:
         self._wait_for_others(lambda: self._all_finished, deadline_s, "to end their programs", {})
 
     def close(self, linger_s: float) -> None:
-        """Says goodbye. Rank 0, whose process holds the hub, waits until all others have done so or died.
+        """Says goodbye. A rank in whose process the hub or a relay is waits until all below have done so or died.
 
         Args:
-            linger_s: How long rank 0 waits at most; ranks that still run then get a failure.
+            linger_s: How long such a rank waits at most; ranks that still run then get a failure.
         """
         with self._condition:
             if self._closed:
@@ -273,7 +287,7 @@ class SideChannel:
             self._failing.release()
         if self._server is not None:
             if not self._server.wait_ended(linger_s):
-                _log.info("rank 0 ends after lingering for %g s; other ranks still run", linger_s)
+                _log.info("rank %d ends after lingering for %g s; other ranks still run", self.rank, linger_s)
             self._server.stop()
 
     def _wait(self, ready: Callable[[], bool], deadline_s: float) -> bool:

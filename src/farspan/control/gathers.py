@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from farspan.control.wire import MAX_PAYLOAD_BYTES, parts_of
+from farspan.control.tree.blocks import MAX_PARTS_BYTES, parts_by_rank
 from farspan.errors import DivergenceError
 
 if TYPE_CHECKING:
@@ -52,12 +52,14 @@ class Gathers:
     """The all-gathers of one rank.
 
     Args:
-        world_size: How many ranks give a part.
+        rank: Which one.
+        world_size: How many give a part.
         link: Where this rank's parts go.
         condition: Held while anything here changes, notified when a result has come.
     """
 
-    def __init__(self, world_size: int, link: Link, condition: threading.Condition) -> None:
+    def __init__(self, rank: int, world_size: int, link: Link, condition: threading.Condition) -> None:
+        self._rank = rank
         self._world_size = world_size
         self._link = link
         self._condition = condition
@@ -65,16 +67,18 @@ class Gathers:
         self._to_forget: deque[str] = deque()
         """Gathers that nobody will ask for, as finalizers have noted."""
 
-    def contribute(self, key: str, payload: bytes) -> None:
-        if len(payload) > MAX_PAYLOAD_BYTES // self._world_size or len(key) > _MAX_KEY:
-            raise ValueError(f"{len(payload)} bytes for a gather over {self._world_size} ranks, named {key[:80]!r}")
+    def contribute(self, key: str, payload: bytes, receiver: int | None = None) -> None:
+        if len(payload) > MAX_PARTS_BYTES or len(key) > _MAX_KEY:
+            raise ValueError(f"{len(payload)} bytes for a gather, named {key[:80]!r}")
         with self._condition:
             while self._to_forget:
                 self._forget(self._to_forget.popleft())
             if key in self._by_key:
                 raise ValueError(f"{key!r} was contributed before")
-            self._by_key[key] = Gather()
-        self._link.send({"t": "contribute", "key": key}, payload)
+            if receiver in (None, self._rank):
+                self._by_key[key] = Gather()
+        header = {"t": "contribute", "key": key}
+        self._link.send(header if receiver is None else {**header, "for": receiver}, payload)
 
     def find(self, key: str) -> Gather:
         with self._condition:
@@ -106,7 +110,7 @@ class Gathers:
         elif frame.header["t"] == "void":
             gather.void = frame.header["what"]
         else:
-            gather.blobs = parts_of(frame)
+            gather.blobs = parts_by_rank(frame.payload, self._world_size)
         return True
 
     def _forget(self, key: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from farspan.control.text import HUB_IS_SILENT, deadline_error, place_of
+from farspan.control.text import deadline_error, describe_silent_hub, place_of
+from farspan.control.tree.numbers import ancestors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ class LateRanks:
 
     def place_of(self, rank: int) -> str:
         """Where the program of another rank is now: the stack of its thread, for people."""
-        return self._place_in(rank, self._stack_of(rank))
+        return self._place_in(rank, self._stack_of(rank))[1]
 
     def behind(self, rank: int) -> tuple[str, str]:
         """Follow who waits for whom, from a late rank on.
@@ -48,14 +49,14 @@ class LateRanks:
         while True:
             answer = self._stack_of(ranks[-1])
             if answer is None and not self._does_hub_answer():
-                return f"{chain}{', and rank 0 does not answer' if ranks[-1] else ''}", HUB_IS_SILENT
+                return f"{chain}{', and rank 0 does not answer' if ranks[-1] else ''}", describe_silent_hub(self._rank)
             after = self._waits_for(answer, ranks)
             if after is None:
                 break
             ranks.append(after)
             chain += f", which waits for rank {after}"
-        why = f"rank {ranks[-1]} does not go on: it is stopped, very slow, or cannot be reached."
-        return chain, f"{why}\n{self._place_in(ranks[-1], answer)}"
+        who, place = self._place_in(ranks[-1], answer)
+        return chain, f"rank {who} does not go on: it is stopped, very slow, or cannot be reached.\n{place}"
 
     def _stack_of(self, rank: int) -> Header | None:
         return self._ask({"t": "stack", "to": rank}, _STACK_S)
@@ -63,10 +64,15 @@ class LateRanks:
     def _does_hub_answer(self) -> bool:
         return self._ask({"t": "status"}, _STACK_S) is not None
 
-    def _place_in(self, rank: int, answer: Header | None) -> str:
-        if answer is None and not self._does_hub_answer():
-            return HUB_IS_SILENT
-        return place_of(rank, str(answer["stack"]) if answer else "")
+    def _place_in(self, rank: int, answer: Header | None) -> tuple[int, str]:
+        """Who does not go on, a rank or one that passes on what is said to it; and where that one is, for people."""
+        if answer is not None:
+            return rank, place_of(rank, str(answer["stack"]))
+        if not self._does_hub_answer():
+            return 0, describe_silent_hub(self._rank)
+        between = [each for each in ancestors(rank) if each not in {self._rank, *ancestors(self._rank)}]
+        silent = next((each for each in between if self._stack_of(each) is None), rank)
+        return silent, place_of(silent, "")
 
     def _waits_for(self, answer: Header | None, known: Sequence[int]) -> int | None:
         """A rank for which one waits that has answered where it is; None if for none but this one and those known."""
@@ -89,5 +95,5 @@ class LateRanks:
         """
         status = self._ask({"t": "status", **about}, _STATUS_S)
         late: list[int] = status["here"][:_MAX_STACKS] if status else []
-        places = [self.place_of(rank) for rank in late if rank != self._rank]
-        return deadline_error(self._rank, deadline_s, to_do, status, places)
+        places = dict.fromkeys(self.place_of(rank) for rank in late if rank != self._rank)
+        return deadline_error(self._rank, deadline_s, to_do, status, [*places])

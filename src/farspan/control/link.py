@@ -1,4 +1,4 @@
-"""How a rank reaches the hub: over a socket with a listener thread, or, in a world of one, by a plain call."""
+"""How a rank reaches the hub, or a relay: over a socket with a listener thread; in a world of one, by a plain call."""
 
 from __future__ import annotations
 
@@ -7,31 +7,22 @@ import logging
 import socket
 import struct
 import threading
-import time
 from typing import TYPE_CHECKING, Protocol
 
+from farspan.control.hub.joining import join
 from farspan.control.hub.state import Hub
 from farspan.control.text import describe_death, describe_lost_link
 from farspan.control.wire import (
     LINK_SILENT_S,
     LOOK_S,
-    MAX_HEADER_BYTES,
-    MAX_HELLO_BYTES,
-    MAX_PAYLOAD_BYTES,
-    PROTOCOL,
     Frame,
     FrameReader,
     ProtocolError,
-    adopt,
     encode,
     is_of_link,
-    is_proof,
-    nonce,
-    proof,
     send_all,
     silence_s,
 )
-from farspan.errors import DeadlineError, LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +86,7 @@ class LoopLink:
     def send(self, header: Header, payload: Buffer = b"") -> None:
         with self._lock:
             for message in self._hub.on_message(0, header, payload):
-                if 0 in message.to:
+                if message.to is None or 0 in message.to:
                     self._on_frame(Frame(message.header, message.payload))
 
     def is_listener(self) -> bool:
@@ -106,9 +97,18 @@ class LoopLink:
 
 
 class SocketLink:
-    """A blocking socket: one thread reads, any thread writes under a lock."""
+    """A blocking socket: one thread reads, any thread writes under a lock.
 
-    def __init__(self, sock: socket.socket, reader: FrameReader, frames: list[Frame], name: str) -> None:
+    Args:
+        sock: Its other end belongs to the run.
+        reader: Its reader.
+        frames: What has come over it already.
+        name: Of the thread.
+        host: The rank at the other end.
+    """
+
+    def __init__(self, sock: socket.socket, reader: FrameReader, frames: list[Frame], name: str, host: int = 0) -> None:
+        self._host = host
         self._sock = sock
         self._reader = reader
         self._frames = frames
@@ -133,7 +133,8 @@ class SocketLink:
                 send_all(self._sock, buffers)
         except BlockingIOError:
             # The hub has not read for a whole deadline, and half a frame is on its way: the connection is of no use.
-            _log.warning("side channel: rank 0 has accepted nothing in time: it is stopped or unreachable")
+            text = "side channel: rank %d has accepted nothing in time: it is stopped or unreachable"
+            _log.warning(text, self._host)
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:
@@ -148,7 +149,7 @@ class SocketLink:
             self._sock.shutdown(socket.SHUT_WR)
 
     def _run(self) -> None:
-        end = describe_death(0)
+        end = describe_death(self._host)
         try:
             frames, self._frames = self._frames, []
             while True:
@@ -164,10 +165,10 @@ class SocketLink:
                     if silence_s(self._sock) > LINK_SILENT_S:
                         raise
         except BlockingIOError:
-            end = describe_lost_link(0)
+            end = describe_lost_link(self._host)
             self.send({"t": "fail", **end})  # the other way may still be open
         except (EOFError, OSError) as error:
-            end = describe_lost_link(0) if is_of_link(error) else end
+            end = describe_lost_link(self._host) if is_of_link(error) else end
         except ProtocolError as error:
             _log.warning("side channel: the hub sent nonsense: %s", error)
         except Exception:
@@ -177,70 +178,18 @@ class SocketLink:
             self._on_end(end)
 
 
-def connect(rank: int, world_size: int, address: tuple[str, int], secret: str, deadline_s: float) -> SocketLink:
-    """Connects, and proves to each other that both ends belong to this run.
+def connect(
+    rank: int, world_size: int, address: tuple[str, int], secret: str, deadline_s: float, *, host: int = 0
+) -> SocketLink:
+    """Connects a rank to what `host`, rank 0 or one that relays, has at that address (`hub.joining`).
 
     Raises:
-        LaunchError: Nobody listens there, or not this run's hub, or it refused (rank taken, other world size).
-        DeadlineError: No answer in time.
+        LaunchError, DeadlineError: As in `join`.
     """
-    until = time.monotonic() + deadline_s
-    place = f"{address[0]}:{address[1]}"
-    hint = f"is rank 0 alive, and can this host reach {place} (firewall, wrong network interface)?"
-    try:
-        sock = adopt(socket.create_connection(address, timeout=min(deadline_s, threading.TIMEOUT_MAX)))
-    except TimeoutError:
-        raise _late(rank, place, deadline_s, hint) from None
-    except OSError as error:
-        what = f"rank {rank} cannot reach rank 0's side channel"
-        raise LaunchError(what, why=f"{place}: {error}", hint=hint) from None
-    reader = FrameReader(max_header=MAX_HELLO_BYTES, max_payload=0)
-    reader.max_frames = 1
-    try:
-        _greet(sock, reader, until, secret, rank, world_size)
-    except TimeoutError:
-        sock.close()
-        raise _late(rank, place, deadline_s, hint) from None
-    except (EOFError, OSError, ProtocolError) as error:
-        sock.close()
-        why = f"{place} closed the connection during the hello ({error})"
-        raise LaunchError(f"rank {rank} cannot reach rank 0's side channel", why=why, hint=hint) from None
-    except BaseException:
-        sock.close()
-        raise
-    reader.max_header, reader.max_payload, reader.max_frames = MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, None
-    sock.settimeout(None)
+    sock, reader = join(rank, world_size, host, address, secret, deadline_s)
     limit_sends(sock, deadline_s)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _seconds(LOOK_S))
-    return SocketLink(sock, reader, reader.take(), f"farspan-side-{rank}")
-
-
-def _greet(sock: socket.socket, reader: FrameReader, until: float, secret: str, rank: int, world_size: int) -> None:
-    """The rank's part of the proof (`wire.py`)."""
-
-    def hear() -> Header:
-        while True:
-            sock.settimeout(max(0.001, min(until - time.monotonic(), threading.TIMEOUT_MAX)))
-            for frame in reader.read(sock):
-                return frame.header
-
-    theirs, mine = str(hear().get("nonce")), nonce()
-    who = {"protocol": PROTOCOL, "rank": rank, "world_size": world_size}
-    said = (theirs, mine, rank, world_size)
-    send_all(sock, encode({"t": "hello", **who, "nonce": mine, "proof": proof(secret, "rank", *said)}))
-    answer = hear()
-    if answer.get("t") != "welcome":
-        raise LaunchError(
-            f"rank 0 refused rank {rank}'s side channel",
-            why=str(answer.get("why", answer)),
-            hint="is a process of an earlier run still alive, or are two runs using the same port?",
-        )
-    if not is_proof(answer.get("proof"), secret, "hub", *said):
-        raise LaunchError(
-            f"rank {rank} found a stranger where rank 0's side channel should be",
-            why="it does not know the secret of this run.",
-            hint="is a process of another run, or of another user, listening there?",
-        )
+    return SocketLink(sock, reader, reader.take(), f"farspan-side-{rank}", host)
 
 
 def limit_sends(sock: socket.socket, deadline_s: float) -> None:
@@ -253,11 +202,3 @@ def _seconds(duration_s: float) -> bytes:
     whole_s = int(min(duration_s, _LONGEST_S))
     rest_us = int((min(duration_s, _LONGEST_S) - whole_s) * 1e6)
     return struct.pack("@ll", whole_s, max(rest_us, 1))
-
-
-def _late(rank: int, place: str, deadline_s: float, hint: str) -> DeadlineError:
-    return DeadlineError(
-        f"rank {rank} waited {deadline_s:g} s for rank 0 to answer its hello",
-        why=f"rank 0's side channel at {place} said nothing",
-        hint=hint,
-    )

@@ -6,6 +6,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from farspan.control.tree.numbers import ancestors
 from farspan.control.wire import LINK_DEAD_S
 from farspan.errors import DeadlineError, DivergenceError, FarspanError, RemoteError
 
@@ -15,14 +16,16 @@ if TYPE_CHECKING:
     from farspan.control.wire import Header
 
 __all__ = [
-    "HUB_IS_SILENT",
     "as_error",
     "clip_head",
     "clip_tail",
     "deadline_error",
     "describe_death",
     "describe_failure",
+    "describe_large_gather",
+    "describe_left_behind",
     "describe_lost_link",
+    "describe_silent_hub",
     "described",
     "first_line",
     "fresh",
@@ -92,6 +95,27 @@ def describe_lost_link(rank: int) -> Header:
     }
 
 
+def describe_left_behind(rank: int) -> Header:
+    """The failure that the end of the rank means by which others are connected."""
+    is_hub = rank == 0
+    what = f"rank {rank} has ended its program while {'this rank still runs' if is_hub else 'others still run'}"
+    node = "hub" if is_hub else "relay"
+    why = f"the side channel's {node} lives in rank {rank}'s process and has waited for its linger time"
+    hint = "make every rank run the same number of steps"
+    return {"kind": "RemoteError", "rank": rank, "what": what, "why": why, "hint": hint}
+
+
+def describe_large_gather(key: str, size_bytes: int) -> Header:
+    """The failure that parts of a gather mean which are too large together."""
+    return {
+        "kind": "RemoteError",
+        "rank": 0,
+        "what": f"the ranks' parts of {clip_head(key, 80)!r} have {size_bytes} bytes together",
+        "why": "at most 63 MiB fit into one message, and they are to come together",
+        "hint": "",
+    }
+
+
 def described(error: BaseException) -> Header:
     """What another rank is told of an error: its texts and its traceback, each of bounded length."""
     first = error.what if isinstance(error, FarspanError) else first_line(error)
@@ -135,7 +159,17 @@ def fresh(error: FarspanError) -> FarspanError:
     return copy
 
 
-HUB_IS_SILENT = "rank 0, where the hub is, does not answer: it is stopped or unreachable"
+def describe_silent_hub(rank: int) -> str:
+    """What it means that `rank` hears nothing from the hub.
+
+    >>> describe_silent_hub(2)
+    'rank 0, where the hub is, does not answer: it is stopped or unreachable'
+    >>> describe_silent_hub(40)
+    'rank 0, where the hub is, does not answer: it, or rank 1, which passes its answers on, is stopped or unreachable'
+    """
+    between = ancestors(rank)
+    others = f", or {name_ranks(between)}, which {'pass' if len(between) > 1 else 'passes'} its answers on,"
+    return f"rank 0, where the hub is, does not answer: it{others if between else ''} is stopped or unreachable"
 
 
 def deadline_error(
@@ -153,7 +187,9 @@ def deadline_error(
     what = f"rank {rank} waited {deadline_s:g} s for "
     hint = "look where those ranks are (`py-spy dump --pid PID` on their hosts); if only slow: a longer deadline"
     if status is None:
-        return DeadlineError(f"{what}the others {to_do}, and rank 0 does not answer", why=HUB_IS_SILENT, hint=hint)
+        return DeadlineError(
+            f"{what}the others {to_do}, and rank 0 does not answer", why=describe_silent_hub(rank), hint=hint
+        )
     who = name_ranks(status["missing"]) if status["missing"] else "the others"
     return DeadlineError(f"{what}{who} {to_do}", why="\n".join([*status["notes"], *places]), hint=hint)
 

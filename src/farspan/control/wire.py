@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import hmac
-import itertools
 import json
 import os
 import secrets
@@ -44,7 +43,6 @@ __all__ = [
     "is_proof",
     "is_resending",
     "nonce",
-    "parts_of",
     "proof",
     "send_all",
     "silence_s",
@@ -53,7 +51,7 @@ __all__ = [
 Header = dict[str, Any]
 Buffer = bytes | bytearray | memoryview
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_HEADER_BYTES = 1 << 20
 MAX_HELLO_BYTES = 4096
 """Of a header, as long as the other end has not proven who it is."""
@@ -280,16 +278,6 @@ def _close_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_in_child)
-
-
-def parts_of(frame: Frame) -> list[bytes]:
-    """The payload of a frame, cut where its header says."""
-    view = memoryview(frame.payload)
-    sizes: list[int] = frame.header["sizes"]
-    if not all(type(size) is int and size >= 0 for size in sizes) or sum(sizes) != len(view):
-        raise ProtocolError(f"parts of other sizes than the {len(view)} bytes there are")
-    ends = list(itertools.accumulate(sizes))
-    return [bytes(view[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 # -- who belongs to a run ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -19,13 +20,23 @@ from farspan.graph import Graph, Value
 
 __all__ = ["Exchange", "changes_state", "scalars_of"]
 
-_HEADER = struct.Struct("<?dI")
+_HEADER = struct.Struct("<?dII")
 _INTERRUPTED = b"\1"
+_MOST_PARAMETERS = 1 << 26
+"""Of one rank."""
+
+
+class _Part(NamedTuple):
+    """What one rank says at the end of a step."""
+
+    busy_s: float
+    mask: bytes
+    scalars: bytes
 
 
 class Exchange:
-    """The exchange at the end of one step. Each rank's part: busy seconds, mask length, mask, its scalars; or what it
-    reports of an exception.
+    """The exchange at the end of one step. Each rank's part: busy seconds, the length of its mask, the mask (one
+    byte where all are the same), its scalars; or what it reports of an exception.
 
     Made before the step runs: a scalar with a ticket is kept until it has been told to all.
     """
@@ -36,7 +47,7 @@ class Exchange:
         self.side = side
         self.key = key
         self.deadline_s = deadline_s
-        self._parts: list[bytes] | None = None
+        self._parts: list[_Part] | None = None
         self._scalars = [
             (weakref.ref(value), value.meta, owner) for value, owner in zip(scalars, owner_of, strict=True)
         ]
@@ -48,7 +59,8 @@ class Exchange:
         data = b"".join([bytes(raw_bytes(value.data.detach().cpu()).numpy()) for value in mine])
         for value in mine:
             value.ticket = None
-        self.side.contribute(self.key, _HEADER.pack(False, busy_s, len(mask)) + mask + data)
+        packed = mask[:1] if mask == mask[:1] * len(mask) else mask
+        self.side.contribute(self.key, _HEADER.pack(False, busy_s, len(mask), len(packed)) + packed + data)
 
     def report(self, report: bytes) -> None:
         """Send this rank's part of a step that has not run to its end."""
@@ -73,17 +85,14 @@ class Exchange:
         """Wait for all parts, and put the scalars of other ranks into their values."""
         if self._parts is not None:
             return
-        self._parts = self.side.gathered(self.key, self.deadline_s)
-        for part in self._parts:
-            if len(part) < _HEADER.size or len(part) < _HEADER.size + self._mask_size(part):
-                raise damaged("the end of a step, without its parts")
-        ends = [_HEADER.size + self._mask_size(part) for part in self._parts]
+        self._parts = [_parsed(part) for part in self.side.gathered(self.key, self.deadline_s)]
+        begins = [0] * len(self._parts)
         for reference, meta, owner in self._scalars:
-            begin = ends[owner]
-            ends[owner] += meta.dtype.itemsize
+            begin = begins[owner]
+            begins[owner] += meta.dtype.itemsize
             value = reference()
             if value is not None and value.ticket is self:
-                raw = bytearray(self._parts[owner][begin : ends[owner]])
+                raw = bytearray(self._parts[owner].scalars[begin : begins[owner]])
                 if len(raw) != meta.dtype.itemsize:
                     raise damaged("the end of a step, without all of its scalars")
                 value.data = torch.frombuffer(raw, dtype=meta.dtype).reshape(meta.shape)
@@ -94,20 +103,29 @@ class Exchange:
         """For each rank, a byte for each of its parameters: whether it has a gradient."""
         self.resolve()
         assert self._parts is not None
-        return [part[_HEADER.size : _HEADER.size + self._mask_size(part)] for part in self._parts]
+        return [part.mask for part in self._parts]
 
     def busy_s(self) -> list[float]:
         """For each rank, the seconds it computed in this step."""
         self.resolve()
         assert self._parts is not None
-        return [_HEADER.unpack_from(part)[1] for part in self._parts]
-
-    @staticmethod
-    def _mask_size(part: bytes) -> int:
-        return _HEADER.unpack_from(part)[2]
+        return [part.busy_s for part in self._parts]
 
     def __del__(self) -> None:
         self.side.forget_later(self.key)
+
+
+def _parsed(part: bytes) -> _Part:
+    if len(part) < _HEADER.size:
+        raise damaged("the end of a step, without its head")
+    _, busy_s, num_parameters, mask_size = _HEADER.unpack_from(part)
+    end = _HEADER.size + mask_size
+    mask = part[_HEADER.size : end]
+    if mask_size == 1 and num_parameters < _MOST_PARAMETERS:
+        mask *= num_parameters
+    if len(mask) != num_parameters or len(part) < end:
+        raise damaged("the end of a step, without its parts")
+    return _Part(busy_s, mask, part[end:])
 
 
 def scalars_of(graphs: Sequence[Graph]) -> list[Value]:

@@ -34,7 +34,8 @@ class GradientMasks:
 
     def own(self) -> bytes:
         """One byte for each parameter of this rank."""
-        gradients = [raw_grad(placed.tensor) for placed in self._parameters_of(self.rank)]
+        own = [item for item in self.parameters.values() if item.is_parameter and self._rank_of(item) == self.rank]
+        gradients = [raw_grad(placed.tensor) for placed in own]
         kinds = [_NONE if item is None else _DENSE if item.layout is torch.strided else _SPARSE for item in gradients]
         return bytes(kinds)
 
@@ -48,8 +49,13 @@ class GradientMasks:
         """Learn which parameters of the other ranks have a gradient since the last backward."""
         if self._coming is None:
             return
-        for rank, mask in enumerate(self._coming.masks()):
-            for item, kind in zip(self._parameters_of(rank), mask, strict=True):
+        masks = self._coming.masks()
+        of_ranks: list[list[Placed]] = [[] for _ in masks]
+        for placed in self.parameters.values():
+            if placed.is_parameter:
+                of_ranks[self._rank_of(placed)].append(placed)
+        for items, mask in zip(of_ranks, masks, strict=True):
+            for item, kind in zip(items, mask, strict=True):
                 self._has_gradient[item.name] = kind != _NONE
                 if kind == _SPARSE:
                     self.sparse.add(item.name)
@@ -74,12 +80,8 @@ class GradientMasks:
         if is_sparse:
             self.sparse.add(placed.name)
 
-    def _parameters_of(self, rank: int) -> list[Placed]:
-        return [
-            placed
-            for placed in self.parameters.values()
-            if placed.is_parameter and self.teams[placed.stage].leader.rank == rank
-        ]
+    def _rank_of(self, placed: Placed) -> int:
+        return self.teams[placed.stage].leader.rank
 
 
 def accumulate(masks: GradientMasks, recorder: Recorder, placed: Placed, gradient: torch.Tensor | None) -> None:

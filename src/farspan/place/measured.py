@@ -170,8 +170,8 @@ class _FirstSteps:
         engine = self.engine
         own = next(stage for stage, team in enumerate(engine.teams) if engine.rank in team)
         device = self.meter.device_of(own)
-        shares = exchanged(engine, self.meter.measured(), device)
-        links = links_of_hosts(engine, [share.host for share in shares], device)
+        hosts, shares = exchanged(engine, self.meter.measured(), device)
+        links = links_of_hosts(engine, hosts, device)
         answer: dict[str, Any] = {}
         if engine.rank == 0:
             try:

@@ -13,6 +13,7 @@ import zlib
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -46,16 +47,18 @@ def give_weights(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
         return
     if engine.rank == 0:
         engine.values.initial = dict(items)
-    by_rank = [array("I", blob) for blob in engine.agreement.gather("checksums of the weights", own.tobytes())]
-    first = by_rank[0]
+    first = np.frombuffer(engine.agreement.tell("checksums of the weights", own.tobytes(), 0), dtype=np.uint32)
+    differs = first != np.frombuffer(own, dtype=np.uint32)
     for number, (name, item) in enumerate(items):
         stage = plan.owner.get(name)
         is_needed = stage is None or plan.is_mine(stage)  # buffers are needed wherever their modules run
-        if own[number] != first[number] and is_needed:
+        if differs[number] and is_needed:
             _assign(item, engine.values.pull(0, "initial", name))
+    by_rank = engine.agreement.gather_at(0, "weights that differ", np.packbits(differs).tobytes())
+    if by_rank:
+        engine.console.warn(_words([name for name, _ in items], by_rank))
     engine.agreement.meet("rank 0's weights are everybody's")
     engine.values.initial = {}
-    engine.console.warn(_words([name for name, _ in items], by_rank))
 
 
 def _items(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -89,12 +92,17 @@ def _assign(item: torch.Tensor, data: torch.Tensor) -> None:
         memory.copy_(data)
 
 
-def _words(names: Sequence[str], by_rank: Sequence[array[int]]) -> str:
-    """What is said where weights differ."""
-    differ = [number for number in range(len(names)) if len({checksums[number] for checksums in by_rank}) > 1]
-    first = differ[0]
-    ranks = [rank for rank, checksums in enumerate(by_rank) if checksums[first] != by_rank[0][first]]
+def _words(names: Sequence[str], by_rank: Sequence[bytes]) -> str:
+    """What is said where weights differ.
+
+    Args:
+        names: Of all parameters and buffers.
+        by_rank: For each rank a bit for each of them: whether it is unlike rank 0's.
+    """
+    differs = np.stack([np.unpackbits(np.frombuffer(bits, np.uint8), count=len(names)) for bits in by_rank])
+    found = np.flatnonzero(differs.any(axis=0))
+    first, rank = found[0], np.flatnonzero(differs[:, found[0]])[0]
     return (
-        f"farspan: the ranks have built {len(differ)} of {len(names)} parameters and buffers differently "
-        f"({names[first]} on rank {ranks[0]}{', ...' if len(differ) > 1 else ''}); all train on from rank 0's."
+        f"farspan: the ranks have built {len(found)} of {len(names)} parameters and buffers differently "
+        f"({names[first]} on rank {rank}{', ...' if len(found) > 1 else ''}); all train on from rank 0's."
     )

@@ -3,7 +3,8 @@
     every rank   "rank 1"      its address
     rank 0       reads them all, and opens the hub
                  "hub"         its address, and the secret of the run unless FARSPAN_SECRET says it
-    every rank   connects
+    every rank   connects, past 33 ranks by way of others
+                 "relay 1"     where, of a rank to which others connect
                  "joined 1"    that it has
     rank 0       reads them all
 
@@ -13,14 +14,16 @@ A rank that fails leaves its error in the place of its next record, one that end
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from dataclasses import dataclass
 
 from farspan import settings
 from farspan.comm.rendezvous.addresses import address_towards, is_loopback
 from farspan.comm.rendezvous.group import Peers
-from farspan.comm.rendezvous.records import Records
+from farspan.comm.rendezvous.records import Record, Records
 from farspan.control.channel import SideChannel
+from farspan.control.tree.numbers import host_of, parent
 from farspan.errors import LaunchError
 from farspan.launch.rank.absent import note_coming
 from farspan.launch.rank.notes import note_waiting
@@ -87,9 +90,9 @@ def _connect(peers: Peers, records: Records, limit_s: float) -> Joined:
     with records.leaving_errors(f"rank {rank}"):
         address = address_towards(peers.host)
         records.write(f"rank {rank}", {"address": address})
-    with records.leaving_errors(f"joined {rank}"):
+    with records.leaving_errors(f"joined {rank}"), _leaving_errors_below(records, peers):
         hub = records.read("hub", 0)
-        host, port, given = str(hub.get("address")), hub.get("port"), str(hub.get("secret"))
+        host, given = str(hub.get("address")), str(hub.get("secret"))
         known = settings.text("SECRET")
         if bool(given) == bool(known):
             raise LaunchError(
@@ -98,10 +101,33 @@ def _connect(peers: Peers, records: Records, limit_s: float) -> Joined:
                 f"and not on {'rank 0' if known else f'rank {rank}'}.",
                 hint="the same FARSPAN_SECRET on every rank, or on none",
             )
-        if not isinstance(port, int) or not 0 < port < 1 << 16:
-            raise LaunchError("rank 0 listens at no port.", why=f"{str(port)[:40]!r} stands in the store of this job.")
         if is_loopback(address) and not is_loopback(host):
             address = host  # rank 0's host is this one
-        side = SideChannel.connect(rank, peers.world_size, (host, port), known or given, limit_s)
+        secret, above = known or given, parent(rank)
+        there = _address_in(hub if above == 0 else records.read(f"relay {above}", above), above)
+        server = None
+        if _is_relay(peers):
+            world_size = peers.world_size
+            server = SideChannel.host(world_size, secret, address, rank=rank, parent=there, deadline_s=limit_s)
+            there = server.address
+            records.write(f"relay {rank}", {"address": there[0], "port": there[1]})
+        side = SideChannel.connect(rank, peers.world_size, there, secret, limit_s, server=server)
         records.write(f"joined {rank}", {})
     return Joined(side=side, address=address)
+
+
+def _is_relay(peers: Peers) -> bool:
+    return host_of(peers.rank, peers.world_size) == peers.rank
+
+
+def _leaving_errors_below(records: Records, peers: Peers) -> contextlib.AbstractContextManager[None]:
+    """What goes wrong is for the ranks below this one too."""
+    return records.leaving_errors(f"relay {peers.rank}") if _is_relay(peers) else contextlib.nullcontext()
+
+
+def _address_in(record: Record, rank: int) -> tuple[str, int]:
+    port = record.get("port")
+    if not isinstance(port, int) or not 0 < port < 1 << 16:
+        why = f"{str(port)[:40]!r} stands in the store of this job."
+        raise LaunchError(f"rank {rank} listens at no port.", why=why)
+    return str(record.get("address")), port

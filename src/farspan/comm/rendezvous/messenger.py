@@ -29,8 +29,8 @@ def main(why: str) -> None:
         return
     records = Records(peers, _PATIENCE_S)
     records.write(f"rank {peers.rank}", absence(why))
-    if peers.rank == 0:
-        records.write("hub", absence(why))
+    # Who connects by way of this rank reads one of these.
+    records.write("hub" if peers.rank == 0 else f"relay {peers.rank}", absence(why))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,27 @@
-"""The hub's sockets: one thread in rank 0's process that moves the hub's messages and never blocks on a rank."""
+"""The sockets of the hub, or of a relay: one thread that moves the node's messages and never blocks on a rank."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-import math
 import selectors
 import socket
 import threading
 import time
 from collections import deque
-from typing import Any
 
-from farspan.control.hub.state import Hub, Message
+from farspan.control.hub.connection import Connection
+from farspan.control.hub.joining import join, refusal_of
+from farspan.control.hub.state import Hub
+from farspan.control.text import describe_death, describe_lost_link
+from farspan.control.tree.message import Message, Node
+from farspan.control.tree.numbers import children, client_towards, parent
+from farspan.control.tree.relay import Relay
 from farspan.control.wire import (
-    LINK_DEAD_S,
     LOOK_S,
     MAX_HEADER_BYTES,
     MAX_HELLO_BYTES,
     MAX_PAYLOAD_BYTES,
-    PROTOCOL,
     Buffer,
     Frame,
     FrameReader,
@@ -29,9 +30,6 @@ from farspan.control.wire import (
     adopt,
     encode,
     is_of_link,
-    is_proof,
-    is_resending,
-    nonce,
     proof,
 )
 
@@ -51,61 +49,31 @@ _BEAT = encode({"t": "beat"})
 """Says nothing, but must be acknowledged."""
 
 
-class _Connection:
-    """One socket: its incoming frames, and a queue of outgoing buffers."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.rank: int | None = None
-        self.nonce = nonce()
-        self._resending_since = math.inf
-        self.reader = FrameReader(max_header=MAX_HELLO_BYTES, max_payload=0)
-        self.queue: deque[Buffer] = deque()
-        self.events = selectors.EVENT_READ
-        self.last_words = False
-        """Close as soon as the queue is empty."""
-        self.closed = False
-
-    def is_dead(self) -> bool:
-        """Whether nothing has got through for long; to be asked now and then."""
-        self._resending_since = min(self._resending_since, time.monotonic()) if is_resending(self.sock) else math.inf
-        return time.monotonic() - self._resending_since > LINK_DEAD_S
-
-    def flush(self) -> None:
-        """Sends as much as the socket takes now."""
-        while self.queue:
-            try:
-                # 16 at a time: system calls limit the number of buffers.
-                sent = self.sock.sendmsg(list(itertools.islice(self.queue, 16)))
-            except BlockingIOError:
-                return
-            while sent:
-                first = self.queue[0]
-                if sent < len(first):
-                    self.queue[0] = memoryview(first)[sent:]
-                    break
-                sent -= len(first)
-                self.queue.popleft()
-
-
 class HubServer:
-    """Hosts the hub of one run; made by `SideChannel.host`.
+    """Hosts the hub of one run, or a relay; made by `SideChannel.host`.
 
     Attributes:
-        address: (host, port) that it listens on; tell it to the other ranks.
+        address: (host, port) that it listens on; tell it to the ranks that connect here.
     """
 
-    def __init__(self, world_size: int, secret: str, bind_address: str | tuple[str, int]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        secret: str,
+        bind_address: str | tuple[str, int],
+        uplink: tuple[socket.socket, FrameReader] | None = None,
+    ) -> None:
+        self._node = node
+        self._clients = [node.rank, *children(node.rank, node.world_size)]
         host, port = (bind_address, 0) if isinstance(bind_address, str) else bind_address
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        self._listener = adopt(socket.create_server((host, port), family=family, backlog=max(128, world_size)))
+        self._listener = adopt(socket.create_server((host, port), family=family, backlog=max(128, node.world_size)))
         self._listener.setblocking(False)
         name = self._listener.getsockname()
         self.address: tuple[str, int] = (name[0], name[1])
         self._secret = secret
-        self._hub = Hub(world_size)
-        self._by_rank: dict[int, _Connection] = {}
-        self._strangers: dict[_Connection, None] = {}
+        self._by_rank: dict[int, Connection] = {}
+        self._strangers: dict[Connection, None] = {}
         # For ranks that have not connected yet.
         self._kept: dict[int, list[Buffer]] = {}
         self._outbox: deque[Message] = deque()
@@ -120,15 +88,41 @@ class HubServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="farspan-side-hub", daemon=True)
+        self._uplink: Connection | None = None
+        """To the node above."""
+        if uplink is not None:
+            self._uplink = Connection(*uplink)
+            self._uplink.sock.setblocking(False)
+            self._selector.register(self._uplink.sock, selectors.EVENT_READ, self._uplink)
+        self._thread = threading.Thread(target=self._run, name=_name_of(node.rank), daemon=True)
         self._thread.start()
 
+    @classmethod
+    def open(
+        cls,
+        rank: int,
+        world_size: int,
+        secret: str,
+        bind_address: str | tuple[str, int],
+        above: tuple[str, int] | None,
+        deadline_s: float,
+    ) -> HubServer:
+        """Opens the hub on rank 0, and on another rank a relay, which connects to the node `above`.
+
+        Raises:
+            LaunchError, DeadlineError: The node above does not let it come.
+        """
+        if above is None:
+            return cls(Hub(world_size), secret, bind_address)
+        uplink = join(rank, world_size, parent(rank), above, secret, deadline_s)
+        return cls(Relay(rank, world_size), secret, bind_address, uplink)
+
     def wait_ended(self, linger_s: float) -> bool:
-        """Waits until every rank but rank 0 has said bye or died; False where `linger_s` ran out."""
-        others = set(range(1, self._hub.world_size))
+        """Waits until every rank below this one has said bye or died; False where `linger_s` ran out."""
+        others = {*self._node.ranks} - {self._node.rank}
         with self._ends:
             return self._ends.wait_for(
-                lambda: others <= self._hub.ended | self._hub.died or self._stopped,
+                lambda: others <= self._node.ended | self._node.died or self._stopped,
                 min(linger_s, threading.TIMEOUT_MAX),
             )
 
@@ -149,15 +143,18 @@ class HubServer:
         try:
             while not self._stopping:
                 self._turn(LOOK_S)
-            self._outbox.extend(self._hub.on_shutdown())
-            self._deliver()
             until = time.monotonic() + _FLUSH_S
-            while any(conn.queue for conn in self._by_rank.values()) and (left := until - time.monotonic()) > 0:
+            while self._uplink is not None and self._is_own_end_to_come() and (left := until - time.monotonic()) > 0:
                 self._turn(left)
+            self._outbox.extend(self._node.on_shutdown())
+            self._deliver()
+            while any(conn.queue for conn in self._connections()) and (left := until - time.monotonic()) > 0:
+                self._turn(left)
+            self._say_goodbye(until)
         except Exception:
-            _log.exception("the side channel's hub has failed; every rank will see rank 0 as dead")
+            _log.exception("the side channel's hub has failed; every rank will see rank %d as dead", self._node.rank)
         finally:
-            for conn in [*self._by_rank.values(), *self._strangers]:
+            for conn in [*self._connections(), *self._strangers]:
                 conn.sock.close()
             for sock in (self._listener, self._wake_sender, self._wake_receiver):
                 sock.close()
@@ -166,6 +163,22 @@ class HubServer:
                 self._stopped = True
                 self._ends.notify_all()
 
+    def _connections(self) -> list[Connection]:
+        return [*self._by_rank.values(), *([self._uplink] if self._uplink is not None else [])]
+
+    def _is_own_end_to_come(self) -> bool:
+        """Whether this rank's own channel has not said bye yet: what it said last is for the node above too."""
+        node = self._node
+        return node.rank in node.joined - node.ended - node.died
+
+    def _say_goodbye(self, until: float) -> None:
+        """To the node above. Closing with unread data in the buffer would reset the connection, and lose it."""
+        if self._uplink is not None:
+            with contextlib.suppress(OSError):
+                self._uplink.sock.shutdown(socket.SHUT_WR)
+        while self._uplink is not None and (left := until - time.monotonic()) > 0:
+            self._turn(left)
+
     def _turn(self, timeout_s: float) -> None:
         for key, events in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
@@ -173,7 +186,7 @@ class HubServer:
             elif key.fileobj is self._wake_receiver:
                 self._wake_receiver.recv(4096)
             else:
-                conn: _Connection = key.data
+                conn: Connection = key.data
                 if events & selectors.EVENT_WRITE and not conn.closed:
                     self._flush(conn)
                 if events & selectors.EVENT_READ and not conn.closed:
@@ -187,15 +200,32 @@ class HubServer:
         dead = [conn for conn in self._by_rank.values() if conn.is_dead()]
         for conn in dead:
             assert conn.rank is not None
-            self._outbox.extend(self._hub.on_silent(conn.rank))
+            self._outbox.extend(self._node.on_silent(conn.rank))
         self._deliver()
         for conn in dead:
             self._drop(conn)
-        for conn in self._by_rank.values():
+        for conn in list(self._by_rank.values()):
             if not conn.queue:
                 conn.queue.extend(_BEAT)
                 self._flush(conn)
+        if self._uplink is not None and self._uplink.is_silent():
+            self._lose_parent(is_silent=True)
+        self._outbox.extend(self._node.on_tick())
         self._deliver()
+
+    def _lose_parent(self, *, is_silent: bool) -> None:
+        uplink, self._uplink = self._uplink, None
+        if uplink is None:
+            return
+        above = parent(self._node.rank)
+        failure = describe_lost_link(above) if is_silent else describe_death(above)
+        if is_silent:  # the other way may still be open
+            with contextlib.suppress(OSError):
+                uplink.sock.sendmsg(encode({"t": "fail", "from": self._node.rank, **failure}))
+        self._selector.unregister(uplink.sock)
+        uplink.sock.close()
+        uplink.queue.clear()
+        self._outbox.extend(self._node.on_parent_lost(failure))
 
     def _accept(self) -> None:
         try:
@@ -204,7 +234,7 @@ class HubServer:
             _log.debug("accept: %s", error)
             return
         adopt(sock).setblocking(False)
-        conn = _Connection(sock)
+        conn = Connection(sock, FrameReader(max_header=MAX_HELLO_BYTES, max_payload=0))
         self._selector.register(sock, selectors.EVENT_READ, conn)
         self._strangers[conn] = None
         conn.queue.extend(encode({"t": "challenge", "nonce": conn.nonce}))
@@ -212,7 +242,7 @@ class HubServer:
         if len(self._strangers) > _MAX_STRANGERS:
             self._drop(next(iter(self._strangers)))
 
-    def _receive(self, conn: _Connection) -> None:
+    def _receive(self, conn: Connection) -> None:
         try:
             frames = conn.reader.read(conn.sock)
         except BlockingIOError:
@@ -227,25 +257,36 @@ class HubServer:
         for frame in frames:
             if conn.closed:
                 return
-            if conn.rank is None:
+            if conn is self._uplink:
+                self._outbox.extend(self._node.on_parent(frame.header, frame.payload))
+            elif conn.rank is None:
                 self._greet(conn, frame.header)
             else:
                 self._hear(conn, conn.rank, frame)
 
-    def _hear(self, conn: _Connection, rank: int, frame: Frame) -> None:
+    def _hear(self, conn: Connection, rank: int, frame: Frame) -> None:
         try:
-            self._outbox.extend(self._hub.on_message(rank, frame.header, frame.payload))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+            self._outbox.extend(self._node.on_message(rank, frame.header, frame.payload))
+        except (
+            ProtocolError,
+            KeyError,
+            TypeError,
+            ValueError,
+            IndexError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             _log.warning("side channel: rank %d sent %r: %r", rank, frame.header.get("t"), error)
             self._drop(conn)
             return
-        if frame.header.get("t") == "bye":
+        if frame.header.get("t") in ("bye", "gone"):
             with self._ends:
                 self._ends.notify_all()
 
-    def _greet(self, conn: _Connection, hello: Header) -> None:
+    def _greet(self, conn: Connection, hello: Header) -> None:
         del self._strangers[conn]
-        refusal = self._refusal(conn, hello)
+        refusal = refusal_of(hello, conn.nonce, self._secret, self._node, self._clients)
         if refusal:
             self._warn(conn, "was refused: %s", refusal)
             conn.queue.extend(encode({"t": "refused", "why": refusal}))
@@ -259,38 +300,43 @@ class HubServer:
         proven = proof(self._secret, "hub", conn.nonce, hello["nonce"], rank, hello["world_size"])
         conn.queue.extend(encode({"t": "welcome", "proof": proven}))
         conn.queue.extend(self._kept.pop(rank, ()))
-        self._outbox.extend(self._hub.on_joined(rank))
+        self._outbox.extend(self._node.on_joined(rank))
         self._flush(conn)
-
-    def _refusal(self, conn: _Connection, hello: dict[str, Any]) -> str:
-        """Why this connection may not take part; "" if it may."""
-        said = ("rank", conn.nonce, hello.get("nonce"), hello.get("rank"), hello.get("world_size"))
-        if hello.get("t") != "hello" or not is_proof(hello.get("proof"), self._secret, *said):
-            return "it does not belong to this run (it does not know its secret)"
-        if hello.get("protocol") != PROTOCOL:
-            return f"another version of farspan: protocol {hello.get('protocol')} here, {PROTOCOL} on rank 0"
-        rank, world_size = hello.get("rank"), hello.get("world_size")
-        if world_size != self._hub.world_size:
-            return f"it expects {world_size} ranks, rank 0 expects {self._hub.world_size}"
-        if not isinstance(rank, int) or not 0 <= rank < self._hub.world_size:
-            return f"there is no rank {rank} among {world_size}"
-        if rank in self._hub.joined:
-            return f"rank {rank} has connected before"
-        return ""
 
     def _deliver(self) -> None:
         while self._outbox:
             message = self._outbox.popleft()
-            buffers = encode(message.header, message.payload)
+            if message.is_for_parent:
+                if self._uplink is not None:
+                    self._queue(self._uplink, encode(message.header, message.payload))
+                continue
+            if message.to is None:
+                buffers = encode(message.header, message.payload)
+                for client in self._clients:
+                    self._queue_for(client, buffers)
+                continue
+            by_client: dict[int, list[int]] = {}
             for rank in message.to:
-                conn = self._by_rank.get(rank)
-                if conn is not None:
-                    conn.queue.extend(buffers)
-                    self._flush(conn)
-                elif rank not in self._hub.joined:
-                    self._kept.setdefault(rank, []).extend(buffers)
+                client = client_towards(rank, self._node.rank)
+                assert client is not None
+                by_client.setdefault(client, []).append(rank)
+            for client, ranks in by_client.items():
+                relays = client != self._node.rank and children(client, self._node.world_size)
+                header = {**message.header, "to": ranks} if relays else message.header
+                self._queue_for(client, encode(header, message.payload))
 
-    def _flush(self, conn: _Connection) -> None:
+    def _queue_for(self, client: int, buffers: list[Buffer]) -> None:
+        conn = self._by_rank.get(client)
+        if conn is not None:
+            self._queue(conn, buffers)
+        elif client not in self._node.joined:
+            self._kept.setdefault(client, []).extend(buffers)
+
+    def _queue(self, conn: Connection, buffers: list[Buffer]) -> None:
+        conn.queue.extend(buffers)
+        self._flush(conn)
+
+    def _flush(self, conn: Connection) -> None:
         try:
             conn.flush()
         except OSError as error:
@@ -304,12 +350,17 @@ class HubServer:
             conn.events = events
             self._selector.modify(conn.sock, events, conn)
 
-    def _lose(self, conn: _Connection, error: BaseException) -> None:
+    def _lose(self, conn: Connection, error: BaseException) -> None:
+        if conn is self._uplink:
+            self._lose_parent(is_silent=is_of_link(error))
+            return
         if conn.rank is not None and is_of_link(error):
-            self._outbox.extend(self._hub.on_silent(conn.rank))
+            self._outbox.extend(self._node.on_silent(conn.rank))
         self._drop(conn)
 
-    def _drop(self, conn: _Connection) -> None:
+    def _drop(self, conn: Connection) -> None:
+        if conn is self._uplink:
+            self._lose_parent(is_silent=False)
         if conn.closed:
             return
         conn.closed = True
@@ -319,11 +370,11 @@ class HubServer:
         conn.queue.clear()
         if conn.rank is not None:
             del self._by_rank[conn.rank]
-            self._outbox.extend(self._hub.on_gone(conn.rank))
+            self._outbox.extend(self._node.on_gone(conn.rank))
             with self._ends:
                 self._ends.notify_all()
 
-    def _warn(self, conn: _Connection, text: str, what: object) -> None:
+    def _warn(self, conn: Connection, text: str, what: object) -> None:
         """Say what a connection did; of strangers, who may be many, only the first few times."""
         if conn.rank is not None:
             _log.warning("side channel: rank %d %s", conn.rank, text % what)
@@ -332,3 +383,7 @@ class HubServer:
         if self._num_warnings <= _MAX_WARNINGS:
             last = "; no more is said of strangers" if self._num_warnings == _MAX_WARNINGS else ""
             _log.warning("side channel: a stranger %s%s", text % what, last)
+
+
+def _name_of(rank: int) -> str:
+    return f"farspan-side-relay-{rank}" if rank else "farspan-side-hub"

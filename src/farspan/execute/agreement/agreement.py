@@ -36,16 +36,18 @@ class Agreement:
         Raises:
             DivergenceError: With the first line that differs.
         """
-        lines = text.splitlines()
         digests = self.gather(what, _digest(text))
         other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
         if other is None:
             return
-        # The texts may be long, and the ranks many: first a few bytes of each line, then the line that differs.
-        by_rank = [_split(blob) for blob in self.gather(f"lines of the {what}", b"".join(map(_digest, lines)))]
-        ours, theirs = by_rank[0], by_rank[other]
+        # The texts may be long, and the ranks many: only two say more, first a few bytes of each line, then the line
+        # that differs.
+        lines = text.splitlines()
+        is_shown = self.side.rank in (0, other)
+        parts = self.gather(f"lines of the {what}", b"".join(map(_digest, lines)) if is_shown else b"")
+        ours, theirs = _split(parts[0]), _split(parts[other])
         at = next((number for number, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
-        line = "" if at is None or at >= len(lines) else lines[at].strip()
+        line = lines[at].strip() if is_shown and at is not None else ""
         shown = [blob.decode(errors="replace") for blob in self.gather("the line", line.encode()[:_MOST_SHOWN])]
         raise DivergenceError(
             f"ranks 0 and {other} call farspan.distribute with different {what}s.",
@@ -68,14 +70,25 @@ class Agreement:
                 torch.cuda.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), device)
 
     def tell(self, what: str, blob: bytes, teller: int) -> bytes:
-        """What rank `teller` gives as `blob`, on every rank."""
-        return self.gather(what, blob)[teller] if self.side.world_size > 1 else blob
+        """What rank `teller` gives as `blob`, on every rank; what others give does not matter."""
+        if self.side.world_size == 1:
+            return blob
+        return self.gather(what, blob if self.side.rank == teller else b"")[teller]
 
     def gather(self, what: str, blob: bytes) -> list[bytes]:
         """What all ranks give as `blob`, by rank."""
+        return self._gather(what, blob, None)
+
+    def gather_at(self, rank: int, what: str, blob: bytes) -> list[bytes]:
+        """The same on `rank`; nothing on the others, which do not wait for it."""
+        return self._gather(what, blob, rank)
+
+    def _gather(self, what: str, blob: bytes, receiver: int | None) -> list[bytes]:
         key = f"{what} {self._number}"
         self._number += 1
-        self.side.contribute(key, blob)
+        self.side.contribute(key, blob, receiver=receiver)
+        if receiver not in (None, self.side.rank):
+            return []
         blobs = self.side.gathered(key, self.deadline_s)
         self.side.forget(key)
         return blobs

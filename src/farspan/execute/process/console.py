@@ -89,13 +89,13 @@ class Console:
         if not self.report_path or self.num_training_steps not in _REPORTED_STEPS:
             return
         key = f"timeline {record.number}"
-        self.side.contribute(key, _timeline_of(record, self.side.world_size).to_json().encode())
+        self.side.contribute(key, _timeline_of(record, self.side.world_size).to_json().encode(), receiver=0)
         if self.side.rank == 0:
             parts = self.side.gathered(key, self.deadline_s)
             timeline = Timeline.merge([Timeline.from_json(part) for part in parts])
             if self._is_report_kept:  # else a warning has said that it cannot be
                 self._write(timeline, record)
-        self.side.forget(key)
+            self.side.forget(key)
 
     def _compare(self, record: StepRecord) -> None:
         """Say by how much the seconds that the plan was made with are wrong."""

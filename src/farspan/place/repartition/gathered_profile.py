@@ -1,4 +1,4 @@
-"""What each rank has noted of its own share of a step, brought together on all of them. JSON: nothing is unpickled."""
+"""What each rank has noted of its own share of a step, brought together on rank 0. JSON: nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class RankMeasured:
     state_bytes: Mapping[str, int]
 
 
-def exchanged(engine: Engine, measured: Measured, device: torch.device) -> list[RankMeasured]:
-    """All ranks' shares, by rank; every rank calls it.
+def exchanged(engine: Engine, measured: Measured, device: torch.device) -> tuple[list[str], list[RankMeasured]]:
+    """The hosts of all ranks, by rank, and all ranks' shares; these on rank 0 alone. Every rank calls it.
 
     Args:
         engine: This rank's.
@@ -54,8 +54,9 @@ def exchanged(engine: Engine, measured: Measured, device: torch.device) -> list[
         device: Where it computes.
     """
     is_cuda = device.type == "cuda"
+    host = _host()
     own = {
-        "host": _host(),
+        "host": host,
         "device": name_of_device(device),
         "memory_bytes": float(
             torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
@@ -67,8 +68,9 @@ def exchanged(engine: Engine, measured: Measured, device: torch.device) -> list[
         "gradient_bytes": dict(measured.gradient_bytes),
         "state_bytes": _state_bytes(engine),
     }
-    blobs = engine.agreement.gather("what was measured", json.dumps(own).encode())
-    return [_read(json.loads(blob), rank) for rank, blob in enumerate(blobs)]
+    blobs = engine.agreement.gather_at(0, "what was measured", json.dumps(own).encode())
+    hosts = engine.agreement.gather("hosts", host.encode())
+    return [each.decode() for each in hosts], [_read(json.loads(blob), rank) for rank, blob in enumerate(blobs)]
 
 
 def _host() -> str:

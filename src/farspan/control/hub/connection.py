@@ -1,0 +1,65 @@
+"""One connection of the hub, or of a relay, to another rank: it never blocks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import selectors
+import socket
+import time
+from collections import deque
+
+from farspan.control.wire import LINK_DEAD_S, LINK_SILENT_S, Buffer, FrameReader, is_resending, nonce, silence_s
+
+__all__ = ["Connection"]
+
+
+class Connection:
+    """One socket: its incoming frames, and a queue of outgoing buffers."""
+
+    def __init__(self, sock: socket.socket, reader: FrameReader) -> None:
+        self.sock = sock
+        self.rank: int | None = None
+        self.nonce = nonce()
+        self._resending_since = math.inf
+        self.reader = reader
+        self.queue: deque[Buffer] = deque()
+        self.events = selectors.EVENT_READ
+        self.last_words = False
+        """Close as soon as the queue is empty."""
+        self.closed = False
+
+    def is_dead(self) -> bool:
+        """Whether nothing has got through for long; to be asked now and then."""
+        self._resending_since = min(self._resending_since, time.monotonic()) if is_resending(self.sock) else math.inf
+        return time.monotonic() - self._resending_since > LINK_DEAD_S
+
+    def is_silent(self) -> bool:
+        """Whether no sign of life has come from the other end for long, and nothing that has come waits to be read: who
+        is too busy to read does not take that for silence.
+        """
+        if silence_s(self.sock) <= LINK_SILENT_S:
+            return False
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass  # reading will say what it is
+        return False
+
+    def flush(self) -> None:
+        """Sends as much as the socket takes now."""
+        while self.queue:
+            try:
+                # 16 at a time: system calls limit the number of buffers.
+                sent = self.sock.sendmsg(list(itertools.islice(self.queue, 16)))
+            except BlockingIOError:
+                return
+            while sent:
+                first = self.queue[0]
+                if sent < len(first):
+                    self.queue[0] = memoryview(first)[sent:]
+                    break
+                sent -= len(first)
+                self.queue.popleft()

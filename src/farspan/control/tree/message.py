@@ -1,0 +1,84 @@
+"""What a node of the tree sends, and what the server that moves its messages knows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farspan.control.wire import Buffer, Header
+
+__all__ = ["Message", "Node"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a node.
+
+    Attributes:
+        to: Ranks below it; None for all that still listen.
+        header: Of the frame.
+        payload: Likewise.
+        is_for_parent: It goes to the node above instead.
+    """
+
+    to: tuple[int, ...] | None
+    header: Header
+    payload: Buffer = b""
+    is_for_parent: bool = False
+
+
+class Node(Protocol):
+    """The hub, or a relay: a state machine without sockets.
+
+    Attributes:
+        rank: In whose process it is.
+        ranks: That one and all below it.
+        world_size: How many there are in all.
+        joined: Ranks that have connected to it.
+        ended: Ranks below it that have said bye.
+        died: Ranks below it whose connection, or that of a rank above them, closed without a goodbye.
+    """
+
+    rank: int
+    world_size: int
+    joined: set[int]
+    ended: set[int]
+    died: set[int]
+
+    @property
+    def ranks(self) -> Sequence[int]: ...
+
+    def on_joined(self, rank: int) -> list[Message]:
+        """A rank has connected; its first message comes after this."""
+        ...
+
+    def on_message(self, rank: int, header: Header, payload: Buffer = b"") -> list[Message]:
+        """The connection of `rank` says something, of itself or of ranks below it."""
+        ...
+
+    def on_gone(self, rank: int) -> list[Message]:
+        """A rank's connection has closed."""
+        ...
+
+    def on_silent(self, rank: int) -> list[Message]:
+        """No sign of life has come from a rank's host for long. That rank gets the failure too: it may still hear."""
+        ...
+
+    def on_tick(self) -> list[Message]:
+        """About LOOK_S have passed since this was called last."""
+        ...
+
+    def on_parent(self, header: Header, payload: Buffer) -> list[Message]:
+        """The node above says something."""
+        ...
+
+    def on_parent_lost(self, failure: Header) -> list[Message]:
+        """The connection to the node above is gone, which means this failure."""
+        ...
+
+    def on_shutdown(self) -> list[Message]:
+        """The node ends now, whoever is still there."""
+        ...
