@@ -1,7 +1,7 @@
 """The import table of the library (DESIGN.md, section 8), and the few rules on its form, enforced by reading its files.
 
 cli > api > place > adapters > execute > comm > control > record > call > torch_private > profile
-    > report, launch > planner > program > schedule > plan > graph, cluster
+    > report, launch > planner > program > plan > schedule > graph, cluster
     > documents, locks, settings, outputs > errors, units
 
 ( > : may import)
@@ -38,8 +38,8 @@ FLOORS = (
     {"report", "launch"},
     {"planner"},
     {"program"},
-    {"schedule"},
     {"plan"},
+    {"schedule"},
     {"graph", "cluster"},
     {"documents", "locks", "settings", "outputs"},
     {"errors", "units"},

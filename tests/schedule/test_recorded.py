@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.schedule.graphs import any_segments
 from tests.schedule.test_properties import as_schedule, check
 
-from farspan.plan import SCHEDULES
 from farspan.planner import simulate
 from farspan.schedule import (
+    SCHEDULES,
     Chain,
     Costs,
     Kind,

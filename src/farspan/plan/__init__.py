@@ -1,6 +1,5 @@
 """The plan: which stage owns what, and where each stage lies. Imports no torch."""
 
-from farspan.plan.check import SCHEDULES as SCHEDULES
 from farspan.plan.plan import PLANNED_SECONDS as PLANNED_SECONDS
 from farspan.plan.plan import Plan as Plan
 from farspan.plan.remat import resolve_remat as resolve_remat
@@ -14,7 +13,6 @@ from farspan.plan.team import parse_place as parse_place
 
 __all__ = [
     "PLANNED_SECONDS",
-    "SCHEDULES",
     "Place",
     "Plan",
     "Resolved",

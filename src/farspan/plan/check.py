@@ -9,11 +9,11 @@ from typing import TypeGuard, cast
 from farspan.documents import MAX_AMOUNT
 from farspan.errors import PlanError, quoted
 from farspan.plan.team import format_place, parse_place
+from farspan.schedule import SCHEDULES
 from farspan.units import MAX_COUNT
 
-__all__ = ["SCHEDULES", "estimates", "lookahead", "placement", "remat", "schedule", "stages"]
+__all__ = ["estimates", "lookahead", "placement", "remat", "schedule", "stages"]
 
-SCHEDULES = ("auto", "zero-bubble", "1f1b", "gpipe")
 """Names of the schedules a plan may ask for."""
 
 

@@ -10,6 +10,7 @@ from farspan.schedule.listing import list_schedule as list_schedule
 from farspan.schedule.named import LEAST_WEIGHT_WORK_S as LEAST_WEIGHT_WORK_S
 from farspan.schedule.named import LOOKAHEAD as LOOKAHEAD
 from farspan.schedule.named import NOMINAL_S as NOMINAL_S
+from farspan.schedule.named import SCHEDULES as SCHEDULES
 from farspan.schedule.named import Chain as Chain
 from farspan.schedule.named import Costs as Costs
 from farspan.schedule.named import gpipe as gpipe
@@ -35,6 +36,7 @@ __all__ = [
     "LEAST_WEIGHT_WORK_S",
     "LOOKAHEAD",
     "NOMINAL_S",
+    "SCHEDULES",
     "Chain",
     "Channel",
     "Costs",

@@ -14,7 +14,7 @@ from torch import nn
 import farspan
 from farspan.errors import PlanError
 from farspan.execute.process.world import current_engine
-from farspan.plan import SCHEDULES
+from farspan.schedule import SCHEDULES
 
 WIDTH, NUM_LAYERS, NUM_MICRO_BATCHES = 16, 8, 6
 SHAPES: dict[str, Callable[[int], list[int]]] = {

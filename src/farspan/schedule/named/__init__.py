@@ -8,12 +8,13 @@ from farspan.schedule.named.chain import vee as vee
 from farspan.schedule.named.classic import gpipe as gpipe
 from farspan.schedule.named.classic import interleaved as interleaved
 from farspan.schedule.named.classic import one_f_one_b as one_f_one_b
+from farspan.schedule.named.recorded import LEAST_WEIGHT_WORK_S as LEAST_WEIGHT_WORK_S
+from farspan.schedule.named.recorded import SCHEDULES as SCHEDULES
 from farspan.schedule.named.recorded import orders_by_name as orders_by_name
-from farspan.schedule.named.rules import LEAST_WEIGHT_WORK_S as LEAST_WEIGHT_WORK_S
+from farspan.schedule.named.recorded import run_ahead_of as run_ahead_of
 from farspan.schedule.named.rules import LOOKAHEAD as LOOKAHEAD
 from farspan.schedule.named.rules import NOMINAL_S as NOMINAL_S
 from farspan.schedule.named.rules import is_worth_splitting as is_worth_splitting
-from farspan.schedule.named.rules import run_ahead_of as run_ahead_of
 from farspan.schedule.named.splitting import split_from as split_from
 from farspan.schedule.named.splitting import whole_until as whole_until
 from farspan.schedule.named.zero_bubble import zb_1p as zb_1p
@@ -25,6 +26,7 @@ __all__ = [
     "LEAST_WEIGHT_WORK_S",
     "LOOKAHEAD",
     "NOMINAL_S",
+    "SCHEDULES",
     "Chain",
     "Costs",
     "gpipe",

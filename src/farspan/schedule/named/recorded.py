@@ -18,13 +18,16 @@ one does then.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from farspan.schedule.limits import Limits, hops_after, limits_of_1f1b
 from farspan.schedule.listing import Play
+from farspan.schedule.named.rules import LOOKAHEAD
 from farspan.schedule.task import Kind, Task
 
-__all__ = ["orders_by_name"]
+__all__ = ["LEAST_WEIGHT_WORK_S", "SCHEDULES", "orders_by_name", "run_ahead_of"]
 
 _Orders = list[list[int]]
 
@@ -33,13 +36,13 @@ def orders_by_name(name: str, tasks: Sequence[Task], num_ranks: int, *, run_ahea
     """For each rank the indices of its tasks, in the order of the schedule called `name`.
 
     Args:
-        name: One of `farspan.plan.SCHEDULES`.
+        name: One of `SCHEDULES`.
         tasks: All tasks of the step; each needs only tasks before it. Which backwards are split has been decided.
         num_ranks: Ranks are 0 .. num_ranks - 1.
         run_ahead: How many micro-batches more than it needs zero-bubble may have in flight: memory for latency. GPipe
             and 1F1B do not run ahead.
     """
-    return _MAKERS[name](tasks, num_ranks, run_ahead)
+    return _BY_NAME[name].orders(tasks, num_ranks, run_ahead)
 
 
 def _gpipe(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
@@ -65,12 +68,39 @@ def _auto(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
     return _shortest(plays).orders
 
 
-_MAKERS: dict[str, Callable[[Sequence[Task], int, int], _Orders]] = {
-    "gpipe": _gpipe,
-    "1f1b": _one_f_one_b,
-    "zero-bubble": _zero_bubble,
-    "auto": _auto,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedSchedule:
+    """What the name of a schedule decides.
+
+    Attributes:
+        orders: Makes the order of each rank's tasks, from the tasks of the step, the number of ranks, and how many
+            micro-batches more than it needs may be in flight.
+        least_weight_work_s: A backward is split if its weight gradients are likely to take so long. Splitting costs
+            0.3 ms for each block of a transformer: deferring them should save more.
+        runs_ahead: Whether more micro-batches than it needs may be in flight.
+    """
+
+    orders: Callable[[Sequence[Task], int, int], _Orders]
+    least_weight_work_s: float = math.inf
+    runs_ahead: bool = False
+
+
+_BY_NAME = {
+    "auto": NamedSchedule(orders=_auto, least_weight_work_s=2e-3, runs_ahead=True),
+    "zero-bubble": NamedSchedule(orders=_zero_bubble, least_weight_work_s=0.0, runs_ahead=True),
+    "1f1b": NamedSchedule(orders=_one_f_one_b),
+    "gpipe": NamedSchedule(orders=_gpipe),
 }
+SCHEDULES = tuple(_BY_NAME)
+"""The names, the default first."""
+LEAST_WEIGHT_WORK_S = {name: schedule.least_weight_work_s for name, schedule in _BY_NAME.items()}
+
+
+def run_ahead_of(name: str, lookahead: int = LOOKAHEAD) -> int:
+    """How many forwards more than it needs a schedule has in flight; the rest of `lookahead` is for receives that are
+    posted so many tasks ahead: one, or all where the schedule does not run ahead.
+    """
+    return max(0, lookahead - 1) if _BY_NAME[name].runs_ahead else 0
 
 
 def _plays_of_1f1b(tasks: Sequence[Task], num_ranks: int) -> list[Play]:
