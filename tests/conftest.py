@@ -26,9 +26,9 @@ def no_engine_is_left() -> Iterator[None]:
     world = sys.modules.get("farspan.execute.process.world")
     engine = world.current_engine() if world is not None else None
     if world is not None and engine is not None:
-        lazy, modes = sys.modules["farspan.record"], sys.modules["farspan.torch_private"]
+        scope, modes = sys.modules["farspan.call.draws.scope"], sys.modules["farspan.torch_private"]
         modes.take_modes_of(engine.recorder)
-        lazy.active.recorder = None
+        scope.active.recorder = None
         world.forget_engine()
 
 
