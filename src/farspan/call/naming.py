@@ -78,7 +78,7 @@ RUNNING_STATISTICS: dict[Any, str] = {
 
 _is_users: dict[str, bool] = {}
 """By file: whether its code is the user's, not torch's or farspan's."""
-_LIBRARY = str(Path(__file__).resolve().parents[2]) + "/"
+_LIBRARY = str(Path(__file__).resolve().parents[1]) + "/"
 _TORCH = str(Path(torch.__file__).resolve().parent) + "/"
 
 

@@ -37,7 +37,7 @@ ABSENT = object()
 """Stands for what a variable holds that is not bound."""
 _LIBRARIES = (
     *[f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")],
-    __file__.removesuffix(os.path.join("lazy", "metadata", "surroundings", "code.py")),
+    __file__.removesuffix(os.path.join("call", "surroundings", "code.py")),
     "<frozen",
 )
 _PYTHON = (*[f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")], "<frozen")
