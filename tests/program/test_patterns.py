@@ -117,7 +117,7 @@ OTHERS: dict[str, Sequence[Any]] = {
     "devices": [(CPU, GPU, GPU, CPU)],
     "rank": [0, 2],
     "num_ranks": [4],
-    "lookahead": [0, 6],
+    "lookahead": [0],
     "home_stages": [(0, 1, 3), (0, 1)],
     "schedule": ["gpipe", "1f1b"],
     "least_weight_work_s": [float("inf")],
