@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from tests.support.loop import X, Y, steps, weights
 from tests.support.models import MLP
+from tests.support.ranks import run_processes
 from torch import nn
 
 import farspan
@@ -119,3 +121,25 @@ def test_the_setting_records(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_report_is_asked_of_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARSPAN_REPORT", "step.html")
     assert type(farspan.distribute(built())(X)) is LazyTensor
+
+
+FIRST_ALONE = """
+import torch
+from torch import nn
+import farspan
+
+x = torch.ones(2, 3)
+first = farspan.distribute(nn.Linear(3, 3))
+assert torch.equal(first(x.to("rank:0/cpu")), first(x))
+second = farspan.distribute(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), plan={"": "rank:0/cpu"})
+y = second(x)
+print(type(y).__name__, type(y.to("rank:0/cpu")).__name__, torch.equal(y.to("rank:0/cpu").read(), y.read()))
+"""
+
+
+def test_a_model_that_is_recorded_after_one_that_is_not_knows_places(tmp_path: Path) -> None:
+    """What is recorded is loaded only then: torch's own functions are known by what they were before."""
+    script = tmp_path / "script.py"
+    script.write_text(FIRST_ALONE)
+    (finished,) = run_processes(1, script, environment={"FARSPAN_RECORD": "0"})
+    assert finished.stdout.split() == ["LazyTensor", "LazyTensor", "True"], finished.stderr

@@ -29,7 +29,7 @@ from farspan.launch.files import install_late
 from farspan.launch.rank.notes import note_joining
 from farspan.outputs import write_line
 from farspan.record.intercept import activate, install
-from farspan.record.ops.explicit_placement import understand_places
+from farspan.record.ops.explicit_placement import leave_places_to_the_recorder, understand_places
 from farspan.record.recorder import Recorder
 
 __all__ = [
@@ -89,6 +89,7 @@ def forget_engine() -> None:
 
 def begin_recording(engine: Engine) -> None:
     """See what the program of this thread does from here on."""
+    leave_places_to_the_recorder()
     install()
     activate(engine.recorder)
 

@@ -22,9 +22,11 @@ from farspan.record.tensor import LazyTensor
 if TYPE_CHECKING:
     from farspan.record.recording import Recording
 
-__all__ = ["calls_for_a_place", "glue_at", "to", "understand_places"]
+__all__ = ["PLAIN_TO", "calls_for_a_place", "glue_at", "to", "leave_places_to_the_recorder", "understand_places"]
 
-_TO: Any = torch.Tensor.to
+PLAIN_TO: Any = torch.Tensor.to
+"""As torch has it: a process that is alone has another in its place (`understand_places`)."""
+_stand_in: Any = None
 _ARGUMENTS = ("dtype", "non_blocking", "copy")
 """Of `to`, after the device."""
 
@@ -53,7 +55,7 @@ def glue_at(recorder: Recording, place: str) -> Iterator[None]:
 
 def calls_for_a_place(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this is `x.to("rank:...")`, which torch itself would not take."""
-    return function is _TO and _place_in(args, kwargs) is not None
+    return function is PLAIN_TO and _place_in(args, kwargs) is not None
 
 
 def to(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -73,7 +75,7 @@ def to(recorder: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[s
         return tensor
     given: Any = ((tensor, dtype), {"copy": True, **layout})
     template, tensors = flatten_arguments(*given)
-    return recorder.record(_TO, template, tensors, stage if stage in stages else stages[0], given=given)
+    return recorder.record(PLAIN_TO, template, tensors, stage if stage in stages else stages[0], given=given)
 
 
 def understand_places(device_at: Callable[[str], torch.device]) -> None:
@@ -82,18 +84,26 @@ def understand_places(device_at: Callable[[str], torch.device]) -> None:
     Args:
         device_at: The device at a place.
     """
-    if torch.Tensor.to is not _TO:
+    global _stand_in
+    if torch.Tensor.to is not PLAIN_TO:
         return
 
-    @functools.wraps(_TO)
+    @functools.wraps(PLAIN_TO)
     def to_device(*args: Any, **kwargs: Any) -> Any:
         place = _place_in(args, kwargs) if active.recorder is None else None
         if place is None:
-            return _TO(*args, **kwargs)
+            return PLAIN_TO(*args, **kwargs)
         device = device_at(place)
-        return _TO(args[0], device, *args[2:], **{name: item for name, item in kwargs.items() if name != "device"})
+        return PLAIN_TO(args[0], device, *args[2:], **{name: item for name, item in kwargs.items() if name != "device"})
 
+    _stand_in = to_device
     torch.Tensor.to = to_device  # type: ignore[method-assign,assignment]
+
+
+def leave_places_to_the_recorder() -> None:
+    """Let `torch.Tensor.to` be torch's own again: what is recorded is looked up by it."""
+    if torch.Tensor.to is _stand_in:
+        del torch.Tensor.to
 
 
 def _place_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ from farspan.call.naming import READERS, REFUSED, RUNNING_STATISTICS, name_of
 from farspan.call.pytree.template import map_tensors, rebuild
 from farspan.record.memory.addresses import ADDRESSES
 from farspan.record.memory.rebinding import data_of, set_data
-from farspan.record.ops.explicit_placement import to
+from farspan.record.ops.explicit_placement import PLAIN_TO, to
 from farspan.record.ops.views import Through
 from farspan.record.parameters.parameter_hooks import HOOKS, register
 from farspan.record.parameters.requested_gradients import record_grad
@@ -137,7 +137,7 @@ HANDLERS: dict[Any, Handler] = {
     **ADDRESSES,
     **dict.fromkeys(HOOKS, register),
     **dict.fromkeys(RUNNING_STATISTICS, _normalise),
-    _T.to: to,
+    PLAIN_TO: to,
     _T.detach: data_of,
     _T.data.__get__: data_of,
     _T.data.__set__: set_data,
