@@ -249,7 +249,7 @@ class NobodySide:
     def wait_agreed(self, step: int, deadline_s: float) -> None: ...
     def fail(self, *args: Any) -> None: ...
 
-    def contribute(self, key: str, payload: bytes) -> None:
+    def contribute(self, key: str, payload: bytes, *, receiver: int | None = None) -> None:
         self.given[key] = payload or save_generators()
 
     def gathered(self, key: str, deadline_s: float) -> list[bytes]:
