@@ -17,7 +17,7 @@ class FunctionCall:
     def __init__(self, function: type[Function]) -> None:
         self.function = function
         self.around = -1
-        """What is around its code, by a number."""
+        """The number of the snapshot of what the code of the function reads beside its arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function.apply(*args, **kwargs)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from farspan.comm.router import Roads
+from farspan.comm.router import Router
 from farspan.comm.transport import Medium, Sending
 from farspan.control.channel import SideChannel
 from farspan.errors import DeadlineError
@@ -53,7 +53,7 @@ class Channels:
 
     def prepare(self, gpu_channels: Collection[tuple[int, int, int]]) -> None:
         """Make what the GPU channels of a step need; all ranks call it with the same channels."""
-        if isinstance(self.medium, Roads):
+        if isinstance(self.medium, Router):
             self.medium.prepare(gpu_channels)
 
     def post(self, message: Message, metas: Sequence[Meta], device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Which road a tensor takes: NCCL between GPUs of different ranks, from memory to memory on one host, else gloo."""
+"""Which transport a tensor takes: NCCL between GPUs of different ranks, from memory to memory on one host, else gloo."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from farspan.comm.nccl import NcclMedium
 from farspan.comm.same_host.copies import SameHostMedium
 from farspan.comm.transport import Medium, Sending, Work
 
-__all__ = ["Roads"]
+__all__ = ["Router"]
 
 
-class Roads:
+class Router:
     """A medium made of several: which one is decided by the two ends and their devices, so both decide alike."""
 
     def __init__(self, host: GlooMedium, device: NcclMedium | None, near: SameHostMedium | None = None) -> None:
@@ -41,9 +41,9 @@ class Roads:
             self.near.wait_ended(rank, deadline_s)
 
     def abort(self) -> None:
-        for road in (self.host, self.device, self.near):
-            if road is not None:
-                road.abort()
+        for transport in (self.host, self.device, self.near):
+            if transport is not None:
+                transport.abort()
 
     def resume(self) -> None:
         """Let the ranks of this host go on whose processes are stopped."""
@@ -52,9 +52,9 @@ class Roads:
 
     def close(self) -> None:
         """Free what outlives no interpreter; nothing is sent afterwards."""
-        for road in (self.host, self.device):
-            if road is not None:
-                road.close()
+        for transport in (self.host, self.device):
+            if transport is not None:
+                transport.close()
 
     def describe(self, rank: int, num_ranks: int) -> str:
         """For each other rank, how tensors in memory go there."""

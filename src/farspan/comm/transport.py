@@ -35,7 +35,7 @@ class Sending(Work, Protocol):
 
 
 class Medium(Protocol):
-    """One road. A channel is (source rank, destination rank, channel number)."""
+    """One way of moving tensors. A channel is (source rank, destination rank, channel number)."""
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> Sending: ...
 

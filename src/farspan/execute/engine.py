@@ -69,7 +69,7 @@ class Engine:
         """A backward is split if its weight gradients are likely to take so long; never, if infinite."""
         self.programs = Programs()
         self.teams: list[Team] = []
-        """By stage, who runs it."""
+        """The team that runs each stage."""
         self.parameters: dict[str, Placed] = {}
         self.channels = Channels(medium, self.rank, deadline_s, side)
         self.executor = self.plain_executor()

@@ -27,7 +27,7 @@ _MOST_PARAMETERS = 1 << 26
 
 
 class _Part(NamedTuple):
-    """What one rank says at the end of a step."""
+    """The scalars, the mask of gradients and the busy time that one rank contributes at the end of a step."""
 
     busy_s: float
     mask: bytes

@@ -51,7 +51,7 @@ class _Builder:
         the loop's order.
         """
         self.num_users: dict[tuple[Value, int], int] = {}
-        self.awaited: set[Part] = set()
+        self.feeds_another_rank: set[Part] = set()
         """Backward work that another rank waits for, if only for what this rank makes of it."""
         self.trains: dict[object, bool] = {}
         """Of the leaves met, whether they have a parameter that is trained."""
@@ -146,13 +146,16 @@ class _Builder:
     def note_awaited(self, parts: Sequence[Part]) -> None:
         for part in reversed(parts):
             rank = self.workers[part.stage].rank
-            if any(self.workers[edge.dst.stage].rank != rank or edge.dst in self.awaited for edge in part.outgoing):
-                self.awaited.add(part)
+            if any(
+                self.workers[edge.dst.stage].rank != rank or edge.dst in self.feeds_another_rank
+                for edge in part.outgoing
+            ):
+                self.feeds_another_rank.add(part)
 
     def is_split(self, part: Part) -> bool:
         """Whether another rank waits for this part, and its weight gradients are worth a task of their own."""
         worker = self.workers[part.stage]
-        if part.backward.retain_graph or part.backward.wanted is not None or part not in self.awaited:
+        if part.backward.retain_graph or part.backward.wanted is not None or part not in self.feeds_another_rank:
             return False
         calls = [call for call in part.calls if has_weights(call, self.trains)]
         flops = sum(call.entry.flops for call in calls)

@@ -15,7 +15,7 @@ class Settings:
     """What all ranks but for `rank` agree on.
 
     Attributes:
-        teams: By stage, who runs it.
+        teams: The team that runs each stage.
         rank: Whose program.
         num_ranks: How many ranks there are.
         lookahead: How many boundary buffers a rank may hold beyond one for each stage, to hide transfers: one for

@@ -31,7 +31,7 @@ class Dispute:
         gone: Ranks that can no longer be asked.
 
     Attributes:
-        awaited: Ranks that have not yet shown what they recorded.
+        missing: Ranks that have not yet shown what they recorded.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class Dispute:
             for (ranks, _), (others, _) in list(zip(groups, there, strict=True))[:_MAX_ASKED]
             for rank in ranks
         }
-        """For each rank the one that is asked for it."""
+        """Which rank is asked on behalf of each rank in dispute."""
         self.starts = {rank: begun for ranks, begun in groups for rank in ranks if rank in self._speaker}
         self._ended = ended
         self._histories: dict[int, History] = {}
         self._raised: dict[int, Header] = {}
         """What the programs of some of these ranks have raised meanwhile."""
-        self.awaited = set(self._speaker.values()) - gone
+        self.missing = set(self._speaker.values()) - gone
 
     def step_of(self, rank: int) -> int:
         """The step that a rank has begun."""
@@ -64,7 +64,7 @@ class Dispute:
         ]
         if header.get("raised"):
             self._raised[rank] = header["raised"]
-        self.awaited.discard(rank)
+        self.missing.discard(rank)
 
     def failure(self) -> Header:
         """The failure that the difference means."""

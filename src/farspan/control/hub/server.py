@@ -89,7 +89,7 @@ class HubServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         self._uplink: Connection | None = None
-        """To the node above."""
+        """The connection to the parent; None in rank 0."""
         if uplink is not None:
             self._uplink = Connection(*uplink)
             self._uplink.sock.setblocking(False)
@@ -172,7 +172,7 @@ class HubServer:
         return node.rank in node.joined - node.ended - node.died
 
     def _say_goodbye(self, until: float) -> None:
-        """To the node above. Closing with unread data in the buffer would reset the connection, and lose it."""
+        """Says goodbye to the parent. Closing with unread data in the buffer would reset the connection, and lose it."""
         if self._uplink is not None:
             with contextlib.suppress(OSError):
                 self._uplink.sock.shutdown(socket.SHUT_WR)

@@ -79,7 +79,7 @@ class Hub:
         self._speakers = Speakers(0, world_size)
         self._rounds = Rounds(world_size)
         self._ends: dict[int, _End] = {}
-        """Of ranks whose program is over."""
+        """The ranks whose program is over."""
         self._have_all_finished = False
         self._gathers: dict[str, Parts] = {}
         self._dispute: Dispute | None = None
@@ -106,8 +106,8 @@ class Hub:
             return self._on_lost(rank, set(self._speakers.many(rank, header)))
         if kind == "bye":
             self.ended.add(rank)
-            told = [] if self._have_all_finished else [Message(None, {"t": "ended", "rank": rank})]
-            return self._on_finish(rank, header, told)
+            ended = [] if self._have_all_finished else [Message(None, {"t": "ended", "rank": rank})]
+            return self._on_finish(rank, header, ended)
         if kind == "status":
             return [Message((rank,), {"t": "status", "id": header["id"], **self._status(header)})]
         if self.failed:
@@ -183,19 +183,19 @@ class Hub:
     ) -> list[Message]:
         self._num_queries += 1
         self._dispute = dispute = Dispute(groups, ended, self.ended | self.died)
-        if not dispute.awaited:
+        if not dispute.missing:
             return self._publish(dispute.failure())
         return [
             Message((rank,), {"t": "history", "query": self._num_queries, "step": dispute.step_of(rank)})
-            for rank in sorted(dispute.awaited)
+            for rank in sorted(dispute.missing)
         ]
 
     def _on_history(self, rank: int, header: Header, payload: Buffer) -> list[Message]:
         dispute = self._dispute
-        if dispute is None or header["query"] != self._num_queries or rank not in dispute.awaited:
+        if dispute is None or header["query"] != self._num_queries or rank not in dispute.missing:
             return []
         dispute.show(rank, header, payload)
-        return [] if dispute.awaited else self._publish(dispute.failure())
+        return [] if dispute.missing else self._publish(dispute.failure())
 
     # -- gathers and relays -------------------------------------------------------------------------------------------
 
@@ -250,8 +250,8 @@ class Hub:
         dispute = self._dispute
         if dispute is not None:
             # Who has said bye cannot show its history any more.
-            dispute.awaited -= self.ended
-            return messages if dispute.awaited else [*messages, *self._publish(dispute.failure())]
+            dispute.missing -= self.ended
+            return messages if dispute.missing else [*messages, *self._publish(dispute.failure())]
         waiting = self._rounds.next_of(rank)
         return [*messages, *self._open_dispute(_groups(waiting.entries), [rank])] if waiting else messages
 
@@ -263,7 +263,7 @@ class Hub:
             self._events = self._last_events()
 
     def _last_events(self) -> list[_Event]:
-        """Those that hold the last one of each rank."""
+        """The events that hold what each rank has done last."""
         kept: list[_Event] = []
         ranks: set[int] = set()
         for event in reversed(self._events):
@@ -301,7 +301,7 @@ class Hub:
         if len(missing) > _MAX_NOTES:
             notes.append(f"and {len(missing) - _MAX_NOTES} more")
         if self._dispute is not None:
-            notes.append(f"the programs differ; yet to show what was recorded: {name_ranks(self._dispute.awaited)}")
+            notes.append(f"the programs differ; yet to show what was recorded: {name_ranks(self._dispute.missing)}")
         there = self.joined - self.ended - self.died
         here = [r for r in missing if r in there]
         return {"missing": missing, "here": here, "notes": notes}

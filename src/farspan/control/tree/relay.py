@@ -82,8 +82,8 @@ class Relay:
     def on_silent(self, rank: int) -> list[Message]:
         if self.failed or rank in self.ended:
             return []
-        told = Message((rank,), {"t": "failure", **describe_lost_link(rank)})
-        return [*self._up({"t": "silent", "from": rank}), told]
+        failure = Message((rank,), {"t": "failure", **describe_lost_link(rank)})
+        return [*self._up({"t": "silent", "from": rank}), failure]
 
     def on_tick(self) -> list[Message]:
         return self._release(only_old=True)

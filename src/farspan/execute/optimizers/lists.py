@@ -18,7 +18,7 @@ _RECORDED = (LazyTensor, StubParameter)
 
 
 class View(Protocol):
-    """What is asked of a step's view (`step_view`)."""
+    """What functions over lists ask of an optimizer's view of a step (`step_view`)."""
 
     me: int
 

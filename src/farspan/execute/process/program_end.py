@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from farspan.comm.router import Roads
+from farspan.comm.router import Router
 from farspan.control.text import as_error, describe_failure, described
 from farspan.errors import DivergenceError, FarspanError, PlanError, RemoteError
 from farspan.execute.abort.aborted import rank_that_raised
@@ -38,7 +38,7 @@ _SEEING_S = 1.0
 _exit_codes: list[int] = []
 
 
-def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) -> None:
+def watch_end(engine: Engine, router: Router, remove_files: Callable[[], None]) -> None:
     """Lets the other ranks know from now on how this process ends."""
     process, previous = os.getpid(), sys.excepthook
     has_raised = False
@@ -55,7 +55,7 @@ def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) ->
             with contextlib.suppress(OSError):  # the disk is full
                 note_hearing(engine.rank)
             write_line(_describe_remote(error, raised_by))
-            _let_torchrun_see(raised_by, roads)
+            _let_torchrun_see(raised_by, router)
             return
         if not isinstance(error, (PlanError, DivergenceError)):  # every rank finds these by itself
             engine.side.fail(error)
@@ -71,7 +71,7 @@ def watch_end(engine: Engine, roads: Roads, remove_files: Callable[[], None]) ->
             _exit_codes.append(1)  # the program has ended well by itself, but the ranks did not do the same
             leave_error(error, is_heard=isinstance(error, RemoteError))
             write_line(f"{type(error).__name__}: {error}")
-        roads.close()
+        router.close()
         remove_files()
         engine.values.close()
         is_over_well = not has_raised and engine.is_healthy
@@ -87,10 +87,10 @@ def _describe_remote(error: BaseException, rank: int) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _let_torchrun_see(rank: int, roads: Roads) -> None:
+def _let_torchrun_see(rank: int, router: Router) -> None:
     """Waits for torchrun to see the end of the rank that failed: it takes the first end that it sees for the cause."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        roads.wait_ended(rank, _ENDING_S)
+        router.wait_ended(rank, _ENDING_S)
         threading.Event().wait(_SEEING_S)
 
 

@@ -15,7 +15,7 @@ from farspan.comm.gloo import GlooMedium
 from farspan.comm.nccl import NcclMedium
 from farspan.comm.rendezvous.group import Peers, find_peers
 from farspan.comm.rendezvous.join import Joined, join_side_channel
-from farspan.comm.router import Roads
+from farspan.comm.router import Router
 from farspan.comm.same_host.copies import SameHostMedium
 from farspan.control.channel import SideChannel
 from farspan.execute.agreement.agreement import Agreement
@@ -114,15 +114,15 @@ def _set_up(seed: int | None) -> Engine:
         install()
         joined = join_side_channel(peers, limit_s)
         try:
-            roads = _open_roads(peers, joined, limit_s)
-            joined.side.wake = roads.resume
-            engine = Engine(recorder, joined.side, roads, seed=seed, deadline_s=limit_s)
+            router = _open_router(peers, joined, limit_s)
+            joined.side.wake = router.resume
+            engine = Engine(recorder, joined.side, router, seed=seed, deadline_s=limit_s)
             engine.compare_generators()
             remove_files = _keep_files_apart(peers, joined.side, limit_s)
         except Exception as error:
             joined.side.fail(error)  # or the others would wait for this rank's part
             raise
-        watch_end(engine, roads, remove_files)
+        watch_end(engine, router, remove_files)
         watch_signal(joined.side)
         if peers.rank == 0 and peers.launcher not in ("run", "program"):
             write_line(_VISIBLE.format(launcher=_NAMES[peers.launcher], n=peers.world_size).rstrip())
@@ -140,7 +140,7 @@ def _keep_files_apart(peers: Peers, side: SideChannel, limit_s: float) -> Callab
     return install_late(peers.rank, lambda blob: agreement.gather("files", blob))
 
 
-def _open_roads(peers: Peers, joined: Joined, limit_s: float) -> Roads:
+def _open_router(peers: Peers, joined: Joined, limit_s: float) -> Router:
     rank, store, side = peers.rank, peers.store, joined.side
     device = None
     if torch.cuda.is_available() and dist.is_nccl_available():
@@ -151,6 +151,6 @@ def _open_roads(peers: Peers, joined: Joined, limit_s: float) -> Roads:
         agreement = Agreement(side, limit_s)
         near = SameHostMedium.join(rank, lambda card: agreement.gather("neighbours", card), limit_s)
     host = GlooMedium(dist.PrefixStore("gloo", store), rank, peers.world_size, joined.address, limit_s)
-    roads = Roads(host, device, near)
-    _log.info("rank %d sends to %s", rank, roads.describe(rank, side.world_size))
-    return roads
+    router = Router(host, device, near)
+    _log.info("rank %d sends to %s", rank, router.describe(rank, side.world_size))
+    return router

@@ -1,3 +1,3 @@
-"""A program's first steps measured on all its ranks, and its model placed anew while it runs."""
+"""A program's first steps measured on all its ranks, and its model repartitioned while it runs."""
 
 __all__: list[str] = []

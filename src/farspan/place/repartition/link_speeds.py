@@ -3,7 +3,7 @@
     first turn     host 0 -> host 1     host 2 -> host 3
     second turn    host 1 -> host 2     host 3 -> host 4
 
-Messages take the road that the model's data take.
+Messages take the transport that the model's data take.
 """
 
 from __future__ import annotations
