@@ -1,4 +1,4 @@
-"""Which transport a tensor takes: NCCL between GPUs of different ranks, from memory to memory on one host, else gloo."""
+"""Which transport a tensor takes: NCCL between GPUs of different ranks, memory to memory on one host, else gloo."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""A plan and a model meet: at the start, and the model is repartitioned while the program runs, once its first step is measured."""
+"""A plan and a model meet: at the start, and once the first step is measured."""
 
 __all__: list[str] = []

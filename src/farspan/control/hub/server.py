@@ -172,7 +172,7 @@ class HubServer:
         return node.rank in node.joined - node.ended - node.died
 
     def _say_goodbye(self, until: float) -> None:
-        """Says goodbye to the parent. Closing with unread data in the buffer would reset the connection, and lose it."""
+        """Says goodbye to the parent. Closing with unread data in the buffer would reset the connection."""
         if self._uplink is not None:
             with contextlib.suppress(OSError):
                 self._uplink.sock.shutdown(socket.SHUT_WR)
