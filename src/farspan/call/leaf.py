@@ -92,6 +92,7 @@ class Leaf(ModuleTarget):
         "module",
         "modules",
         "name",
+        "num_extra",
         "own_objects",
         "own_parameters",
         "parameter_names",
@@ -134,6 +135,8 @@ class Leaf(ModuleTarget):
         self.has_buffers = bool(self.buffers)
         self.foreign = tuple(item for item in placed if item.stage != stage)
         """Those that another stage owns (tied parameters): they come as values, gradients flow back."""
+        self.num_extra = len(self.foreign) + self.tables.num_slot_tensors
+        """How many tensors a call has after its arguments: see `extra_tensors`."""
         own = [item for item in placed if item.is_parameter and item.stage == stage]
         self.parameter_names = frozenset(item.name for item in own)
         self.own_parameters = own
@@ -158,11 +161,6 @@ class Leaf(ModuleTarget):
                 shared.append(item.name)
         self.receivers = self._receivers()
         return shared
-
-    @property
-    def num_extra(self) -> int:
-        """How many tensors a call has after its arguments: see `extra_tensors`."""
-        return len(self.foreign) + self.tables.num_slot_tensors
 
     def extra_tensors(self) -> list[torch.Tensor]:
         """What a call uses besides its arguments and its own parameters: those of other stages, and what else the

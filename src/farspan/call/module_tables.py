@@ -12,9 +12,9 @@ It may run much later, when the tables hold something else again: `holding` puts
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, is_
+from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from torch import nn
 __all__ = ["Slot", "Tables"]
 
 _NAMES = ("_parameters", "_buffers", "_modules")
-_of = attrgetter(*_NAMES)
+_of = itemgetter(*_NAMES)
 
 
 class Slot(NamedTuple):
@@ -44,11 +44,24 @@ class Tables:
         placed: Ids of the tensors that the plan has placed.
     """
 
-    __slots__ = ("_contents", "_items", "_names", "modules", "num_slot_tensors", "signature", "slots")
+    __slots__ = (
+        "_contents",
+        "_empty",
+        "_full",
+        "_items",
+        "_names",
+        "modules",
+        "num_slot_tensors",
+        "signature",
+        "slots",
+    )
 
     def __init__(self, modules: Sequence[nn.Module], placed: Collection[int]) -> None:
         self.modules = tuple(modules)
         tables = self._now()
+        self._empty = _getter([number for number, table in enumerate(tables) if not table])
+        self._full = _getter([number for number, table in enumerate(tables) if table])
+        """Most tables hold nothing, which is seen at a glance: this is asked at every call of a leaf."""
         self._names = [*chain.from_iterable(tables)]
         self._items = [*chain.from_iterable(map(dict.values, tables))]
         self.slots, self.signature, tensors = _slots_in(tables, placed)
@@ -61,15 +74,18 @@ class Tables:
             self._items = []  # nothing in the slots is kept alive
 
     def _now(self) -> list[dict[str, Any]]:
-        return [*chain.from_iterable(map(_of, self.modules))]
+        return [*chain.from_iterable(map(_of, map(vars, self.modules)))]
 
     def are_unchanged(self) -> bool:
         """Whether the tables hold what they did; False where other tensors than the leaf's own are in them."""
         if self.slots:
             return False
         tables = self._now()
-        return [*chain.from_iterable(tables)] == self._names and all(
-            map(is_, chain.from_iterable(map(dict.values, tables)), self._items)
+        if any(self._empty(tables)):
+            return False
+        full = self._full(tables)
+        return [*chain.from_iterable(full)] == self._names and all(
+            map(is_, chain.from_iterable(map(dict.values, full)), self._items)
         )
 
     def slot_tensors(self) -> list[torch.Tensor]:
@@ -113,9 +129,16 @@ class Tables:
                 part.__dict__["_flat_weights"] = list_of_weights
 
 
+def _getter(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Takes these items out of a list."""
+    if len(numbers) > 1:
+        return itemgetter(*numbers)
+    return itemgetter(slice(numbers[0], numbers[0] + 1) if numbers else slice(0))
+
+
 def signature_of(modules: Sequence[nn.Module], placed: Collection[int]) -> Any:
     """Equal where the tables hold the same, but for what is in the slots."""
-    return _slots_in([*chain.from_iterable(map(_of, modules))], placed)[1]
+    return _slots_in([*chain.from_iterable(map(_of, map(vars, modules)))], placed)[1]
 
 
 def _slots_in(tables: Sequence[dict[str, Any]], placed: Collection[int]) -> tuple[tuple[Slot, ...], Any, list[Any]]:

@@ -10,6 +10,7 @@ import torch
 
 __all__ = [
     "CHANGES_GRADIENT_FLOW",
+    "METADATA_OF_ONE",
     "PASS_THROUGH",
     "READERS",
     "REFUSED",
@@ -49,6 +50,14 @@ PASS_THROUGH: frozenset[Any] = frozenset(
 
 SHOWS = frozenset([_T.__repr__, _T.__format__, _T.__reduce_ex__])
 """Those of them that need the data of a parameter or buffer after all."""
+
+METADATA_OF_ONE: frozenset[Any] = frozenset(
+    [
+        *_getters("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_cpu"),
+        _T.dim, _T.size, _T.stride, _T.numel, _T.is_contiguous, _T.is_floating_point, _T.__len__, _T.__hash__,
+    ]
+)  # fmt: skip
+"""Those that programs ask most, each of one tensor, its first argument: of a plain one there is nothing to record."""
 
 READERS: frozenset[Any] = frozenset(
     [

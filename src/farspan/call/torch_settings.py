@@ -8,6 +8,7 @@ whoever has set them, and set again where and when it runs.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from farspan.torch_private.state import FLAGS, default_device
 
 __all__ = ["Settings", "applied_settings", "current_settings"]
 
+_ask: Callable[[Callable[[], Any]], Any] = operator.call
 _GETTERS: tuple[Callable[[], Any], ...] = tuple([get for get, _ in FLAGS])
 
 
@@ -41,7 +43,7 @@ _latest = Settings((), None)
 def current_settings() -> Settings:
     """Return the settings of torch that hold in this thread now."""
     global _latest
-    values = tuple([get() for get in _GETTERS])
+    values = tuple(map(_ask, _GETTERS))
     device = default_device()
     latest = _latest
     if values == latest.values and device == latest.device:

@@ -36,11 +36,11 @@ _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 
 def has_user_hooks(module: nn.Module) -> bool:
     """Whether somebody other than torch has hooked `module`."""
+    hooks, pre_hooks = module._forward_hooks, module._forward_pre_hooks
+    if not (hooks or pre_hooks or module._backward_hooks or module._backward_pre_hooks):
+        return are_all_modules_hooked()
     if has_full_backward_hooks(module):
         return True
-    hooks, pre_hooks = module._forward_hooks, module._forward_pre_hooks
-    if not hooks and not pre_hooks:
-        return False
     return not all(map(_is_of_torch, [*hooks.values(), *pre_hooks.values()]))
 
 

@@ -19,6 +19,7 @@ from farspan.torch_private.state import (
     dispatch_modes,
     function_modes,
     hooks_on_what_is_saved,
+    is_nothing_around,
     is_of_a_checkpoint,
     transformation,
 )
@@ -79,6 +80,8 @@ def check_around() -> None:
     Raises:
         WholeError: A dispatch mode or a transformation, which acts on data that are not here yet.
     """
+    if is_nothing_around():
+        return
     kind = transformation()
     if kind is not None:
         what, hint = _HINTS.get(kind, (f"torch.func ({kind}) over a distributed model", _HINTS["jvp"][1]))

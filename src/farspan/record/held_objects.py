@@ -69,7 +69,8 @@ class HeldObjects:
     def _see_around(self, around: Surroundings) -> None:
         if not around.is_empty:
             self.moments.see(around)
-            self._memory.update(around.snapshot.memory)
+            if around.snapshot.memory:
+                self._memory.update(around.snapshot.memory)
 
     def _see_around_leaf(self, leaf: Leaf) -> None:
         around = leaf.surroundings
@@ -96,8 +97,9 @@ class HeldObjects:
         recorder = self.recorder
         if self.are_marked and any(type(item) is LazyTensor and item.is_marked for item in flatten((args, kwargs))[1]):
             raise LeakError("it is given a tensor on which the program has set an attribute")
-        self._see_around_leaf(leaf)
-        if leaf.own_objects is not None and leaf.own_objects.has_changed():
+        if leaf.surroundings is None or not leaf.surroundings.is_empty:
+            self._see_around_leaf(leaf)
+        if leaf.own_objects is not None and not leaf.own_objects.is_empty and leaf.own_objects.has_changed():
             is_behind = leaf.own_objects.has_changed_behind_callable()
             recorder.flush_before_change(f"an object that {leaf} holds has been changed")
             if is_behind:
@@ -115,7 +117,8 @@ class HeldObjects:
                 leaf.own_objects = OwnObjects(leaf.modules, leaf.attributes)
             leaf.state = None
             self._check_foreign(leaf)
-        self._memory.update(leaf.own_objects.memory)
+        if leaf.own_objects.memory:
+            self._memory.update(leaf.own_objects.memory)
         if not leaf.own_objects.is_empty:
             self._leaves[leaf] = None
 

@@ -22,7 +22,7 @@ from farspan.call.draws.frame import forget_module, key_of_module, name_module
 from farspan.call.draws.scope import active, draw_at_once, replayed
 from farspan.call.draws.seen import SeenGenerator
 from farspan.call.leaf import Leaf, WholeError
-from farspan.call.naming import CHANGES_GRADIENT_FLOW, PASS_THROUGH, SHOWS
+from farspan.call.naming import CHANGES_GRADIENT_FLOW, METADATA_OF_ONE, PASS_THROUGH, SHOWS
 from farspan.call.user_hooks import (
     call_with_user_hooks,
     check_container,
@@ -62,6 +62,7 @@ from farspan.torch_private import (
 
 __all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
 
+_PLAIN = (torch.Tensor, nn.Parameter)
 _recorder_of_module: dict[int, Recording] = {}
 _recorder_of_parameter: dict[int, Recording] = {}
 
@@ -78,11 +79,14 @@ class Intercept(TorchFunctionMode):
         recorder = self.recorder
         if not recorder.is_recording:
             return func(*args, **kwargs)
-        if recorder.copies and not torch.compiler.is_compiling() and recorder.copies.before(func, args, kwargs):
+        if func in METADATA_OF_ONE and type(args[0]) in _PLAIN:
+            return func(*args, **kwargs)
+        copies = recorder.copies
+        if copies.by_storage and not torch.compiler.is_compiling() and copies.before(func, args, kwargs):
             try:
                 return self._run_or_record(func, types, args, kwargs)
             finally:
-                recorder.copies.after(args, kwargs)
+                copies.after(args, kwargs)
         return self._run_or_record(func, types, args, kwargs)
 
     def _run_or_record(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -152,7 +156,8 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if active.units is not None:
             return active.units.call_module(module, _run_module, args, kwargs)
         return _run_module(module, *args, **kwargs)
-    _ensure_mode(recorder)
+    if active.recorder is not recorder:
+        _ensure_mode(recorder)
     outer = recorder.frame
     if outer is recorder.root:
         recorder.begin_module(module)
@@ -162,7 +167,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             hint="call it outside of cached(): the parametrization is then computed at each call",
         )
     leaf = recorder.leaves.get(id(module))
-    if leaf is not None:
+    if leaf is not None and not leaf.tables.are_unchanged():
         leaf = present_leaf(recorder, leaf, watch_module)
     if leaf is not None and not is_called_in_parts(leaf) and not has_own_function_mode(recorder):
         if has_user_hooks(module):
@@ -385,10 +390,9 @@ def watch_parameter(parameter: torch.Tensor, recorder: Recording) -> None:
 
 def _ensure_mode(recorder: Recording) -> None:
     """The function mode belongs to a thread; push it where it is missing."""
-    if active.recorder is not recorder:
-        if not is_mode_active(Intercept):
-            Intercept(recorder).__enter__()
-        active.recorder = recorder
+    if not is_mode_active(Intercept):
+        Intercept(recorder).__enter__()
+    active.recorder = recorder
 
 
 def activate(recorder: Recording) -> None:

@@ -35,7 +35,7 @@ from farspan.record.deferred.deferred import Deferred
 from farspan.record.held_objects import HeldObjects
 from farspan.record.memory.copies import Copies
 from farspan.record.memory.leaves import become_leaf
-from farspan.record.ops.autograd_function import check_history
+from farspan.record.ops.autograd_function import MAY_HIDE_HISTORY, check_history
 from farspan.record.ops.foreach import record_foreach
 from farspan.record.ops.mutation import (
     is_plain_write,
@@ -249,7 +249,8 @@ class Recorder:
     ) -> Any:
         if stage is None and self.deferred.can_wait(target, entry, arguments, tensors):
             return self.deferred.defer(target, template, arguments, entry, modes, tensors, given)
-        arguments = self.deferred.recorded(arguments, entry, tensors)
+        if self.deferred.has_any:
+            arguments = self.deferred.recorded(arguments, entry, tensors)
         self.runs_each_backward |= entry.is_ordered
         values = used = [item for item in arguments if isinstance(item, Value)]
         if entry.unused:
@@ -287,8 +288,10 @@ class Recorder:
 
     def argument(self, tensor: torch.Tensor) -> Value | torch.Tensor:
         if type(tensor) is LazyTensor:
-            check_history(self, tensor)
-            return self.deferred.argument(tensor._value)
+            if MAY_HIDE_HISTORY:
+                check_history(self, tensor)
+            value = tensor._value
+            return value if type(value.call) is Call else self.deferred.argument(value)
         placed = self.placed.get(id(tensor))
         if placed is not None:
             return self.value_of(placed)

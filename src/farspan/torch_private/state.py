@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,23 +19,18 @@ __all__ = [
     "dispatch_modes",
     "function_modes",
     "hooks_on_what_is_saved",
+    "is_nothing_around",
     "is_of_a_checkpoint",
     "transformation",
 ]
 
+_core: Any = torch._C
+
 
 def _flag(name: str, setter: str = "") -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """How a flag of torch's core is asked for and set; nothing where this release has none of the name."""
-    get, put = getattr(torch._C, f"_get_{name}", None), getattr(torch._C, f"_set_{setter or name}", None)
+    get, put = getattr(_core, f"_get_{name}", None), getattr(_core, f"_set_{setter or name}", None)
     return [] if get is None or put is None else [(get, put)]
-
-
-def _anomaly() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-
-
-def _deterministic() -> tuple[bool, bool]:
-    return torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
 
 
 FLAGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
@@ -55,15 +51,29 @@ FLAGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     *_flag("deterministic_fill_uninitialized_memory"),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
-    (_deterministic, lambda wanted: torch._C._set_deterministic_algorithms(wanted[0], warn_only=wanted[1])),
-    (_anomaly, lambda wanted: torch.set_anomaly_enabled(*wanted)),
+    (
+        _core._get_deterministic_algorithms,
+        lambda on: _core._set_deterministic_algorithms(on, warn_only=_core._get_deterministic_algorithms_warn_only()),
+    ),
+    (
+        _core._get_deterministic_algorithms_warn_only,
+        lambda warns: _core._set_deterministic_algorithms(_core._get_deterministic_algorithms(), warn_only=warns),
+    ),
+    (
+        torch.is_anomaly_enabled,
+        lambda on: torch.set_anomaly_enabled(on, torch.is_anomaly_check_nan_enabled()),
+    ),
+    (
+        torch.is_anomaly_check_nan_enabled,
+        lambda checks: torch.set_anomaly_enabled(torch.is_anomaly_enabled(), checks),
+    ),
 ]
 """What changes how operations compute: how to ask for it, and how to set it."""
 
 
-def function_modes() -> list[Any]:
+def function_modes() -> Iterator[Any]:
     """The function modes of this thread, the innermost last."""
-    return [_get_function_stack_at(number) for number in range(_len_torch_function_stack())]
+    return map(_get_function_stack_at, range(_len_torch_function_stack()))
 
 
 def dispatch_modes() -> list[Any]:
@@ -73,9 +83,10 @@ def dispatch_modes() -> list[Any]:
     return [mode for mode in _get_current_dispatch_mode_stack() if type(mode).__module__ != _CHECKPOINT]
 
 
-def hooks_on_what_is_saved() -> tuple[Any, Any] | None:
-    """(pack, unpack) of the innermost `saved_tensors_hooks`."""
-    return _core._autograd._top_saved_tensors_default_hooks(True)
+hooks_on_what_is_saved: Callable[[], tuple[Any, Any] | None] = functools.partial(
+    _core._autograd._top_saved_tensors_default_hooks, True
+)
+"""(pack, unpack) of the innermost `saved_tensors_hooks`."""
 
 
 def is_of_a_checkpoint(hooks: tuple[Any, Any]) -> bool:
@@ -83,8 +94,13 @@ def is_of_a_checkpoint(hooks: tuple[Any, Any]) -> bool:
     return getattr(hooks[0], "__module__", "") == _CHECKPOINT
 
 
-_core: Any = torch._C
 _CHECKPOINT = "torch.utils.checkpoint"
+
+
+def is_nothing_around() -> bool:
+    """Whether there is neither a dispatch mode nor a transformation of `torch.func`."""
+    is_plain = _core._functorch.peek_interpreter_stack() is None and forward_ad._current_level < 0
+    return is_plain and not _len_torch_dispatch_stack()
 
 
 def transformation() -> str | None:
@@ -97,7 +113,8 @@ def transformation() -> str | None:
 
 def default_device() -> torch.device | None:
     """The device that `with torch.device(...)` or `torch.set_default_device` names; None where neither is used."""
-    for mode in reversed(function_modes()):
+    for number in range(_len_torch_function_stack() - 1, -1, -1):  # no list of them: asked for at every call
+        mode = _get_function_stack_at(number)
         if isinstance(mode, DeviceContext):
             return mode.device
     return None

@@ -70,9 +70,12 @@ def tensor_of_class(cls: Any, data: torch.Tensor, *, requires_grad: bool) -> tor
 
 def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:
     """A tensor of class `cls` with the shape, strides, dtype and device of `meta` and no storage."""
-    return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    return _make_wrapper(
         cls, meta.shape, strides=meta.stride, dtype=meta.dtype, device=meta.device, requires_grad=meta.requires_grad
     )
+
+
+_make_wrapper: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:

@@ -91,9 +91,11 @@ def meta_of(tensor: torch.Tensor) -> Meta:
         WholeError: It is a nested tensor.
     """
     with DisableTorchFunction():  # seven questions that the function mode need not see
-        refuse_nested(tensor)
+        if tensor.is_nested:
+            refuse_nested(tensor)
         stride = tuple(map(int, tensor.stride())) if tensor.layout is torch.strided else ()
-        return intern(Meta(tuple(map(int, tensor.shape)), stride, tensor.dtype, tensor.device, tensor.requires_grad))
+        parts = (tuple(map(int, tensor.shape)), stride, tensor.dtype, tensor.device, tensor.requires_grad, False)
+    return interned.get(parts) or intern(Meta(*parts))
 
 
 def refuse_nested(*tensors: torch.Tensor) -> None:
@@ -113,9 +115,10 @@ def refuse_nested(*tensors: torch.Tensor) -> None:
 
 def intern(meta: Meta) -> Meta:
     """The object that stands for all metadata equal to `meta`, unless that has not been used for a while."""
-    known = interned.get(meta)
+    parts = (meta.shape, meta.stride, meta.dtype, meta.device, meta.requires_grad, meta.is_parameter)
+    known = interned.get(parts)
     if known is None:
-        known = interned[meta] = meta
+        known = interned[parts] = meta
     return known
 
 

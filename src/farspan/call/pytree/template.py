@@ -209,8 +209,7 @@ def _is_plain_object(item: Any) -> bool:
 def flatten(item: Any) -> tuple[Any, list[torch.Tensor]]:
     """Return `item`'s template and its tensors in order of first appearance."""
     flattener = Flattener()
-    template = flattener.walk(item)
-    return template, flattener.tensors
+    return flattener.walk(item), flattener.tensors
 
 
 def can_describe(item: Any, known: Collection[int] = ()) -> bool:
@@ -273,6 +272,8 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
 
 def rebuild(template: Any, tensors: Sequence[Any]) -> Any:
     """Make a new object graph from `template` with `tensors` in its slots (anything can stand in for a tensor)."""
+    if template[0] == _TENSOR:
+        return tensors[template[1]]
     return Rebuilder(tensors).build(template)
 
 

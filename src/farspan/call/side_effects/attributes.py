@@ -176,6 +176,8 @@ class OwnObjects:
         self._own = _unknown_attributes(modules, known)
         self._state = State(item for _, item in self._own)
         self._glance = Glance(self._state.objects)
+        self.is_empty = self._glance.is_empty
+        """Whether the modules hold no objects that others may change."""
         recorded = [key for key, tensor in self._state.tensors.items() if type(tensor) not in REAL]
         self.recorded = [key for key, item in self._own if recorded and self._state.reaches(item, recorded)]
         """The attributes through which a recorded tensor is reached."""
@@ -184,11 +186,6 @@ class OwnObjects:
         own = set(map(id, modules))
         self.foreign = [module for module in self._state.modules if id(module) not in own]
         """The modules that are held, and are none of the leaf's."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the modules hold no objects that others may change."""
-        return self._glance.is_empty
 
     @property
     def tensors(self) -> list[torch.Tensor]:

@@ -205,7 +205,7 @@ class Glance:
         named: Gives the attributes of an object that are looked at.
     """
 
-    __slots__ = ("_arrays", "_containers", "_latest", "_slots", "_with_attributes")
+    __slots__ = ("_arrays", "_containers", "_latest", "_slots", "_with_attributes", "is_empty")
 
     def __init__(self, objects: Iterable[Any], named: Callable[[Any], Names] = _all_names) -> None:
         arrays = [item for item in objects if isinstance(item, np.ndarray)]
@@ -214,12 +214,9 @@ class Glance:
         self._containers = [item for item in others if isinstance(item, _CONTAINERS)]
         self._with_attributes = [(item, _present(item, named(item))) for item in others if hasattr(item, "__dict__")]
         self._slots = [(item, name) for item in others for cls in type(item).__mro__[:-1] for name in slots_of(cls)]
-        self._latest = self.contents()
-
-    @property
-    def is_empty(self) -> bool:
+        self.is_empty = not (self._with_attributes or self._containers or self._slots or self._arrays)
         """Whether there is nothing to look at."""
-        return not (self._with_attributes or self._containers or self._slots or self._arrays)
+        self._latest = self.contents()
 
     def has_changed(self) -> bool:
         """Whether there is a difference to when it was made."""

@@ -55,6 +55,7 @@ _READERS = (copy.copy, dataclasses.replace)
 _GETTERS = (operator.attrgetter, operator.methodcaller)
 _MOST_OBJECTS, _MOST_MODULES = 100, 20
 _MOST_KNOWN = 64
+_in_cell = operator.attrgetter("cell_contents")
 
 
 class AroundError(LeakError):
@@ -144,7 +145,7 @@ class Snapshot:
         for place, name in places:
             if name:
                 tables.setdefault(id(place), (place, {}))[1][name] = None
-        self._tables = [(_table(place), _getter(names)) for place, names in tables.values()]
+        self._tables = [(_table(place).__getitem__, [*names]) for place, names in tables.values()]
         self._cells = [place for place, name in places if not name]
         self._places = [(place, name) for place, names in tables.values() for name in names]
         self._places += [(cell, "") for cell in self._cells]
@@ -167,10 +168,13 @@ class Snapshot:
             KeyError: A variable is gone.
         """
         found: list[Any] = []
-        for table, getter in self._tables:
-            found += getter(table)
+        for item_of, names in self._tables:
+            found += map(item_of, names)
         if self._cells:
-            found += map(content_of, self._cells)
+            try:
+                found += [*map(_in_cell, self._cells)]
+            except ValueError:  # nothing in one of them yet
+                found += map(content_of, self._cells)
         if not self._glance.is_empty:
             found += self._glance.contents()
         for attributes, _ in self._modules:
@@ -192,6 +196,8 @@ class Snapshot:
             now = self.look()
         except KeyError:
             return False
+        if len(now) == len(self.latest) and all(map(operator.is_, now, self.latest)):
+            return True
         if not are_same(now, self.latest):
             return False
         self.latest = now  # numbers that are equal may be other objects, which the next look need not compare
@@ -292,11 +298,6 @@ def _copies_attributes(function: types.FunctionType) -> bool:
 
 def _table(place: Any) -> Mapping[str, Any]:
     return vars(place) if isinstance(place, type) else place
-
-
-def _getter(names: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
-    keys = [*names]
-    return operator.itemgetter(*keys) if len(keys) > 1 else lambda table, key=keys[0]: (table[key],)
 
 
 def _now(place: Any, name: str) -> Any:

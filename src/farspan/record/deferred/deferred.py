@@ -55,7 +55,8 @@ class Deferred:
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.computing = Computing(recorder)
-        self._has_any = False
+        self.has_any = False
+        """Whether a call has been deferred since the program began."""
         self._calls: list[weakref.ref[DeferredCall]] = []
 
     # When the program calls an op.
@@ -64,8 +65,10 @@ class Deferred:
         """Whether a call needs only what has been computed, and writes into nothing else: alike on every rank."""
         if entry.is_random or not self._is_op(target):
             return False
-        if entry.requires_grad and any(isinstance(item, Value) and can_go_back(item) for item in arguments):
-            return False  # gradients are added up in the order in which calls are recorded
+        if entry.requires_grad:
+            for item in arguments:
+                if isinstance(item, Value) and can_go_back(item):
+                    return False  # gradients are added up in the order in which calls are recorded
         if any(shared >= 0 and type(tensors[shared]) is not LazyTensor for shared in entry.shares):
             return False  # a view of a plain tensor, into which the program may write
         if entry.mutated:
@@ -128,7 +131,7 @@ class Deferred:
         call.moment = recorder.held_objects.moments.latest
         call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
         self._calls.append(weakref.ref(call))
-        self._has_any = True
+        self.has_any = True
         result = answer(recorder, call, entry, tensors, given)
         call.give()
         return result
@@ -163,11 +166,10 @@ class Deferred:
 
     def recorded(self, arguments: Sequence[Any], entry: Entry, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
         """The arguments of a call that is about to be recorded; those that were deferred are recorded now."""
-        if self._has_any:
-            if entry.mutated:
-                self._before_write(entry, tensors)
-                arguments = [self.recorder.argument(tensor) for tensor in tensors]
-            self.record_all(arguments)
+        if entry.mutated:
+            self._before_write(entry, tensors)
+            arguments = [self.recorder.argument(tensor) for tensor in tensors]
+        self.record_all(arguments)
         return arguments
 
     def record_all(self, arguments: Sequence[Any]) -> None:

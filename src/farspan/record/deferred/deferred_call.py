@@ -171,6 +171,8 @@ def _size_of_meta(meta: Meta) -> int:
 
 def can_go_back(value: Value) -> bool:
     """Whether a backward may still come through what has made the value."""
+    if type(value.call) is Call:
+        return value.meta.requires_grad and value.call.arguments is not None
     todo, seen = [value], {value}
     while todo:
         last = todo.pop()

@@ -44,18 +44,16 @@ class Copies:
 
     def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
-        self._by_storage: dict[int, _Copy] = {}
+        self.by_storage: dict[int, Any] = {}
+        """The memory of each copy; empty while the program holds none."""
         self.epoch = 0
         """Counts the moments at which parameters may have changed."""
         self._pruned = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._by_storage)
-
     def add(self, tensor: torch.Tensor, placed: Placed) -> None:
         """The program gets `tensor`, which is the parameter or a copy of it as it is now."""
         storage = tensor.untyped_storage()
-        self._by_storage[storage._cdata] = _Copy(placed, StorageWeakRef(storage), self.epoch)
+        self.by_storage[storage._cdata] = _Copy(placed, StorageWeakRef(storage), self.epoch)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` lies in the memory of a placed parameter, or in a copy of it."""
@@ -100,11 +98,11 @@ class Copies:
 
     def leave(self, placed: Placed) -> None:
         """A parameter is about to get other memory: its copies stay what they are."""
-        for key, copy in list(self._by_storage.items()):
+        for key, copy in list(self.by_storage.items()):
             if copy.placed is placed:
                 if not copy.storage.expired():
                     self._refresh(copy, storage_at(copy.storage.cdata))
-                del self._by_storage[key]
+                del self.by_storage[key]
 
     def _refresh(self, copy: _Copy, storage: Any) -> None:
         if copy.epoch == self.epoch:
@@ -120,13 +118,13 @@ class Copies:
     def _of(self, tensor: torch.Tensor) -> _Copy | None:
         if id(tensor) in self._recorder.placed or type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
             return None
-        return None if is_wrapped(tensor) else self._by_storage.get(tensor.untyped_storage()._cdata)
+        return None if is_wrapped(tensor) else self.by_storage.get(tensor.untyped_storage()._cdata)
 
     def _prune(self) -> None:
         if self._pruned != self.epoch:
             self._pruned = self.epoch
-            for key in [key for key, copy in self._by_storage.items() if copy.storage.expired()]:
-                del self._by_storage[key]
+            for key in [key for key, copy in self.by_storage.items() if copy.storage.expired()]:
+                del self.by_storage[key]
 
 
 def plain_in(item: Any) -> Iterator[torch.Tensor]:

@@ -26,7 +26,10 @@ from farspan.torch_private import DisableTorchFunction, raw_grad_fn
 if TYPE_CHECKING:
     from farspan.record.recording import Recording
 
-__all__ = ["check_history", "install_apply"]
+__all__ = ["MAY_HIDE_HISTORY", "check_history", "install_apply"]
+
+MAY_HIDE_HISTORY = not isinstance(Function.__dict__["apply"], classmethod)
+"""Whether `Function.apply` is no Python function in this release, so that a taken one cannot be watched."""
 
 
 _original: Any = None
@@ -71,7 +74,7 @@ def install_apply() -> None:
     if _original is not None:
         return
     plain: Any = Function.__dict__["apply"]
-    if not _is_python:
+    if MAY_HIDE_HISTORY:
 
         def original(function: type[Function], *args: Any, **kwargs: Any) -> Any:
             return plain.__get__(None, function)(*args, **kwargs)
@@ -111,8 +114,6 @@ def check_history(recorder: Recording, lazy: LazyTensor) -> None:
     Raises:
         RecordError: It did.
     """
-    if _is_python:
-        return
     with DisableTorchFunction():
         has_history = raw_grad_fn(lazy) is not None
     if has_history:
@@ -121,9 +122,6 @@ def check_history(recorder: Recording, lazy: LazyTensor) -> None:
             hint="call it as MyFunction.apply(x): its `apply` was taken before farspan.distribute, and is kept\n"
             "in a tuple or a functools.partial",
         )
-
-
-_is_python = isinstance(Function.__dict__["apply"], classmethod)
 
 
 def _exchange_bound_apply() -> None:

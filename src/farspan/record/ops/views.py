@@ -45,13 +45,13 @@ def join_family(lazy: LazyTensor, base: Any, call: Call, result: int, placed: di
     links = None
     if before.links is not None and type(call.target) is not Leaf and len(call.arguments or ()) == 1:
         links = (*before.links, (call.target, call.template, result))
-    lazy._view = _View(before.root, links)
+    vars(lazy)["_view"] = _View(before.root, links)  # past `__setattr__`: it looks for attributes of the program's own
     if type(before.root) is not LazyTensor:
         family = placed[id(before.root)].aliases
     else:
         family = before.root._family
         if family is None:
-            family = before.root._family = []
+            family = vars(before.root)["_family"] = []
     if len(family) > _MANY:
         family[:] = [member for member in family if member() is not None]
     family.append(weakref.ref(lazy))

@@ -27,15 +27,13 @@ _NAMES = frozenset(dir(torch.nn.Parameter)) | {"_is_param", "_name", "_recorder"
 
 
 def present_leaf(recorder: Recording, leaf: Leaf, watch: Callable[[nn.Module, Recording, str], None]) -> Leaf:
-    """The leaf for what the tables of `leaf`'s modules hold now: itself, or a variant of it.
+    """The leaf for what the tables of `leaf`'s modules hold now, which is not what they held: a variant of it.
 
     Args:
         recorder: Whose leaf it is.
         leaf: The one that was called last.
         watch: Watches a module that is new among the leaf's.
     """
-    if leaf.tables.are_unchanged():
-        return leaf
     module = leaf.module
     modules = tuple(module.modules())
     key = (id(module), tuple(map(id, modules)), signature_of(modules, recorder.placed))
