@@ -24,7 +24,7 @@ from farspan.call.leaf import Leaf
 from farspan.call.modes import current_modes
 from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.template import flatten_arguments, rebuild
-from farspan.graph import Value
+from farspan.graph import Call, Value
 from farspan.record.around import saved_hooks
 from farspan.record.deferred.compute import Computing
 from farspan.record.deferred.deferred_call import (
@@ -63,12 +63,13 @@ class Deferred:
 
     def can_wait(self, target: Any, entry: Entry, arguments: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
         """Whether a call needs only what has been computed, and writes into nothing else: alike on every rank."""
+        for item in arguments:
+            if type(item) is Value and type(item.call) is Call and item.pending:
+                return False  # most calls: what they need is still to be computed
         if entry.is_random or not self._is_op(target):
             return False
-        if entry.requires_grad:
-            for item in arguments:
-                if isinstance(item, Value) and can_go_back(item):
-                    return False  # gradients are added up in the order in which calls are recorded
+        if entry.requires_grad and any(isinstance(item, Value) and can_go_back(item) for item in arguments):
+            return False  # gradients are added up in the order in which calls are recorded
         if any(shared >= 0 and type(tensors[shared]) is not LazyTensor for shared in entry.shares):
             return False  # a view of a plain tensor, into which the program may write
         if entry.mutated:

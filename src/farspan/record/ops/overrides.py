@@ -50,7 +50,7 @@ def read_recorded(state: Any) -> Any:
 
 def read_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
     """`kwargs` with numbers in the place of recorded tensors where torch takes numbers only, and reads what it gets."""
-    if not kwargs or not any(type(kwargs.get(name)) is LazyTensor for name in NUMBERS):
+    if not kwargs or LazyTensor not in [type(kwargs.get(name)) for name in NUMBERS]:
         return kwargs
     return {name: item.item() if name in NUMBERS and torch.is_tensor(item) else item for name, item in kwargs.items()}
 
