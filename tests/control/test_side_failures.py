@@ -68,7 +68,7 @@ def test_closing_waits_for_what_a_thread_is_doing(ranks, what):
     def busy(_):
         began.set()
         assert may_end.wait(LONG_S)
-        return {}, b""
+        return {}
 
     channels[1].on_failure = busy
     channels[1].serve(busy)
@@ -178,12 +178,12 @@ def test_who_outlives_the_hub_is_told(ranks):
 
 def test_a_finished_rank_answers_until_all_have_finished(ranks):
     channels = ranks(3)
-    channels[1].serve(lambda body: ({}, b"weights"))
+    channels[1].serve(lambda body: {"lr": 0.1})
 
     def act(channel):
         if channel.rank == 0:  # Rank 0 alone saves the model at the end.
             channel._ask({"t": "status"}, LONG_S)
-            assert channel.request(1, {}, LONG_S)[1] == b"weights"
+            assert channel.request(1, {}, LONG_S) == {"lr": 0.1}
         channel.finish(LONG_S)
 
     assert each(channels, act) == [None] * 3

@@ -230,7 +230,7 @@ def test_what_ranks_did_last_is_known_after_any_number_of_steps():
         hub.on_message(0, {"t": "request", "to": 1, "id": 0, "body": {}})
     (message,) = hub.on_message(0, {"t": "status", "id": 1, "step": 2_000})
     assert message.header["notes"] == [
-        "rank 0: the last it did was: asked rank 1 for a value",
+        "rank 0: the last it did was: asked rank 1",
         "rank 1: the last it did was: began step 1999",
         "rank 2: the last it did was: gave its part of 'k'",
     ]

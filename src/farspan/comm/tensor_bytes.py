@@ -1,4 +1,4 @@
-"""Tensors as bytes, for the side channel: no pickle, so nothing that arrives can run."""
+"""Tensors as bytes: no pickle, so nothing that arrives can run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ __all__ = [
     "array_of",
     "buffer_of",
     "pack_tensor",
-    "pack_tensors",
     "raw_bytes",
+    "size_of",
     "sparse_tensor",
     "unpack_tensor",
-    "unpack_tensors",
 ]
 
 _MOST_DIMENSIONS = 64
@@ -43,30 +42,12 @@ def pack_tensor(tensor: torch.Tensor) -> tuple[dict[str, Any], memoryview]:
     return header, buffer_of(plain)
 
 
-def pack_tensors(tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Any], bytearray]:
-    """(header, bytes) of several tensors."""
-    packed = [pack_tensor(tensor) for tensor in tensors]
-    return {"tensors": [header for header, _ in packed]}, bytearray(b"".join([data for _, data in packed]))
+def size_of(header: Any) -> int:
+    """The bytes of a tensor, as its header says.
 
-
-def unpack_tensors(header: dict[str, Any], payload: bytes | bytearray) -> list[torch.Tensor]:
-    """The tensors of `pack_tensors`, each with memory of its own."""
-    found: list[torch.Tensor] = []
-    begin, view = 0, memoryview(payload)
-    headers = header.get("tensors")
-    if not isinstance(headers, list):
-        raise damaged("tensors without a list")
-    for each in headers:
-        end = begin + _size_of(each)
-        found.append(unpack_tensor(each, bytearray(view[begin:end])))
-        begin = end
-    if begin != len(view):
-        raise damaged(f"{len(view)} bytes for tensors of {begin}")
-    return found
-
-
-def _size_of(header: Any) -> int:
-    """The bytes of a tensor, as its header says."""
+    Raises:
+        RecordError: It says nothing that a tensor could be.
+    """
     fields = header if isinstance(header, dict) else {}
     dtype, shape = fields.get("dtype"), fields.get("shape")
     if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
@@ -123,13 +104,13 @@ def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return np.asarray(_Memory(tensor))
 
 
-def unpack_tensor(header: dict[str, Any], payload: bytes | bytearray) -> torch.Tensor:
+def unpack_tensor(header: dict[str, Any], payload: bytes | bytearray | memoryview) -> torch.Tensor:
     """The tensor of `pack_tensor`; it owns `payload`'s memory if that can be written to.
 
     Raises:
         RecordError: The payload is not of the size that the header says.
     """
-    size = _size_of(header)
+    size = size_of(header)
     if size != len(payload):
         raise damaged(f"{len(payload)} bytes for a tensor of {size}")
     dtype, shape = _DTYPES[header["dtype"]], header["shape"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -45,7 +44,7 @@ class SideChannel:
     """One rank's end of the side channel; made by `connect` or `alone`.
 
     Attributes:
-        rank, world_size: Which rank of how many this is.
+        rank, world_size, secret: Which rank of how many this is, and what they know and nobody else.
         history: Set by the caller: for a step, the (digest, description) of what was recorded, in order, each with what
             to try if it differs or without. Called in the listener thread when the programs differ; must not block.
         raised: Set by the caller: an error of its program (`text.described`) which may be why the programs differ.
@@ -53,9 +52,11 @@ class SideChannel:
         waits: What this rank's program waits for. A wait of half a minute becomes a line on rank 0's standard error.
         place: Set by the caller: says in a line where this rank is in its schedule. Called in the listener thread.
         late: Says who is late, and where they are.
+        address: Of this host, at which the other ranks reach it.
         wake: Set by the caller: lets processes of other ranks go on that are stopped, so that they hear of a failure.
         on_failure: Called once, in the listener thread, with the first failure. One that came before it was set is
             not repeated: look at `failure` after setting it.
+        on_close: Called by `close`.
 
     Example:
         >>> channel = SideChannel.alone()
@@ -67,13 +68,18 @@ class SideChannel:
         >>> channel.close(linger_s=0)
     """
 
-    def __init__(self, rank: int, world_size: int, link: Link, server: HubServer | None = None) -> None:
+    def __init__(
+        self, rank: int, world_size: int, link: Link, server: HubServer | None = None, *, secret: str = ""
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.history: Callable[[int], Sequence[Entry]] | None = None
         self.raised: Header | None = None
         self.failure: FarspanError | None = None
         self.on_failure: Callable[[FarspanError], None] = lambda error: None
+        self.on_close: Callable[[], None] = lambda: None
+        self.address = link.address
+        self.secret = secret
         self.place: Callable[[], str] = lambda: ""
         self.wake: Callable[[], None] = lambda: None
         self._link = link
@@ -96,24 +102,9 @@ class SideChannel:
         self._closed = False
         self.waits = Waits()
         self.late = LateRanks(rank, world_size, self._ask)
-        link.listen(self._on_frame, self._on_end, self._calls.place, self._on_turn)
+        link.listen(self._on_frame, self._on_end, self._on_turn)
 
-    @staticmethod
-    def host(
-        world_size: int,
-        secret: str,
-        bind_address: str | tuple[str, int],
-        *,
-        rank: int = 0,
-        parent: tuple[str, int] | None = None,
-        deadline_s: float = math.inf,
-    ) -> HubServer:
-        """Starts the hub in the process of rank 0, or a relay in that of another rank that has children.
-
-        Tell its `.address` to those who connect here; all know the secret. A relay is told its `parent`, raises
-        LaunchError or DeadlineError where that one does not let it come in time, and may take any port of its own (0).
-        """
-        return HubServer.open(rank, world_size, secret, bind_address, parent, deadline_s)
+    host = staticmethod(HubServer.open)
 
     @staticmethod
     def connect(
@@ -130,8 +121,8 @@ class SideChannel:
         Raises:
             LaunchError, DeadlineError: The hub cannot be reached, or refuses; it does not answer in time.
         """
-        host = host_of(rank, world_size)
-        return SideChannel(rank, world_size, connect(rank, world_size, address, secret, deadline_s, host=host), server)
+        link = connect(rank, world_size, address, secret, deadline_s, host=host_of(rank, world_size))
+        return SideChannel(rank, world_size, link, server, secret=secret)
 
     @staticmethod
     def alone() -> SideChannel:
@@ -207,13 +198,13 @@ class SideChannel:
         """Answers the other ranks' requests from now on, those that came before too.
 
         Args:
-            handler: From a request to (answer, payload). Runs in a daemon thread per request under way, so it may
-                block; what it raises is raised at the asker as RemoteError. The payload must not change until sent.
+            handler: From a request to its answer. Runs in a daemon thread per request, so it may block; what it raises
+                is raised at the asker as RemoteError.
         """
         self._calls.serve(handler)
 
-    def request(self, rank: int, request: dict[str, Any], deadline_s: float) -> tuple[dict[str, Any], bytearray]:
-        """Asks a rank; what its handler answers. To oneself: calls the handler here.
+    def request(self, rank: int, request: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        """Asks a rank; what its handler answers, both at most 1 MiB of JSON. To oneself: calls the handler here.
 
         Raises:
             RemoteError: The handler raised, or that rank has ended, failed or died.
@@ -229,10 +220,15 @@ class SideChannel:
             answer = self._calls.ask(rank, request, deadline_s)
         if answer is None:
             late = self.late.describe(deadline_s, to_do(), {"rank": rank})
-            with self._condition:
-                self._raise_if_stopped()
+            self.check(rank, 0)
             raise late
         return answer
+
+    def check(self, rank: int, patience_s: float) -> None:
+        """Raises why `rank` does not answer, if that becomes known in time: some rank has failed, or that one ended."""
+        with self._condition:
+            self._wait(lambda: self._calls.has_ended(rank), patience_s)
+            self._calls.raise_if_ended(rank)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
@@ -282,6 +278,7 @@ class SideChannel:
             self._condition.notify_all()
         self._link.send({"t": "bye"})
         self._link.finish()
+        self.on_close()
         self._calls.stop(_ENDING_S)
         if not self._link.is_listener() and self._failing.acquire(timeout=_ENDING_S):
             self._failing.release()

@@ -9,7 +9,7 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from farspan.control.hub.joining import join
+from farspan.control.hub.joining import Guest, join
 from farspan.control.hub.state import Hub
 from farspan.control.text import describe_death, describe_lost_link
 from farspan.control.wire import (
@@ -38,13 +38,19 @@ _LONGEST_S = 1e6
 
 
 class Link(Protocol):
-    """One rank's connection to the hub."""
+    """One rank's connection to the hub.
+
+    Attributes:
+        address: Of this host, as the hub and so the other ranks can reach it; "" in a world of one.
+    """
+
+    @property
+    def address(self) -> str: ...
 
     def listen(
         self,
         on_frame: Callable[[Frame], None],
         on_end: Callable[[Header], None],
-        place: Callable[[Header, int], bytearray | memoryview],
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         """From now on every frame goes to `on_frame`, and the failure that its end means to `on_end`. `on_turn` is
@@ -68,6 +74,8 @@ class Link(Protocol):
 class LoopLink:
     """World size 1: the hub is called directly; no socket, no thread."""
 
+    address = ""
+
     def __init__(self) -> None:
         self._hub = Hub(1)
         self._hub.on_joined(0)
@@ -78,7 +86,6 @@ class LoopLink:
         self,
         on_frame: Callable[[Frame], None],
         on_end: Callable[[Header], None],
-        place: Callable[[Header, int], bytearray | memoryview],
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_frame = on_frame
@@ -115,15 +122,17 @@ class SocketLink:
         self._send_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    @property
+    def address(self) -> str:
+        return self._sock.getsockname()[0]
+
     def listen(
         self,
         on_frame: Callable[[Frame], None],
         on_end: Callable[[Header], None],
-        place: Callable[[Header, int], bytearray | memoryview],
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_frame, self._on_end, self._on_turn = on_frame, on_end, on_turn
-        self._reader.place = place
         self._thread.start()
 
     def send(self, header: Header, payload: Buffer = b"") -> None:
@@ -186,7 +195,7 @@ def connect(
     Raises:
         LaunchError, DeadlineError: As in `join`.
     """
-    sock, reader = join(rank, world_size, host, address, secret, deadline_s)
+    sock, reader = join(Guest(rank, world_size, secret, host), address, deadline_s)
     limit_sends(sock, deadline_s)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _seconds(LOOK_S))
     return SocketLink(sock, reader, reader.take(), f"farspan-side-{rank}", host)

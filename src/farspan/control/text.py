@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from farspan.control.wire import Header
 
 __all__ = [
+    "answer_error",
     "as_error",
     "clip_head",
     "clip_tail",
@@ -27,6 +28,7 @@ __all__ = [
     "describe_lost_link",
     "describe_silent_hub",
     "described",
+    "ended_error",
     "first_line",
     "fresh",
     "name_ranks",
@@ -211,3 +213,25 @@ def stack_of(thread: int) -> str:
     if frame is None:
         return "(the end of its program)"
     return clip_tail("".join(traceback.format_stack(frame)[-_MAX_FRAMES:]).rstrip(), MAX_TEXT)
+
+
+def answer_error(rank: int, text: Header) -> RemoteError:
+    """What another rank has raised while it answered, for who asked."""
+    error = RemoteError(
+        f"rank {rank} could not answer: {text['what']}",
+        why=text["why"],
+        hint=text["hint"] or f"`remote_traceback` of this error is rank {rank}'s traceback",
+    )
+    error.rank, error.remote_traceback = rank, text["traceback"]
+    return error
+
+
+def ended_error(rank: int) -> RemoteError:
+    """The error of who asks a rank that has said goodbye."""
+    error = RemoteError(
+        f"rank {rank} has ended its program and cannot answer any more",
+        why="this rank reads a value that lives there",
+        hint="read it before that rank ends, or keep that rank until all have finished",
+    )
+    error.rank = rank
+    return error

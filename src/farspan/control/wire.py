@@ -56,11 +56,13 @@ MAX_HEADER_BYTES = 1 << 20
 MAX_HELLO_BYTES = 4096
 """Of a header, as long as the other end has not proven who it is."""
 MAX_PAYLOAD_BYTES = 64 << 20
-"""Of one frame. What is larger travels as several frames (see calls.py)."""
+"""Of one frame on the side channel."""
 
 _PREFIX = struct.Struct("!4sIQ")
 _MAGIC = b"FSC1"
 _SCRATCH_BYTES = 64 << 10
+_MAX_BUFFERS = 16
+"""In one system call; systems limit their number."""
 
 LINK_DEAD_S = 6.0
 """How long a link may let nothing through before the hub gives it up."""
@@ -83,13 +85,16 @@ class Frame:
     payload: Buffer
 
 
-def encode(header: Header, payload: Buffer = b"", *, spare_bytes: int = 0) -> list[Buffer]:
+def encode(
+    header: Header, payload: Buffer = b"", *, spare_bytes: int = 0, max_payload: int = MAX_PAYLOAD_BYTES
+) -> list[Buffer]:
     """The buffers of one frame, in order; `payload` itself is the last one, not a copy.
 
     Args:
         header: Any JSON object.
         payload: Any bytes.
         spare_bytes: What the header must leave free, for whoever passes the frame on and adds to it.
+        max_payload: What the other end takes.
 
     Raises:
         TypeError, ValueError: The header is no JSON, or a part is too large for one frame.
@@ -97,8 +102,8 @@ def encode(header: Header, payload: Buffer = b"", *, spare_bytes: int = 0) -> li
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     if len(text) > MAX_HEADER_BYTES - spare_bytes:
         raise ValueError(f"a message header of {len(text)} bytes; at most {MAX_HEADER_BYTES - spare_bytes} fit")
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise ValueError(f"a message payload of {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} fit")
+    if len(payload) > max_payload:
+        raise ValueError(f"a message payload of {len(payload)} bytes; at most {max_payload} fit")
     head = _PREFIX.pack(_MAGIC, len(text), len(payload)) + text
     return [head, payload] if len(payload) else [head]
 
@@ -121,7 +126,7 @@ def advance(buffers: list[Buffer], sent: int) -> list[Buffer]:
 def send_all(sock: socket.socket, buffers: list[Buffer]) -> None:
     """Sends on a blocking socket; several buffers in one system call, so that a small frame is one packet."""
     while buffers:
-        buffers = advance(buffers, sock.sendmsg(buffers))
+        buffers = advance(buffers, sock.sendmsg(buffers[:_MAX_BUFFERS]))
 
 
 class FrameReader:

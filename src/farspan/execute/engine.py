@@ -265,9 +265,14 @@ class Engine:
                 )
             )
             self._failed.set()
-            if self._medium is not None:
-                self._medium.abort()
+            self._abort()
         raise error
+
+    def _abort(self) -> None:
+        """Nothing goes from rank to rank any more."""
+        self.values.pulls.abort()
+        if self._medium is not None:
+            self._medium.abort()
 
     def _on_failure(self, failure: FarspanError) -> None:
         """Another rank failed (called in the listener thread): end this rank's transfers, so that it wakes."""
@@ -275,8 +280,7 @@ class Engine:
             self._failure = failure
         self._failed.set()
         self.values.halts.wake()
-        if self._medium is not None:
-            self._medium.abort()
+        self._abort()
 
     def check(self) -> None:
         """Raise if this or another rank has failed."""

@@ -15,7 +15,9 @@ import torch
 
 from farspan.call.leaf import Placed
 from farspan.call.wire.checked import damaged
-from farspan.comm.tensor_bytes import pack_tensor, pack_tensors, sparse_tensor, unpack_tensor, unpack_tensors
+from farspan.comm.pulls.answers import Answer
+from farspan.comm.pulls.pulls import Pulls
+from farspan.comm.tensor_bytes import sparse_tensor
 from farspan.control.channel import SideChannel
 from farspan.errors import RecordError
 from farspan.execute.abort.halts import Halts
@@ -47,7 +49,8 @@ class SharedValues:
         self._progress = 0
         self._is_over = False
         self._progressed = threading.Condition()
-        side.serve(self._answer)
+        self.pulls = Pulls(side, self._answer, deadline_s)
+        side.serve(lambda request: self.pulls.door() if "door" in request else self.halts.answer(request))
 
     def advance(self) -> None:
         """This rank's program has got one point further: a step, an optimizer step, a load."""
@@ -100,7 +103,7 @@ class SharedValues:
             if placed.name not in self._old_gradients:
                 self._old_gradients[placed.name] = gradient.detach().clone()  # for slower ranks, as it is now
             return gradient
-        indices, values, is_coalesced = unpack_tensors(*self._ask(rank, "sparse", placed.name))
+        indices, values, is_coalesced = self._ask(rank, "sparse", placed.name)[1]
         meta = placed.meta
         return sparse_tensor(indices, values, meta.shape, bool(is_coalesced)).to(meta.device)
 
@@ -108,7 +111,7 @@ class SharedValues:
         """Ask `rank` for a "gradient" or "initial" weight by name, or for a "value", or part of one, by key."""
         if part is not None:
             kind, what = "part", [what, *map(list, part[:2]), part[2]]
-        return unpack_tensor(*self._ask(rank, kind, what))
+        return self._ask(rank, kind, what)[1][0]
 
     def fetch(self, values: Iterable[tuple[Value, int]]) -> dict[Value, torch.Tensor]:
         """The data of values, each with its owner: one request to each of these."""
@@ -117,16 +120,16 @@ class SharedValues:
             by_rank.setdefault(rank, []).append(value)
         found: dict[Value, torch.Tensor] = {}
         for rank, theirs in by_rank.items():
-            data = unpack_tensors(*self._ask(rank, "values", [list(value.key) for value in theirs]))
+            data = self._ask(rank, "values", [list(value.key) for value in theirs])[1]
             found.update(zip(theirs, data, strict=True))
         return found
 
     def _pull_parameters(self, rank: int, names: Sequence[str]) -> list[torch.Tensor]:
-        return unpack_tensors(*self._ask(rank, "parameters", list(names)))
+        return self._ask(rank, "parameters", list(names))[1]
 
     def pull_kept(self, rank: int, number: int, name: str, places: Sequence[int]) -> list[torch.Tensor]:
         """Ask `rank` for tensors that optimizer `number` keeps under `name`."""
-        return unpack_tensors(*self._ask(rank, "kept", [number, name, list(places)]))
+        return self._ask(rank, "kept", [number, name, list(places)])[1]
 
     def pull_state(self, rank: int, number: int | None, name: str, device: torch.device | None = None) -> Any:
         """Ask `rank` what optimizer `number`, or the one that steps in a hook, keeps for one of its parameters; for
@@ -134,14 +137,11 @@ class SharedValues:
         """
         return self.optimizers.unpack(*self._ask(rank, "state", [number, name]), device)
 
-    def _ask(self, rank: int, kind: str, what: Any) -> tuple[dict[str, Any], bytearray]:
-        return self.side.request(rank, {kind: what, "progress": self._progress}, self.deadline_s)
+    def _ask(self, rank: int, kind: str, what: Any) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        return self.pulls.pull(rank, {kind: what, "progress": self._progress})
 
-    def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    def _answer(self, request: dict[str, Any]) -> Answer:
         """Another rank asks (called in a worker thread)."""
-        heard = self.halts.answer(request)
-        if heard is not None:
-            return heard
         wanted = request["progress"]
         with self._progressed:
             if not self._progressed.wait_for(lambda: self._is_over or self._progress >= wanted, self.deadline_s):
@@ -158,18 +158,21 @@ class SharedValues:
                     why="the ranks' programs did not meet between the reading and a change of parameters.",
                     hint="read it on every rank, or right after optimizer.step()",
                 )
-        if "parameters" in request:
-            return pack_tensors([self.parameters[name].tensor for name in request["parameters"]])
-        if "initial" in request:
-            return pack_tensor(self.initial[request["initial"]])
         if "state" in request:
             return self.optimizers.answer(*request["state"])
+        return {}, self._tensors(request)
+
+    def _tensors(self, request: dict[str, Any]) -> list[torch.Tensor]:
+        if "parameters" in request:
+            return [self.parameters[name].tensor for name in request["parameters"]]
+        if "initial" in request:
+            return [self.initial[request["initial"]]]
         if "kept" in request:
             kept = self.optimizers.kept(*request["kept"])
             found = [tensor for tensor in kept if tensor is not None]
             if len(found) < len(kept):
                 raise self._gone("what an optimizer kept")
-            return pack_tensors(found)
+            return found
         name = request.get("sparse", request.get("gradient"))
         if name is not None:
             gradient = self._old_gradients.get(name)
@@ -177,20 +180,20 @@ class SharedValues:
             if gradient is None:
                 raise self._gone(f"the gradient of {name}")
             if "sparse" in request:
-                return pack_tensors([gradient._indices(), gradient._values(), torch.tensor(gradient.is_coalesced())])
-            return pack_tensor(gradient)
+                return [gradient._indices(), gradient._values(), torch.tensor(gradient.is_coalesced())]
+            return [gradient]
         if "values" in request:
-            return pack_tensors([self._data_of(self._kept.get(tuple(key))) for key in request["values"]])
+            return [self._data_of(self._kept.get(tuple(key))) for key in request["values"]]
         key, *part = request["part"] if "part" in request else [request["value"]]
         value = self._kept.get(tuple(key))
         data = self._data_of(value)
         if not part or value is None:
-            return pack_tensor(data)
+            return [data]
         meta, (size, stride, offset) = value.meta, part
         _check_part(meta, size, stride, offset)
         if data.stride() != meta.stride:
             data = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=data.device).copy_(data)
-        return pack_tensor(data.as_strided(size, stride, data.storage_offset() + offset))
+        return [data.as_strided(size, stride, data.storage_offset() + offset)]
 
     def _data_of(self, value: Value | None) -> torch.Tensor:
         if value is None or value.data is None:

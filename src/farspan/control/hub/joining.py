@@ -1,11 +1,15 @@
-"""How a rank comes to the hub, or to the relay of another rank: both ends prove that they belong to this run."""
+"""How a rank comes to what another one has opened (the hub, a relay, its tensors): both ends prove that they belong to
+this run.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from farspan.control.wire import (
     MAX_HEADER_BYTES,
@@ -24,18 +28,59 @@ from farspan.control.wire import (
 from farspan.errors import DeadlineError, LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
-    from farspan.control.tree.message import Node
     from farspan.control.wire import Header
 
-__all__ = ["join", "refusal_of"]
+__all__ = ["SIDE", "Door", "Guest", "join", "let_in", "refusal_of"]
+
+
+class Door(NamedTuple):
+    """What a rank comes to.
+
+    Attributes:
+        guest, host: As what the two ends prove who they are: a proof that was overheard at one door opens no other.
+        name: For people.
+    """
+
+    guest: str
+    host: str
+    name: str
+
+
+SIDE = Door("rank", "hub", "side channel")
+
+
+class Guest(NamedTuple):
+    """Who comes to `host`.
+
+    Attributes:
+        rank, world_size: Which rank of how many.
+        secret: Of the run.
+        host: Which rank's door it is.
+        door: Which one.
+    """
+
+    rank: int
+    world_size: int
+    secret: str
+    host: int
+    door: Door = SIDE
 
 
 def join(
-    rank: int, world_size: int, host: int, address: tuple[str, int], secret: str, deadline_s: float
+    guest: Guest,
+    address: tuple[str, int],
+    deadline_s: float,
+    on_open: Callable[[socket.socket], None] = lambda sock: None,
 ) -> tuple[socket.socket, FrameReader]:
-    """Connects to what `host` has at that address, as `rank`.
+    """Connects to a door.
+
+    Args:
+        guest: Who comes to whom.
+        address: Where.
+        deadline_s: How long it may take.
+        on_open: Called with the socket before it connects: who shuts that down ends the wait.
 
     Returns:
         A blocking socket, and its reader, which may have read more already.
@@ -45,91 +90,127 @@ def join(
         DeadlineError: No answer in time.
     """
     until = time.monotonic() + deadline_s
+    rank, host, name = guest.rank, guest.host, guest.door.name
     place = f"{address[0]}:{address[1]}"
     hint = f"is rank {host} alive, and can this host reach {place} (firewall, wrong network interface)?"
-    late = DeadlineError(
-        f"rank {rank} waited {deadline_s:g} s for rank {host} to answer its hello",
-        why=f"rank {host}'s side channel at {place} said nothing",
-        hint=hint,
-    )
-    try:
-        sock = adopt(socket.create_connection(address, timeout=min(deadline_s, threading.TIMEOUT_MAX)))
-    except TimeoutError:
-        raise late from None
-    except OSError as error:
-        what = f"rank {rank} cannot reach rank {host}'s side channel"
-        raise LaunchError(what, why=f"{place}: {error}", hint=hint) from None
-    reader = FrameReader(max_header=MAX_HELLO_BYTES, max_payload=0)
-    reader.max_frames = 1
-    try:
-        _greet(sock, reader, until, secret, rank, world_size, host)
-    except TimeoutError:
-        sock.close()
-        raise late from None
-    except (EOFError, OSError, ProtocolError) as error:
-        sock.close()
-        why = f"{place} closed the connection during the hello ({error})"
-        raise LaunchError(f"rank {rank} cannot reach rank {host}'s side channel", why=why, hint=hint) from None
-    except BaseException:
-        sock.close()
-        raise
-    reader.max_header, reader.max_payload, reader.max_frames = MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, None
-    sock.settimeout(None)
+    what, why = f"rank {rank} cannot reach rank {host}'s {name}", f"{place}: "
+    reader = _reader_of_hellos()
+    with contextlib.ExitStack() as closing:
+        try:
+            sock = adopt(socket.socket(socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]))
+            closing.callback(sock.close)
+            on_open(sock)
+            _limit(sock, until)
+            sock.connect(address)
+            why = f"{place} closed the connection during the hello: "
+            _greet(sock, reader, until, guest)
+        except TimeoutError:
+            raise DeadlineError(
+                f"rank {rank} waited {deadline_s:g} s for rank {host} to answer its hello",
+                why=f"rank {host}'s {name} at {place} said nothing",
+                hint=hint,
+            ) from None
+        except (EOFError, OSError, ProtocolError) as error:
+            raise LaunchError(what, why=f"{why}{error}", hint=hint) from None
+        closing.pop_all()
+    _lift_limits(sock, reader)
     return sock, reader
 
 
-def _greet(
-    sock: socket.socket, reader: FrameReader, until: float, secret: str, rank: int, world_size: int, host: int
-) -> None:
-    """The rank's part of the proof (`wire.py`)."""
-
-    def hear() -> Header:
-        while True:
-            sock.settimeout(max(0.001, min(until - time.monotonic(), threading.TIMEOUT_MAX)))
-            for frame in reader.read(sock):
-                return frame.header
-
-    theirs, mine = str(hear().get("nonce")), nonce()
+def _greet(sock: socket.socket, reader: FrameReader, until: float, guest: Guest) -> None:
+    """The guest's part of the proof (`wire.py`)."""
+    rank, world_size, secret, host, door = guest
+    theirs, mine = str(_hear(sock, reader, until).get("nonce")), nonce()
     who = {"protocol": PROTOCOL, "rank": rank, "world_size": world_size}
     said = (theirs, mine, rank, world_size)
-    send_all(sock, encode({"t": "hello", **who, "nonce": mine, "proof": proof(secret, "rank", *said)}))
-    answer = hear()
+    send_all(sock, encode({"t": "hello", **who, "nonce": mine, "proof": proof(secret, door.guest, *said)}))
+    answer = _hear(sock, reader, until)
     if answer.get("t") != "welcome":
         raise LaunchError(
-            f"rank {host} refused rank {rank}'s side channel",
+            f"rank {host} refused rank {rank}'s way to its {door.name}",
             why=str(answer.get("why", answer)),
             hint="is a process of an earlier run still alive, or are two runs using the same port?",
         )
-    if not is_proof(answer.get("proof"), secret, "hub", *said):
+    if not is_proof(answer.get("proof"), secret, door.host, *said):
         raise LaunchError(
-            f"rank {rank} found a stranger where rank {host}'s side channel should be",
+            f"rank {rank} found a stranger where rank {host}'s {door.name} should be",
             why="it does not know the secret of this run.",
             hint="is a process of another run, or of another user, listening there?",
         )
 
 
-def refusal_of(hello: Header, challenge: str, secret: str, node: Node, clients: Collection[int]) -> str:
-    """Why what has said `hello` may not connect to the node; "" if it may.
+def let_in(sock: socket.socket, host: int, world_size: int, secret: str, door: Door) -> tuple[int, FrameReader]:
+    """The other end of `join`, at a door that is open to every rank: who has come, and the reader of its connection.
+
+    Raises:
+        ProtocolError: A stranger, who has been told that.
+        EOFError, OSError: The connection has ended.
+    """
+    mine, reader = nonce(), _reader_of_hellos()
+    send_all(sock, encode({"t": "challenge", "nonce": mine}))
+    hello = _hear(sock, reader, math.inf)
+    refusal = refusal_of(hello, mine, secret, host, world_size, range(world_size), door)
+    if refusal:
+        send_all(sock, encode({"t": "refused", "why": refusal}))
+        raise ProtocolError(refusal)
+    rank: int = hello["rank"]
+    proven = proof(secret, door.host, mine, hello["nonce"], rank, world_size)
+    send_all(sock, encode({"t": "welcome", "proof": proven}))
+    _lift_limits(sock, reader)
+    return rank, reader
+
+
+def refusal_of(
+    hello: Header,
+    challenge: str,
+    secret: str,
+    host: int,
+    world_size: int,
+    guests: Collection[int],
+    door: Door = SIDE,
+) -> str:
+    """Why what has said `hello` may not come in; "" if it may.
 
     Args:
         hello: Anything a stranger may say.
         challenge: The random number that it was told.
         secret: Of the run.
-        node: The hub, or a relay.
-        clients: The ranks that connect to that one.
+        host: Whose door it is.
+        world_size: Of how many ranks.
+        guests: The ranks that may come.
+        door: Which one.
     """
-    said = ("rank", challenge, hello.get("nonce"), hello.get("rank"), hello.get("world_size"))
+    said = (door.guest, challenge, hello.get("nonce"), hello.get("rank"), hello.get("world_size"))
     if hello.get("t") != "hello" or not is_proof(hello.get("proof"), secret, *said):
         return "it does not belong to this run (it does not know its secret)"
     if hello.get("protocol") != PROTOCOL:
-        return f"another version of farspan: protocol {hello.get('protocol')}, not {PROTOCOL} as on rank {node.rank}"
-    rank, world_size = hello.get("rank"), hello.get("world_size")
-    if world_size != node.world_size:
-        return f"it expects {world_size} ranks, rank {node.rank} expects {node.world_size}"
-    if not isinstance(rank, int) or not 0 <= rank < node.world_size:
+        return f"another version of farspan: protocol {hello.get('protocol')}, not {PROTOCOL} as on rank {host}"
+    rank = hello.get("rank")
+    if hello.get("world_size") != world_size:
+        return f"it expects {hello.get('world_size')} ranks, rank {host} expects {world_size}"
+    if not isinstance(rank, int) or not 0 <= rank < world_size:
         return f"there is no rank {rank} among {world_size}"
-    if rank not in clients:
-        return f"rank {rank} has no place below rank {node.rank}"
-    if rank in node.joined:
-        return f"rank {rank} has connected before"
-    return ""
+    return "" if rank in guests else f"rank {rank} has no place below rank {host}"
+
+
+def _reader_of_hellos() -> FrameReader:
+    reader = FrameReader(max_header=MAX_HELLO_BYTES, max_payload=0)
+    reader.max_frames = 1
+    return reader
+
+
+def _lift_limits(sock: socket.socket, reader: FrameReader) -> None:
+    """The other end has proven who it is."""
+    reader.max_header, reader.max_payload, reader.max_frames = MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, None
+    sock.settimeout(None)
+
+
+def _hear(sock: socket.socket, reader: FrameReader, until: float) -> Header:
+    while True:
+        _limit(sock, until)
+        for frame in reader.read(sock):
+            return frame.header
+
+
+def _limit(sock: socket.socket, until: float) -> None:
+    sock.settimeout(max(0.001, min(until - time.monotonic(), threading.TIMEOUT_MAX)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import selectors
 import socket
 import threading
@@ -11,11 +12,12 @@ import time
 from collections import deque
 
 from farspan.control.hub.connection import Connection
-from farspan.control.hub.joining import join, refusal_of
+from farspan.control.hub.joining import Guest, join, refusal_of
 from farspan.control.hub.state import Hub
 from farspan.control.text import describe_death, describe_lost_link
 from farspan.control.tree.message import Message, Node
-from farspan.control.tree.numbers import children, client_towards, parent
+from farspan.control.tree.numbers import children, client_towards
+from farspan.control.tree.numbers import parent as parent_of
 from farspan.control.tree.relay import Relay
 from farspan.control.wire import (
     LOOK_S,
@@ -100,21 +102,22 @@ class HubServer:
     @classmethod
     def open(
         cls,
-        rank: int,
         world_size: int,
         secret: str,
         bind_address: str | tuple[str, int],
-        above: tuple[str, int] | None,
-        deadline_s: float,
+        *,
+        rank: int = 0,
+        parent: tuple[str, int] | None = None,
+        deadline_s: float = math.inf,
     ) -> HubServer:
-        """Opens the hub on rank 0, and on another rank a relay, which connects to the node `above`.
+        """Starts the hub in the process of rank 0, or a relay in that of another rank that has children.
 
-        Raises:
-            LaunchError, DeadlineError: The node above does not let it come.
+        Tell its `.address` to those who connect here; all know the secret. A relay is told where its `parent` is, and
+        raises LaunchError or DeadlineError where that one does not let it come in time.
         """
-        if above is None:
+        if parent is None:
             return cls(Hub(world_size), secret, bind_address)
-        uplink = join(rank, world_size, parent(rank), above, secret, deadline_s)
+        uplink = join(Guest(rank, world_size, secret, parent_of(rank)), parent, deadline_s)
         return cls(Relay(rank, world_size), secret, bind_address, uplink)
 
     def wait_ended(self, linger_s: float) -> bool:
@@ -217,7 +220,7 @@ class HubServer:
         uplink, self._uplink = self._uplink, None
         if uplink is None:
             return
-        above = parent(self._node.rank)
+        above = parent_of(self._node.rank)
         failure = describe_lost_link(above) if is_silent else describe_death(above)
         if is_silent:  # the other way may still be open
             with contextlib.suppress(OSError):
@@ -286,7 +289,10 @@ class HubServer:
 
     def _greet(self, conn: Connection, hello: Header) -> None:
         del self._strangers[conn]
-        refusal = refusal_of(hello, conn.nonce, self._secret, self._node, self._clients)
+        node = self._node
+        refusal = refusal_of(hello, conn.nonce, self._secret, node.rank, node.world_size, self._clients)
+        if not refusal and hello["rank"] in node.joined:
+            refusal = f"rank {hello['rank']} has connected before"
         if refusal:
             self._warn(conn, "was refused: %s", refusal)
             conn.queue.extend(encode({"t": "refused", "why": refusal}))

@@ -5,7 +5,7 @@
     history     query + entries                      history     query, step       (programs differ: show yours)
     contribute  key, for + blob                      gathered    key + blocks      (to one rank, or to all)
                                                      void        key, what         (can never be complete)
-    (any with "to": a message for that rank)         (the same, "to" replaced by "from")
+    (any with "to": a header for that rank)          (the same, "to" replaced by "from")
     fail        what, why, hint, traceback           failure     the error; noted, to its origin
     status      id, step | key | rank | nothing      status      id, missing, here, notes
     late        to_do, for_s, what a status has      say         text              (to rank 0)
@@ -120,7 +120,7 @@ class Hub:
         if kind == "late":
             return self._on_late(rank, header)
         if "to" in header:
-            return self._relay(rank, header, payload)
+            return self._relay(rank, header)
         if kind == "history":
             return self._on_history(rank, header, payload)
         if kind == "fail":
@@ -218,14 +218,15 @@ class Hub:
         what = f"{name_ranks(missing)} {verb} without giving a part of {clip_head(key, 80)!r}"
         return Message(to, {"t": "void", "key": key, "what": what})
 
-    def _relay(self, rank: int, header: Header, payload: Buffer) -> list[Message]:
+    def _relay(self, rank: int, header: Header) -> list[Message]:
+        """What one rank says to another: a header, no payload."""
         to = header["to"]
         if header.get("t") == "request":
-            self._note((rank,), "asked rank {} for a value", to)
+            self._note((rank,), "asked rank {}", to)
         if not 0 <= to < self.world_size or to in self.ended or to in self.died:
             return []
         passed_on = {name: value for name, value in header.items() if name != "to"}
-        return [Message((to,), {**passed_on, "from": rank}, payload)]
+        return [Message((to,), {**passed_on, "from": rank})]
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class Relay:
         to = header.get("to")
         if to is not None and client_towards(to, self.rank) is not None:
             del header["to"]
-            return [Message((to,), header, payload)] if to < self.world_size else []
+            return [Message((to,), header)] if to < self.world_size else []
         released = self._release() if kind in ("bye", "finish", "late", "status") else []
         return [*released, *self._up(header, payload)]
 

@@ -69,14 +69,13 @@ class Halts:
             hint="look at the ranks' logs; FARSPAN_DEADLINE=seconds allows longer waits",
         )
 
-    def answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes] | None:
-        """Another rank tells (called in a worker thread); None if it asks something else."""
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Another rank tells (called in a worker thread)."""
         for what, table in (("halt", self._first), ("known", self._known)):
             if what in request:
                 step, *place = request[what]
                 self._note(table, step, tuple(place))
-                return {}, b""
-        return None
+        return {}
 
     def wake(self) -> None:
         """A rank has failed: whoever waits is to look."""

@@ -18,7 +18,7 @@ from farspan.call.leaf import Placed  # fmt: skip
 from farspan.call.pytree.template import flatten, map_tensors, rebuild  # fmt: skip
 from farspan.call.wire.checked import damaged  # fmt: skip
 from farspan.call.wire.structure import structure_from_json, structure_to_json  # fmt: skip
-from farspan.comm.tensor_bytes import pack_tensor, unpack_tensor
+from farspan.comm.pulls.answers import Answer  # fmt: skip
 from farspan.errors import RecordError
 from farspan.execute.optimizers.kept import find_kept, raw_state
 from farspan.graph import Meta
@@ -74,7 +74,7 @@ class OptimizerStates:
         """Those that all ranks step, with their numbers."""
         return sorted(self._optimizers.items())
 
-    def answer(self, number: int | None, name: str) -> tuple[dict[str, Any], bytes]:
+    def answer(self, number: int | None, name: str) -> Answer:
         """What optimizer `number`, or the one that steps in a hook, keeps for a parameter of this rank."""
         if number is None:
             in_hook = self._in_hooks.get(name)
@@ -91,13 +91,11 @@ class OptimizerStates:
         state = states.get(parameter)
         template, tensors = flatten(state)
         tensors = [tensor._value.data if type(tensor) is LazyTensor else tensor for tensor in tensors]
-        packed = [pack_tensor(tensor) for tensor in tensors]
         header = {
             "structure": structure_to_json(template, [meta_of(tensor.detach().cpu()) for tensor in tensors]).decode(),
-            "tensors": [[header, len(data)] for header, data in packed],
             "is_beside": [tensor.device == parameter.device for tensor in tensors],
         }
-        return header, b"".join(data for _, data in packed)
+        return header, tensors
 
     def kept(self, number: int, name: str, places: Sequence[int]) -> list[torch.Tensor | None]:
         """Tensors that optimizer `number` keeps here; None for one that it keeps no more."""
@@ -107,29 +105,22 @@ class OptimizerStates:
         return find_kept(optimizer, {id(item.tensor): item for item in self.parameters.values()}, name, places)
 
     @staticmethod
-    def unpack(header: dict[str, Any], payload: bytes | bytearray, device: torch.device | None = None) -> Any:
-        """What `answer` has packed: a dictionary, or None where the parameter has not been trained yet.
+    def unpack(header: dict[str, Any], found: Sequence[torch.Tensor], device: torch.device | None = None) -> Any:
+        """What `answer` has given: a dictionary, or None where the parameter has not been trained yet.
 
         What lay on the parameter's device comes to `device`, if one is given.
         """
-        structure, packed, beside = (header.get(name) for name in ("structure", "tensors", "is_beside"))
-        if not isinstance(structure, str) or not isinstance(packed, list) or not isinstance(beside, list):
+        structure, beside = header.get("structure"), header.get("is_beside")
+        if not isinstance(structure, str) or not isinstance(beside, list):
             raise damaged("what an optimizer keeps, without its parts")
         template, metas = structure_from_json(structure.encode(errors="replace"))
-        if not len(metas) == len(packed) == len(beside):
+        if not len(metas) == len(found) == len(beside):
             raise damaged("what an optimizer keeps, with other tensors than its structure has")
         tensors: list[torch.Tensor] = []
-        begin = 0
-        for item, meta, is_beside in zip(packed, metas, beside, strict=True):
-            of_tensor, size = item if isinstance(item, list) and len(item) == 2 else ({}, 0)
-            if type(size) is not int or not 0 <= size <= len(payload) - begin:
-                raise damaged("what an optimizer keeps, with more than was sent")
-            found = unpack_tensor(of_tensor, bytes(payload[begin : begin + size]))
-            if tuple(found.shape) != meta.shape or found.dtype != meta.dtype:
+        for data, meta, is_beside in zip(found, metas, beside, strict=True):
+            if tuple(data.shape) != meta.shape or data.dtype != meta.dtype:
                 raise damaged("what an optimizer keeps, with another shape than it says")
-            tensor = _as_laid_out(meta)
-            tensor.copy_(found)
-            begin += size
+            tensor = _as_laid_out(meta).copy_(data)
             tensors.append(tensor.to(device) if device is not None and is_beside else tensor)
         state = rebuild(template, tensors)
         if type(state) is dict:  # names as the optimizer has them, once: a file of the state has each once

@@ -1,0 +1,64 @@
+"""An answer on its way: a head, and a frame for each tensor, which is received into the memory that it keeps."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from farspan.call.wire.checked import damaged
+from farspan.comm.tensor_bytes import pack_tensor, size_of, unpack_tensor
+from farspan.control.wire import Buffer, Frame, FrameReader, Header, ProtocolError, encode, send_all
+
+__all__ = ["Answer", "encode_answer", "frames_of", "read_answer", "send_request"]
+
+Answer = tuple[dict[str, Any], Sequence[torch.Tensor]]
+"""What is said beside the tensors, and these."""
+
+_MOST_BYTES = 1 << 44
+"""Of one tensor."""
+_MOST_TENSORS = 1 << 20
+
+
+def encode_answer(answer: Answer) -> list[Buffer]:
+    """The buffers of an answer: copies, which the owner's program does not write to."""
+    body, tensors = answer
+    buffers = encode({"body": body, "num_tensors": len(tensors)})
+    for tensor in tensors:
+        buffers += encode(*pack_tensor(tensor), max_payload=_MOST_BYTES)
+    return buffers
+
+
+def send_request(sock: socket.socket, request: dict[str, Any]) -> None:
+    send_all(sock, encode({"pull": request}))
+
+
+def frames_of(sock: socket.socket, reader: FrameReader) -> Iterator[Frame]:
+    """What comes over a connection."""
+    while True:
+        yield from reader.read(sock)
+
+
+def read_answer(sock: socket.socket, reader: FrameReader) -> tuple[Header, list[torch.Tensor]]:
+    """Receives an answer: its head, and the tensors.
+
+    Raises:
+        RecordError: A tensor has other bytes than it says; none of them has been taken.
+        ProtocolError, EOFError, OSError: The connection is of no use any more.
+    """
+    reader.place, reader.max_payload = _memory_for, _MOST_BYTES
+    frames = frames_of(sock, reader)
+    head = next(frames).header
+    number = head.get("num_tensors", 0)
+    if type(number) is not int or not 0 <= number <= _MOST_TENSORS:
+        raise ProtocolError(f"an answer of {str(number)[:40]} tensors")
+    return head, [unpack_tensor(frame.header, frame.payload) for frame in itertools.islice(frames, number)]
+
+
+def _memory_for(header: Header, size: int) -> bytearray:
+    if size != size_of(header):
+        raise damaged(f"{size} bytes for a tensor of {size_of(header)}")
+    return bytearray(size)

@@ -1,0 +1,140 @@
+"""Where other ranks come for the tensors of this one: one thread lets them in, another answers each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from farspan.comm.pulls.answers import Answer, encode_answer, frames_of
+from farspan.control.channel import SideChannel
+from farspan.control.hub.joining import Door, let_in
+from farspan.control.text import described
+from farspan.control.wire import ProtocolError, adopt, encode, send_all
+from farspan.control.workers import Workers
+
+__all__ = ["Handler", "OwnDoor", "door_of"]
+
+Handler = Callable[[dict[str, Any]], Answer]
+"""A request to its answer; called in a thread, so it may block."""
+
+_log = logging.getLogger(__name__)
+_MAX_STRANGERS = 128
+"""Connections that have not proven who they are yet; the oldest goes when one more comes."""
+_MAX_WARNINGS = 10
+"""Lines about strangers."""
+_IDLE_S = 30.0
+"""How long a connection is kept over which nothing is asked."""
+_RETRY_S = 0.1
+
+
+def door_of(rank: int) -> Door:
+    return Door(f"reader of rank {rank}", f"owner, rank {rank}", "tensors")
+
+
+class OwnDoor:
+    """A rank's listening socket, and the connections that have come through it.
+
+    Attributes:
+        address: Where it listens.
+    """
+
+    def __init__(self, side: SideChannel, handler: Handler) -> None:
+        self._side = side
+        self._handler = handler
+        family = socket.getaddrinfo(side.address, 0, type=socket.SOCK_STREAM)[0][0]
+        self._listener = adopt(
+            socket.create_server((side.address, 0), family=family, backlog=max(128, side.world_size))
+        )
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}
+        self._num_warnings = 0
+        self._closed = threading.Event()
+        self._workers = Workers(f"farspan-pulls-{side.rank}")
+        self._workers.submit(self._accept)
+
+    def shut(self) -> None:
+        """Lets nobody in any more, and ends what is under way."""
+        with self._lock:
+            self._closed.set()
+            sockets = [self._listener, *self._open, *self._strangers]
+        for sock in sockets:
+            shut_down(sock)
+
+    def stop(self, deadline_s: float) -> None:
+        """The same, and returns when no thread does anything here any more, or at the deadline."""
+        self.shut()
+        self._workers.stop(deadline_s)
+
+    def _accept(self) -> None:
+        with self._listener:
+            while not self._closed.is_set():
+                try:
+                    sock = adopt(self._listener.accept()[0])
+                except OSError as error:  # shut; or no more files may be open
+                    _log.debug("accept: %s", error)
+                    self._closed.wait(_RETRY_S)
+                    continue
+                with self._lock:
+                    self._strangers[sock] = None
+                    oldest = next(iter(self._strangers)) if len(self._strangers) > _MAX_STRANGERS else None
+                if oldest is not None:
+                    shut_down(oldest)
+                self._workers.submit(lambda sock=sock: self._serve(sock))
+
+    def _serve(self, sock: socket.socket) -> None:
+        side = self._side
+        try:
+            try:
+                rank, reader = let_in(sock, side.rank, side.world_size, side.secret, door_of(side.rank))
+            except ProtocolError as error:
+                self._warn(error)
+                return
+            finally:
+                with self._lock:
+                    del self._strangers[sock]
+            with self._lock:
+                self._open.add(sock)
+            if not self._closed.is_set():
+                reader.max_payload = 0
+                self._answer_all(sock, frames_of(sock, reader))
+        except (EOFError, OSError) as error:
+            _log.debug("a reader has gone: %s", error)
+        except ProtocolError as error:
+            _log.warning("pulls: rank %d sent nonsense: %s", rank, error)
+        finally:
+            with self._lock:
+                self._open.discard(sock)
+            sock.close()
+
+    def _answer_all(self, sock: socket.socket, frames: Any) -> None:
+        while True:
+            sock.settimeout(_IDLE_S)
+            request = next(frames).header.get("pull")
+            sock.settimeout(None)  # a reader that is stopped may go on one day
+            if not isinstance(request, dict):
+                raise ProtocolError("a question without a request")
+            send_all(sock, self._answered(request))
+
+    def _answered(self, request: dict[str, Any]) -> Any:
+        try:
+            return encode_answer(self._handler(request))
+        except Exception as error:
+            return encode({"error": described(error)})
+
+    def _warn(self, error: ProtocolError) -> None:
+        self._num_warnings += 1
+        if self._num_warnings <= _MAX_WARNINGS:
+            last = "; no more is said of strangers" if self._num_warnings == _MAX_WARNINGS else ""
+            _log.warning("pulls: a stranger was refused: %s%s", error, last)
+
+
+def shut_down(sock: socket.socket) -> None:
+    """Ends what any thread does with a socket; that thread closes it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,180 @@
+"""What a rank holds of pulls: it asks other ranks for tensors, and answers what they ask."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from typing import Any
+
+import torch
+
+from farspan.comm.pulls.answers import read_answer, send_request
+from farspan.comm.pulls.door import Handler, OwnDoor, door_of, shut_down
+from farspan.control.channel import SideChannel
+from farspan.control.hub.joining import Guest, join
+from farspan.control.text import answer_error, clip_head
+from farspan.control.wire import FrameReader, ProtocolError
+from farspan.errors import DeadlineError, LaunchError, RemoteError
+
+__all__ = ["Pulls"]
+
+_CAUSE_S = 5.0
+"""How long a broken connection waits for the news of why it broke."""
+_ENDING_S = 5.0
+"""How long `close` may take to see each thread idle."""
+_MOST_IDLE = 32
+"""Connections that are kept for the next question; the one that was used longest ago goes when one more comes."""
+
+_Connection = tuple[socket.socket, FrameReader]
+
+
+class Pulls:
+    """One rank's end of all pulls.
+
+    Args:
+        side: Its side channel: knows the other ranks, and why one does not answer.
+        handler: Answers the other ranks.
+        deadline_s: How long an answer may be silent.
+    """
+
+    def __init__(self, side: SideChannel, handler: Handler, deadline_s: float) -> None:
+        self._side = side
+        self._handler = handler
+        self._deadline_s = min(deadline_s, threading.TIMEOUT_MAX)
+        self._lock = threading.Lock()
+        self._door: OwnDoor | None = None
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self._sockets: set[socket.socket] = set()
+        """To owners."""
+        self._idle: dict[int, _Connection] = {}
+        """Those of them that nobody uses now, by owner."""
+        self._is_over = False
+        side.on_close = self.close
+
+    def door(self) -> dict[str, Any]:
+        """Where other ranks find this one's tensors: the answer to who asks by `{"door": True}` on the side channel."""
+        with self._lock:
+            if self._is_over:
+                raise RuntimeError("this rank has ended")
+            if self._door is None:
+                self._door = OwnDoor(self._side, self._handler)
+            return {"address": self._door.address}
+
+    def pull(self, rank: int, request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """Asks a rank; what its handler answers, each tensor with memory of its own.
+
+        Raises:
+            RemoteError: The handler raised, or that rank has ended, failed or died.
+            DeadlineError: It has said nothing for so long.
+            DivergenceError: The ranks' programs differ.
+            LaunchError: It cannot be reached.
+        """
+
+        def to_do() -> str:
+            return f"to answer {clip_head(json.dumps(request), 120)}"
+
+        self._side.check(rank, 0)
+        with self._side.waits.until(to_do, {"rank": rank}):
+            try:
+                head, tensors = self._ask(rank, request)
+            except (TimeoutError, DeadlineError):
+                late = self._side.late.describe(self._deadline_s, to_do(), {"rank": rank})
+                self._side.check(rank, 0)
+                raise late from None
+            except (EOFError, OSError, ProtocolError, LaunchError) as error:
+                self._side.check(rank, _CAUSE_S)
+                raise error if isinstance(error, LaunchError) else _broken(rank, error) from None
+        if "error" in head:
+            raise answer_error(rank, head["error"])
+        return head["body"], tensors
+
+    def abort(self) -> None:
+        """Ends all that is under way, and all that comes later; from any thread."""
+        with self._lock:
+            self._is_over = True
+            sockets, door = list(self._sockets), self._door
+        for sock in sockets:
+            shut_down(sock)
+        if door is not None:
+            door.shut()
+
+    def close(self) -> None:
+        """The same, and returns when no thread does anything here any more, or after a few seconds."""
+        self.abort()
+        if self._door is not None:
+            self._door.stop(_ENDING_S)
+        with self._lock:
+            idle, self._idle = list(self._idle.values()), {}
+        for sock, _ in idle:
+            self._drop(sock)
+
+    def _ask(self, rank: int, request: dict[str, Any]) -> Any:
+        with self._lock:
+            idle = self._idle.pop(rank, None)
+        if idle is not None:
+            try:
+                return self._converse(rank, idle, request)
+            except (EOFError, ConnectionError):
+                pass  # the owner closes connections that are idle; if it has died, its door is closed too
+        return self._converse(rank, self._connect(rank), request)
+
+    def _connect(self, rank: int) -> _Connection:
+        if rank not in self._addresses:
+            host, port = self._side.request(rank, {"door": True}, self._deadline_s)["address"]
+            self._addresses[rank] = str(host), int(port)
+        side = self._side
+        guest = Guest(side.rank, side.world_size, side.secret, rank, door_of(rank))
+        opened: list[socket.socket] = []
+        try:
+            return join(
+                guest, self._addresses[rank], self._deadline_s, lambda sock: opened.append(self._register(sock))
+            )
+        except BaseException:
+            for sock in opened:
+                self._drop(sock)
+            raise
+
+    def _register(self, sock: socket.socket) -> socket.socket:
+        with self._lock:
+            if self._is_over:
+                raise ConnectionError("aborted")
+            self._sockets.add(sock)
+        return sock
+
+    def _converse(self, rank: int, connection: _Connection, request: dict[str, Any]) -> Any:
+        sock, reader = connection
+        try:
+            sock.settimeout(self._deadline_s)
+            send_request(sock, request)
+            answer = read_answer(sock, reader)
+        except BaseException:  # what may still come over it belongs to nobody
+            self._drop(sock)
+            raise
+        self._keep(rank, connection)
+        return answer
+
+    def _keep(self, rank: int, connection: _Connection) -> None:
+        with self._lock:
+            released = [self._idle.pop(rank, None)]
+            self._idle[rank] = connection
+            if len(self._idle) > _MOST_IDLE:
+                released.append(self._idle.pop(next(iter(self._idle))))
+        for each in released:
+            if each is not None:
+                self._drop(each[0])
+
+    def _drop(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._sockets.discard(sock)
+        sock.close()
+
+
+def _broken(rank: int, error: BaseException) -> RemoteError:
+    found = RemoteError(
+        f"rank {rank} has broken off what it was answering",
+        why=f"{type(error).__name__}: {error}",
+        hint=f"look at rank {rank}'s log",
+    )
+    found.rank = rank
+    return found

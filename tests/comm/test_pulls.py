@@ -1,0 +1,376 @@
+"""Pulls: a rank asks another one for tensors, which come to it and pass nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from tests.support.side import LONG_S, SHORT_S, each, open_ranks, step
+
+from farspan.comm.pulls.answers import read_answer
+from farspan.comm.pulls.door import door_of
+from farspan.comm.pulls.pulls import Pulls
+from farspan.control.hub.joining import Guest, join
+from farspan.control.hub.server import HubServer
+from farspan.control.wire import FrameReader, encode, send_all
+from farspan.errors import DeadlineError, FarspanError, LaunchError, RecordError, RemoteError
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def ranks():
+    """A function that makes the pulls of so many ranks, which all answer by one handler: (rank, request) -> answer."""
+    with open_ranks() as make:
+
+        def opened(number, handler, deadline_s=LONG_S):
+            channels = make(number)
+            pulls = [
+                Pulls(side, lambda request, rank=side.rank: handler(rank, request), deadline_s) for side in channels
+            ]
+            for side, mine in zip(channels, pulls, strict=True):
+                side.serve(lambda request, mine=mine: mine.door())
+                side.on_failure = lambda error, mine=mine: mine.abort()
+            return channels, pulls
+
+        yield opened
+
+
+@pytest.fixture
+def hub_bytes(monkeypatch):
+    """The payloads that have come to the hub, summed up."""
+    counted = [0]
+    hear = HubServer._hear
+
+    def heard(self, conn, rank, frame):
+        counted[0] += len(frame.payload)
+        hear(self, conn, rank, frame)
+
+    monkeypatch.setattr(HubServer, "_hear", heard)
+    return counted
+
+
+def of_rank(rank, request):
+    return {"from": rank, **request}, [torch.full((3,), rank), torch.tensor(0.5)]
+
+
+def test_all_ranks_ask_each_other_again_and_again(ranks):
+    channels, pulls = ranks(3, of_rank)
+
+    def act(channel):
+        for turn in range(5):
+            for rank in range(3):
+                body, (first, second) = pulls[channel.rank].pull(rank, {"turn": turn})
+                assert body == {"from": rank, "turn": turn}
+                assert first.tolist() == [rank] * 3 and second.item() == 0.5
+
+    assert each(channels, act) == [None] * 3
+
+
+def test_a_large_answer_does_not_pass_the_hub_and_steps_go_on(ranks, hub_bytes):
+    data = torch.arange(64 * MIB, dtype=torch.uint8)
+    channels, pulls = ranks(3, lambda rank, request: ({}, [data, torch.ones(5)]))
+    with ThreadPoolExecutor(1) as pool:
+        pulled = pool.submit(pulls[2].pull, 1, {})
+        for number in range(20):
+            assert each(channels, step(number)) == [None] * 3
+        _, (large, small) = pulled.result(LONG_S)
+    assert torch.equal(large, data) and small.tolist() == [1] * 5
+    assert hub_bytes == [0]
+
+
+def test_what_comes_has_memory_of_its_own_and_what_goes_is_as_it_was(ranks):
+    data = torch.zeros(4)
+    _, pulls = ranks(2, lambda rank, request: ({}, [data, data]))
+    for reader in pulls:  # the owner itself, and another
+        _, (one, other) = reader.pull(1, {})
+        one.add_(1)
+        assert other.tolist() == [0] * 4 and data.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.empty(0, 3),
+        torch.tensor(7),
+        torch.arange(12).reshape(3, 4).T,
+        torch.ones(3, dtype=torch.bfloat16).expand(2, 3),
+        torch.tensor([1 + 2j]).conj(),
+        torch.ones(2, requires_grad=True),
+    ],
+)
+def test_tensors_of_every_layout_arrive(ranks, tensor):
+    _, pulls = ranks(2, lambda rank, request: ({}, [tensor]))
+    _, (found,) = pulls[0].pull(1, {})
+    assert found.dtype == tensor.dtype and found.shape == tensor.shape and not found.requires_grad
+    assert torch.equal(found, tensor.detach())
+
+
+def test_nothing_listens_before_somebody_asks(ranks):
+    _, pulls = ranks(2, of_rank)
+    assert [mine._door for mine in pulls] == [None, None]
+    pulls[1].pull(0, {})
+    assert pulls[0]._door is not None and pulls[1]._door is None
+
+
+def test_a_blocked_answer_delays_nobody_else(ranks):
+    go_on = threading.Event()
+
+    def handler(rank, request):
+        if request["block"]:
+            go_on.wait(LONG_S)
+        return {}, []
+
+    _, pulls = ranks(3, handler)
+    with ThreadPoolExecutor(1) as pool:
+        blocked = pool.submit(pulls[1].pull, 0, {"block": True})
+        assert pulls[2].pull(0, {"block": False}) == ({}, [])
+        assert pulls[1].pull(0, {"block": False}) == ({}, [])
+        assert not blocked.done()
+        go_on.set()
+        assert blocked.result(LONG_S) == ({}, [])
+
+
+def test_what_a_handler_raises_is_raised_at_the_reader(ranks):
+    def handler(rank, request):
+        if request["ours"]:
+            raise FarspanError("no such value", why="step 3 is over", hint="read it earlier")
+        return {"not json": object()}, []
+
+    channels, pulls = ranks(2, handler)
+    with pytest.raises(RemoteError) as caught:
+        pulls[0].pull(1, {"ours": True})
+    assert caught.value.what == "rank 1 could not answer: FarspanError: no such value"
+    assert (caught.value.why, caught.value.hint, caught.value.rank) == ("step 3 is over", "read it earlier", 1)
+    assert "in handler" in caught.value.remote_traceback
+    with pytest.raises(RemoteError, match="TypeError"):
+        pulls[0].pull(1, {"ours": False})
+    assert channels[0].failure is None
+
+
+def test_a_late_answer_is_an_error_and_no_answer_to_what_is_asked_next(ranks):
+    go_on = threading.Event()
+
+    def handler(rank, request):
+        if request["name"] == "late":
+            go_on.wait(LONG_S)
+        return request, [torch.zeros(MIB)]
+
+    _, pulls = ranks(2, handler, SHORT_S)
+    with pytest.raises(DeadlineError, match=r"rank 0 waited 0.05 s for rank 1 to answer \{\"name\": \"late\"\}"):
+        pulls[0].pull(1, {"name": "late"})
+    pulls[0]._deadline_s = LONG_S
+    go_on.set()
+    assert pulls[0].pull(1, {"name": "next"})[0] == {"name": "next"}
+    assert len(pulls[0]._sockets) == 1
+
+
+def test_a_slow_answer_is_not_a_late_one(ranks, monkeypatch):
+    """The deadline is for silence: a large tensor over a slow link may take longer."""
+    data = torch.zeros(MIB, dtype=torch.uint8)
+    _, pulls = ranks(2, lambda rank, request: ({}, [data]), 1.0)
+    paused = threading.Event()
+
+    def slowly(sock, buffers):
+        for part in [
+            memoryview(buffer)[at : at + (MIB >> 2)] for buffer in buffers for at in range(0, len(buffer), MIB >> 2)
+        ]:
+            paused.wait(0.4)
+            sock.sendall(part)
+
+    monkeypatch.setattr("farspan.comm.pulls.door.send_all", slowly)
+    assert torch.equal(pulls[0].pull(1, {})[1][0], data)
+
+
+def test_an_idle_connection_that_the_owner_has_closed_is_made_anew(ranks, monkeypatch):
+    monkeypatch.setattr("farspan.comm.pulls.door._IDLE_S", 0.01)
+    _, pulls = ranks(2, of_rank)
+    pulls[0].pull(1, {})
+    ((sock, _),) = pulls[0]._idle.values()
+    assert sock.recv(1, socket.MSG_PEEK) == b""  # closed
+    assert pulls[0].pull(1, {"again": 1})[0] == {"from": 1, "again": 1}
+
+
+def test_few_idle_connections_are_kept(ranks, monkeypatch):
+    monkeypatch.setattr("farspan.comm.pulls.pulls._MOST_IDLE", 2)
+    _, pulls = ranks(5, of_rank)
+    for rank in (1, 2, 3, 4, 3):
+        pulls[0].pull(rank, {})
+    assert list(pulls[0]._idle) == [4, 3]
+    assert len(pulls[0]._sockets) == 2
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_wakes_who_waits_for_an_answer(ranks):
+    began = threading.Event()
+
+    def handler(rank, request):
+        began.set()
+        threading.Event().wait(1.0)
+        return {}, []
+
+    channels, pulls = ranks(3, handler)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(pulls[0].pull, 1, {})
+        assert began.wait(LONG_S)
+        channels[2].fail(ValueError("boom"))
+        with pytest.raises(RemoteError, match="rank 2 failed: ValueError: boom"):
+            asked.result(LONG_S)
+    with pytest.raises(RemoteError, match="boom"):
+        pulls[0].pull(1, {})
+
+
+def test_a_failure_wakes_who_waits_to_be_let_in(ranks):
+    channels, pulls = ranks(3, of_rank)
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
+        pulls[0]._addresses[1] = silent.getsockname()
+        asked = pool.submit(pulls[0].pull, 1, {})
+        with silent.accept()[0]:
+            channels[2].fail(ValueError("boom"))
+            with pytest.raises(RemoteError, match="boom"):
+                asked.result(LONG_S)
+
+
+def test_an_owner_that_has_ended_cannot_answer(ranks):
+    began = threading.Event()
+
+    def handler(rank, request):
+        began.set()
+        threading.Event().wait(0.2)
+        return {}, []
+
+    channels, pulls = ranks(2, handler)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(pulls[0].pull, 1, {})
+        assert began.wait(LONG_S)
+        channels[1].close(0)
+        with pytest.raises(RemoteError, match="rank 1 has ended its program"):
+            asked.result(LONG_S)
+    with pytest.raises(RemoteError, match="rank 1 has ended its program"):
+        pulls[0].pull(1, {})
+
+
+def test_an_owner_that_breaks_off_without_an_end_is_named(ranks, monkeypatch):
+    monkeypatch.setattr("farspan.comm.pulls.pulls._CAUSE_S", 0.1)
+
+    def broken(sock, buffers):
+        sock.sendall(buffers[0])
+        raise OSError("broken on purpose")
+
+    monkeypatch.setattr("farspan.comm.pulls.door.send_all", broken)
+    _, pulls = ranks(2, of_rank)
+    with pytest.raises(RemoteError, match="rank 1 has broken off what it was answering") as caught:
+        pulls[0].pull(1, {})
+    assert caught.value.rank == 1
+
+
+def test_closing_waits_for_an_answer_that_is_being_made(ranks):
+    """A thread that is in torch when the interpreter ends aborts the process."""
+    began, may_end, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def handler(rank, request):
+        began.set()
+        assert may_end.wait(LONG_S)
+        return {}, []
+
+    channels, pulls = ranks(2, handler)
+    with ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(pulls[0].pull, 1, {})
+        assert began.wait(LONG_S)
+        closing = pool.submit(lambda: (channels[1].close(LONG_S), closed.set()))
+        assert not closed.wait(0.1)
+        may_end.set()
+        closing.result(LONG_S)
+        assert isinstance(asked.exception(LONG_S), RemoteError)
+
+
+def test_a_reader_that_goes_away_leaves_the_owner_as_it_was(ranks):
+    channels, pulls = ranks(3, lambda rank, request: ({}, [torch.zeros(request["size"], dtype=torch.uint8)]))
+    address = tuple(pulls[1].door()["address"])
+    sock, _ = join(Guest(0, 3, "secret", 1, door_of(1)), address, LONG_S)
+    send_all(sock, encode({"pull": {"size": 64 * MIB}}))
+    assert sock.recv(1000)  # it is being sent, more than the system's buffers take
+    sock.close()
+    door = pulls[1]._door
+    assert door is not None
+    for _ in range(2):
+        assert pulls[2].pull(1, {"size": 5})[1][0].tolist() == [0] * 5
+    assert channels[1].failure is None
+    wait_until(lambda: len(door._open) == 1)
+
+
+def wait_until(condition):
+    for _ in range(1_000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("waited too long")
+
+
+# -- who does not belong ----------------------------------------------------------------------------------------------
+
+
+def test_a_stranger_is_not_let_in(ranks, caplog):
+    _, pulls = ranks(2, of_rank)
+    address = tuple(pulls[1].door()["address"])
+    for guest in (Guest(0, 2, "guess", 1, door_of(1)), Guest(0, 2, "secret", 1, door_of(0)), Guest(0, 2, "secret", 1)):
+        with pytest.raises(LaunchError, match="does not know its secret"):
+            join(guest, address, LONG_S)
+    with pytest.raises(LaunchError, match="no rank 7"):
+        join(Guest(7, 2, "secret", 1, door_of(1)), address, LONG_S)
+    assert pulls[0].pull(1, {})[0] == {"from": 1}
+    assert len(caplog.records) == 4
+
+
+def test_strangers_do_no_harm(ranks, caplog):
+    _, pulls = ranks(2, of_rank)
+    address = tuple(pulls[1].door()["address"])
+    strangers = [socket.create_connection(address) for _ in range(200)]
+    for stranger in strangers[::2]:
+        with contextlib.suppress(OSError):  # the oldest have been closed
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+    assert pulls[0].pull(1, {})[0] == {"from": 1}
+    for stranger in strangers:
+        stranger.close()
+    door = pulls[1]._door
+    assert door is not None
+    wait_until(lambda: not door._strangers)
+    assert len([each for each in caplog.records if "stranger" in each.getMessage()]) <= 10
+
+
+def test_a_stranger_in_the_place_of_an_owner_is_found(ranks, monkeypatch):
+    monkeypatch.setattr("farspan.comm.pulls.pulls._CAUSE_S", 0.1)
+    _, pulls = ranks(2, of_rank)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        pulls[0]._addresses[1] = listener.getsockname()
+        asked = pool.submit(pulls[0].pull, 1, {"name": "w"})
+        with listener.accept()[0] as sock:
+            send_all(sock, encode({"t": "challenge", "nonce": "0"}))
+            sock.recv(1000)
+            send_all(sock, encode({"t": "welcome", "proof": "guess"}))
+            pulls_error = asked.exception(LONG_S)
+    assert isinstance(pulls_error, LaunchError) and "found a stranger" in str(pulls_error)
+
+
+@pytest.mark.parametrize(
+    ("head", "size"),
+    [
+        ({"dtype": "float32", "shape": [2]}, 4),
+        ({"dtype": "float32", "shape": [1 << 40]}, 4),
+        ({"dtype": "object", "shape": [1]}, 8),
+        ({"dtype": "float32", "shape": [-1]}, 4),
+        ({}, 4),
+    ],
+)
+def test_a_tensor_of_other_bytes_than_it_says_is_refused(head, size):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        send_all(theirs, [*encode({"body": {}, "num_tensors": 1}), *encode(head, bytes(size))])
+        with pytest.raises(RecordError):
+            read_answer(ours, FrameReader())
