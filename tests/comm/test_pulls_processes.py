@@ -1,4 +1,4 @@
-"""Pulls between real processes: one of them alone reads what the others have, and one of them may be killed meanwhile."""
+"""Pulls between real processes: one of them alone reads what the others have, and one may be killed meanwhile."""
 
 from __future__ import annotations
 

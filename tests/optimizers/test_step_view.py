@@ -54,6 +54,12 @@ def test_a_step_may_look_past_one_parameter(name: str) -> None:
     _same(lambda model: WRITTEN[name](model.parameters()), 3)
 
 
+@pytest.mark.parametrize("name", list(WRITTEN))
+def test_a_step_may_look_at_large_tensors_past_one_parameter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farspan.execute.agreement.broadcast._SMALL_BYTES", 0)  # all are large
+    _same(lambda model: WRITTEN[name](model.parameters()), 3)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_step_may_look_past_one_parameter_on_any_number_of_ranks(num_ranks: int) -> None:
     _same(lambda model: WRITTEN["GlobalNorm"](model.parameters()), num_ranks)

@@ -40,8 +40,8 @@ class SharedValues:
         self.parameters = parameters
         self.deadline_s = deadline_s
         self.optimizers = OptimizerStates(parameters)
-        self.initial: Mapping[str, torch.Tensor] = {}
-        """By name, what a model is to begin with, while it is distributed."""
+        self.offered: Mapping[str, torch.Tensor] = {}
+        """By name, what this rank gives all others between two places at which all ranks meet."""
         self._kept: dict[tuple[int, int, int], Value] = {}
         self._old_gradients: dict[str, torch.Tensor] = {}
         self.ahead = ParametersAhead(self._pull_parameters)
@@ -108,7 +108,7 @@ class SharedValues:
         return sparse_tensor(indices, values, meta.shape, bool(is_coalesced)).to(meta.device)
 
     def pull(self, rank: int, kind: str, what: Any, part: Part | None = None) -> torch.Tensor:
-        """Ask `rank` for a "gradient" or "initial" weight by name, or for a "value", or part of one, by key."""
+        """Ask `rank` for a "gradient" or what is "offered" by name, or for a "value", or part of one, by key."""
         if part is not None:
             kind, what = "part", [what, *map(list, part[:2]), part[2]]
         return self._ask(rank, kind, what)[1][0]
@@ -165,8 +165,8 @@ class SharedValues:
     def _tensors(self, request: dict[str, Any]) -> list[torch.Tensor]:
         if "parameters" in request:
             return [self.parameters[name].tensor for name in request["parameters"]]
-        if "initial" in request:
-            return [self.initial[request["initial"]]]
+        if "offered" in request:
+            return [self.offered[request["offered"]]]
         if "kept" in request:
             kept = self.optimizers.kept(*request["kept"])
             found = [tensor for tensor in kept if tensor is not None]

@@ -46,19 +46,19 @@ def give_weights(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
     if len(set(engine.agreement.gather("checksum of the weights", digest))) == 1:
         return
     if engine.rank == 0:
-        engine.values.initial = dict(items)
+        engine.values.offered = dict(items)
     first = np.frombuffer(engine.agreement.tell("checksums of the weights", own.tobytes(), 0), dtype=np.uint32)
     differs = first != np.frombuffer(own, dtype=np.uint32)
     for number, (name, item) in enumerate(items):
         stage = plan.owner.get(name)
         is_needed = stage is None or plan.is_mine(stage)  # buffers are needed wherever their modules run
         if differs[number] and is_needed:
-            _assign(item, engine.values.pull(0, "initial", name))
+            _assign(item, engine.values.pull(0, "offered", name))
     by_rank = engine.agreement.gather_at(0, "weights that differ", np.packbits(differs).tobytes())
     if by_rank:
         engine.console.warn(_words([name for name, _ in items], by_rank))
     engine.agreement.meet("rank 0's weights are everybody's")
-    engine.values.initial = {}
+    engine.values.offered = {}
 
 
 def _items(model: nn.Module) -> list[tuple[str, torch.Tensor]]:

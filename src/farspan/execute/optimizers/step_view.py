@@ -16,6 +16,7 @@ without a word between the ranks.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,8 @@ from farspan.call.modes import current_modes
 from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild
 from farspan.call.wire.checked import damaged
-from farspan.comm.tensor_bytes import pack_tensor, sparse_tensor, unpack_tensor
+from farspan.comm.tensor_bytes import sparse_tensor
+from farspan.execute.agreement.broadcast import broadcast_tensors
 from farspan.execute.optimizers.functions import has_dynamic_shape, kind_of_call, shape_of, stand_in, writes_by_name
 from farspan.execute.optimizers.lists import over_lists
 from farspan.execute.optimizers.own import make_own
@@ -200,25 +202,17 @@ class StepView(TorchFunctionMode):
     def _tell(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Replicated copies of tensors of single ranks; every rank calls it."""
         unknown = [item for item in tensors if not self._is_known_to_all(item)]
-        metas = [self._meta(item) for item in unknown]
         owners = [self.ranks_of([item]).bit_length() - 1 for item in unknown]
-        mine = [self.data(item) for item, rank in zip(unknown, owners, strict=True) if rank == self.engine.rank]
-        parts: list[bytes] = []
-        if unknown:
-            blob = b"".join([bytes(pack_tensor(item)[1]) for item in mine])
-            parts = self.engine.agreement.gather("what a step reads", blob)
-        begins = [0] * self.engine.num_ranks
-        own = iter(mine)
         told: dict[int, torch.Tensor] = {}
-        for item, meta, rank in zip(unknown, metas, owners, strict=True):
-            if rank == self.engine.rank:
-                told[id(item)] = next(own).detach()
-                continue
-            begin = begins[rank]
-            begins[rank] = end = begin + meta.numel * meta.dtype.itemsize
-            header = {"dtype": str(meta.dtype).removeprefix("torch."), "shape": list(meta.shape)}
-            copy = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
-            told[id(item)] = copy.copy_(unpack_tensor(header, parts[rank][begin:end]))
+        for item, rank in zip(unknown, owners, strict=True):
+            meta = self._meta(item)
+            told[id(item)] = (
+                self.data(item).detach()
+                if rank == self.engine.rank
+                else torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+            )
+        if unknown:
+            broadcast_tensors(self.engine, "what a step reads", [told[id(item)] for item in unknown], owners)
         return [told[id(item)] if id(item) in told else self.engine.read(item._value) for item in tensors]  # type: ignore[attr-defined]
 
     def _brought_together(self, func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, int]:
@@ -258,26 +252,21 @@ class StepView(TorchFunctionMode):
 
     def _tell_sparse(self, placed: Placed) -> torch.Tensor:
         """A sparse gradient is replicated: its owner's own one, and copies of it."""
-        gradient = raw_grad(placed.tensor)
+        gradient, owner = raw_grad(placed.tensor), self.engine.teams[placed.stage].leader.rank
         parts = [] if gradient is None else [gradient._indices(), gradient._values()]
         sizes = [*parts[1].shape, parts[0].shape[0], int(gradient.is_coalesced())] if gradient is not None else []
-        head = torch.tensor([len(sizes), *sizes], dtype=torch.int64)
-        blob = b"".join([bytes(pack_tensor(item)[1]) for item in (head, *parts)]) if parts else b""
-        blob = self.engine.agreement.tell("a sparse gradient", blob, self.engine.teams[placed.stage].leader.rank)
+        blob = self.engine.agreement.tell("a sparse gradient", json.dumps(sizes).encode(), owner)
+        if gradient is None:
+            meta = placed.meta
+            *shape, num_sparse, is_coalesced = _sparse_sizes(blob, meta)
+            parts = [
+                torch.empty(num_sparse, shape[0], dtype=torch.int64, device=meta.device),
+                torch.empty(shape, dtype=meta.dtype, device=meta.device),
+            ]
+        broadcast_tensors(self.engine, "the data of a sparse gradient", parts, [owner, owner])
         if gradient is not None:
             return gradient
-        number = int.from_bytes(blob[:8], "little")
-        if not 3 <= number <= 64 or len(blob) < 8 + 8 * number:
-            raise damaged("a sparse gradient without its sizes")
-        *shape, num_sparse, is_coalesced = torch.frombuffer(
-            bytearray(blob[8 : 8 + 8 * number]), dtype=torch.int64
-        ).tolist()
-        begin = 8 + 8 * number
-        end = begin + 8 * num_sparse * shape[0]
-        indices = unpack_tensor({"dtype": "int64", "shape": [num_sparse, shape[0]]}, blob[begin:end])
-        header = {"dtype": str(placed.meta.dtype).removeprefix("torch."), "shape": shape}
-        values = unpack_tensor(header, blob[end:])
-        return sparse_tensor(indices, values, placed.meta.shape, bool(is_coalesced)).to(placed.meta.device)
+        return sparse_tensor(*parts, placed.meta.shape, bool(is_coalesced))
 
     def _with_sparse(self, kind: int, func: Any, args: Any, kwargs: Any) -> Any:
         """A function that is given a sparse gradient: what a rank has of it alone is written into there, or told."""
@@ -388,3 +377,13 @@ class StepView(TorchFunctionMode):
 def _has_mask(index: Any) -> bool:
     """Whether a tensor is indexed by truth values: the shape of what it gives depends on them."""
     return any(item.dtype in (torch.bool, torch.uint8) for item in flatten(index)[1])
+
+
+def _sparse_sizes(blob: bytes, meta: Meta) -> list[int]:
+    """The shape of the values of a sparse gradient, its number of sparse dimensions, and whether it is coalesced."""
+    sizes = json.loads(blob)
+    if not isinstance(sizes, list) or len(sizes) < 3 or not all(type(size) is int and size >= 0 for size in sizes):
+        raise damaged("a sparse gradient without its sizes")
+    if tuple(sizes[1:-2]) != meta.shape[sizes[-2] :]:
+        raise damaged("a sparse gradient of another shape than its parameter")
+    return sizes
