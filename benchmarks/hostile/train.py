@@ -1,6 +1,7 @@
 """The training that goes on while a stranger sends nonsense: `train.py NUM_STEPS`.
 
-Prints the loss of each step, to the last bit, and a digest of the last weights.
+Prints the loss of each step, to the last bit, and a digest of the weights, which every rank reads from their owners before
+the first step, now and then, and at the end.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from torch import nn
 
 import farspan
 
-BATCH, WIDTH, NUM_MICRO_BATCHES = 16, 96, 4
+BATCH, WIDTH, NUM_MICRO_BATCHES, EVERY = 16, 96, 4, 50
 
 rank = int(os.environ.get("FARSPAN_RANK") or os.environ["RANK"])
 torch.manual_seed(1)
@@ -20,6 +21,15 @@ model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ 
 farspan.distribute(model, measure=False)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 generator = torch.Generator().manual_seed(5)
+digest = hashlib.sha256()
+
+
+def read_weights() -> None:
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+
+
+read_weights()
 for step in range(int(sys.argv[1])):
     losses = []
     for _ in range(NUM_MICRO_BATCHES):
@@ -33,8 +43,8 @@ for step in range(int(sys.argv[1])):
     mean = float(torch.stack(losses).mean().item())
     if rank == 0:
         print(f"step {step} loss {float(mean).hex()}", flush=True)
-digest = hashlib.sha256()
-for parameter in model.parameters():
-    digest.update(parameter.detach().numpy().tobytes())
+    if step % EVERY == EVERY - 1:
+        read_weights()
+read_weights()
 if rank == 0:
     print(f"weights {digest.hexdigest()}", flush=True)

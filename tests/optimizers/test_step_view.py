@@ -131,8 +131,12 @@ def test_a_step_size_may_be_made_of_the_loss() -> None:
     _same(lambda model: Polyak(model.parameters()), 3, with_closure=True)
 
 
+@pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # SparseAdam makes sparse tensors
-def test_sparse_gradients_may_be_stepped() -> None:
+def test_sparse_gradients_may_be_stepped(is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_large:
+        monkeypatch.setattr("farspan.execute.agreement.broadcast._SMALL_BYTES", 0)
+
     def build() -> nn.Module:
         with torch.random.fork_rng():
             torch.manual_seed(1)

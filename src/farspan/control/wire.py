@@ -136,6 +136,7 @@ class FrameReader:
         max_header: Larger headers are refused before they are read (a stranger must not make us allocate).
         max_payload: Likewise for payloads.
         place: Says where the payload of this header shall be received; must be exactly `size` bytes long.
+        scratch_bytes: For what is read at once, until a frame needs more.
     """
 
     def __init__(
@@ -144,13 +145,14 @@ class FrameReader:
         max_header: int = MAX_HEADER_BYTES,
         max_payload: int = MAX_PAYLOAD_BYTES,
         place: Callable[[Header, int], bytearray | memoryview] | None = None,
+        scratch_bytes: int = _SCRATCH_BYTES,
     ) -> None:
         self.max_header = max_header
         self.max_payload = max_payload
         self.max_frames: int | None = None
         """How many frames one `read` gives at most: what lies behind them is not looked at yet."""
         self.place = place
-        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._scratch = bytearray(scratch_bytes)
         self._begin = 0
         self._end = 0
         self._header: Header | None = None

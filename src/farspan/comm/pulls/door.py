@@ -23,7 +23,8 @@ Handler = Callable[[dict[str, Any]], Answer]
 
 _log = logging.getLogger(__name__)
 _MAX_STRANGERS = 128
-"""Connections that have not proven who they are yet; the oldest goes when one more comes."""
+"""Connections that have not proven who they are yet, where there are no more ranks than that; the oldest goes when one
+more comes."""
 _MAX_WARNINGS = 10
 """Lines about strangers."""
 _IDLE_S = 30.0
@@ -47,12 +48,13 @@ class OwnDoor:
         self._handler = handler
         family = socket.getaddrinfo(side.address, 0, type=socket.SOCK_STREAM)[0][0]
         self._listener = adopt(
-            socket.create_server((side.address, 0), family=family, backlog=max(128, side.world_size))
+            socket.create_server((side.address, 0), family=family, backlog=max(_MAX_STRANGERS, side.world_size))
         )
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._strangers: dict[socket.socket, None] = {}
+        self._max_strangers = max(_MAX_STRANGERS, side.world_size)
         self._num_warnings = 0
         self._closed = threading.Event()
         self._workers = Workers(f"farspan-pulls-{side.rank}")
@@ -82,7 +84,7 @@ class OwnDoor:
                     continue
                 with self._lock:
                     self._strangers[sock] = None
-                    oldest = next(iter(self._strangers)) if len(self._strangers) > _MAX_STRANGERS else None
+                    oldest = next(iter(self._strangers)) if len(self._strangers) > self._max_strangers else None
                 if oldest is not None:
                     shut_down(oldest)
                 self._workers.submit(lambda sock=sock: self._serve(sock))

@@ -48,6 +48,7 @@ class Door(NamedTuple):
     name: str
 
 
+_HELLO_SCRATCH_BYTES = 2 * MAX_HELLO_BYTES
 SIDE = Door("rank", "hub", "side channel")
 
 
@@ -194,7 +195,7 @@ def refusal_of(
 
 
 def _reader_of_hellos() -> FrameReader:
-    reader = FrameReader(max_header=MAX_HELLO_BYTES, max_payload=0)
+    reader = FrameReader(max_header=MAX_HELLO_BYTES, max_payload=0, scratch_bytes=_HELLO_SCRATCH_BYTES)
     reader.max_frames = 1
     return reader
 

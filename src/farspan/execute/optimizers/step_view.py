@@ -266,7 +266,7 @@ class StepView(TorchFunctionMode):
         broadcast_tensors(self.engine, "the data of a sparse gradient", parts, [owner, owner])
         if gradient is not None:
             return gradient
-        return sparse_tensor(*parts, placed.meta.shape, bool(is_coalesced))
+        return sparse_tensor(parts[0], parts[1], placed.meta.shape, bool(is_coalesced))
 
     def _with_sparse(self, kind: int, func: Any, args: Any, kwargs: Any) -> Any:
         """A function that is given a sparse gradient: what a rank has of it alone is written into there, or told."""
