@@ -1,7 +1,7 @@
 """The training that goes on while a stranger sends nonsense: `train.py NUM_STEPS`.
 
-Prints the loss of each step, to the last bit, and a digest of the weights, which every rank reads from their owners before
-the first step, now and then, and at the end.
+Prints the loss of each step, to the last bit, and a digest of the weights, which every rank reads from their owners
+before the first step, now and then, and at the end.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """The side channel: a small control plane between the ranks, next to the data transport. Imports no torch.
 
-It carries no tensors of a step: it compares the ranks' programs, gathers small values, answers reads, and spreads
-failures, so that a difference or a death is an error with a name and never a hang.
+It carries no tensors: it compares the ranks' programs, gathers small values, passes on questions, and spreads failures,
+so that a difference or a death is an error with a name and never a hang.
 
     rank 1 ---+
               +--- hub (a thread in rank 0's process)        a star of TCP connections; rank 0 is a client too
@@ -10,6 +10,6 @@ failures, so that a difference or a death is an error with a name and never a ha
 
 `wire` frames bytes; `hub` decides (its state is pure, without sockets) and moves its messages; `tree` is how many ranks
 become a few connections; `channel` is what a rank holds, `link` its connection, `calls` its questions and answers,
-`gathers` its parts of all-gathers, `waits` what it waits for."""
+`gathers` its parts of all-gathers, `waits` what it waits for, `workers` the threads that answer."""
 
 __all__: list[str] = []

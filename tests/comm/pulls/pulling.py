@@ -39,27 +39,31 @@ def send_some_and_die(sock: Any, buffers: Any) -> None:
     die()
 
 
-HubServer._hear = count  # type: ignore[method-assign]
-case, rank = sys.argv[1], int(os.environ["RANK"])
-if rank == 0:
-    atexit.register(lambda: print("through the hub:", hub_bytes))  # when every rank has ended
-torch.manual_seed(0)
-model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(3)])
-plain = {name: item.detach().clone() for name, item in model.state_dict().items()}
-farspan.distribute(model, plan={"0": 0, "1": 1, "2": 2}, seed=0)
-x = torch.ones(1, 2048)
-float(model(x).sum())
-if case == "owner" and rank == 1:
-    door.send_all = send_some_and_die
-if case == "reader" and rank == 2:
-    answers.unpack_tensor = die
-began = time.monotonic()
-try:
-    if rank == 2:
-        state = model.state_dict()
-        print("same:", all(torch.equal(state[name], item) for name, item in plain.items()))
-    if case != "last":
-        float(model(x).sum())
-except RemoteError as error:
-    print(error.what, time.monotonic() - began < 10.0)
-    raise
+def main(case: str, rank: int) -> None:
+    HubServer._hear = count  # type: ignore[method-assign]
+    if rank == 0:
+        atexit.register(lambda: print("through the hub:", hub_bytes))  # when every rank has ended
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(3)])
+    plain = {name: item.detach().clone() for name, item in model.state_dict().items()}
+    farspan.distribute(model, plan={"0": 0, "1": 1, "2": 2}, seed=0)
+    x = torch.ones(1, 2048)
+    float(model(x).sum())
+    if case == "owner" and rank == 1:
+        door.send_all = send_some_and_die
+    if case == "reader" and rank == 2:
+        answers.unpack_tensor = die
+    began = time.monotonic()
+    try:
+        if rank == 2:
+            state = model.state_dict()
+            print("same:", all(torch.equal(state[name], item) for name, item in plain.items()))
+        if case != "last":
+            float(model(x).sum())
+    except RemoteError as error:
+        print(error.what, time.monotonic() - began < 10.0)
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(os.environ["RANK"]))
