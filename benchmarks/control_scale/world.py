@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src")]
 
 from farspan.control.channel import SideChannel  # noqa: E402
-from farspan.control.hub.joining import Guest, join  # noqa: E402
+from farspan.control.hub.joining import Client, join  # noqa: E402
 from farspan.control.tree.blocks import parts_by_rank  # noqa: E402
 from farspan.control.tree.numbers import children, host_of, parent  # noqa: E402
 from farspan.control.tree.relay import Relay  # noqa: E402
@@ -75,7 +75,7 @@ class Light:
 
     def __init__(self, rank: int, world_size: int, address: tuple[str, int]) -> None:
         self._rank, self._world_size = rank, world_size
-        self._sock, self._reader = join(Guest(rank, world_size, _SECRET, 0), address, DEADLINE_S)
+        self._sock, self._reader = join(Client(rank, world_size, _SECRET, 0), address, DEADLINE_S)
         self._sock.settimeout(DEADLINE_S)
         self._relay = Relay(rank, world_size) if children(rank, world_size) else None
         self._heard: list[Frame] = self._reader.take()

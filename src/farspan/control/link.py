@@ -9,7 +9,7 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from farspan.control.hub.joining import Guest, join
+from farspan.control.hub.joining import Client, join
 from farspan.control.hub.state import Hub
 from farspan.control.text import describe_death, describe_lost_link
 from farspan.control.wire import (
@@ -195,7 +195,7 @@ def connect(
     Raises:
         LaunchError, DeadlineError: As in `join`.
     """
-    sock, reader = join(Guest(rank, world_size, secret, host), address, deadline_s)
+    sock, reader = join(Client(rank, world_size, secret, host), address, deadline_s)
     limit_sends(sock, deadline_s)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _seconds(LOOK_S))
     return SocketLink(sock, reader, reader.take(), f"farspan-side-{rank}", host)

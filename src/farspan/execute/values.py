@@ -50,7 +50,7 @@ class SharedValues:
         self._is_over = False
         self._progressed = threading.Condition()
         self.pulls = Pulls(side, self._answer, deadline_s)
-        side.serve(lambda request: self.pulls.door() if "door" in request else self.halts.answer(request))
+        side.serve(lambda request: self.pulls.listen() if "listen" in request else self.halts.answer(request))
 
     def advance(self) -> None:
         """This rank's program has got one point further: a step, an optimizer step, a load."""

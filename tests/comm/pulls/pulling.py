@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import farspan
-from farspan.comm.pulls import answers, door
+from farspan.comm.pulls import answers, listener
 from farspan.control.hub.server import HubServer
 from farspan.errors import RemoteError
 
@@ -50,7 +50,7 @@ def main(case: str, rank: int) -> None:
     x = torch.ones(1, 2048)
     float(model(x).sum())
     if case == "owner" and rank == 1:
-        door.send_all = send_some_and_die
+        listener.send_all = send_some_and_die
     if case == "reader" and rank == 2:
         answers.unpack_tensor = die
     began = time.monotonic()

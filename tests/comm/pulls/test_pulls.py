@@ -12,9 +12,9 @@ import torch
 from tests.support.side import LONG_S, SHORT_S, each, open_ranks, step
 
 from farspan.comm.pulls.answers import read_answer
-from farspan.comm.pulls.door import door_of
+from farspan.comm.pulls.listener import service_of
 from farspan.comm.pulls.pulls import Pulls
-from farspan.control.hub.joining import Guest, join
+from farspan.control.hub.joining import Client, join
 from farspan.control.hub.server import HubServer
 from farspan.control.wire import FrameReader, encode, send_all
 from farspan.errors import DeadlineError, FarspanError, LaunchError, RecordError, RemoteError
@@ -33,7 +33,7 @@ def ranks():
                 Pulls(side, lambda request, rank=side.rank: handler(rank, request), deadline_s) for side in channels
             ]
             for side, mine in zip(channels, pulls, strict=True):
-                side.serve(lambda request, mine=mine: mine.door())
+                side.serve(lambda request, mine=mine: mine.listen())
                 side.on_failure = lambda error, mine=mine: mine.abort()
             return channels, pulls
 
@@ -112,9 +112,9 @@ def test_tensors_of_every_layout_arrive(ranks, tensor):
 
 def test_nothing_listens_before_somebody_asks(ranks):
     _, pulls = ranks(2, of_rank)
-    assert [mine._door for mine in pulls] == [None, None]
+    assert [mine._listener for mine in pulls] == [None, None]
     pulls[1].pull(0, {})
-    assert pulls[0]._door is not None and pulls[1]._door is None
+    assert pulls[0]._listener is not None and pulls[1]._listener is None
 
 
 def test_a_blocked_answer_delays_nobody_else(ranks):
@@ -182,12 +182,12 @@ def test_a_slow_answer_is_not_a_late_one(ranks, monkeypatch):
             paused.wait(0.4)
             sock.sendall(part)
 
-    monkeypatch.setattr("farspan.comm.pulls.door.send_all", slowly)
+    monkeypatch.setattr("farspan.comm.pulls.listener.send_all", slowly)
     assert torch.equal(pulls[0].pull(1, {})[1][0], data)
 
 
 def test_an_idle_connection_that_the_owner_has_closed_is_made_anew(ranks, monkeypatch):
-    monkeypatch.setattr("farspan.comm.pulls.door._IDLE_S", 0.01)
+    monkeypatch.setattr("farspan.comm.pulls.listener._IDLE_S", 0.01)
     _, pulls = ranks(2, of_rank)
     pulls[0].pull(1, {})
     ((sock, _),) = pulls[0]._idle.values()
@@ -263,7 +263,7 @@ def test_an_owner_that_breaks_off_without_an_end_is_named(ranks, monkeypatch):
         sock.sendall(buffers[0])
         raise OSError("broken on purpose")
 
-    monkeypatch.setattr("farspan.comm.pulls.door.send_all", broken)
+    monkeypatch.setattr("farspan.comm.pulls.listener.send_all", broken)
     _, pulls = ranks(2, of_rank)
     with pytest.raises(RemoteError, match="rank 1 has broken off what it was answering") as caught:
         pulls[0].pull(1, {})
@@ -292,17 +292,17 @@ def test_closing_waits_for_an_answer_that_is_being_made(ranks):
 
 def test_a_reader_that_goes_away_leaves_the_owner_as_it_was(ranks):
     channels, pulls = ranks(3, lambda rank, request: ({}, [torch.zeros(request["size"], dtype=torch.uint8)]))
-    address = tuple(pulls[1].door()["address"])
-    sock, _ = join(Guest(0, 3, "secret", 1, door_of(1)), address, LONG_S)
+    address = tuple(pulls[1].listen()["address"])
+    sock, _ = join(Client(0, 3, "secret", 1, service_of(1)), address, LONG_S)
     send_all(sock, encode({"pull": {"size": 64 * MIB}}))
     assert sock.recv(1000)  # it is being sent, more than the system's buffers take
     sock.close()
-    door = pulls[1]._door
-    assert door is not None
+    listener = pulls[1]._listener
+    assert listener is not None
     for _ in range(2):
         assert pulls[2].pull(1, {"size": 5})[1][0].tolist() == [0] * 5
     assert channels[1].failure is None
-    wait_until(lambda: len(door._open) == 1)
+    wait_until(lambda: len(listener._open) == 1)
 
 
 def wait_until(condition):
@@ -318,19 +318,23 @@ def wait_until(condition):
 
 def test_a_stranger_is_not_let_in(ranks, caplog):
     _, pulls = ranks(2, of_rank)
-    address = tuple(pulls[1].door()["address"])
-    for guest in (Guest(0, 2, "guess", 1, door_of(1)), Guest(0, 2, "secret", 1, door_of(0)), Guest(0, 2, "secret", 1)):
+    address = tuple(pulls[1].listen()["address"])
+    for client in (
+        Client(0, 2, "guess", 1, service_of(1)),
+        Client(0, 2, "secret", 1, service_of(0)),
+        Client(0, 2, "secret", 1),
+    ):
         with pytest.raises(LaunchError, match="does not know its secret"):
-            join(guest, address, LONG_S)
+            join(client, address, LONG_S)
     with pytest.raises(LaunchError, match="no rank 7"):
-        join(Guest(7, 2, "secret", 1, door_of(1)), address, LONG_S)
+        join(Client(7, 2, "secret", 1, service_of(1)), address, LONG_S)
     assert pulls[0].pull(1, {})[0] == {"from": 1}
     assert len(caplog.records) == 4
 
 
 def test_strangers_do_no_harm(ranks, caplog):
     _, pulls = ranks(2, of_rank)
-    address = tuple(pulls[1].door()["address"])
+    address = tuple(pulls[1].listen()["address"])
     strangers = [socket.create_connection(address) for _ in range(200)]
     for stranger in strangers[::2]:
         with contextlib.suppress(OSError):  # the oldest have been closed
@@ -338,9 +342,9 @@ def test_strangers_do_no_harm(ranks, caplog):
     assert pulls[0].pull(1, {})[0] == {"from": 1}
     for stranger in strangers:
         stranger.close()
-    door = pulls[1]._door
-    assert door is not None
-    wait_until(lambda: not door._strangers)
+    listener = pulls[1]._listener
+    assert listener is not None
+    wait_until(lambda: not listener._strangers)
     assert len([each for each in caplog.records if "stranger" in each.getMessage()]) <= 10
 
 

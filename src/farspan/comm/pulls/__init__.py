@@ -1,7 +1,7 @@
 """Tensors that one rank asks another for, at any time: over a TCP connection of these two, not by way of the hub.
 
     reader                                        owner
-      where are your tensors?     -- control -->  opens its door, once            (`Pulls.door`)
+      where are your tensors?     -- control -->  listens, once                   (`Pulls.listen`)
       connects, both prove that they belong to the run (`control.hub.joining`)
       {"pull": request}           ------------->  handler(request), in a thread of this connection
                                   <-------------  {"body", "num_tensors"}, or {"error"}

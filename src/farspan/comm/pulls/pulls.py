@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from farspan.comm.pulls.answers import read_answer, send_request
-from farspan.comm.pulls.door import Handler, OwnDoor, door_of, shut_down
+from farspan.comm.pulls.listener import Handler, Listener, service_of, shut_down
 from farspan.control.channel import SideChannel
-from farspan.control.hub.joining import Guest, join
+from farspan.control.hub.joining import Client, join
 from farspan.control.text import answer_error, clip_head
 from farspan.control.wire import FrameReader, ProtocolError
 from farspan.errors import DeadlineError, LaunchError, RemoteError
@@ -43,7 +43,7 @@ class Pulls:
         self._handler = handler
         self._deadline_s = min(deadline_s, threading.TIMEOUT_MAX)
         self._lock = threading.Lock()
-        self._door: OwnDoor | None = None
+        self._listener: Listener | None = None
         self._addresses: dict[int, tuple[str, int]] = {}
         self._sockets: set[socket.socket] = set()
         """To owners."""
@@ -52,14 +52,14 @@ class Pulls:
         self._is_over = False
         side.on_close = self.close
 
-    def door(self) -> dict[str, Any]:
-        """Where other ranks find this one's tensors: the answer to who asks by `{"door": True}` on the side channel."""
+    def listen(self) -> dict[str, Any]:
+        """Where other ranks find this one's tensors: the answer to `{"listen": True}` on the side channel."""
         with self._lock:
             if self._is_over:
                 raise RuntimeError("this rank has ended")
-            if self._door is None:
-                self._door = OwnDoor(self._side, self._handler)
-            return {"address": self._door.address}
+            if self._listener is None:
+                self._listener = Listener(self._side, self._handler)
+            return {"address": self._listener.address}
 
     def pull(self, rank: int, request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
         """Asks a rank; what its handler answers, each tensor with memory of its own.
@@ -93,17 +93,17 @@ class Pulls:
         """Ends all that is under way, and all that comes later; from any thread."""
         with self._lock:
             self._is_over = True
-            sockets, door = list(self._sockets), self._door
+            sockets, listener = list(self._sockets), self._listener
         for sock in sockets:
             shut_down(sock)
-        if door is not None:
-            door.shut()
+        if listener is not None:
+            listener.shut()
 
     def close(self) -> None:
         """The same, and returns when no thread does anything here any more, or after a few seconds."""
         self.abort()
-        if self._door is not None:
-            self._door.stop(_ENDING_S)
+        if self._listener is not None:
+            self._listener.stop(_ENDING_S)
         with self._lock:
             idle, self._idle = list(self._idle.values()), {}
         for sock, _ in idle:
@@ -116,19 +116,19 @@ class Pulls:
             try:
                 return self._converse(rank, idle, request)
             except (EOFError, ConnectionError):
-                pass  # the owner closes connections that are idle; if it has died, its door is closed too
+                pass  # the owner closes connections that are idle; if it has died, nobody listens there
         return self._converse(rank, self._connect(rank), request)
 
     def _connect(self, rank: int) -> _Connection:
         if rank not in self._addresses:
-            host, port = self._side.request(rank, {"door": True}, self._deadline_s)["address"]
+            host, port = self._side.request(rank, {"listen": True}, self._deadline_s)["address"]
             self._addresses[rank] = str(host), int(port)
         side = self._side
-        guest = Guest(side.rank, side.world_size, side.secret, rank, door_of(rank))
+        client = Client(side.rank, side.world_size, side.secret, rank, service_of(rank))
         opened: list[socket.socket] = []
         try:
             return join(
-                guest, self._addresses[rank], self._deadline_s, lambda sock: opened.append(self._register(sock))
+                client, self._addresses[rank], self._deadline_s, lambda sock: opened.append(self._register(sock))
             )
         except BaseException:
             for sock in opened:

@@ -1,4 +1,4 @@
-"""How a rank comes to what another one has opened (the hub, a relay, its tensors): both ends prove that they belong to
+"""How a rank connects to what another one serves (the hub, a relay, its tensors): both ends prove that they belong to
 this run.
 """
 
@@ -32,53 +32,53 @@ if TYPE_CHECKING:
 
     from farspan.control.wire import Header
 
-__all__ = ["SIDE", "Door", "Guest", "join", "let_in", "refusal_of"]
+__all__ = ["SIDE", "Service", "Client", "join", "admit", "refusal_of"]
 
 
-class Door(NamedTuple):
-    """What a rank comes to.
+class Service(NamedTuple):
+    """What a rank serves to others.
 
     Attributes:
-        guest, host: As what the two ends prove who they are: a proof that was overheard at one door opens no other.
+        client, server: As what the two ends prove who they are: what was overheard at one service is of no use at another.
         name: For people.
     """
 
-    guest: str
-    host: str
+    client: str
+    server: str
     name: str
 
 
 _HELLO_SCRATCH_BYTES = 2 * MAX_HELLO_BYTES
-SIDE = Door("rank", "hub", "side channel")
+SIDE = Service("rank", "hub", "side channel")
 
 
-class Guest(NamedTuple):
-    """Who comes to `host`.
+class Client(NamedTuple):
+    """Who connects to a service.
 
     Attributes:
         rank, world_size: Which rank of how many.
         secret: Of the run.
-        host: Which rank's door it is.
-        door: Which one.
+        host: The rank that serves.
+        service: What it serves.
     """
 
     rank: int
     world_size: int
     secret: str
     host: int
-    door: Door = SIDE
+    service: Service = SIDE
 
 
 def join(
-    guest: Guest,
+    client: Client,
     address: tuple[str, int],
     deadline_s: float,
     on_open: Callable[[socket.socket], None] = lambda sock: None,
 ) -> tuple[socket.socket, FrameReader]:
-    """Connects to a door.
+    """Connects to a service.
 
     Args:
-        guest: Who comes to whom.
+        client: Who connects to whom.
         address: Where.
         deadline_s: How long it may take.
         on_open: Called with the socket before it connects: who shuts that down ends the wait.
@@ -91,7 +91,7 @@ def join(
         DeadlineError: No answer in time.
     """
     until = time.monotonic() + deadline_s
-    rank, host, name = guest.rank, guest.host, guest.door.name
+    rank, host, name = client.rank, client.host, client.service.name
     place = f"{address[0]}:{address[1]}"
     hint = f"is rank {host} alive, and can this host reach {place} (firewall, wrong network interface)?"
     what, why = f"rank {rank} cannot reach rank {host}'s {name}", f"{place}: "
@@ -104,7 +104,7 @@ def join(
             _limit(sock, until)
             sock.connect(address)
             why = f"{place} closed the connection during the hello: "
-            _greet(sock, reader, until, guest)
+            _greet(sock, reader, until, client)
         except TimeoutError:
             raise DeadlineError(
                 f"rank {rank} waited {deadline_s:g} s for rank {host} to answer its hello",
@@ -118,30 +118,30 @@ def join(
     return sock, reader
 
 
-def _greet(sock: socket.socket, reader: FrameReader, until: float, guest: Guest) -> None:
-    """The guest's part of the proof (`wire.py`)."""
-    rank, world_size, secret, host, door = guest
+def _greet(sock: socket.socket, reader: FrameReader, until: float, client: Client) -> None:
+    """The client's part of the proof (`wire.py`)."""
+    rank, world_size, secret, host, service = client
     theirs, mine = str(_hear(sock, reader, until).get("nonce")), nonce()
     who = {"protocol": PROTOCOL, "rank": rank, "world_size": world_size}
     said = (theirs, mine, rank, world_size)
-    send_all(sock, encode({"t": "hello", **who, "nonce": mine, "proof": proof(secret, door.guest, *said)}))
+    send_all(sock, encode({"t": "hello", **who, "nonce": mine, "proof": proof(secret, service.client, *said)}))
     answer = _hear(sock, reader, until)
     if answer.get("t") != "welcome":
         raise LaunchError(
-            f"rank {host} refused rank {rank}'s way to its {door.name}",
+            f"rank {host} refused rank {rank}'s way to its {service.name}",
             why=str(answer.get("why", answer)),
             hint="is a process of an earlier run still alive, or are two runs using the same port?",
         )
-    if not is_proof(answer.get("proof"), secret, door.host, *said):
+    if not is_proof(answer.get("proof"), secret, service.server, *said):
         raise LaunchError(
-            f"rank {rank} found a stranger where rank {host}'s {door.name} should be",
+            f"rank {rank} found a stranger where rank {host}'s {service.name} should be",
             why="it does not know the secret of this run.",
             hint="is a process of another run, or of another user, listening there?",
         )
 
 
-def let_in(sock: socket.socket, host: int, world_size: int, secret: str, door: Door) -> tuple[int, FrameReader]:
-    """The other end of `join`, at a door that is open to every rank: who has come, and the reader of its connection.
+def admit(sock: socket.socket, host: int, world_size: int, secret: str, service: Service) -> tuple[int, FrameReader]:
+    """The other end of `join`, for a service that every rank may use: who has come, and the reader of its connection.
 
     Raises:
         ProtocolError: A stranger, who has been told that.
@@ -150,12 +150,12 @@ def let_in(sock: socket.socket, host: int, world_size: int, secret: str, door: D
     mine, reader = nonce(), _reader_of_hellos()
     send_all(sock, encode({"t": "challenge", "nonce": mine}))
     hello = _hear(sock, reader, math.inf)
-    refusal = refusal_of(hello, mine, secret, host, world_size, range(world_size), door)
+    refusal = refusal_of(hello, mine, secret, host, world_size, range(world_size), service)
     if refusal:
         send_all(sock, encode({"t": "refused", "why": refusal}))
         raise ProtocolError(refusal)
     rank: int = hello["rank"]
-    proven = proof(secret, door.host, mine, hello["nonce"], rank, world_size)
+    proven = proof(secret, service.server, mine, hello["nonce"], rank, world_size)
     send_all(sock, encode({"t": "welcome", "proof": proven}))
     _lift_limits(sock, reader)
     return rank, reader
@@ -167,8 +167,8 @@ def refusal_of(
     secret: str,
     host: int,
     world_size: int,
-    guests: Collection[int],
-    door: Door = SIDE,
+    clients: Collection[int],
+    service: Service = SIDE,
 ) -> str:
     """Why what has said `hello` may not come in; "" if it may.
 
@@ -176,12 +176,12 @@ def refusal_of(
         hello: Anything a stranger may say.
         challenge: The random number that it was told.
         secret: Of the run.
-        host: Whose door it is.
+        host: The rank that serves.
         world_size: Of how many ranks.
-        guests: The ranks that may come.
-        door: Which one.
+        clients: The ranks that may come.
+        service: What it serves.
     """
-    said = (door.guest, challenge, hello.get("nonce"), hello.get("rank"), hello.get("world_size"))
+    said = (service.client, challenge, hello.get("nonce"), hello.get("rank"), hello.get("world_size"))
     if hello.get("t") != "hello" or not is_proof(hello.get("proof"), secret, *said):
         return "it does not belong to this run (it does not know its secret)"
     if hello.get("protocol") != PROTOCOL:
@@ -191,7 +191,7 @@ def refusal_of(
         return f"it expects {hello.get('world_size')} ranks, rank {host} expects {world_size}"
     if not isinstance(rank, int) or not 0 <= rank < world_size:
         return f"there is no rank {rank} among {world_size}"
-    return "" if rank in guests else f"rank {rank} has no place below rank {host}"
+    return "" if rank in clients else f"rank {rank} has no place below rank {host}"
 
 
 def _reader_of_hellos() -> FrameReader:

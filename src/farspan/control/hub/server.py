@@ -12,7 +12,7 @@ import time
 from collections import deque
 
 from farspan.control.hub.connection import Connection
-from farspan.control.hub.joining import Guest, join, refusal_of
+from farspan.control.hub.joining import Client, join, refusal_of
 from farspan.control.hub.state import Hub
 from farspan.control.text import describe_death, describe_lost_link
 from farspan.control.tree.message import Message, Node
@@ -117,7 +117,7 @@ class HubServer:
         """
         if parent is None:
             return cls(Hub(world_size), secret, bind_address)
-        uplink = join(Guest(rank, world_size, secret, parent_of(rank)), parent, deadline_s)
+        uplink = join(Client(rank, world_size, secret, parent_of(rank)), parent, deadline_s)
         return cls(Relay(rank, world_size), secret, bind_address, uplink)
 
     def wait_ended(self, linger_s: float) -> bool:

@@ -11,12 +11,12 @@ from typing import Any
 
 from farspan.comm.pulls.answers import Answer, encode_answer, frames_of
 from farspan.control.channel import SideChannel
-from farspan.control.hub.joining import Door, let_in
+from farspan.control.hub.joining import Service, admit
 from farspan.control.text import described
 from farspan.control.wire import ProtocolError, adopt, encode, send_all
 from farspan.control.workers import Workers
 
-__all__ = ["Handler", "OwnDoor", "door_of"]
+__all__ = ["Handler", "Listener", "service_of"]
 
 Handler = Callable[[dict[str, Any]], Answer]
 """A request to its answer; called in a thread, so it may block."""
@@ -32,11 +32,11 @@ _IDLE_S = 30.0
 _RETRY_S = 0.1
 
 
-def door_of(rank: int) -> Door:
-    return Door(f"reader of rank {rank}", f"owner, rank {rank}", "tensors")
+def service_of(rank: int) -> Service:
+    return Service(f"reader of rank {rank}", f"owner, rank {rank}", "tensors")
 
 
-class OwnDoor:
+class Listener:
     """A rank's listening socket, and the connections that have come through it.
 
     Attributes:
@@ -93,7 +93,7 @@ class OwnDoor:
         side = self._side
         try:
             try:
-                rank, reader = let_in(sock, side.rank, side.world_size, side.secret, door_of(side.rank))
+                rank, reader = admit(sock, side.rank, side.world_size, side.secret, service_of(side.rank))
             except ProtocolError as error:
                 self._warn(error)
                 return
