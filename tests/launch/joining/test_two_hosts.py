@@ -31,7 +31,10 @@ for step in range(num_steps):
     optimizer.step()
     print("step", step, f"{loss.item():.9f}", flush=True)
     time.sleep(pause_s)
+    while step == 3 and os.environ.get("READS") == os.environ["RANK"]:
+        model.state_dict()
 print("trained", flush=True)
+print("read", *[float(item.double().sum()) for item in model.state_dict().values()], flush=True)
 """
 ENDS_S = 60.0
 """Long before the deadline, also on a loaded machine; on a quiet one a cut link ends both hosts within 15 s."""
@@ -83,8 +86,8 @@ class Run:
 def test_ranks_of_two_hosts_train_alike(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, 3, steps=3, pause_s=0.0, FARSPAN_SECRET="known to all")
     assert run.end(90.0) == [0, 0, 0], run.output(0)
-    lines = [[line for line in run.output(rank).splitlines() if line.startswith("step")] for rank in range(3)]
-    assert len(lines[0]) == 3 and lines[0] == lines[1] == lines[2]
+    lines = [[line for line in run.output(rank).splitlines() if line[:4] in ("step", "read")] for rank in range(3)]
+    assert len(lines[0]) == 4 and lines[0] == lines[1] == lines[2]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,17 @@ def test_a_cut_link_ends_both_hosts_and_is_named(hosts: Hosts, tmp_path: Path, t
     for rank in range(2):
         assert "the link to rank" in run.output(rank), run.output(rank)
         assert "died" not in run.output(rank), run.output(rank)
+
+
+@pytest.mark.slow
+def test_a_link_that_is_cut_while_one_host_reads_of_the_other_is_named(hosts: Hosts, tmp_path: Path) -> None:
+    run = Run(hosts, tmp_path, 2, steps=10_000, pause_s=0.05, READS="1")
+    run.wait_for_step(3)
+    time.sleep(0.5)
+    hosts.cut(0, 1)
+    assert all(run.end(ENDS_S))
+    for rank in range(2):
+        assert "the link to rank" in run.output(rank), run.output(rank)
 
 
 @pytest.mark.slow

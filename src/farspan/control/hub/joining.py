@@ -39,7 +39,7 @@ class Service(NamedTuple):
     """What a rank serves to others.
 
     Attributes:
-        client, server: As what the two ends prove who they are: what was overheard at one service is of no use at another.
+        client, server: As what the two ends prove who they are: what is overheard at one is of no use at another.
         name: For people.
     """
 
