@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from tests.support.ranks import run_threads
+from tests.support.side import count_hub_bytes
 
-from farspan.control.hub.server import HubServer
 from farspan.errors import RecordError
 from farspan.execute.agreement.broadcast import broadcast_tensors
 from farspan.execute.process.world import current_engine
@@ -29,20 +29,10 @@ def _broadcast(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return tensors
 
 
-@pytest.fixture
-def hub_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The payloads that have come to the hub, summed up."""
-    counted, hear = [0], HubServer._hear
-
-    def heard(self: Any, conn: Any, rank: int, frame: Any) -> None:
-        counted[0] += len(frame.payload)
-        hear(self, conn, rank, frame)
-
-    monkeypatch.setattr(HubServer, "_hear", heard)
-    return counted
-
-
-def test_every_rank_has_each_tensor_of_its_owner_and_no_large_one_passes_the_hub(hub_bytes: list[int]) -> None:
+def test_every_rank_has_each_tensor_of_its_owner_and_no_large_one_passes_the_hub(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub_bytes = count_hub_bytes(monkeypatch)
     for found in run_threads(3, lambda rank: _broadcast(_filled(rank))):
         expected = [_filled(owner)[number] for number, owner in enumerate(OWNERS)]
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

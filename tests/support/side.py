@@ -10,7 +10,7 @@ from farspan.control.channel import SideChannel
 from farspan.control.hub.server import HubServer
 from farspan.control.tree.numbers import host_of, parent
 
-__all__ = ["LONG_S", "SHORT_S", "connect", "each", "open_hubs", "open_ranks", "record", "step"]
+__all__ = ["LONG_S", "SHORT_S", "connect", "count_hub_bytes", "each", "open_hubs", "open_ranks", "record", "step"]
 
 LONG_S = 30.0
 """A deadline that only a bug reaches."""
@@ -77,3 +77,15 @@ def record(channels, programs):
     for channel, program in zip(channels, programs, strict=True):
         entries = [(sum(text.encode()), text) for text in program]
         channel.history = lambda step, entries=entries: entries
+
+
+def count_hub_bytes(monkeypatch) -> list[int]:
+    """The payloads that come to hubs and relays from here on, summed up in a list of one."""
+    counted, hear = [0], HubServer._hear
+
+    def heard(self, conn, rank, frame):
+        counted[0] += len(frame.payload)
+        hear(self, conn, rank, frame)
+
+    monkeypatch.setattr(HubServer, "_hear", heard)
+    return counted

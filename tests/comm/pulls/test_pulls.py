@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.support.side import LONG_S, SHORT_S, each, open_ranks, step
+from tests.comm.pulls.answering import of_rank, wait_until
+from tests.support.side import LONG_S, SHORT_S, count_hub_bytes, each, step
 
-from farspan.comm.pulls.answers import read_answer
 from farspan.comm.pulls.listener import service_of
-from farspan.comm.pulls.pulls import Pulls
 from farspan.control.hub.joining import Client, join
-from farspan.control.hub.server import HubServer
-from farspan.control.wire import FrameReader, encode, send_all
-from farspan.errors import DeadlineError, FarspanError, LaunchError, RecordError, RemoteError
+from farspan.control.wire import encode, send_all
+from farspan.errors import DeadlineError, FarspanError, RemoteError
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def ranks():
-    """A function that makes the pulls of so many ranks, which all answer by one handler: (rank, request) -> answer."""
-    with open_ranks() as make:
-
-        def opened(number, handler, deadline_s=LONG_S):
-            channels = make(number)
-            pulls = [
-                Pulls(side, lambda request, rank=side.rank: handler(rank, request), deadline_s) for side in channels
-            ]
-            for side, mine in zip(channels, pulls, strict=True):
-                side.serve(lambda request, mine=mine: mine.listen())
-                side.on_failure = lambda error, mine=mine: mine.abort()
-            return channels, pulls
-
-        yield opened
-
-
-@pytest.fixture
-def hub_bytes(monkeypatch):
-    """The payloads that have come to the hub, summed up."""
-    counted = [0]
-    hear = HubServer._hear
-
-    def heard(self, conn, rank, frame):
-        counted[0] += len(frame.payload)
-        hear(self, conn, rank, frame)
-
-    monkeypatch.setattr(HubServer, "_hear", heard)
-    return counted
-
-
-def of_rank(rank, request):
-    return {"from": rank, **request}, [torch.full((3,), rank), torch.tensor(0.5)]
 
 
 def test_all_ranks_ask_each_other_again_and_again(ranks):
@@ -71,7 +32,8 @@ def test_all_ranks_ask_each_other_again_and_again(ranks):
     assert each(channels, act) == [None] * 3
 
 
-def test_a_large_answer_does_not_pass_the_hub_and_steps_go_on(ranks, hub_bytes):
+def test_a_large_answer_does_not_pass_the_hub_and_steps_go_on(ranks, monkeypatch):
+    hub_bytes = count_hub_bytes(monkeypatch)
     data = torch.arange(64 * MIB, dtype=torch.uint8)
     channels, pulls = ranks(3, lambda rank, request: ({}, [data, torch.ones(5)]))
     with ThreadPoolExecutor(1) as pool:
@@ -303,78 +265,3 @@ def test_a_reader_that_goes_away_leaves_the_owner_as_it_was(ranks):
         assert pulls[2].pull(1, {"size": 5})[1][0].tolist() == [0] * 5
     assert channels[1].failure is None
     wait_until(lambda: len(listener._open) == 1)
-
-
-def wait_until(condition):
-    for _ in range(1_000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("waited too long")
-
-
-# -- who does not belong ----------------------------------------------------------------------------------------------
-
-
-def test_a_stranger_is_not_let_in(ranks, caplog):
-    _, pulls = ranks(2, of_rank)
-    address = tuple(pulls[1].listen()["address"])
-    for client in (
-        Client(0, 2, "guess", 1, service_of(1)),
-        Client(0, 2, "secret", 1, service_of(0)),
-        Client(0, 2, "secret", 1),
-    ):
-        with pytest.raises(LaunchError, match="does not know its secret"):
-            join(client, address, LONG_S)
-    with pytest.raises(LaunchError, match="no rank 7"):
-        join(Client(7, 2, "secret", 1, service_of(1)), address, LONG_S)
-    assert pulls[0].pull(1, {})[0] == {"from": 1}
-    assert len(caplog.records) == 4
-
-
-def test_strangers_do_no_harm(ranks, caplog):
-    _, pulls = ranks(2, of_rank)
-    address = tuple(pulls[1].listen()["address"])
-    strangers = [socket.create_connection(address) for _ in range(200)]
-    for stranger in strangers[::2]:
-        with contextlib.suppress(OSError):  # the oldest have been closed
-            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
-    assert pulls[0].pull(1, {})[0] == {"from": 1}
-    for stranger in strangers:
-        stranger.close()
-    listener = pulls[1]._listener
-    assert listener is not None
-    wait_until(lambda: not listener._strangers)
-    assert len([each for each in caplog.records if "stranger" in each.getMessage()]) <= 10
-
-
-def test_a_stranger_in_the_place_of_an_owner_is_found(ranks, monkeypatch):
-    monkeypatch.setattr("farspan.comm.pulls.pulls._CAUSE_S", 0.1)
-    _, pulls = ranks(2, of_rank)
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
-        pulls[0]._addresses[1] = listener.getsockname()
-        asked = pool.submit(pulls[0].pull, 1, {"name": "w"})
-        with listener.accept()[0] as sock:
-            send_all(sock, encode({"t": "challenge", "nonce": "0"}))
-            sock.recv(1000)
-            send_all(sock, encode({"t": "welcome", "proof": "guess"}))
-            pulls_error = asked.exception(LONG_S)
-    assert isinstance(pulls_error, LaunchError) and "found a stranger" in str(pulls_error)
-
-
-@pytest.mark.parametrize(
-    ("head", "size"),
-    [
-        ({"dtype": "float32", "shape": [2]}, 4),
-        ({"dtype": "float32", "shape": [1 << 40]}, 4),
-        ({"dtype": "object", "shape": [1]}, 8),
-        ({"dtype": "float32", "shape": [-1]}, 4),
-        ({}, 4),
-    ],
-)
-def test_a_tensor_of_other_bytes_than_it_says_is_refused(head, size):
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        send_all(theirs, [*encode({"body": {}, "num_tensors": 1}), *encode(head, bytes(size))])
-        with pytest.raises(RecordError):
-            read_answer(ours, FrameReader())

@@ -83,6 +83,9 @@ class Listener:
                     self._closed.wait(_RETRY_S)
                     continue
                 with self._lock:
+                    if self._closed.is_set():
+                        sock.close()
+                        return
                     self._strangers[sock] = None
                     oldest = next(iter(self._strangers)) if len(self._strangers) > self._max_strangers else None
                 if oldest is not None:
