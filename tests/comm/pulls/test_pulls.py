@@ -11,6 +11,7 @@ import torch
 from tests.comm.pulls.answering import of_rank, wait_until
 from tests.support.side import LONG_S, SHORT_S, count_hub_bytes, each, step
 
+from farspan.comm.pulls.answers import read_answer, send_request
 from farspan.comm.pulls.listener import service_of
 from farspan.control.hub.joining import Client, join
 from farspan.control.wire import encode, send_all
@@ -146,6 +147,17 @@ def test_a_slow_answer_is_not_a_late_one(ranks, monkeypatch):
 
     monkeypatch.setattr("farspan.comm.pulls.listener.send_all", slowly)
     assert torch.equal(pulls[0].pull(1, {})[1][0], data)
+
+
+def test_a_reader_that_is_stopped_for_a_while_gets_all(ranks, monkeypatch):
+    monkeypatch.setattr("farspan.comm.pulls.listener._IDLE_S", 0.05)
+    _, pulls = ranks(2, lambda rank, request: ({}, [torch.ones(64 * MIB, dtype=torch.uint8)]))
+    sock, reader = join(Client(0, 2, "secret", 1, service_of(1)), tuple(pulls[1].listen()["address"]), LONG_S)
+    with sock:
+        send_request(sock, {})
+        threading.Event().wait(0.5)  # longer than the system's buffers last
+        _, (found,) = read_answer(sock, reader)
+    assert found.all()
 
 
 def test_an_idle_connection_that_the_owner_has_closed_is_made_anew(ranks, monkeypatch):

@@ -114,3 +114,14 @@ def test_a_tensor_of_other_bytes_than_it_says_is_refused(head, size):
         send_all(theirs, [*encode({"body": {}, "num_tensors": 1}), *encode(head, bytes(size))])
         with pytest.raises(RecordError):
             read_answer(ours, FrameReader())
+
+
+def test_no_memory_is_taken_for_more_bytes_than_a_tensor_has():
+    ours, theirs = socket.socketpair()
+    text = b'{"dtype":"float32","shape":[2]}'
+    with ours, theirs:
+        send_all(
+            theirs, [*encode({"body": {}, "num_tensors": 1}), struct.pack("!4sIQ", b"FSC1", len(text), 1 << 40), text]
+        )
+        with pytest.raises(RecordError):  # now: the bytes have not come
+            read_answer(ours, FrameReader())
