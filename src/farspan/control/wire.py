@@ -37,7 +37,6 @@ __all__ = [
     "ProtocolError",
     "adopt",
     "advance",
-    "as_bytes_view",
     "encode",
     "is_of_link",
     "is_proof",
@@ -106,12 +105,6 @@ def encode(
         raise ValueError(f"a message payload of {len(payload)} bytes; at most {max_payload} fit")
     head = _PREFIX.pack(_MAGIC, len(text), len(payload)) + text
     return [head, payload] if len(payload) else [head]
-
-
-def as_bytes_view(payload: Any) -> memoryview:
-    """A flat view of any contiguous buffer (bytes, memoryview, numpy array), one item a byte."""
-    view = memoryview(payload)
-    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def advance(buffers: list[Buffer], sent: int) -> list[Buffer]:

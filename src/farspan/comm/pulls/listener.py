@@ -6,14 +6,14 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from farspan.comm.pulls.answers import Answer, encode_answer, frames_of
 from farspan.control.channel import SideChannel
 from farspan.control.hub.joining import Service, admit
 from farspan.control.text import described
-from farspan.control.wire import ProtocolError, adopt, encode, send_all
+from farspan.control.wire import Buffer, Frame, ProtocolError, adopt, encode, send_all
 from farspan.control.workers import Workers
 
 __all__ = ["Handler", "Listener", "service_of"]
@@ -117,7 +117,7 @@ class Listener:
                 self._open.discard(sock)
             sock.close()
 
-    def _answer_all(self, sock: socket.socket, frames: Any) -> None:
+    def _answer_all(self, sock: socket.socket, frames: Iterator[Frame]) -> None:
         while True:
             sock.settimeout(_IDLE_S)
             request = next(frames).header.get("pull")
@@ -126,7 +126,7 @@ class Listener:
                 raise ProtocolError("a question without a request")
             send_all(sock, self._answered(request))
 
-    def _answered(self, request: dict[str, Any]) -> Any:
+    def _answered(self, request: dict[str, Any]) -> list[Buffer]:
         try:
             return encode_answer(self._handler(request))
         except Exception as error:

@@ -14,7 +14,7 @@ from farspan.comm.pulls.listener import Handler, Listener, service_of, shut_down
 from farspan.control.channel import SideChannel
 from farspan.control.hub.joining import Client, join
 from farspan.control.text import answer_error, clip_head
-from farspan.control.wire import FrameReader, ProtocolError
+from farspan.control.wire import FrameReader, Header, ProtocolError
 from farspan.errors import DeadlineError, LaunchError, RemoteError
 
 __all__ = ["Pulls"]
@@ -27,6 +27,8 @@ _MOST_IDLE = 32
 """Connections that are kept for the next question; the one that was used longest ago goes when one more comes."""
 
 _Connection = tuple[socket.socket, FrameReader]
+_Received = tuple[Header, list[torch.Tensor]]
+"""The head of an answer, and its tensors."""
 
 
 class Pulls:
@@ -109,7 +111,7 @@ class Pulls:
         for sock, _ in idle:
             self._drop(sock)
 
-    def _ask(self, rank: int, request: dict[str, Any]) -> Any:
+    def _ask(self, rank: int, request: dict[str, Any]) -> _Received:
         with self._lock:
             idle = self._idle.pop(rank, None)
         if idle is not None:
@@ -142,7 +144,9 @@ class Pulls:
             self._sockets.add(sock)
         return sock
 
-    def _converse(self, rank: int, connection: _Connection, request: dict[str, Any]) -> Any:
+    def _converse(
+        self, rank: int, connection: _Connection, request: dict[str, Any]
+    ) -> tuple[Header, list[torch.Tensor]]:
         sock, reader = connection
         try:
             sock.settimeout(self._deadline_s)
