@@ -228,7 +228,10 @@ def test_of_a_large_tensor_a_rank_fetches_what_it_reads() -> None:
         fetched: list[int] = []
         if values is not None:
             ask = values._ask
-            values._ask = lambda *given: (answer := ask(*given), fetched.append(len(answer[1])))[0]
+            values._ask = lambda *given: (
+                answer := ask(*given),
+                fetched.append(sum(item.nbytes for item in answer[1])),
+            )[0]
         row = out.detach()[2].view(20, -1)[3, :4]
         return row.tolist(), out[:, 5].argmax().item(), out.t()[7, 1].item(), fetched
 
