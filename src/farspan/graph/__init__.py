@@ -11,6 +11,7 @@ from farspan.graph.call import MicroBatch as MicroBatch
 from farspan.graph.call import ModuleTarget as ModuleTarget
 from farspan.graph.call import Segment as Segment
 from farspan.graph.call import Value as Value
+from farspan.graph.cut import Cut as Cut
 from farspan.graph.gradient import earliest_uses as earliest_uses
 from farspan.graph.gradient import hooked_calls as hooked_calls
 from farspan.graph.gradient import route as route
@@ -24,6 +25,7 @@ __all__ = [
     "OUTPUT_BITS",
     "Backward",
     "Call",
+    "Cut",
     "Edge",
     "Graph",
     "Meta",

@@ -9,6 +9,7 @@ import functools
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from farspan.graph.cut import Cut
 from farspan.graph.meta import Meta
 
 if TYPE_CHECKING:
@@ -34,14 +35,14 @@ class ModuleTarget:
     placed: Sequence[Any]
 
 
-class MicroBatch:
+class MicroBatch(Cut["Call", "Segment"]):
     """The calls of one micro-batch, in program order. `Graph` adds how they are recorded."""
 
-    __slots__ = ("backwards", "calls", "index")
+    __slots__ = ("backwards", "index")
 
     def __init__(self, index: int) -> None:
+        super().__init__()
         self.index = index
-        self.calls: list[Call] = []
         self.backwards: list[Any] = []
         """Each a `Backward` that begins here."""
 

@@ -1,17 +1,4 @@
-r"""One recorded micro-batch: its calls in program order, cut into segments as they arrive.
-
-    level(call) = max over its inputs of level(producer) + (1 if the producer's stage differs)
-
-Calls of equal (level, stage) form a segment, so the segments of a graph are acyclic by construction. A call that passes
-gradient on to a value or a parameter is in no segment before that of its user before this one: gradients are added up
-segment by segment, the latest first, which is then the order of one process. A U shape over two stages, each box a
-segment:
-
-    stage 0   [embed, blocks 0-3]                 [head, loss]
-                     level 0  \                  /  level 2
-    stage 1                    [blocks 4-7]  ----
-                                 level 1
-"""
+"""One recorded micro-batch: its calls in program order, cut into segments as they arrive (`graph.cut`)."""
 
 from __future__ import annotations
 
@@ -37,23 +24,10 @@ _CALL, _SOURCE, _BACKWARD, _MORE = range(4)
 class Graph(MicroBatch):
     """What one micro-batch does. `content` says it in numbers, the same on all ranks that recorded the same."""
 
-    __slots__ = (
-        "_by_level",
-        "_last_user",
-        "_latest",
-        "_names",
-        "_num_noted",
-        "content",
-        "floor",
-        "read_level",
-        "record",
-        "segments",
-        "sources",
-    )
+    __slots__ = ("_names", "content", "floor", "read_level", "record", "sources")
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
-        self.segments: list[Segment] = []
         self.sources: dict[Value, int] = {}
         """Values from outside this graph, numbered in order of first use."""
         self.backwards: list[Backward]
@@ -67,42 +41,26 @@ class Graph(MicroBatch):
         """The deepest level at which a stage uses a value."""
         self.floor = 0
         """The least level of the calls to come: what was recorded before a hook is in earlier segments."""
-        self._by_level: dict[tuple[int, int], Segment] = {}
-        self._last_user: dict[Any, Segment] = {}
-        """By value, leaf, or name of a parameter: the segment that last used it and passes gradient on to it; of the
-        first `_num_noted` calls, for as long as all calls are in the latest segment nobody asks.
-        """
-        self._num_noted = 0
-        self._latest: Segment | None = None
         self._names: set[str] = set()
         """Of parameters that others than one leaf use."""
 
     def add(self, call: Call, values: Sequence[Value], *, at_least: int = 0) -> None:
         """Append `call`, whose lazy arguments are `values`, and place it in its segment."""
-        stage = call.stage
-        level = max(at_least, self.floor)
-        for value in values:
-            segment = value.segment
-            if segment is None or segment.executed or segment.graph is not self:
-                continue
-            needed = segment.level if segment.stage == stage else segment.level + 1
-            if needed > level:
-                level = needed
-        latest = self._latest
-        if latest is not None and level <= latest.level and self._by_level.get((level, stage)) is not latest:
-            level = self._level_after_users(call, level)
-        self.put(call, values, level)
+        sources = [
+            segment
+            for value in values
+            if (segment := value.segment) is not None and not segment.executed and segment.graph is self
+        ]
+        if at_least < self.floor:
+            at_least = self.floor
+        self._put(call, values, self.segment_for(call, call.stage, sources, at_least))
 
     def put(self, call: Call, values: Sequence[Value], level: int) -> None:
         """Append `call`, whose lazy arguments are `values`, to the segment of this level."""
-        stage, latest = call.stage, self._latest
-        segment = self._by_level.get((level, stage))
-        if segment is None:
-            segment = Segment(self, len(self.segments), level, stage)
-            self._by_level[level, stage] = segment
-            self.segments.append(segment)
-            if latest is None or segment.order > latest.order:
-                self._latest = segment
+        self._put(call, values, self.segment_at(level, call.stage))
+
+    def _put(self, call: Call, values: Sequence[Value], segment: Segment) -> None:
+        stage, level = segment.stage, segment.level
         for value in values:
             if level >= self.read_level.get((value, stage), 0):
                 self.read_level[value, stage] = level
@@ -128,8 +86,8 @@ class Graph(MicroBatch):
         self.floor = max(floor, self.floor + shift)
         if not shift:
             return
-        self.calls, self.record, self.segments, self.read_level = [], [], [], {}
-        self._by_level, self._last_user, self._latest, self._num_noted = {}, {}, None, 0
+        self.clear()
+        self.record, self.read_level = [], {}
         for item, note in zip(calls, records, strict=True):
             level, arguments = item.level + (shift if item.index > call.index else 0), item.arguments or ()
             unused = item.entry.unused
@@ -138,24 +96,14 @@ class Graph(MicroBatch):
                 output.segment = item.segment
             self.record.append((*note[:3], level, *note[4:]))
 
-    def _level_after_users(self, call: Call, level: int) -> int:
-        """The least level for `call`, from `level` on, not before those that used what it passes gradient to."""
-        for earlier in self.calls[self._num_noted :]:
-            for key in self._receiving(earlier):
-                self._last_user[key] = earlier.segment
-        self._num_noted = len(self.calls)
-        users = [self._last_user.get(key) for key in self._receiving(call)]
-        later = [user for user in users if user is not None and user.level >= level]
-        if not later:
-            return level
-        user = max(later, key=lambda user: user.order)
-        if call.stage == user.stage:
-            return user.level
-        existing = self._by_level.get((user.level, call.stage))
-        return user.level if existing is None or existing.index > user.index else user.level + 1
+    def make_segment(self, index: int, level: int, stage: int) -> Segment:
+        return Segment(self, index, level, stage)
 
-    def _receiving(self, call: Call) -> list[Any]:
-        """What `call` passes gradient on to: values, names of parameters, its own leaf."""
+    def segment_of(self, call: Call) -> Segment:
+        return call.segment
+
+    def receiving(self, call: Call) -> list[Any]:
+        """Values, names of parameters, its own leaf."""
         arguments, entry = call.arguments, call.entry
         assert arguments is not None
         found: list[Any] = []
@@ -240,7 +188,6 @@ class Graph(MicroBatch):
 
     def end(self) -> None:
         """It has run."""
-        self.calls, self.record, self.segments, self.backwards = [], [], [], []
-        self.sources, self.read_level, self._by_level, self._last_user = {}, {}, {}, {}
-        self._latest = None
+        self.clear()
+        self.record, self.backwards, self.sources, self.read_level = [], [], {}, {}
         self.content = array("q")

@@ -1,7 +1,6 @@
-"""The segments of a pipeline's stages, as the runtime cuts them, and what passes between them.
+"""The segments of a pipeline's stages, and what passes between them: nodes are cut as recorded calls are (`graph.cut`).
 
-level(node) = max over what it uses of level + (1 if that is on another stage), and nodes of one level and stage are a
-segment. Of a chain that is cut into a row, each stage is one; where data flow back to a stage, or branches go over its
+Of a chain that is cut into a row, each stage is one segment; where data flow back to a stage, or branches go over its
 border, it has several.
 
     stage 0   embed             head            level 0, 2
@@ -18,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from farspan.graph import Cut
 from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, Seconds
 from farspan.planner.search.lattice import linear_order
 
@@ -114,48 +114,46 @@ def make_segments(graph: CostedGraph, stages: Sequence[Sequence[CostedNode]]) ->
     return segments
 
 
-def _cut(graph: CostedGraph, stages: Sequence[Sequence[CostedNode]]) -> list[Segment]:
-    """Place each node in its segment, as the runtime places calls while they are recorded.
+class _Nodes(Cut[str, Segment]):
+    """Nodes in segments, each known by its name."""
 
-    A node comes not before those that have used what it passes gradient to: so gradients add up in the order of one
-    process.
-    """
+    __slots__ = ("_gradients", "_segment_of")
+
+    def __init__(self, inputs: Mapping[str, Sequence[CostedEdge]]) -> None:
+        super().__init__()
+        self._gradients = {
+            name: [(edge.source, edge.value) for edge in edges if edge.has_gradient] for name, edges in inputs.items()
+        }
+        self._segment_of: dict[str, Segment] = {}
+
+    def make_segment(self, index: int, level: int, stage: int) -> Segment:
+        return Segment(level, stage, index=index)
+
+    def segment_of(self, call: str) -> Segment:
+        return self._segment_of[call]
+
+    def receiving(self, call: str) -> Sequence[tuple[str, str]]:
+        return self._gradients.get(call, ())
+
+    def put(self, node: CostedNode, segment: Segment) -> None:
+        """Append `node` to its segment."""
+        segment.nodes.append(node)
+        self._segment_of[node.name] = segment
+        self.calls.append(node.name)
+
+
+def _cut(graph: CostedGraph, stages: Sequence[Sequence[CostedNode]]) -> list[Segment]:
+    """Place each node in its segment."""
     chosen = {node.name: (stage, node) for stage, nodes in enumerate(stages) for node in nodes}
     inputs: dict[str, list[CostedEdge]] = {}
     for edge in graph.edges:
         inputs.setdefault(edge.target, []).append(edge)
-    found: dict[tuple[int, int], Segment] = {}
-    segment_of: dict[str, Segment] = {}
-    last_user: dict[tuple[str, str], Segment] = {}
-    latest: Segment | None = None
+    cut = _Nodes(inputs)
     for name in _in_order(graph):
-        (stage, node), edges = chosen[name], inputs.get(name, [])
-        level = 0
-        for edge in edges:
-            if not edge.is_parameter:
-                source = segment_of[edge.source]
-                level = max(level, source.level + (source.stage != stage))
-        learned = [(edge.source, edge.value) for edge in edges if edge.has_gradient]
-        if latest is not None and level <= latest.level and found.get((level, stage)) is not latest:
-            later = [last_user[key] for key in learned if key in last_user and last_user[key].level >= level]
-            if later:
-                level = _level_after(max(later, key=lambda each: each.order), stage, found)
-        segment = found.get((level, stage))
-        if segment is None:
-            segment = found[level, stage] = Segment(level, stage, index=len(found))
-            latest = segment if latest is None or segment.order > latest.order else latest
-        segment.nodes.append(node)
-        segment_of[name] = segment
-        last_user.update(dict.fromkeys(learned, segment))
-    return sorted(found.values(), key=lambda segment: segment.order)
-
-
-def _level_after(user: Segment, stage: int, found: Mapping[tuple[int, int], Segment]) -> int:
-    """The least level of a node of `stage` that does not run before `user`."""
-    if user.stage == stage:
-        return user.level
-    existing = found.get((user.level, stage))
-    return user.level if existing is None or existing.index > user.index else user.level + 1
+        stage, node = chosen[name]
+        sources = [cut.segment_of(edge.source) for edge in inputs.get(name, ()) if not edge.is_parameter]
+        cut.put(node, cut.segment_for(name, stage, sources))
+    return sorted(cut.segments, key=lambda segment: segment.order)
 
 
 def _in_order(graph: CostedGraph) -> list[str]:
