@@ -7,164 +7,110 @@ message without exchanging a word.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from farspan.graph import EVERYWHERE, Backward, Call, Edge, Graph, ModuleTarget, Part, Segment, Value, route
 from farspan.program.options import Settings
 from farspan.program.program import PROLOGUE, Action, Message, Program
-from farspan.schedule import (
-    NOMINAL_S,
-    Kind,
-    Schedule,
-    Task,
-    is_worth_splitting,
-    orders_by_name,
-    run_ahead_of,
-    split_from,
-)
+from farspan.program.tasks import BackwardWork, ForwardWork, StepTasks, StepWork, scheduled
+from farspan.schedule import Kind, is_worth_splitting, run_ahead_of
 
 __all__ = ["build_program", "has_weights"]
 
 
 class _Builder:
     def __init__(
-        self,
-        graphs: Sequence[Graph],
-        routes: Sequence[tuple[Backward, list[Part]]],
-        settings: Settings,
-        *,
-        split_from: int = 0,
+        self, graphs: Sequence[Graph], routes: Sequence[tuple[Backward, list[Part]]], settings: Settings
     ) -> None:
         self.workers = [team.leader for team in settings.teams]
+        self.settings = settings
         self.rank = settings.rank
-        self.least_weight_work_s = settings.least_weight_work_s
-        self.split_from = split_from
-        """The first micro-batch of which backwards may be split."""
-        self.work: list[Segment | Part] = []
-        self.tasks: list[Task] = []
-        self.index_of: dict[Segment | Part, int] = {}
         self.messages: dict[tuple[int, int, int, bool], Message] = {}
         """What this rank sends and receives."""
         self.gpu_channels: set[tuple[int, int, int]] = set()
-        self.last_use: dict[object, int] = {}
-        """By leaf with buffers (running statistics), and by name of what leaves write: the task that used it last, in
-        the loop's order.
-        """
         self.num_users: dict[tuple[Value, int], int] = {}
-        self.feeds_another_rank: set[Part] = set()
-        """Backward work that another rank waits for, if only for what this rank makes of it."""
         self.trains: dict[object, bool] = {}
         """Of the leaves met, whether they have a parameter that is trained."""
         self.needed_by: dict[Message, list[int]] = {}
-        positions = {graph.index: position for position, graph in enumerate(graphs)}
+        self.positions = {graph.index: position for position, graph in enumerate(graphs)}
+        self.keys: dict[object, int] = {}
+        """Numbers of what calls must find as others have left it, or add gradients to: leaves, and names."""
+        self.segments = [
+            segment for graph in graphs for segment in sorted(graph.segments, key=lambda segment: segment.order)
+        ]
+        self.parts = [part for _, parts in routes for part in parts]
+        self.number_of_segment = {segment: number for number, segment in enumerate(self.segments)}
+        self.number_of_part = {part: number for number, part in enumerate(self.parts)}
         with_backward = {backward.graph.index for backward, _ in routes}
-        self.letting_go = _letting_go(routes)
-        for graph in graphs:
-            for segment in sorted(graph.segments, key=lambda segment: segment.order):
-                self.add_forward(segment, positions[graph.index], graph.index in with_backward)
-        last_touch: dict[object, tuple[int, ...]] = {}
-        for backward, parts in routes:
-            self.note_awaited(parts)
-            for part in parts:
-                self.add_backward(part, positions[backward.graph.index], last_touch)
-
-    def add(
-        self,
-        work: Segment | Part,
-        kind: Kind,
-        micro_batch: int,
-        needs: Iterable[int],
-        duration: float,
-        *,
-        level: int = 0,
-        holds: bool = False,
-        memory: float = 0.0,
-    ) -> int:
-        index = len(self.tasks)
-        self.work.append(work)
-        self.tasks.append(
-            Task(
-                kind=kind,
-                rank=self.workers[work.stage].rank,
-                micro_batch=micro_batch,
-                level=level,
-                duration=duration,
-                needs=tuple(sorted(needs)),
-                holds=holds,
-                memory=memory,
-            )
+        letting_go = _letting_go(routes)
+        run_ahead = run_ahead_of(settings.schedule, settings.lookahead)
+        work = StepWork(
+            tuple(
+                [self.forward(each, each.graph.index in with_backward, each in letting_go) for each in self.segments]
+            ),
+            tuple([self.backward(part, letting_go) for part in self.parts]),
         )
-        return index
+        self.tasks = _scheduled(work, settings.schedule, settings.num_ranks, run_ahead)
+        self.lookahead = settings.lookahead - run_ahead
+        for task, segment in enumerate(self.segments):
+            for value in segment.inputs:
+                if value.stage != EVERYWHERE:
+                    source = self.number_of_segment.get(value.segment, PROLOGUE) if value.segment else PROLOGUE
+                    self.connect(source, value.stage, task, segment.stage, value, is_gradient=False)
+        for part, task in zip(self.parts, self.tasks.backwards, strict=True):
+            for edge in part.incoming:
+                number = self.number_of_part.get(edge.src)  # None for what an earlier flush has computed
+                source = PROLOGUE if number is None else self.tasks.backwards[number]
+                self.connect(source, edge.src.stage, task, part.stage, edge, is_gradient=True)
 
-    def add_forward(self, segment: Segment, micro_batch: int, holds: bool) -> None:
-        sources = [(value, self.index_of.get(value.segment) if value.segment else None) for value in segment.inputs]
-        needs = {index for _, index in sources if index is not None}
-        stateful = [key for call in segment.calls for key in _states_of(call.target)]
-        needs.update(self.last_use[leaf] for leaf in stateful if leaf in self.last_use)
-        task = self.add(
-            segment,
-            Kind.FORWARD,
-            micro_batch,
-            needs,
-            NOMINAL_S,
+    def forward(self, segment: Segment, holds: bool, keeps: bool) -> ForwardWork:
+        uses = {self.number_of_segment.get(value.segment, -1) for value in segment.inputs if value.segment}
+        return ForwardWork(
+            rank=self.workers[segment.stage].rank,
+            micro_batch=self.positions[segment.graph.index],
             level=segment.level,
+            uses=tuple(sorted(uses - {-1})),
+            states=self.numbered([key for call in segment.calls for key in _states_of(call.target)]),
             holds=holds,
-            memory=float(segment in self.letting_go),
+            keeps=keeps,
         )
-        self.index_of[segment] = task
-        self.last_use.update(dict.fromkeys(stateful, task))
-        for value, index in sources:
-            if value.stage == EVERYWHERE:
-                continue
-            self.connect(PROLOGUE if index is None else index, value.stage, task, value, is_gradient=False)
 
-    def add_backward(self, part: Part, micro_batch: int, last_touch: dict[object, tuple[int, ...]]) -> None:
-        needs = {self.index_of[edge.src] for edge in part.incoming if edge.src in self.index_of}
-        if part.segment is not None and part.segment in self.index_of:
-            needs.add(self.index_of[part.segment])
-        before = [last_touch[key] for key in part.touches if key in last_touch]
-        level = 0 if part.segment is None else part.segment.level
-        memory = -1.0 if part.segment is not None and self.letting_go.get(part.segment) is part else 0.0
-        if micro_batch >= self.split_from and self.is_split(part):
-            needs.update(tasks[0] for tasks in before)
-            task = self.add(part, Kind.BACKWARD, micro_batch, needs, NOMINAL_S, level=level)
-            self.index_of[part] = task
-            needs = {task, *(tasks[-1] for tasks in before)}
-            weight = self.add(part, Kind.WEIGHT, micro_batch, needs, NOMINAL_S, level=level, memory=memory)
-            touched = (task, weight)
-        else:
-            needs.update(tasks[-1] for tasks in before)
-            task = self.add(part, Kind.BACKWARD, micro_batch, needs, 2 * NOMINAL_S, level=level, memory=memory)
-            self.index_of[part] = task
-            touched = (task,)
-        for key in part.touches:
-            last_touch[key] = touched
-        for edge in part.incoming:
-            source = self.index_of.get(edge.src, PROLOGUE)  # what an earlier flush has computed
-            self.connect(source, edge.src.stage, task, edge, is_gradient=True)
-
-    def note_awaited(self, parts: Sequence[Part]) -> None:
-        for part in reversed(parts):
-            rank = self.workers[part.stage].rank
-            if any(
-                self.workers[edge.dst.stage].rank != rank or edge.dst in self.feeds_another_rank
+    def backward(self, part: Part, letting_go: Mapping[Segment, Part]) -> BackwardWork:
+        rank, segment = self.workers[part.stage].rank, part.segment
+        return BackwardWork(
+            rank=rank,
+            micro_batch=self.positions[part.backward.graph.index],
+            level=0 if segment is None else segment.level,
+            forward=-1 if segment is None else self.number_of_segment.get(segment, -1),
+            uses=tuple(
+                sorted({self.number_of_part[edge.src] for edge in part.incoming if edge.src in self.number_of_part})
+            ),
+            accumulates=self.numbered(part.touches),
+            frees=segment is not None and letting_go.get(segment) is part,
+            is_worth_splitting=self.is_worth_splitting(part),
+            is_awaited=any(
+                edge.dst not in self.number_of_part and self.workers[edge.dst.stage].rank != rank
                 for edge in part.outgoing
-            ):
-                self.feeds_another_rank.add(part)
+            ),
+        )
 
-    def is_split(self, part: Part) -> bool:
-        """Whether another rank waits for this part, and its weight gradients are worth a task of their own."""
-        worker = self.workers[part.stage]
-        if part.backward.retain_graph or part.backward.wanted is not None or part not in self.feeds_another_rank:
+    def numbered(self, keys: Iterable[object]) -> tuple[int, ...]:
+        return tuple([self.keys.setdefault(key, len(self.keys)) for key in keys])
+
+    def is_worth_splitting(self, part: Part) -> bool:
+        """Whether the weight gradients of this part are worth a task of their own."""
+        if part.backward.retain_graph or part.backward.wanted is not None:
             return False
         calls = [call for call in part.calls if has_weights(call, self.trains)]
-        flops = sum(call.entry.flops for call in calls)
-        return bool(calls) and is_worth_splitting(flops, worker.device_type, self.least_weight_work_s)
+        flops, device = sum(call.entry.flops for call in calls), self.workers[part.stage].device_type
+        return bool(calls) and is_worth_splitting(flops, device, self.settings.least_weight_work_s)
 
-    def connect(self, source: int, source_stage: int, target: int, item: Value | Edge, *, is_gradient: bool) -> None:
+    def connect(
+        self, source: int, source_stage: int, target: int, stage: int, item: Value | Edge, *, is_gradient: bool
+    ) -> None:
         """`item` goes from task `source` to task `target`; a message if they lie on different ranks."""
-        worker, stage = self.workers[source_stage], self.work[target].stage
-        src, dst = worker.rank, self.tasks[target].rank
+        worker = self.workers[source_stage]
+        src, dst = worker.rank, self.workers[stage].rank
         if src == dst:
             return
         is_between_gpus = worker.device_type == self.workers[stage].device_type == "cuda"
@@ -184,11 +130,11 @@ class _Builder:
             self.num_users[item, dst] = self.num_users.get((item, dst), 0) + 1
         self.needed_by[message].append(target)
 
-    def program(self, schedule: Schedule, lookahead: int, num_graphs: int) -> Program:
-        rank, orders = self.rank, schedule.orders
+    def program(self) -> Program:
+        rank, orders, lookahead = self.rank, self.tasks.schedule.orders, self.lookahead
         place = {task: position for order in orders for position, task in enumerate(order)}
         place[PROLOGUE] = -1
-        numbers = self._micro_batch_numbers(num_graphs)
+        numbers = self._micro_batch_numbers()
         actions = [self.action(index, numbers) for index in orders[rank]]
         prologue_sends: list[Message] = []
         prologue_receives: list[Message] = []
@@ -216,34 +162,32 @@ class _Builder:
         for action in actions:
             action.posts.reverse()  # within a channel, back to the order of sending
             action.receives.reverse()
-        parts = [work for work in self.index_of if isinstance(work, Part)]
         return Program(
             actions=actions,
             prologue_sends=prologue_sends,
             prologue_receives=prologue_receives,
-            reaches=_reaches(parts),
-            released=[call for part in parts if not part.backward.retain_graph for call in part.calls],
-            parts=parts,
+            reaches=_reaches(self.parts),
+            released=[call for part in self.parts if not part.backward.retain_graph for call in part.calls],
+            parts=self.parts,
             gpu_channels=self.gpu_channels,
             num_micro_batches=sum(number >= 0 for number in numbers),
-            schedule=schedule,
+            schedule=self.tasks.schedule,
         )
 
     def action(self, index: int, numbers: Sequence[int]) -> Action:
-        task = self.tasks[index]
-        following = self.tasks[index + 1] if index + 1 < len(self.tasks) else task
-        is_split = task.kind is Kind.BACKWARD and following.kind is Kind.WEIGHT
-        return Action(self.work[index], task.kind, numbers[task.micro_batch], leaves_weights=is_split)
+        task, number = self.tasks.schedule.tasks[index], self.tasks.work[index]
+        work = self.segments[number] if task.kind is Kind.FORWARD else self.parts[number]
+        return Action(work, task.kind, numbers[task.micro_batch], leaves_weights=self.tasks.leaves_weights(index))
 
-    def _micro_batch_numbers(self, num_graphs: int) -> list[int]:
+    def _micro_batch_numbers(self) -> list[int]:
         """For each graph the number people know it by; -1 for what a loop computes beside its micro-batches."""
         trained = {
-            self.tasks[self.index_of[part.segment]].micro_batch
-            for part in self.index_of
-            if isinstance(part, Part) and part.segment in self.index_of
+            self.positions[part.segment.graph.index]
+            for part in self.parts
+            if part.segment is not None and part.segment in self.number_of_segment
         }
-        numbered = sorted(trained) if trained else range(num_graphs)
-        numbers = [-1] * num_graphs
+        numbered = sorted(trained) if trained else range(len(self.positions))
+        numbers = [-1] * len(self.positions)
         for number, position in enumerate(numbered):
             numbers[position] = number
         return numbers
@@ -311,17 +255,11 @@ def _letting_go(routes: Iterable[tuple[Backward, Sequence[Part]]]) -> dict[Segme
 
 
 @functools.lru_cache(maxsize=16)
-def _split_from(schedule: str, tasks: tuple[Task, ...], num_ranks: int, run_ahead: int) -> int:
-    return split_from(schedule, tasks, num_ranks, run_ahead=run_ahead)
-
-
-@functools.lru_cache(maxsize=16)
-def _schedule(name: str, tasks: tuple[Task, ...], num_ranks: int, run_ahead: int) -> Schedule:
-    """The tasks in the order of every rank. Steps that look alike share it: finding it costs ranks x micro-batches, and
-    so does keeping it.
+def _scheduled(work: StepWork, name: str, num_ranks: int, run_ahead: int) -> StepTasks:
+    """The tasks in the order of every rank. Steps that look alike share them: finding the orders costs ranks x
+    micro-batches, and so does keeping them.
     """
-    orders = orders_by_name(name, tasks, num_ranks, run_ahead=run_ahead)
-    return Schedule(tasks=tasks, orders=tuple(map(tuple, orders)))
+    return scheduled(work, name, num_ranks, run_ahead)
 
 
 def build_program(graphs: Sequence[Graph], settings: Settings) -> Program:
@@ -331,11 +269,4 @@ def build_program(graphs: Sequence[Graph], settings: Settings) -> Program:
         graphs: All that was recorded and has not run, in order.
         settings: Whose program, and how.
     """
-    routes = _routes(graphs, settings)
-    builder = _Builder(graphs, routes, settings)
-    run_ahead = run_ahead_of(settings.schedule, settings.lookahead)
-    first = _split_from(settings.schedule, tuple(builder.tasks), settings.num_ranks, run_ahead)
-    if first:
-        builder = _Builder(graphs, routes, settings, split_from=first)
-    schedule = _schedule(settings.schedule, tuple(builder.tasks), settings.num_ranks, run_ahead)
-    return builder.program(schedule, settings.lookahead - run_ahead, len(graphs))
+    return _Builder(graphs, _routes(graphs, settings), settings).program()

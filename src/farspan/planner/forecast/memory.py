@@ -74,7 +74,7 @@ def _held(stages: Stages, part: Part, simulation: Simulation, channels: _Channel
         task = tasks[index]
         amount, is_split = amounts[task.level], (task.micro_batch, task.level) in split
         if task.kind is Kind.FORWARD:
-            held += amount.handed + (amount.of_micro_batch if task.holds else 0.0)
+            held += amount.handed + (amount.of_micro_batch if task.memory else 0.0)
             working = amount.forward_working
         elif task.kind is Kind.BACKWARD:
             held -= amount.taken

@@ -1,6 +1,6 @@
-"""The stages of a pipeline as they run, and the step they make: the tasks and orders that the runtime has, simulated.
+"""The stages of a pipeline as they run, and the step they make: the tasks and orders of the runtime, simulated.
 
-A backward is split where the runtime splits it, by the same rule.
+Both are made by `program.tasks`, of the same numbers: what is forecast is what runs.
 """
 
 from __future__ import annotations
@@ -19,19 +19,8 @@ from farspan.planner.links import Link
 from farspan.planner.pipeline import PipelineStage
 from farspan.planner.simulate import simulate
 from farspan.planner.simulation import Simulation
-from farspan.schedule import (
-    LEAST_WEIGHT_WORK_S,
-    LOOKAHEAD,
-    NOMINAL_S,
-    Kind,
-    Schedule,
-    Task,
-    is_worth_splitting,
-    orders_by_name,
-    run_ahead_of,
-    split_from,
-    whole_until,
-)
+from farspan.program.tasks import BackwardWork, ForwardWork, StepTasks, StepWork, scheduled
+from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD, Kind, Schedule, Task, is_worth_splitting, run_ahead_of
 
 __all__ = ["Part", "Stages"]
 
@@ -95,6 +84,10 @@ class Stages:
         self.segments = make_segments(graph, [part.chosen for part in self.parts])
         self.ranks = [self.parts[segment.stage].rank for segment in self.segments]
         self._costs = [_costs_of(segment.nodes, self.parts[segment.stage]) for segment in self.segments]
+        self._backwards = [
+            number for number in reversed(range(len(self.segments))) if self.segments[number].has_backward
+        ]
+        """Segments in the order of their backwards."""
         self._part_of = {part.rank: part for part in self.parts}
         self._sent = self._bytes_by_rank(is_gradient=False)
         self._returned = self._bytes_by_rank(is_gradient=True)
@@ -119,19 +112,11 @@ class Stages:
 
     def simulate(self, num_micro_batches: int, schedule: str, lookahead: int = LOOKAHEAD) -> Simulation:
         """Simulate a step by the schedule of that name, with what `lookahead` lets it have in flight."""
-        tasks = self._tasks(num_micro_batches, LEAST_WEIGHT_WORK_S[schedule])
-        split = {task.needs[0] for task in tasks if task.kind is Kind.WEIGHT}
-        nominal = tuple(
-            replace(
-                task,
-                duration=NOMINAL_S * (2 if task.kind is Kind.BACKWARD and index not in split else 1),
-                output_bytes=(),
-            )
-            for index, task in enumerate(tasks)
-        )
-        first, orders = _orders(schedule, nominal, len(self.parts), run_ahead_of(schedule, lookahead))
-        tasks = whole_until(tasks, first)
-        return simulate(Schedule(tasks=tasks, orders=orders), link_of=self._link)
+        run_ahead = run_ahead_of(schedule, lookahead)
+        work = self._work(LEAST_WEIGHT_WORK_S[schedule])
+        found = _scheduled(work, num_micro_batches, schedule, len(self.parts), run_ahead)
+        tasks = self._timed(found, len(work.backwards))
+        return simulate(Schedule(tasks=tasks, orders=found.schedule.orders), link_of=self._link)
 
     def _link(self, source: int, destination: int) -> Link:
         one, other = self._part_of[source], self._part_of[destination]
@@ -143,75 +128,83 @@ class Stages:
         latency = max(each.latency_s for each in ends)
         return Link(name=f"{source}>{destination}", latency=latency, bandwidth=bandwidth)
 
-    def _tasks(self, num_micro_batches: int, least_s: float) -> tuple[Task, ...]:
-        """Per micro-batch the forwards of all segments, then their backwards, the last segment first."""
-        splits = self._splits(least_s)
-        sources = [sorted(segment.uses) for segment in self.segments]
-        tasks: list[Task] = []
-        for micro_batch in range(num_micro_batches):
-            first = len(tasks)
-            for number, segment in enumerate(self.segments):
-                tasks.append(
-                    Task(
-                        kind=Kind.FORWARD,
-                        rank=self.ranks[number],
-                        micro_batch=micro_batch,
-                        level=segment.level,
-                        duration=self._costs[number].forward_s,
-                        needs=tuple(first + source for source in sources[number]),
-                        holds=segment.has_backward,
-                        memory=float(segment.has_backward),
-                        output_bytes=self._sent[number],
-                    )
-                )
-            backwards: dict[int, int] = {}
-            for number in reversed(range(len(self.segments))):
-                segment, costs, is_split = self.segments[number], self._costs[number], splits[number]
-                if not segment.has_backward:
-                    continue
-                backwards[number] = len(tasks)
-                users = {backwards[hop.source] for hop in segment.returned}
-                tasks.append(
-                    Task(
-                        kind=Kind.BACKWARD,
-                        rank=self.ranks[number],
-                        micro_batch=micro_batch,
-                        level=segment.level,
-                        duration=costs.backward_s - (costs.weight_s if is_split else 0.0),
-                        needs=tuple(sorted({first + number, *users})),
-                        holds=False,
-                        memory=0.0 if is_split else -1.0,
-                        output_bytes=self._returned[number],
-                    )
-                )
-                if is_split:
-                    weights = replace(
-                        tasks[-1],
-                        kind=Kind.WEIGHT,
-                        duration=costs.weight_s,
-                        needs=(backwards[number],),
-                        memory=-1.0,
-                        output_bytes=(),
-                    )
-                    tasks.append(weights)
-        return tuple(tasks)
-
-    def _splits(self, least_s: float) -> list[bool]:
-        """Decide of each segment, as `runtime.program` does, whether its backward is done in two halves."""
-        passes_on: list[set[int]] = [set() for _ in self.segments]
-        for number, segment in enumerate(self.segments):
-            for hop in segment.returned:
-                passes_on[hop.source].add(number)
-        found: list[bool] = []
-        feeds_another_rank: list[bool] = []
-        for number, segment in enumerate(self.segments):
-            costs, part = self._costs[number], self.parts[segment.stage]
-            feeds_another_rank.append(
-                any(self.ranks[each] != self.ranks[number] or feeds_another_rank[each] for each in passes_on[number])
+    def _work(self, least_s: float) -> StepWork:
+        """What a micro-batch is to the tasks of a step; gradients of weights are deferred if they take `least_s`."""
+        is_trained = any(segment.has_backward for segment in self.segments)
+        forwards = [
+            ForwardWork(
+                rank=rank,
+                micro_batch=0,
+                level=segment.level,
+                uses=tuple(sorted(segment.uses)),
+                states=(),
+                holds=is_trained,
+                keeps=segment.has_backward,
             )
-            is_worth_it = segment.has_weights and is_worth_splitting(costs.weight_flops, part.device, least_s)
-            found.append(feeds_another_rank[number] and is_worth_it)
-        return found
+            for segment, rank in zip(self.segments, self.ranks, strict=True)
+        ]
+        numbers = {own: number for number, own in enumerate(self._backwards)}
+        awaited = {
+            hop.source
+            for segment, rank in zip(self.segments, self.ranks, strict=True)
+            if not segment.has_backward
+            for hop in segment.returned
+            if self.ranks[hop.source] != rank
+        }
+        backwards: list[BackwardWork] = []
+        for number in self._backwards:
+            segment, flops = self.segments[number], self._costs[number].weight_flops
+            is_worth_it = segment.has_weights and is_worth_splitting(flops, self.parts[segment.stage].device, least_s)
+            backwards.append(
+                BackwardWork(
+                    rank=self.ranks[number],
+                    micro_batch=0,
+                    level=segment.level,
+                    forward=number,
+                    uses=tuple(sorted({numbers[hop.source] for hop in segment.returned})),
+                    accumulates=(number,) if segment.has_weights else (),
+                    frees=True,
+                    is_worth_splitting=is_worth_it,
+                    is_awaited=number in awaited,
+                )
+            )
+        return StepWork(tuple(forwards), tuple(backwards))
+
+    def _timed(self, found: StepTasks, num_backwards: int) -> tuple[Task, ...]:
+        """The tasks with what they take here, and what they send."""
+        tasks, num_forwards = found.schedule.tasks, len(self.segments)
+        split = {
+            number % num_backwards for task, number in zip(tasks, found.work, strict=True) if task.kind is Kind.WEIGHT
+        }
+        timed: list[Task] = []
+        for index, task in enumerate(tasks):
+            is_forward = task.kind is Kind.FORWARD
+            number = found.work[index] % (num_forwards if is_forward else num_backwards)
+            own = number if is_forward else self._backwards[number]
+            costs = self._costs[own]
+            weight_s = costs.weight_s if number in split else 0.0
+            sent: tuple[tuple[int, float], ...] = ()
+            if is_forward:
+                duration, sent = costs.forward_s, self._sent[own]
+            elif task.kind is Kind.WEIGHT:
+                duration = weight_s
+            else:
+                duration, sent = costs.backward_s - weight_s, self._returned[own]
+                duration += 0.0 if found.leaves_weights(index) else weight_s
+            timed.append(
+                Task(
+                    kind=task.kind,
+                    rank=task.rank,
+                    micro_batch=task.micro_batch,
+                    level=task.level,
+                    duration=duration,
+                    needs=task.needs,
+                    holds=task.holds,
+                    memory=task.memory,
+                    output_bytes=sent,
+                )
+            )
+        return tuple(timed)
 
 
 class _Costs(NamedTuple):
@@ -238,12 +231,8 @@ def _costs_of(nodes: Sequence[CostedNode], part: Part) -> _Costs:
 
 
 @lru_cache(maxsize=64)
-def _orders(
-    schedule: str, nominal: tuple[Task, ...], num_ranks: int, run_ahead: int
-) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """The first micro-batch whose backwards are split, and the orders that the runtime makes then: the same for all
-    cuts of a row with the same backwards worth it.
+def _scheduled(work: StepWork, count: int, name: str, num_ranks: int, run_ahead: int) -> StepTasks:
+    """What the runtime makes of so many micro-batches: the same for all cuts of a row with the same backwards worth
+    splitting.
     """
-    first = split_from(schedule, nominal, num_ranks, run_ahead=run_ahead)
-    orders = orders_by_name(schedule, whole_until(nominal, first), num_ranks, run_ahead=run_ahead)
-    return first, tuple(map(tuple, orders))
+    return scheduled(work.repeated(count), name, num_ranks, run_ahead)
