@@ -1,9 +1,9 @@
 """Ranks that are threads, with delays where a race would hide: what comes out must not depend on who is faster.
 
-A transfer reads its memory until it has ended, and a real one may end late. `LateMedium` is a `LocalMedium` that copies
-nothing when a message is sent: the receiver copies it out of the sender's memory, and only `DELAY_S` after it began to
-wait, so that the sender has gone on by then. `reading_late` delays what a rank asks of others in the same way. A delay
-only gives a race its chance: a test with one never fails because the machine is slow.
+A transfer reads its memory until it has ended, and a real one may end late. `LateMedium` is a `LocalTransport` that
+copies nothing when a message is sent: the receiver copies it out of the sender's memory, and only `DELAY_S` after it
+began to wait, so that the sender has gone on by then. `reading_late` delays what a rank asks of others in the same way.
+A delay only gives a race its chance: a test with one never fails because the machine is slow.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from tests.comm.local import LocalNetwork
 
-from farspan.comm.local import LocalNetwork
 from farspan.comm.transport import TransferError
 from farspan.execute.process.world import current_engine
 

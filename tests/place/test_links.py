@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.comm.local import LocalTransport
 from tests.support.places import engine
 from tests.support.ranks import run_threads
 from torch import Tensor, nn
 
 import farspan
-from farspan.comm.local import LocalMedium
 from farspan.errors import DeadlineError
 from farspan.place.repartition import gathered_profile as exchange
 from farspan.place.repartition import link_speeds as timed
@@ -26,10 +26,10 @@ from farspan.profile import HostLink, RankDevice, cluster_of_ranks
 CPU = torch.device("cpu")
 
 
-def medium_of(bytes_per_s: dict[frozenset[int], float]) -> type[LocalMedium]:
+def medium_of(bytes_per_s: dict[frozenset[int], float]) -> type[LocalTransport]:
     """A road on which messages between some pairs of ranks take their time."""
 
-    class Road(LocalMedium):
+    class Road(LocalTransport):
         def send(self, flat: Tensor, dst: int, channel: int) -> Any:
             time.sleep(flat.nbytes / bytes_per_s.get(frozenset((self.rank, dst)), float("inf")))
             return super().send(flat, dst, channel)
@@ -49,10 +49,10 @@ class Clocks:
         """The time of the pair that this thread has just had to do with."""
         return self._now[self._here.pair]
 
-    def medium(self) -> type[LocalMedium]:
+    def medium(self) -> type[LocalTransport]:
         clocks = self
 
-        class Road(LocalMedium):
+        class Road(LocalTransport):
             def send(self, flat: Tensor, dst: int, channel: int) -> Any:
                 pair = clocks._here.pair = frozenset((self.rank, dst))
                 clocks._now[pair] += clocks.seconds_of(pair, flat.nbytes)
@@ -92,7 +92,7 @@ def test_one_host_has_no_links() -> None:
 
 
 def test_who_does_not_answer_is_named() -> None:
-    class Deaf(LocalMedium):
+    class Deaf(LocalTransport):
         def send(self, flat: Tensor, dst: int, channel: int) -> Any:
             return super().send(flat, dst, channel + 1)
 

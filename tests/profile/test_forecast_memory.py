@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.comm.local import LocalTransport
 from tests.profile.forecast_models import Dense, Encoder, Frozen, Masked, Residual, Skip, Tied, UNet
 from tests.support.ranks import run_threads
 from torch import nn
 
 import farspan
 from farspan.cluster import Cluster, DeviceClass
-from farspan.comm.local import LocalMedium
 from farspan.execute.process.world import current_engine
 from farspan.place.measure.trial import Trial
 from farspan.planner.answer import Forecast, forecast
@@ -67,7 +67,7 @@ class Sent:
         pass
 
 
-class Uncounted(LocalMedium):
+class Uncounted(LocalTransport):
     """What is on its way is nobody's: no operation of torch copies it."""
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> Any:

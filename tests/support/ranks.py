@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.comm.local import LocalNetwork, LocalTransport
 from tests.support.side import connect, open_hubs
 
-from farspan.comm.local import LocalMedium, LocalNetwork
 from farspan.control.channel import SideChannel
 from farspan.errors import RemoteError
 from farspan.execute.engine import Engine
@@ -77,7 +77,7 @@ def run_threads(
         if num_ranks > 1:  # they share one process, and each program has its own random numbers
             recorder.draws.generator = torch.Generator()
             recorder.draws.generator.set_state(state)
-        road = (medium or LocalMedium)(rank, network)
+        road = (medium or LocalTransport)(rank, network)
         engine = Engine(recorder, side, road, seed=0, deadline_s=deadline_s)
         engine.lookahead = lookahead
         use_engine(engine)

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, for tests: queues in memory, with the same rules as a network."""
+"""The transport between ranks that are threads of one process: queues in memory, with the same rules as a network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from farspan.comm.transport import TransferError
 
-__all__ = ["LocalMedium", "LocalNetwork"]
+__all__ = ["LocalTransport", "LocalNetwork"]
 
 
 class _Channel:
@@ -22,7 +22,7 @@ class _Channel:
 
 
 class LocalNetwork:
-    """What the local media of all ranks share."""
+    """What the transports of all ranks share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -67,7 +67,7 @@ class _Receiving:
             first.is_here = True
 
 
-class LocalMedium:
+class LocalTransport:
     """One rank's access to a `LocalNetwork`."""
 
     def __init__(self, rank: int, network: LocalNetwork) -> None:
