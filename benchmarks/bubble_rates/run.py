@@ -17,12 +17,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from benchmarks.common import arguments, finish, published  # noqa: E402
-
-from farspan.planner import own_links, simulate  # noqa: E402
-from farspan.schedule import (  # noqa: E402
+from benchmarks.bubble_rates.schedules import (  # noqa: E402
     Costs,
-    Schedule,
     interleaved,
     looped,
     one_f_one_b,
@@ -33,6 +29,10 @@ from farspan.schedule import (  # noqa: E402
     zb_h1,
     zb_v,
 )
+from benchmarks.common import arguments, finish, published  # noqa: E402
+
+from farspan.planner import own_links, simulate  # noqa: E402
+from farspan.schedule import Schedule  # noqa: E402
 
 EXACT_BAR = 1e-4
 QUICK_MICRO_BATCHES = 48

@@ -13,6 +13,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).parent)]
 
+from benchmarks.bubble_rates.schedules import Costs, one_f_one_b, straight  # noqa: E402
 from benchmarks.common import arguments, finish, published  # noqa: E402
 from families import Row, all_rows, hop_s, later_megatron_rows, stage_times, zero_bubble_s  # noqa: E402
 from fitting import fit, median_error  # noqa: E402
@@ -21,7 +22,6 @@ from ranking import rank_mixed, rank_trials  # noqa: E402
 from transformer import Fitted  # noqa: E402
 
 from farspan.planner import own_links, simulate  # noqa: E402
-from farspan.schedule import Costs, one_f_one_b, straight  # noqa: E402
 
 MEDIAN_BAR, RANK_BAR, MIXED_BAR = 0.10, 0.95, 0.70
 RANGES = {  # low, start, high

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from benchmarks.bubble_rates.schedules import Chain, Costs
 from torch import Tensor, nn
 
-from farspan.schedule import Chain, Costs, Kind, Schedule, Task, orders_by_name
+from farspan.schedule import Kind, Schedule, Task, orders_by_name
 
 __all__ = ["WIDTH", "Model", "Pace", "Sleeper", "as_run", "layers_of", "places"]
 

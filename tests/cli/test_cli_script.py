@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from benchmarks.bubble_rates.schedules import Chain, Costs, one_f_one_b
 from tests.support.ranks import run_threads
 from torch import nn
 
@@ -16,7 +17,6 @@ import farspan
 from farspan.cli.main import main
 from farspan.planner import simulate
 from farspan.report import MeasuredStep, Span, Timeline
-from farspan.schedule import Chain, Costs, one_f_one_b
 
 SCRIPT = """
 import argparse, torch, farspan

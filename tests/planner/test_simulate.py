@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.bubble_rates.schedules import Chain, Costs, one_f_one_b, straight, zb_h1
 
 from farspan.errors import PlanError
 from farspan.planner import Link, own_links, simulate
-from farspan.schedule import Chain, Costs, Kind, Schedule, Task, one_f_one_b, straight, zb_h1
+from farspan.schedule import Kind, Schedule, Task
 
 
 def forward(

@@ -7,12 +7,12 @@ import json
 from typing import Any
 
 import pytest
+from benchmarks.bubble_rates.schedules import one_f_one_b, straight
 from hypothesis import given, settings
 from tests.documents.edits import edited, try_to_read
 
 from farspan.errors import PlanError
 from farspan.report import MeasuredStep, Span, Timeline, page_of
-from farspan.schedule import one_f_one_b, straight
 
 MS = 1_000_000
 SCHEDULE = one_f_one_b(straight(2, 2))

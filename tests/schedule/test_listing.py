@@ -6,25 +6,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from benchmarks.bubble_rates.schedules import Chain, Costs, one_f_one_b, straight, vee
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.schedule.picture import draw, picture_in
 
 from farspan.planner import own_links, simulate
-from farspan.schedule import (
-    Chain,
-    Costs,
-    Kind,
-    Limits,
-    Schedule,
-    Task,
-    limits_of_1f1b,
-    list_schedule,
-    listing,
-    one_f_one_b,
-    straight,
-    vee,
-)
+from farspan.schedule import Kind, Limits, Schedule, Task, limits_of_1f1b, list_schedule, listing
 
 
 def chain(num_stages: int, num_micro_batches: int, *, is_split: bool = False) -> list[Task]:

@@ -6,24 +6,12 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tests.schedule.graphs import any_segments, capacity
-
-from farspan.errors import PlanError
-from farspan.planner import own_links, simulate
-from farspan.schedule import (
+from benchmarks.bubble_rates.schedules import (
     Chain,
     Costs,
-    Limits,
-    Schedule,
-    Task,
     automatic,
-    channels_of,
     gpipe,
     interleaved,
-    limits_of_1f1b,
-    list_schedule,
     looped,
     one_f_one_b,
     straight,
@@ -33,6 +21,13 @@ from farspan.schedule import (
     zb_h1,
     zb_v,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.schedule.graphs import any_segments, capacity
+
+from farspan.errors import PlanError
+from farspan.planner import own_links, simulate
+from farspan.schedule import Limits, Schedule, Task, channels_of, limits_of_1f1b, list_schedule
 from farspan.schedule.timing import play_orders
 
 _NAMED: list[tuple[Callable[[Chain], Schedule], Callable[..., Chain]]] = [

@@ -6,30 +6,25 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
+from benchmarks.bubble_rates.schedules import (
+    Chain,
+    Costs,
+    gpipe,
+    interleaved,
+    looped,
+    one_f_one_b,
+    straight,
+    vee,
+    zb_h1,
+    zb_v,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.schedule.graphs import any_segments
 from tests.schedule.test_properties import as_schedule, check
 
 from farspan.planner import simulate
-from farspan.schedule import (
-    SCHEDULES,
-    Chain,
-    Costs,
-    Kind,
-    Schedule,
-    Task,
-    gpipe,
-    interleaved,
-    looped,
-    one_f_one_b,
-    orders_by_name,
-    run_ahead_of,
-    straight,
-    vee,
-    zb_h1,
-    zb_v,
-)
+from farspan.schedule import SCHEDULES, Kind, Schedule, Task, orders_by_name, run_ahead_of
 
 WHOLE, SPLIT = Costs(backward=2), Costs(weight=1)
 

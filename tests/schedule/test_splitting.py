@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from benchmarks.bubble_rates.schedules import Chain, Costs, looped, straight, vee
 from hypothesis import given
 from tests.schedule.graphs import any_segments
 
-from farspan.schedule import Chain, Costs, Kind, Task, looped, orders_by_name, split_from, straight, vee, whole_until
+from farspan.schedule import Kind, Task, orders_by_name, split_from, whole_until
 from farspan.schedule.timing import play_orders
 
 WHOLE, SPLIT = Costs(backward=2), Costs(weight=1)

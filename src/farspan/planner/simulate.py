@@ -38,10 +38,12 @@ def simulate(schedule: Schedule, *, link_of: Route | None = None, lookahead: int
         PlanError: The orders wait for each other, a task is missing or comes twice or on another rank than its own.
 
     Example:
-        >>> from farspan.schedule import one_f_one_b, straight
-        >>> step = simulate(one_f_one_b(straight(2, 4)), link_of=own_links(latency=0.5))
-        >>> step.step_time, step.idle(0), step.peak_memory(0)
-        (12.0, 4.0, 2.0)
+        >>> from farspan.schedule import Kind, Schedule, Task
+        >>> whole = {"kind": Kind.FORWARD, "micro_batch": 0, "duration": 1.0, "holds": False}
+        >>> tasks = Task(rank=0, level=0, needs=(), **whole), Task(rank=1, level=1, needs=(0,), **whole)
+        >>> step = simulate(Schedule(tasks=tasks, orders=((0,), (1,))), link_of=own_links(latency=0.5))
+        >>> step.step_time, step.ends
+        (2.5, (1.0, 2.5))
     """
     _check_complete(schedule)
     player = _Player(schedule, link_of or own_links(), lookahead)

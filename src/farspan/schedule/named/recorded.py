@@ -8,8 +8,8 @@
     auto          where it pays       the shortest of the two before
 
 The orders are made for nominal durations (a forward as long as input gradients, as long as weight gradients), not for
-those of the stages at hand: on a plain pipeline they are `gpipe`, `one_f_one_b`, `interleaved`, and as short as
-`zb_h1` and `zb_v`. Ranks that differ keep such an order better than one that is made to fit their durations.
+those of the stages at hand: on a plain pipeline they are GPipe, 1F1B, interleaved 1F1B, and as short as
+ZB-H1 and ZB-V. Ranks that differ keep such an order better than one that is made to fit their durations.
 
 Memory is counted in `Task.memory`. In 1F1B a rank holds, of each of its segments, as many micro-batches as there are
 ranks from there to the last, or less if they are interleaved; zero-bubble holds as much on every rank as the fullest

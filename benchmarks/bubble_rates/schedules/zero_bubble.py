@@ -7,10 +7,11 @@ weight gradients take as long as each other, and the second stage of a rank is i
 
 from __future__ import annotations
 
+from benchmarks.bubble_rates.schedules.automatic import automatic
+from benchmarks.bubble_rates.schedules.chain import Chain
+from benchmarks.bubble_rates.schedules.classic import require_stages
+
 from farspan.errors import PlanError
-from farspan.schedule.automatic import automatic
-from farspan.schedule.named.chain import Chain
-from farspan.schedule.named.classic import require_stages
 from farspan.schedule.schedule import Schedule
 from farspan.schedule.task import Kind
 
@@ -152,5 +153,5 @@ def _require_split(chain: Chain, name: str) -> None:
         raise PlanError(
             f"{name} does not fit this pipeline.",
             why="its weight gradients are part of the backward, so there is nothing to fill bubbles with.",
-            hint="Costs(weight=..), or schedule.one_f_one_b(chain)",
+            hint="Costs(weight=..), or one_f_one_b(chain)",
         )

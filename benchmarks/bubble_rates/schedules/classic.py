@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from benchmarks.bubble_rates.schedules.chain import Chain
+
 from farspan.errors import PlanError
-from farspan.schedule.named.chain import Chain
 from farspan.schedule.schedule import Schedule
 from farspan.schedule.task import Kind
 
@@ -78,7 +79,7 @@ def interleaved(chain: Chain) -> Schedule:
         raise PlanError(
             "interleaved 1F1B does not fit this pipeline.",
             why=f"its stages must go round the ranks: 0 1 .. 0 1 ..; they lie on {_list(chain.ranks)}.",
-            hint="schedule.looped(num_ranks, num_rounds, num_micro_batches), or schedule.list_schedule",
+            hint="looped(num_ranks, num_rounds, num_micro_batches), or farspan.schedule.list_schedule",
         )
     rounds = _rounds(chain.num_micro_batches, num_ranks)
     orders: list[tuple[int, ...]] = []
@@ -105,7 +106,7 @@ def require_stages(chain: Chain, num_stages: int, name: str) -> None:
         raise PlanError(
             f"{name} does not fit this pipeline.",
             why=f"its stages must lie on ranks {_list(expected)}; they lie on {_list(chain.ranks)}.",
-            hint="schedule.list_schedule(chain.tasks, chain.num_ranks) takes any pipeline",
+            hint="farspan.schedule.list_schedule(chain.tasks, chain.num_ranks) takes any pipeline",
         )
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from farspan.schedule.improve import improve
+from benchmarks.bubble_rates.schedules.improve import improve
+
 from farspan.schedule.limits import Limits, depths
 from farspan.schedule.listing import Play
 from farspan.schedule.schedule import Schedule

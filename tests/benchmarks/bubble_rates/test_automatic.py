@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import permutations, product
 
 import pytest
+from benchmarks.bubble_rates.schedules import Chain, Costs, automatic, one_f_one_b, straight, vee, zb_2p, zb_h1, zb_v
+from benchmarks.bubble_rates.schedules.improve import improve
 
-from farspan.schedule import Chain, Costs, automatic, one_f_one_b, straight, vee, zb_2p, zb_h1, zb_v
-from farspan.schedule.improve import improve
 from farspan.schedule.timing import play_orders
 
 

@@ -6,16 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.schedule.picture import draw, picture_in
-from torch.distributed.pipelining import schedules as torch_schedules
-
-from farspan.errors import PlanError
-from farspan.planner import simulate
-from farspan.schedule import (
+from benchmarks.bubble_rates.schedules import (
     Chain,
     Costs,
-    Kind,
-    Schedule,
     gpipe,
     interleaved,
     looped,
@@ -27,6 +20,12 @@ from farspan.schedule import (
     zb_h1,
     zb_v,
 )
+from tests.schedule.picture import draw, picture_in
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from farspan.errors import PlanError
+from farspan.planner import simulate
+from farspan.schedule import Kind, Schedule
 
 WHOLE, SPLIT = Costs(backward=2), Costs(weight=1)
 
