@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 
 __all__ = ["read_workload"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.pipeline import Pipeline
 from farspan.planner.search.stages import Rules
 

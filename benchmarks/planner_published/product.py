@@ -26,7 +26,7 @@ import farspan
 from farspan.cluster import Cluster, DeviceClass
 from farspan.place.measure.trial import Trial
 from farspan.planner.answer import Forecast, forecast
-from farspan.planner.costed import CostedGraph
+from farspan.planner.cost_model import CostedGraph
 from farspan.planner.pipeline import Pipeline, PipelineStage
 from farspan.profile import StepProfile, costed_graph
 

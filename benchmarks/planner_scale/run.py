@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.common import arguments, finish
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.pipeline import plan_pipeline
 from farspan.planner.placement import place
 from farspan.planner.search.stages import Rules

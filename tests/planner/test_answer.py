@@ -13,7 +13,7 @@ from farspan.errors import PlanError
 from farspan.plan import Plan
 from farspan.planner.answer import best_plan, explain, forecast, format_answer
 from farspan.planner.bound import bound_of
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.forecast.given import forecast_of_stages
 from farspan.planner.pipeline import Pipeline
 from farspan.schedule import orders_by_name

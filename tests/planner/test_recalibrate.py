@@ -6,7 +6,7 @@ import pytest
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.answer import Recalibration, StageSeconds, best_plan, recalibrate
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 
 AGAIN = NodeOption(name="remat", forward_s=0.01, backward_s=0.03)
 NODES = tuple(CostedNode(name=f"b{i}", forward_s=0.01, backward_s={"gpu": 0.02}, options=(AGAIN,)) for i in range(4))

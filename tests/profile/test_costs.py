@@ -7,7 +7,7 @@ import pytest
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import read_graph
-from farspan.planner.costed import write_graph
+from farspan.planner.cost_model import write_graph
 from farspan.profile import AtomProfile, Operation, PassedValue, StepProfile, costed_graph, needs_measuring
 
 WORK = (

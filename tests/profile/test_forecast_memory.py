@@ -20,7 +20,7 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.execute.process.world import current_engine
 from farspan.place.measure.trial import Trial
 from farspan.planner.answer import Forecast, forecast
-from farspan.planner.costed import CostedGraph
+from farspan.planner.cost_model import CostedGraph
 from farspan.planner.pipeline import Pipeline, PipelineStage
 from farspan.profile import costed_graph
 from farspan.schedule import Schedule

@@ -77,7 +77,7 @@ def _execute(arguments: argparse.Namespace) -> int:
         return plan_script(arguments)
 
     from farspan.cluster import read_cluster
-    from farspan.planner.costed import read_graph
+    from farspan.planner.cost_model import read_graph
 
     graph, cluster = read_graph(arguments.graph), read_cluster(arguments.cluster)
     if arguments.objective == "max-load":

@@ -39,7 +39,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     cluster = None if arguments.cluster is None else read_cluster(arguments.cluster)
 
     # What follows imports torch, and may take long.
-    from farspan.planner.costed import write_graph
+    from farspan.planner.cost_model import write_graph
     from farspan.profile import costed_graph, this_machine
 
     profile, _ = profile_script(script_argv, cluster, roofline=arguments.roofline, fresh=arguments.fresh)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from farspan.plan import Plan
     from farspan.plan.hints import Hints
     from farspan.planner.answer import Answer, Recalibration, StageSeconds
-    from farspan.planner.costed import CostedGraph
+    from farspan.planner.cost_model import CostedGraph
     from farspan.report import MeasuredStep
 
 __all__ = ["Measured", "format_recalibration", "read_measured", "recalibrated"]

@@ -3,7 +3,7 @@
 from farspan.plan.hints import Hints as Hints
 from farspan.planner.atoms import Atom as Atom
 from farspan.planner.auto import auto_plan as auto_plan
-from farspan.planner.costed import read_graph as read_graph
+from farspan.planner.cost_model import read_graph as read_graph
 from farspan.planner.links import Link as Link
 from farspan.planner.links import own_links as own_links
 from farspan.planner.partition import partition as partition

@@ -12,7 +12,7 @@ from farspan.plan import Plan
 from farspan.plan.hints import Hints, meaning_of
 from farspan.planner.answer.impossible import in_the_way
 from farspan.planner.atoms import Atom, cut_costs, placement_of
-from farspan.planner.costed import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode
+from farspan.planner.cost_model import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode
 from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.hinted import hinted_problem
 from farspan.planner.partition import partition

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
-from farspan.planner.costed.bounds import simple_bound
-from farspan.planner.costed.graph import CostedGraph
-from farspan.planner.costed.merge import Merged, merge_groups
-from farspan.planner.costed.pairs import ByPairs
-from farspan.planner.costed.problem import FloatArray, Problem, check_groups, make_problem
+from farspan.planner.cost_model.bounds import simple_bound
+from farspan.planner.cost_model.graph import CostedGraph
+from farspan.planner.cost_model.merge import Merged, merge_groups
+from farspan.planner.cost_model.pairs import ByPairs
+from farspan.planner.cost_model.problem import FloatArray, Problem, check_groups, make_problem
 from farspan.planner.free.anneal import anneal
 from farspan.planner.free.exact import exact_placement
 from farspan.planner.free.milp import MAX_CHOICES, has_solver, solve_milp

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from farspan.cluster import Cluster, DeviceClass, Speeds, speeds_of
 from farspan.errors import PlanError
-from farspan.planner.costed import (
+from farspan.planner.cost_model import (
     WHOLE_MODEL,
     CostedEdge,
     CostedGraph,

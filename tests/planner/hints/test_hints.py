@@ -13,7 +13,7 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import Atom, Hints, Rules, auto_plan, plan_pipeline
 from farspan.planner.answer import best_plan, explain, format_answer
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.hinted import hinted_problem
 
 ATOMS = [

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from hypothesis import strategies as st
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
-from farspan.planner.costed.graph import Seconds
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.cost_model.graph import Seconds
 from farspan.planner.search.stages import Rules
 
 __all__ = ["all_chains", "clusters", "graphs", "is_contiguous", "max_load", "pipeline_objectives"]

@@ -13,8 +13,8 @@ from tests.planner.placement.brute_force import clusters, graphs, is_contiguous,
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner import place
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.costed.problem import make_problem
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.cost_model.problem import make_problem
 from farspan.planner.search import chain, contiguous
 from farspan.planner.search.contiguous import contiguous_placement
 

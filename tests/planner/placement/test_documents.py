@@ -11,8 +11,8 @@ from tests.documents.edits import edited, try_to_read
 from tests.planner.placement.brute_force import graphs
 
 from farspan.errors import PlanError
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.costed.document import parse_graph, write_graph
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.cost_model.document import parse_graph, write_graph
 
 NODE = {"name": "a", "forward_s": 1.0}
 

@@ -18,8 +18,8 @@ from tests.planner.placement.brute_force import all_chains
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import Rules, plan_pipeline
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
-from farspan.planner.costed.graph import Seconds
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.cost_model.graph import Seconds
 
 CLOSE = 1 + 1e-6
 

@@ -10,7 +10,7 @@ import pytest
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner import Rules, place, plan_pipeline
 from farspan.planner.answer import best_plan
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 
 CLOSE = 1 + 1e-6
 

@@ -13,7 +13,7 @@ from tests.planner.placement.brute_force import clusters, graphs, pipeline_objec
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import Rules, plan_pipeline
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 
 CLOSE = 1 + 1e-6
 

@@ -13,10 +13,10 @@ from tests.planner.placement.brute_force import clusters, graphs, is_contiguous,
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import place
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.costed.bounds import simple_bound
-from farspan.planner.costed.merge import merge_groups
-from farspan.planner.costed.problem import make_problem
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.cost_model.bounds import simple_bound
+from farspan.planner.cost_model.merge import merge_groups
+from farspan.planner.cost_model.problem import make_problem
 from farspan.planner.free.anneal import Placing, anneal
 from farspan.planner.free.milp import has_solver, solve_milp
 

@@ -19,7 +19,7 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import Hints
 from farspan.planner.answer import best_plan
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.pipeline import Pipeline, PipelineStage
 

@@ -10,7 +10,7 @@ import pytest
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.answer import best_plan
 from farspan.planner.bound import bound_of
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.forecast import Forecast
 
 NUM_MICRO_BATCHES = 16

@@ -13,7 +13,7 @@ import pytest
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.answer import best_plan, forecast, forecast_of_stages
 from farspan.planner.bound import bound_of
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 
 SCHEDULES = ("auto", "1f1b", "zero-bubble", "gpipe")
 COUNTS = ((2,), (3,), (1, 1), (2, 1), (1, 2), (1, 1, 1))

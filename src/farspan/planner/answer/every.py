@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.planner.costed import CostedGraph, CostedNode
-from farspan.planner.costed.problem import group_nodes, seconds_on
+from farspan.planner.cost_model import CostedGraph, CostedNode
+from farspan.planner.cost_model.problem import group_nodes, seconds_on
 from farspan.planner.pipeline import Pipeline, PipelineStage
 from farspan.planner.search.lattice import all_prefixes
 from farspan.planner.search.stages import Rules

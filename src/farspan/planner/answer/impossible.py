@@ -9,7 +9,7 @@ from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.plan.hints import Hints
 from farspan.planner.answer.fitting import fitting
-from farspan.planner.costed import CostedGraph
+from farspan.planner.cost_model import CostedGraph
 from farspan.planner.hinted import hinted_problem
 from farspan.units import format_bytes
 

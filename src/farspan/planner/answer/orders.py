@@ -19,8 +19,8 @@ from dataclasses import replace
 import numpy as np
 
 from farspan.cluster import Cluster
-from farspan.planner.costed import CostedGraph
-from farspan.planner.costed.problem import FloatArray, group_nodes, seconds_on
+from farspan.planner.cost_model import CostedGraph
+from farspan.planner.cost_model.problem import FloatArray, group_nodes, seconds_on
 from farspan.planner.pipeline import Pipeline, PipelineStage, stage_of
 from farspan.planner.search.chain import Step
 from farspan.planner.search.cuts import good_prefixes

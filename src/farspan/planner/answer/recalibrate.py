@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from farspan.cluster import Cluster
 from farspan.plan.hints import Hints
 from farspan.planner.answer.options import Answer, best_plan
-from farspan.planner.costed import CostedGraph, Seconds
+from farspan.planner.cost_model import CostedGraph, Seconds
 from farspan.planner.forecast import Forecast, forecast
 
 __all__ = ["Recalibration", "StageSeconds", "recalibrate"]

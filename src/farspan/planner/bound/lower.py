@@ -55,8 +55,8 @@ from farspan.planner.bound.bisection import least_step
 from farspan.planner.bound.cuts import Cuts, Stages
 from farspan.planner.bound.devices import Devices
 from farspan.planner.bound.row import MAX_STATES, Row, Work
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.costed.problem import FloatArray, seconds_on
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.cost_model.problem import FloatArray, seconds_on
 
 __all__ = ["Bound", "bound_of"]
 
@@ -120,7 +120,7 @@ def bound_of(
 
     Example:
         >>> from farspan.cluster import DeviceClass
-        >>> from farspan.planner.costed import CostedEdge, CostedNode
+        >>> from farspan.planner.cost_model import CostedEdge, CostedNode
         >>> nodes = tuple(CostedNode(name=name, forward_s=1.0, backward_s=2.0) for name in "ab")
         >>> graph = CostedGraph(nodes=nodes, edges=(CostedEdge(source="a", target="b"),))
         >>> cluster = Cluster(classes=(DeviceClass(name="x", kind="x", devices_per_host=2),))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from farspan.cluster import Cluster
 from farspan.plan import PLANNED_SECONDS, Plan
 from farspan.planner.atoms import Atom, placement_of
-from farspan.planner.costed import CostedGraph
+from farspan.planner.cost_model import CostedGraph
 from farspan.planner.forecast.memory import in_flight, peak_bytes, saved_bytes
 from farspan.planner.forecast.parts import Part, Stages
 from farspan.planner.pipeline import Pipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farspan.cluster import Cluster
-from farspan.planner.costed import CostedGraph
+from farspan.planner.cost_model import CostedGraph
 from farspan.planner.forecast.forecast import Forecast, forecast
 from farspan.planner.pipeline import Pipeline, PipelineStage
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from farspan.graph import Cut
-from farspan.planner.costed import CostedEdge, CostedGraph, CostedNode, Seconds
+from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, Seconds
 from farspan.planner.search.lattice import linear_order
 
 __all__ = ["Hop", "Segment", "make_segments"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from farspan.planner.costed.bounds import best_weights
-from farspan.planner.costed.problem import Problem
+from farspan.planner.cost_model.bounds import best_weights
+from farspan.planner.cost_model.problem import Problem
 
 __all__ = ["exact_placement"]
 

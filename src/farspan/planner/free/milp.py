@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from farspan.planner.costed.problem import Problem
+from farspan.planner.cost_model.problem import Problem
 
 __all__ = ["MAX_CHOICES", "has_solver", "solve_milp"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from farspan.planner.costed.problem import Problem
+from farspan.planner.cost_model.problem import Problem
 
 __all__ = ["pack"]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.planner.costed import CostedEdge, CostedGraph
+from farspan.planner.cost_model import CostedEdge, CostedGraph
 from farspan.planner.pipeline.stage import PipelineStage
 from farspan.planner.search.degree import of_degree
 from farspan.planner.search.remat import choices_of

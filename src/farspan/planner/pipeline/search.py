@@ -20,9 +20,9 @@ import numpy as np
 
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
-from farspan.planner.costed.bounds import best_weights
-from farspan.planner.costed.graph import CostedGraph
-from farspan.planner.costed.problem import group_nodes
+from farspan.planner.cost_model.bounds import best_weights
+from farspan.planner.cost_model.graph import CostedGraph
+from farspan.planner.cost_model.problem import group_nodes
 from farspan.planner.pipeline.pairs import by_pairs
 from farspan.planner.pipeline.stage import PipelineStage
 from farspan.planner.search.chain import Chain, Step, best_chain

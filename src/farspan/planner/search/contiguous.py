@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farspan.planner.costed.problem import Problem
+from farspan.planner.cost_model.problem import Problem
 from farspan.planner.search.chain import Chain, OutOfTimeError, best_chain
 from farspan.planner.search.lattice import Lattice, all_prefixes, linear_order, make_lattice, nearby_prefixes
 from farspan.planner.search.loads import PlacementLoads

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from farspan.planner.costed.graph import CostedGraph, Seconds
+from farspan.planner.cost_model.graph import CostedGraph, Seconds
 from farspan.planner.search.lattice import all_prefixes, linear_order
 
 __all__ = ["MAX_CUTS", "good_prefixes"]

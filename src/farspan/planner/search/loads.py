@@ -16,8 +16,8 @@ from copy import copy
 
 import numpy as np
 
-from farspan.planner.costed.bounds import best_weights
-from farspan.planner.costed.problem import FloatArray, Problem
+from farspan.planner.cost_model.bounds import best_weights
+from farspan.planner.cost_model.problem import FloatArray, Problem
 from farspan.planner.search.chain import IntArray, StageOption
 from farspan.planner.search.lattice import Lattice
 

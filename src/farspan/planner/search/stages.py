@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farspan.cluster import Cluster
-from farspan.planner.costed.graph import CostedEdge, CostedGraph
-from farspan.planner.costed.problem import FloatArray
+from farspan.planner.cost_model.graph import CostedEdge, CostedGraph
+from farspan.planner.cost_model.problem import FloatArray
 from farspan.planner.search.chain import IntArray, StageOption, Step
 from farspan.planner.search.degree import Degree
 from farspan.planner.search.lattice import Lattice

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from farspan.planner.costed.problem import FloatArray
+from farspan.planner.cost_model.problem import FloatArray
 from farspan.planner.search.remat.choices import Choice
 from farspan.planner.search.remat.frontier import Alternative, Budget, Frontiers, NodeSet
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from farspan.cluster import Cluster
-from farspan.planner.costed.problem import FloatArray, Problem
+from farspan.planner.cost_model.problem import FloatArray, Problem
 
 __all__ = ["ByPairs"]
 

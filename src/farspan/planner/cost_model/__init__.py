@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from farspan.planner.costed.document import read_graph, write_graph
-from farspan.planner.costed.graph import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode, NodeOption, Seconds
-from farspan.planner.costed.problem import strongly_connected
+from farspan.planner.cost_model.document import read_graph, write_graph
+from farspan.planner.cost_model.graph import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode, NodeOption, Seconds
+from farspan.planner.cost_model.problem import strongly_connected
 
 __all__ = [
     "WHOLE_MODEL",

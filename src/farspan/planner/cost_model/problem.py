@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
-from farspan.planner.costed.graph import CostedGraph, CostedNode, Seconds
+from farspan.planner.cost_model.graph import CostedGraph, CostedNode, Seconds
 
 __all__ = [
     "FloatArray",

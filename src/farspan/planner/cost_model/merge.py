@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from farspan.planner.costed.problem import FloatArray, Problem
+from farspan.planner.cost_model.problem import FloatArray, Problem
 
 __all__ = ["Merged", "merge_groups"]
 
