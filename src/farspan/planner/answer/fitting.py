@@ -11,10 +11,10 @@ from farspan.errors import PlanError
 from farspan.planner.answer.every import every_pipeline
 from farspan.planner.answer.moves import Judge
 from farspan.planner.answer.orders import Orders
+from farspan.planner.constraints import HintedProblem
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.cost_model.problem import seconds_on
 from farspan.planner.forecast import Forecast, forecast
-from farspan.planner.hinted import HintedProblem
 from farspan.planner.pipeline import Objective, Pipeline, PipelineStage, plan_pipeline
 from farspan.planner.search.stages import Rules
 

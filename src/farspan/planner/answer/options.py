@@ -12,9 +12,9 @@ from farspan.planner.answer.impossible import nothing_fits
 from farspan.planner.answer.moves import Judge, improved
 from farspan.planner.answer.orders import Orders
 from farspan.planner.bound import bound_of
+from farspan.planner.constraints import HintedProblem, hinted_problem
 from farspan.planner.cost_model import CostedGraph
 from farspan.planner.forecast import Forecast, can_run
-from farspan.planner.hinted import HintedProblem, hinted_problem
 from farspan.planner.pipeline import Pipeline
 from farspan.planner.search.stages import Rules
 from farspan.units import format_seconds

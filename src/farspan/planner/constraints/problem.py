@@ -24,9 +24,9 @@ from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.plan.hints import Hints, Meaning, meaning_of
 from farspan.plan.resolve import matched, with_ancestors
+from farspan.planner.constraints.divide import divide
 from farspan.planner.cost_model import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode
 from farspan.planner.cost_model.problem import group_nodes, seconds_on, strongly_connected
-from farspan.planner.hinted.divide import divide
 from farspan.planner.search.lattice import linear_order
 
 __all__ = ["HintedProblem", "hinted_problem"]
