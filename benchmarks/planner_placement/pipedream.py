@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from farspan.planner.search.chain import IntArray, StageOption, best_chain
-from farspan.planner.search.lattice import Lattice, all_prefixes, make_lattice
+from farspan.planner.partition_dp.chain import IntArray, StageOption, best_chain
+from farspan.planner.partition_dp.lattice import Lattice, all_prefixes, make_lattice
 
 __all__ = ["Profile", "best_time", "read_profile"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import Pipeline
-from farspan.planner.search.stages import Rules
 
 __all__ = ["evaluate", "read_instance"]
 

@@ -19,9 +19,9 @@ from benchmarks.common import arguments, finish
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import plan_pipeline
 from farspan.planner.placement import place
-from farspan.planner.search.stages import Rules
 
 SECONDS_BAR, MEMORY_BAR = 30.0, 2**30
 CONTIGUOUS_SECONDS, FREE_SECONDS = 25.0, 15.0

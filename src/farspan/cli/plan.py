@@ -90,8 +90,8 @@ def _execute(arguments: argparse.Namespace) -> int:
         else:
             write_output(_placement_text(placement))
         return 0
+    from farspan.planner.partition_dp.stages import Rules
     from farspan.planner.pipeline import plan_pipeline
-    from farspan.planner.search.stages import Rules
 
     num_micro_batches = 8 if arguments.micro_batches is None else arguments.micro_batches
     pipeline = plan_pipeline(graph, cluster, rules=Rules(micro_batches=num_micro_batches))

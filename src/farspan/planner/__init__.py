@@ -7,11 +7,11 @@ from farspan.planner.cost_model import read_graph as read_graph
 from farspan.planner.links import Link as Link
 from farspan.planner.links import own_links as own_links
 from farspan.planner.partition import partition as partition
+from farspan.planner.partition_dp.stages import Rules as Rules
 from farspan.planner.pipeline import Pipeline as Pipeline
 from farspan.planner.pipeline import plan_pipeline as plan_pipeline
 from farspan.planner.placement import Placement as Placement
 from farspan.planner.placement import place as place
-from farspan.planner.search.stages import Rules as Rules
 from farspan.planner.simulate import simulate as simulate
 from farspan.planner.simulation import Simulation as Simulation
 

@@ -16,8 +16,8 @@ from farspan.planner.constraints import hinted_problem
 from farspan.planner.cost_model import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode
 from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.partition import partition
+from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import plan_pipeline
-from farspan.planner.search.stages import Rules
 
 __all__ = ["auto_plan"]
 

@@ -22,7 +22,7 @@ from farspan.planner.free.anneal import anneal
 from farspan.planner.free.exact import exact_placement
 from farspan.planner.free.milp import MAX_CHOICES, has_solver, solve_milp
 from farspan.planner.free.packing import pack
-from farspan.planner.search.contiguous import contiguous_placement
+from farspan.planner.partition_dp.contiguous import contiguous_placement
 from farspan.units import format_bytes
 
 __all__ = ["DeviceLoad", "Placement", "place"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.cost_model.graph import Seconds
-from farspan.planner.search.stages import Rules
+from farspan.planner.partition_dp.stages import Rules
 
 __all__ = ["all_chains", "clusters", "graphs", "is_contiguous", "max_load", "pipeline_objectives"]
 

@@ -15,8 +15,8 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.planner import place
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.cost_model.problem import make_problem
-from farspan.planner.search import chain, contiguous
-from farspan.planner.search.contiguous import contiguous_placement
+from farspan.planner.partition_dp import chain, contiguous
+from farspan.planner.partition_dp.contiguous import contiguous_placement
 
 CLOSE = 1 + 1e-9
 FOUR = Cluster(classes=(DeviceClass(name="gpu", kind="gpu", devices_per_host=4, memory_bytes=12.0),))

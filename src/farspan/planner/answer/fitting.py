@@ -15,8 +15,8 @@ from farspan.planner.constraints import HintedProblem
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.cost_model.problem import seconds_on
 from farspan.planner.forecast import Forecast, forecast
+from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import Objective, Pipeline, PipelineStage, plan_pipeline
-from farspan.planner.search.stages import Rules
 
 __all__ = ["best_pipeline", "fitting", "rules_of"]
 

@@ -15,8 +15,8 @@ from farspan.planner.bound import bound_of
 from farspan.planner.constraints import HintedProblem, hinted_problem
 from farspan.planner.cost_model import CostedGraph
 from farspan.planner.forecast import Forecast, can_run
+from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import Pipeline
-from farspan.planner.search.stages import Rules
 from farspan.units import format_seconds
 
 __all__ = ["Answer", "Loser", "best_plan"]

@@ -21,11 +21,11 @@ import numpy as np
 from farspan.cluster import Cluster
 from farspan.planner.cost_model import CostedGraph
 from farspan.planner.cost_model.problem import FloatArray, group_nodes, seconds_on
+from farspan.planner.partition_dp.chain import Step
+from farspan.planner.partition_dp.cuts import good_prefixes
+from farspan.planner.partition_dp.lattice import make_lattice
+from farspan.planner.partition_dp.stages import Rules, StageLoads
 from farspan.planner.pipeline import Pipeline, PipelineStage, stage_of
-from farspan.planner.search.chain import Step
-from farspan.planner.search.cuts import good_prefixes
-from farspan.planner.search.lattice import make_lattice
-from farspan.planner.search.stages import Rules, StageLoads
 
 __all__ = ["Orders"]
 

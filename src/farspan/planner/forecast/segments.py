@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from farspan.graph import Cut
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, Seconds
-from farspan.planner.search.lattice import linear_order
+from farspan.planner.partition_dp.lattice import linear_order
 
 __all__ = ["Hop", "Segment", "make_segments"]
 

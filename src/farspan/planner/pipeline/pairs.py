@@ -15,10 +15,10 @@ from dataclasses import replace
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.cost_model import CostedEdge, CostedGraph
+from farspan.planner.partition_dp.degree import of_degree
+from farspan.planner.partition_dp.remat import choices_of
+from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline.stage import PipelineStage
-from farspan.planner.search.degree import of_degree
-from farspan.planner.search.remat import choices_of
-from farspan.planner.search.stages import Rules
 
 __all__ = ["by_pairs"]
 

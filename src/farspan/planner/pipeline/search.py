@@ -23,12 +23,12 @@ from farspan.errors import PlanError
 from farspan.planner.cost_model.bounds import best_weights
 from farspan.planner.cost_model.graph import CostedGraph
 from farspan.planner.cost_model.problem import group_nodes
+from farspan.planner.partition_dp.chain import Chain, Step, best_chain
+from farspan.planner.partition_dp.cuts import good_prefixes
+from farspan.planner.partition_dp.lattice import make_lattice
+from farspan.planner.partition_dp.stages import Rules, StageLoads
 from farspan.planner.pipeline.pairs import by_pairs
 from farspan.planner.pipeline.stage import PipelineStage
-from farspan.planner.search.chain import Chain, Step, best_chain
-from farspan.planner.search.cuts import good_prefixes
-from farspan.planner.search.lattice import make_lattice
-from farspan.planner.search.stages import Rules, StageLoads
 
 __all__ = ["Objective", "Pipeline", "PipelineStage", "plan_pipeline", "stage_of"]
 

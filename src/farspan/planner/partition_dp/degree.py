@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from farspan.cluster import DeviceClass
 from farspan.planner.cost_model.graph import CostedGraph, CostedNode
-from farspan.planner.search.remat import Steps, choices_of, make_steps
+from farspan.planner.partition_dp.remat import Steps, choices_of, make_steps
 
 __all__ = ["Degree", "of_degree"]
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from farspan.planner.cost_model.bounds import best_weights
 from farspan.planner.cost_model.problem import FloatArray, Problem
-from farspan.planner.search.chain import IntArray, StageOption
-from farspan.planner.search.lattice import Lattice
+from farspan.planner.partition_dp.chain import IntArray, StageOption
+from farspan.planner.partition_dp.lattice import Lattice
 
 __all__ = ["Crossings", "PlacementLoads"]
 

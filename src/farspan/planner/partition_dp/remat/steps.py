@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farspan.planner.cost_model.problem import FloatArray
-from farspan.planner.search.remat.choices import Choice
-from farspan.planner.search.remat.frontier import Alternative, Budget, Frontiers, NodeSet
+from farspan.planner.partition_dp.remat.choices import Choice
+from farspan.planner.partition_dp.remat.frontier import Alternative, Budget, Frontiers, NodeSet
 
 __all__ = ["Steps", "make_steps"]
 

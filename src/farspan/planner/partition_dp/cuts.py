@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from farspan.planner.cost_model.graph import CostedGraph, Seconds
-from farspan.planner.search.lattice import all_prefixes, linear_order
+from farspan.planner.partition_dp.lattice import all_prefixes, linear_order
 
 __all__ = ["MAX_CUTS", "good_prefixes"]
 

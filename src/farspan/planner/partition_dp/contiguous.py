@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from farspan.planner.cost_model.problem import Problem
-from farspan.planner.search.chain import Chain, OutOfTimeError, best_chain
-from farspan.planner.search.lattice import Lattice, all_prefixes, linear_order, make_lattice, nearby_prefixes
-from farspan.planner.search.loads import PlacementLoads
+from farspan.planner.partition_dp.chain import Chain, OutOfTimeError, best_chain
+from farspan.planner.partition_dp.lattice import Lattice, all_prefixes, linear_order, make_lattice, nearby_prefixes
+from farspan.planner.partition_dp.loads import PlacementLoads
 
 __all__ = ["Contiguous", "contiguous_placement"]
 

@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 from farspan.cluster import Cluster
 from farspan.planner.cost_model.graph import CostedEdge, CostedGraph
 from farspan.planner.cost_model.problem import FloatArray
-from farspan.planner.search.chain import IntArray, StageOption, Step
-from farspan.planner.search.degree import Degree
-from farspan.planner.search.lattice import Lattice
-from farspan.planner.search.loads import Crossings
-from farspan.planner.search.remat import Choice
+from farspan.planner.partition_dp.chain import IntArray, StageOption, Step
+from farspan.planner.partition_dp.degree import Degree
+from farspan.planner.partition_dp.lattice import Lattice
+from farspan.planner.partition_dp.loads import Crossings
+from farspan.planner.partition_dp.remat import Choice
 
 __all__ = ["Rules", "StageLoads"]
 

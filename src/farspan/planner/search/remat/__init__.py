@@ -1,8 +1,0 @@
-"""How the nodes of a stage run, where its device has not the memory for the fastest way of each."""
-
-from farspan.planner.search.remat.choices import Choice as Choice
-from farspan.planner.search.remat.choices import choices_of as choices_of
-from farspan.planner.search.remat.steps import Steps as Steps
-from farspan.planner.search.remat.steps import make_steps as make_steps
-
-__all__ = ["Choice", "Steps", "choices_of", "make_steps"]
