@@ -16,8 +16,8 @@ sys.path[:0] = [str(ROOT)]
 from benchmarks.common import arguments, finish  # noqa: E402
 
 from farspan.cluster import Cluster, DeviceClass  # noqa: E402
-from farspan.planner.answer import best_plan  # noqa: E402
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption  # noqa: E402
+from farspan.planner.optimize import best_plan  # noqa: E402
 
 BARS = {"gpt-2 medium": 0.05, "100 nodes": 0.15}
 SEQUENCES, LENGTH = 4, 1024

@@ -25,8 +25,8 @@ from gpt_model import GPT, Sizes
 import farspan
 from farspan.cluster import Cluster, DeviceClass
 from farspan.place.measure.trial import Trial
-from farspan.planner.answer import Forecast, forecast
 from farspan.planner.cost_model import CostedGraph
+from farspan.planner.optimize import Forecast, forecast
 from farspan.planner.pipeline import Pipeline, PipelineStage
 from farspan.profile import StepProfile, costed_graph
 

@@ -37,7 +37,7 @@ import farspan  # noqa: E402
 from farspan.cluster import Cluster, DeviceClass  # noqa: E402
 from farspan.execute.process.world import current_engine  # noqa: E402
 from farspan.place.measure.trial import Trial  # noqa: E402
-from farspan.planner.answer import Forecast, best_plan, forecast_of_stages  # noqa: E402
+from farspan.planner.optimize import Forecast, best_plan, forecast_of_stages  # noqa: E402
 from farspan.profile import costed_graph  # noqa: E402
 from farspan.schedule import LEAST_WEIGHT_WORK_S  # noqa: E402
 

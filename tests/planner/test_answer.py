@@ -11,10 +11,10 @@ import pytest
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.plan import Plan
-from farspan.planner.answer import best_plan, explain, forecast, format_answer
 from farspan.planner.bound import bound_of
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.forecast.given import forecast_of_stages
+from farspan.planner.optimize import best_plan, explain, forecast, format_answer
 from farspan.planner.pipeline import Pipeline
 from farspan.schedule import orders_by_name
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.planner.answer import Recalibration, StageSeconds, best_plan, recalibrate
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
+from farspan.planner.optimize import Recalibration, StageSeconds, best_plan, recalibrate
 
 AGAIN = NodeOption(name="remat", forward_s=0.01, backward_s=0.03)
 NODES = tuple(CostedNode(name=f"b{i}", forward_s=0.01, backward_s={"gpu": 0.02}, options=(AGAIN,)) for i in range(4))

@@ -19,8 +19,8 @@ import farspan
 from farspan.cluster import Cluster, DeviceClass
 from farspan.execute.process.world import current_engine
 from farspan.place.measure.trial import Trial
-from farspan.planner.answer import Forecast, forecast
 from farspan.planner.cost_model import CostedGraph
+from farspan.planner.optimize import Forecast, forecast
 from farspan.planner.pipeline import Pipeline, PipelineStage
 from farspan.profile import costed_graph
 from farspan.schedule import Schedule

@@ -11,7 +11,7 @@ from farspan.cli.script import check_script, profile_script
 from farspan.outputs import check_outputs, write_json, write_output, write_text
 
 if TYPE_CHECKING:
-    from farspan.planner.answer import Answer
+    from farspan.planner.optimize import Answer
     from farspan.profile import StepProfile
 
 __all__ = ["plan_script"]
@@ -32,7 +32,7 @@ def plan_script(arguments: argparse.Namespace) -> int:
     measured = None if arguments.recalibrate is None else read_measured(output, arguments.recalibrate)
 
     # What follows imports torch, and may take long.
-    from farspan.planner.answer import best_plan, explain, format_answer
+    from farspan.planner.optimize import best_plan, explain, format_answer
     from farspan.profile import costed_graph, this_machine
     from farspan.report import forecast_page
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from farspan.cluster import Cluster
     from farspan.plan import Plan
     from farspan.plan.hints import Hints
-    from farspan.planner.answer import Answer, Recalibration, StageSeconds
     from farspan.planner.cost_model import CostedGraph
+    from farspan.planner.optimize import Answer, Recalibration, StageSeconds
     from farspan.report import MeasuredStep
 
 __all__ = ["Measured", "format_recalibration", "read_measured", "recalibrated"]
@@ -64,7 +64,7 @@ def recalibrated(
         PlanError: The step ran under another plan.
     """
     from farspan.errors import PlanError
-    from farspan.planner.answer import recalibrate
+    from farspan.planner.optimize import recalibrate
 
     plan, step = measured.plan_path, measured.step_path
     if measured.plan != answer.best.plan:
@@ -108,7 +108,7 @@ def format_recalibration(found: Recalibration) -> str:
 
 def _seconds_of(step: MeasuredStep) -> dict[int, StageSeconds]:
     """By rank; a rank has one stage."""
-    from farspan.planner.answer import StageSeconds
+    from farspan.planner.optimize import StageSeconds
     from farspan.schedule import Kind
 
     forward_s: dict[int, float] = {}

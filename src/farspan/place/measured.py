@@ -32,7 +32,7 @@ from farspan.place.repartition.gathered_profile import RankMeasured, exchanged
 from farspan.place.repartition.link_speeds import links_of_hosts
 from farspan.plan import Plan, format_place, parse_place
 from farspan.plan.hints import Hints
-from farspan.planner.answer import Forecast, best_plan, forecast_of_stages
+from farspan.planner.optimize import Forecast, best_plan, forecast_of_stages
 from farspan.profile import HostLink, RankDevice, StepProfile, cluster_of_ranks, costed_graph
 from farspan.units import format_bytes, format_seconds
 

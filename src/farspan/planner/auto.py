@@ -10,11 +10,11 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.plan import Plan
 from farspan.plan.hints import Hints, meaning_of
-from farspan.planner.answer.impossible import in_the_way
 from farspan.planner.atoms import Atom, cut_costs, placement_of
 from farspan.planner.constraints import hinted_problem
 from farspan.planner.cost_model import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode
 from farspan.planner.forecast import Forecast, forecast
+from farspan.planner.optimize.impossible import in_the_way
 from farspan.planner.partition import partition
 from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import plan_pipeline

@@ -14,9 +14,9 @@ from tests.planner.placement.brute_force import all_chains
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import Hints, Pipeline, Rules, plan_pipeline
-from farspan.planner.answer import Forecast, best_plan, forecast
 from farspan.planner.constraints import hinted_problem
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.optimize import Forecast, best_plan, forecast
 from farspan.planner.pipeline import PipelineStage
 
 CLOSE = 1 + 1e-6

@@ -12,9 +12,9 @@ from tests.planner.test_answer import AGAIN, chain, devices
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import Atom, Hints, Rules, auto_plan, plan_pipeline
-from farspan.planner.answer import best_plan, explain, format_answer
 from farspan.planner.constraints import hinted_problem
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.optimize import best_plan, explain, format_answer
 
 ATOMS = [
     Atom(name="embed", cost=0.2, num_parameters=100, parameter_bytes=400),

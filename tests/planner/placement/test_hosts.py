@@ -9,8 +9,8 @@ import pytest
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner import Rules, place, plan_pipeline
-from farspan.planner.answer import best_plan
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.optimize import best_plan
 
 CLOSE = 1 + 1e-6
 

@@ -18,9 +18,9 @@ from tests.planner.placement.brute_force import all_chains
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import Hints
-from farspan.planner.answer import best_plan
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.forecast import Forecast, forecast
+from farspan.planner.optimize import best_plan
 from farspan.planner.pipeline import Pipeline, PipelineStage
 
 CLOSE = 1 + 1e-6

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.planner.answer import best_plan
 from farspan.planner.bound import bound_of
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.forecast import Forecast
+from farspan.planner.optimize import best_plan
 
 NUM_MICRO_BATCHES = 16
 COSTS: dict[str, Any] = {"forward_s": 1.0, "backward_s": 2.0, "parameter_bytes": 1.0, "saved_bytes": 1.0}

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.planner.answer import best_plan, forecast, forecast_of_stages
 from farspan.planner.bound import bound_of
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
+from farspan.planner.optimize import best_plan, forecast, forecast_of_stages
 
 SCHEDULES = ("auto", "1f1b", "zero-bubble", "gpipe")
 COUNTS = ((2,), (3,), (1, 1), (2, 1), (1, 2), (1, 1, 1))

@@ -8,9 +8,9 @@ from dataclasses import replace
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.plan.hints import Hints
-from farspan.planner.answer.fitting import fitting
 from farspan.planner.constraints import hinted_problem
 from farspan.planner.cost_model import CostedGraph
+from farspan.planner.optimize.fitting import fitting
 from farspan.units import format_bytes
 
 __all__ = ["in_the_way", "nothing_fits"]

@@ -6,9 +6,9 @@ import math
 
 from farspan.errors import PlanError
 from farspan.plan.table import compress_runs
-from farspan.planner.answer.moves import Borders
-from farspan.planner.answer.options import Answer
 from farspan.planner.forecast import Forecast, forecast
+from farspan.planner.optimize.moves import Borders
+from farspan.planner.optimize.options import Answer
 from farspan.units import format_bytes, format_seconds
 
 __all__ = ["explain", "format_answer"]

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
-from farspan.planner.answer.every import every_pipeline
-from farspan.planner.answer.moves import Judge
-from farspan.planner.answer.orders import Orders
 from farspan.planner.constraints import HintedProblem
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.cost_model.problem import seconds_on
 from farspan.planner.forecast import Forecast, forecast
+from farspan.planner.optimize.every import every_pipeline
+from farspan.planner.optimize.moves import Judge
+from farspan.planner.optimize.orders import Orders
 from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import Objective, Pipeline, PipelineStage, plan_pipeline
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from farspan.cluster import Cluster
 from farspan.plan.hints import Hints
-from farspan.planner.answer.options import Answer, best_plan
 from farspan.planner.cost_model import CostedGraph, Seconds
 from farspan.planner.forecast import Forecast, forecast
+from farspan.planner.optimize.options import Answer, best_plan
 
 __all__ = ["Recalibration", "StageSeconds", "recalibrate"]
 

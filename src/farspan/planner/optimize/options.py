@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.plan.hints import Hints
-from farspan.planner.answer.fitting import best_pipeline, fitting, rules_of
-from farspan.planner.answer.impossible import nothing_fits
-from farspan.planner.answer.moves import Judge, improved
-from farspan.planner.answer.orders import Orders
 from farspan.planner.bound import bound_of
 from farspan.planner.constraints import HintedProblem, hinted_problem
 from farspan.planner.cost_model import CostedGraph
 from farspan.planner.forecast import Forecast, can_run
+from farspan.planner.optimize.fitting import best_pipeline, fitting, rules_of
+from farspan.planner.optimize.impossible import nothing_fits
+from farspan.planner.optimize.moves import Judge, improved
+from farspan.planner.optimize.orders import Orders
 from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import Pipeline
 from farspan.units import format_seconds
