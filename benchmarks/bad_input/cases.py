@@ -41,7 +41,6 @@ RIGHT_FILES: dict[str, bytes] = {
     "train.py": _SCRIPT,
 }
 _PLAN_WORDS = ("plan", "--graph", "graph.json", "--cluster", "cluster.toml")
-_LOAD_WORDS = (*_PLAN_WORDS, "--objective", "max-load", "--seconds", "1")
 _REPORT_WORDS = ("report", "step.json")
 _NO_COUNTS = ("0", "-1", "1.5", "x", "", " ", "1e9", "1_0", "\u0664", "nan", "9" * 30, "9" * 5000, "1000000000", "0x8")
 _NO_SECONDS = ("0", "-1", "x", "", "nan", "inf", "1e999", "1_0", "\u0664", "1,5", "9" * 5000, "1e12", "-0.0", "5 s")
@@ -53,9 +52,10 @@ _SPECIAL = {"folder": "folder", "pipe": "pipe", "loop": "loop", "zeros": "zeros"
 _SCRIPT_WORDS = ("plan", "--cluster", "cluster.toml")
 _WRONG_WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ((*_PLAN_WORDS, "--micro-batches", "{}"), _NO_COUNTS),
-    ((*_PLAN_WORDS, "--objective", "max-load", "--seconds", "{}"), _NO_SECONDS),
-    ((*_PLAN_WORDS, "--objective", "{}"), ("", "speed", "MAX-LOAD", "max-load,step-time")),
-    ((*_PLAN_WORDS, "{}"), ("--contiguous", "--roofline", "--fresh", "--jsn", "--micro-batches", "--seconds", "--js")),
+    (
+        (*_PLAN_WORDS, "{}"),
+        ("--contiguous", "--roofline", "--fresh", "--jsn", "--micro-batches", "--js"),
+    ),
     ((*_PLAN_WORDS, "{}", "2"), ("--stages", "--max-memory", "--explain", "--output", "--html", "--pin", "--together")),
     (
         ("plan", "--cluster", "cluster.toml", "--graph", "{}"),
@@ -82,7 +82,6 @@ _WRONG_WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ((*_SCRIPT_WORDS, "--recalibrate", "{}", "train.py"), ("none", "folder", "pipe", "graph.json", "plan.json", "")),
     ((*_SCRIPT_WORDS, "{}"), ("none.py", "folder", "", "graph.json", "step.json", "cluster.toml", "-m", "--", "zeros")),
     ((*_SCRIPT_WORDS, "-m", "{}"), ("", "no_such_module", "no.such.module", "..", "a b", "/")),
-    (("plan", "--objective", "max-load", "--contiguous", "{}"), ("train.py",)),
     (("profile", "--output", "{}", "train.py"), (*_NO_OUTPUTS, "train.py")),
     (("profile", "{}"), ("none.py", "--cluster", "-m", "--micro-batches", "graph.json", "")),
     (("profile", "--cluster", "{}", "train.py"), ("none", "folder", "pipe", "graph.json")),
@@ -153,8 +152,6 @@ def right_cases() -> list[Case]:
         Case(what="plan.json", call="plan", is_right=True),
         Case(what="plan", words=_PLAN_WORDS, is_right=True),
         Case(what="plan as JSON", words=(*_PLAN_WORDS, "--json", "--micro-batches", "4"), is_right=True),
-        Case(what="placement", words=_LOAD_WORDS, is_right=True),
-        Case(what="contiguous placement", words=(*_LOAD_WORDS, "--contiguous"), is_right=True),
         Case(what="report", words=(*_REPORT_WORDS, "--html", "a.html", "--perfetto", "b.json"), is_right=True),
         Case(what="run", words=("run", "-n", "1", "train.py", "-n", "x"), is_right=True),
         Case(what="settings", words=("run", "-n", "1", "train.py"), variables={"FARSPAN_DEADLINE": "3"}, is_right=True),
@@ -163,7 +160,7 @@ def right_cases() -> list[Case]:
         *(Case(what="SLURM's list", call="launcher", variables=variables, is_right=True) for variables in _HARMLESS),
         *(
             Case(what=what, words=words, files=files, is_right=True)
-            for words in (_PLAN_WORDS, _LOAD_WORDS, (*_PLAN_WORDS, "--json"), _REPORT_WORDS)
+            for words in (_PLAN_WORDS, (*_PLAN_WORDS, "--json"), _REPORT_WORDS)
             for what, files in (
                 ("names that control a terminal", {name: text.encode() for name, text in escaped.items()}),
                 ("byte order marks", marked),
@@ -197,7 +194,7 @@ def all_cases(count: int, seed: int) -> list[Case]:
     readers: list[dict[str, Any]] = [
         {"call": "plan"},
         {"words": _PLAN_WORDS},
-        {"words": _LOAD_WORDS},
+        {"words": (*_PLAN_WORDS, "--json")},
         {"words": (*_REPORT_WORDS, "--html", "page.html", "--perfetto", "trace.json")},
         {"words": _PLAN_WORDS},
     ]

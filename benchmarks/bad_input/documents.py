@@ -444,14 +444,13 @@ CLUSTER: dict[str, list[str]] = {
     "devices": ["0", "-1", "2.0", "true", '"8"', "[]", "1000000000", "9" * 30, "inf", "1__0"],
     "memory": [*_SIZE, '"80 GiB/s"', "1e30"],
     "speed": ["0", "-1", "true", '"1"', "nan", "inf", "1e999", "1e300", "1e-300", "[]"],
-    "pays_transfers": ["0", "1", '"true"', "[]", "yes"],
     "flops": [*_RATE, '"312 TB/s"'],
     "memory_bandwidth": _RATE,
 }
 """By key the values that it must not have."""
 _CLUSTER_LINES = [
     *("[links]", 'within = "300 GB/s"', 'between = "25 GB/s"', 'latency = "5 us"', "", "[[hosts]]", 'name = "new"'),
-    *('kind = "gpu"', "count = 2", "devices = 2", 'memory = "80 GiB"', "speed = 1.0", "pays_transfers = false"),
+    *('kind = "gpu"', "count = 2", "devices = 2", 'memory = "80 GiB"', "speed = 1.0"),
     *('flops = "312 TFLOP/s"', 'memory_bandwidth = "2 TB/s"', "", "[[hosts]]", 'kind = "cpu"', "devices = 2"),
 ]
 CLUSTER_TEXT = "\n".join(_CLUSTER_LINES) + "\n"

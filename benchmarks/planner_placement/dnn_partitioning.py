@@ -9,7 +9,10 @@ from typing import Any
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 
-__all__ = ["read_workload"]
+__all__ = ["CPU", "read_workload"]
+
+CPU = "cpu"
+"""The class of devices on which transfers take no time."""
 
 
 def read_workload(path: Path) -> tuple[CostedGraph, Cluster]:
@@ -41,5 +44,5 @@ def read_workload(path: Path) -> tuple[CostedGraph, Cluster]:
         )
     ]
     if data["maxCPUs"]:
-        classes.append(DeviceClass(name="cpu", kind="cpu", devices_per_host=data["maxCPUs"], pays_transfers=False))
+        classes.append(DeviceClass(name=CPU, kind="cpu", devices_per_host=data["maxCPUs"]))
     return CostedGraph(nodes=nodes, edges=tuple(edges.values()), source=path.name), Cluster(classes=tuple(classes))

@@ -22,10 +22,10 @@ import dnn_partitioning  # noqa: E402
 import pipedream  # noqa: E402
 import piper  # noqa: E402
 from benchmarks.common import arguments, data_folder, finish  # noqa: E402
+from benchmarks.planner_placement.placement import Placement, place  # noqa: E402
 
 from farspan.errors import PlanError  # noqa: E402
 from farspan.planner.pipeline import plan_pipeline  # noqa: E402
-from farspan.planner.placement import Placement, place  # noqa: E402
 
 CONTIGUOUS_BAR, FREE_BAR, AUTHORS_BAR = 1.001, 1.02, 1.0
 PIPER_BANDWIDTH = 25 * 2.0**30
@@ -68,7 +68,13 @@ def dnn_rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             ("contiguous", contiguous, "optimal_contiguous_maxload", CONTIGUOUS_BAR),
             ("free", free, "noncontig_best", FREE_BAR),
         ):
-            plan = place(graph, cluster, contiguous=kind == "contiguous", seconds=5.0 if args.quick else 20.0)
+            plan = place(
+                graph,
+                cluster,
+                contiguous=kind == "contiguous",
+                seconds=5.0 if args.quick else 20.0,
+                without_transfers={dnn_partitioning.CPU},
+            )
             ours = float(evaluator.maxload(data, *_sets(plan)))
             assert math.isclose(ours, plan.value, rel_tol=1e-9), f"{path.name}: {plan.value} is {ours}"
             known = references.get(path.name)

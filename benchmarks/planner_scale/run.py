@@ -16,12 +16,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common import arguments, finish
+from benchmarks.planner_placement.placement import place
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import plan_pipeline
-from farspan.planner.placement import place
 
 SECONDS_BAR, MEMORY_BAR = 30.0, 2**30
 CONTIGUOUS_SECONDS, FREE_SECONDS = 25.0, 15.0

@@ -207,7 +207,6 @@ def test_wrong_words(folder, capsys) -> None:
         (["plan", "--graph", "g.json", "train.py"], "a script and a graph are both given"),
         (["plan", "--graph", "g.json"], "which devices?"),
         (["plan", "--graph", "g.json", "--cluster", "cluster.toml", "--roofline"], "--roofline has no effect"),
-        (["plan", "--objective", "max-load", "--contiguous", "train.py"], "--contiguous has no effect on a script"),
         (["plan", "empty.py"], "has not called farspan.distribute"),
         (["profile"], "no script to run"),
     ):

@@ -30,7 +30,6 @@ devices = 4
 memory = "16 GiB"
 speed = 0.4
 between = "10 GB/s"
-pays_transfers = false
 """
 
 
@@ -39,7 +38,6 @@ def test_hosts_take_what_links_say_and_may_say_otherwise() -> None:
     assert (new.name, new.num_devices, new.memory_bytes, new.speed) == ("A100", 32, 80 * 2**30, 1.0)
     assert (new.within_bytes_per_s, new.between_bytes_per_s, new.latency_s) == (300e9, 25e9, pytest.approx(5e-6))
     assert (old.name, old.kind, old.num_devices, old.between_bytes_per_s) == ("old", "V100", 4, 10e9)
-    assert new.pays_transfers and not old.pays_transfers
     assert new.bandwidth(8) == 300e9 and new.bandwidth(9) == 25e9
 
 
@@ -59,7 +57,6 @@ def test_what_is_left_out_is_no_limit() -> None:
         ('[[hosts]]\nkind = "a"\nmemory = "80 GX"', "memory is '80 GX'"),
         ('[[hosts]]\nkind = "a"\nmemory = -1', "memory is -1"),
         ('[[hosts]]\nkind = "a"\nspeed = 0', "speed is 0"),
-        ('[[hosts]]\nkind = "a"\npays_transfers = 1', "pays_transfers is 1"),
         ('[[hosts]]\nkind = "a"\n[[hosts]]\nkind = "a"', 'two tables of hosts are called "a"'),
         ('links = 3\n[[hosts]]\nkind = "a"', "links is 3"),
         ('[links]\nwithin = "fast"\n[[hosts]]\nkind = "a"\nwithin = "1 GB/s"', "links: within is 'fast'"),

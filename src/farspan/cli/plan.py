@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from farspan.cli.arguments import Parser, duration, hints, whole_number
+from farspan.cli.arguments import Parser, hints, whole_number
 from farspan.cli.planned import plan_script
 from farspan.cli.script import add_arguments
 from farspan.errors import PlanError
@@ -14,7 +14,6 @@ from farspan.units import MAX_COUNT
 
 if TYPE_CHECKING:
     from farspan.planner.pipeline import Pipeline
-    from farspan.planner.placement import Placement
 
 __all__ = ["add_command"]
 
@@ -51,21 +50,11 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
     hints.add_arguments(parser)
     parser.add_argument("--explain", metavar="MODULE", help="script: say why that module is where it is")
     parser.add_argument(
-        "--objective",
-        choices=("step-time", "max-load"),
-        default="step-time",
-        help="seconds of a step of a pipeline (default), or the load of the busiest device",
-    )
-    parser.add_argument("--contiguous", action="store_true", help="max-load: no data flows back to an earlier stage")
-    parser.add_argument(
         "--micro-batches",
         type=whole_number(1, MAX_COUNT),
         default=None,
         metavar="M",
-        help="step-time: micro-batches of a step (default: as many as the script has; of a graph 8)",
-    )
-    parser.add_argument(
-        "--seconds", type=duration, default=None, metavar="S", help="max-load: about how long to search (default: 20)"
+        help="micro-batches of a step (default: as many as the script has; of a graph 8)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(execute=_execute)
@@ -80,16 +69,6 @@ def _execute(arguments: argparse.Namespace) -> int:
     from farspan.planner.cost_model import read_graph
 
     graph, cluster = read_graph(arguments.graph), read_cluster(arguments.cluster)
-    if arguments.objective == "max-load":
-        from farspan.planner.placement import place
-
-        seconds = 20.0 if arguments.seconds is None else arguments.seconds
-        placement = place(graph, cluster, contiguous=arguments.contiguous, seconds=seconds)
-        if arguments.json:
-            write_json(_placement_members(placement))
-        else:
-            write_output(_placement_text(placement))
-        return 0
     from farspan.planner.partition_dp.stages import Rules
     from farspan.planner.pipeline import plan_pipeline
 
@@ -125,44 +104,6 @@ def _check(arguments: argparse.Namespace) -> None:
             raise PlanError(f"{option} has no effect on a graph.", why="it belongs to scripts.", hint="leave it out")
     if arguments.explain is not None and not arguments.explain.strip():
         raise PlanError("--explain has no name.", why="it says why a module is where it is.", hint="--explain head")
-    for option, value, objective in (
-        ("--contiguous", arguments.contiguous or None, "max-load"),
-        ("--seconds", arguments.seconds, "max-load"),
-        ("--micro-batches", arguments.micro_batches, "step-time"),
-    ):
-        if value is not None and is_script and objective == "max-load":
-            raise PlanError(f"{option} has no effect on a script.", why="it belongs to graphs.", hint="leave it out")
-        if value is not None and arguments.objective != objective:
-            raise PlanError(
-                f"{option} has no effect on the objective {arguments.objective}.",
-                why=f"it belongs to the objective {objective}.",
-                hint=f"--objective {objective}",
-            )
-
-
-def _members(objective: str, result: Placement | Pipeline) -> dict[str, Any]:
-    return {
-        "format": "farspan-search/1",
-        "objective": objective,
-        "value_s": result.value,
-        "lower_bound_s": result.bound,
-        "gap": result.gap,
-        "search_s": result.search_s,
-    }
-
-
-def _placement_members(placement: Placement) -> dict[str, Any]:
-    devices = [
-        {
-            "class": each.device_class,
-            "index": each.index,
-            "load_s": each.load_s,
-            "memory_bytes": each.memory_bytes,
-            "nodes": list(each.nodes),
-        }
-        for each in placement.devices
-    ]
-    return {**_members("max-load", placement), "contiguous": placement.is_contiguous, "plan": {"devices": devices}}
 
 
 def _pipeline_members(pipeline: Pipeline) -> dict[str, Any]:
@@ -180,25 +121,15 @@ def _pipeline_members(pipeline: Pipeline) -> dict[str, Any]:
         }
         for stage in pipeline.stages
     ]
-    return {**_members(pipeline.objective, pipeline), "plan": {"stages": stages}}
-
-
-def _placement_text(placement: Placement) -> str:
-    from farspan.units import format_bytes, format_seconds
-
-    rows = [
-        (
-            f"{each.device_class}:{each.index}",
-            str(len(each.nodes)),
-            format_seconds(each.load_s),
-            f"{each.load_s / placement.value:.0%}" if placement.value else "-",
-            format_bytes(each.memory_bytes),
-            _span(each.nodes),
-        )
-        for each in placement.devices
-    ]
-    table = _table(("device", "nodes", "load", "busy", "memory", "from .. to"), rows)
-    return f"{table}\n{_verdict('busiest device', placement)}"
+    return {
+        "format": "farspan-search/1",
+        "objective": pipeline.objective,
+        "value_s": pipeline.value,
+        "lower_bound_s": pipeline.bound,
+        "gap": pipeline.gap,
+        "search_s": pipeline.search_s,
+        "plan": {"stages": stages},
+    }
 
 
 def _pipeline_text(pipeline: Pipeline) -> str:
@@ -220,15 +151,15 @@ def _pipeline_text(pipeline: Pipeline) -> str:
         for number, stage in enumerate(pipeline.stages)
     ]
     heads = ("stage", "class", "dp x tp", "nodes", "once", "busy", "memory", "options", "from .. to")
-    return f"{_table(heads, rows)}\n{_verdict('step', pipeline)}"
+    return f"{_table(heads, rows)}\n{_verdict(pipeline)}"
 
 
-def _verdict(what: str, result: Placement | Pipeline) -> str:
+def _verdict(pipeline: Pipeline) -> str:
     from farspan.units import format_seconds
 
     return (
-        f"{what} {format_seconds(result.value)}; no plan is below {format_seconds(result.bound)} "
-        f"(gap {max(result.gap, 0.0):.1%}); searched for {format_seconds(result.search_s)}"
+        f"step {format_seconds(pipeline.value)}; no plan is below {format_seconds(pipeline.bound)} "
+        f"(gap {max(pipeline.gap, 0.0):.1%}); searched for {format_seconds(pipeline.search_s)}"
     )
 
 

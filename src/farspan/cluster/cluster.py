@@ -27,7 +27,6 @@ class DeviceClass:
         within_bytes_per_s: Bandwidth between devices of one host.
         between_bytes_per_s: Bandwidth between hosts, for each device.
         latency_s: What a transfer takes besides.
-        pays_transfers: Whether transfers count for these devices in the objective max-load.
         flops_per_s: What it computes at most; 0 if only its kind says so, if anything.
         memory_bytes_per_s: How fast its own memory is; 0 as above.
         part_of: Of a part of a class the name of that class: hosts are those of the whole class.
@@ -44,7 +43,6 @@ class DeviceClass:
     within_bytes_per_s: float = math.inf
     between_bytes_per_s: float = math.inf
     latency_s: float = 0.0
-    pays_transfers: bool = True
     flops_per_s: float = 0.0
     memory_bytes_per_s: float = 0.0
     part_of: str = ""

@@ -13,7 +13,6 @@ devices = 8                      # on each
 memory = "80 GiB"                # of each device; left out: no limit
 speed = 1.0                      # left out: 1
 within = "600 GB/s"              # as in [links], for these hosts
-pays_transfers = false           # left out: true
 flops = "312 TFLOP/s"            # left out: by the kind, where it is known; for `farspan plan train.py` only
 memory_bandwidth = "2 TB/s"      # of the device's own memory; as above
 """
@@ -29,7 +28,6 @@ from farspan.cluster.cluster import Cluster, DeviceClass
 from farspan.documents import (
     MAX_AMOUNT,
     as_count,
-    as_flag,
     as_name,
     as_number,
     as_object,
@@ -51,7 +49,6 @@ _HOST_KEYS = (
     "memory",
     "speed",
     *_LINK_KEYS,
-    "pays_transfers",
     "flops",
     "memory_bandwidth",
 )
@@ -117,7 +114,6 @@ def _device_class(own: Mapping[str, Any], links: Mapping[str, Any], where: str) 
         within_bytes_per_s=_link(entry, "within", where),
         between_bytes_per_s=_link(entry, "between", where),
         latency_s=_link(entry, "latency", where),
-        pays_transfers=as_flag(entry.get("pays_transfers", True), f"{where}: pays_transfers"),
         flops_per_s=_amount(entry, "flops", _FLOPS, 0.0, "312 TFLOP/s", where),
         memory_bytes_per_s=_amount(entry, "memory_bandwidth", BYTES, 0.0, "2 TB/s", where),
     )

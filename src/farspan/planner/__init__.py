@@ -10,8 +10,6 @@ from farspan.planner.partition import partition as partition
 from farspan.planner.partition_dp.stages import Rules as Rules
 from farspan.planner.pipeline import Pipeline as Pipeline
 from farspan.planner.pipeline import plan_pipeline as plan_pipeline
-from farspan.planner.placement import Placement as Placement
-from farspan.planner.placement import place as place
 from farspan.planner.simulate import simulate as simulate
 from farspan.planner.simulation import Simulation as Simulation
 
@@ -20,13 +18,11 @@ __all__ = [
     "Hints",
     "Link",
     "Pipeline",
-    "Placement",
     "Rules",
     "Simulation",
     "auto_plan",
     "own_links",
     "partition",
-    "place",
     "plan_pipeline",
     "read_graph",
     "simulate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, Node
 from farspan.planner.cost_model.graph import Seconds
 from farspan.planner.partition_dp.stages import Rules
 
-__all__ = ["all_chains", "clusters", "graphs", "is_contiguous", "max_load", "pipeline_objectives"]
+__all__ = ["all_chains", "clusters", "graphs", "pipeline_objectives"]
 
 
 @st.composite
@@ -59,7 +59,7 @@ def graphs(draw: st.DrawFn, *, max_nodes: int = 8, options: bool = False, traini
 
 @st.composite
 def clusters(draw: st.DrawFn, *, max_devices: int = 3, bandwidth: float = math.inf) -> Cluster:
-    """One or two classes: some devices with little memory, some slow, some that do not pay for transfers."""
+    """One or two classes: some devices with little memory, some slow."""
     first = draw(st.integers(1, max_devices))
     second = draw(st.integers(0, max_devices - first))
     classes = [
@@ -71,50 +71,11 @@ def clusters(draw: st.DrawFn, *, max_devices: int = 3, bandwidth: float = math.i
             speed=draw(st.sampled_from([1.0, 2.0])),
             within_bytes_per_s=bandwidth,
             between_bytes_per_s=bandwidth,
-            pays_transfers=name == "a" or draw(st.booleans()),
         )
         for name, count in (("a", first), ("b", second))
         if count
     ]
     return Cluster(classes=tuple(classes))
-
-
-def max_load(graph: CostedGraph, cluster: Cluster, device_of: Sequence[int]) -> float:
-    """The definition of dnn-partitioning, node by node; infinite where the placement is not allowed."""
-    kinds = [each for each in cluster.classes for _ in range(each.num_devices)]
-    where = {node.name: device for node, device in zip(graph.nodes, device_of, strict=True)}
-    first: dict[str, int] = {}
-    for node, device in zip(graph.nodes, device_of, strict=True):
-        if node.devices is not None and kinds[device].kind not in node.devices:
-            return math.inf
-        if node.together is not None and first.setdefault(node.together, device) != device:
-            return math.inf
-    worst = 0.0
-    for device, kind in enumerate(kinds):
-        mine = [node for node in graph.nodes if where[node.name] == device]
-        if sum(node.memory_bytes for node in mine) > kind.memory_bytes:
-            return math.inf
-        load = sum(float(node.forward_s) for node in mine) / kind.speed  # type: ignore[arg-type]
-        if kind.pays_transfers:
-            crossing = {
-                (edge.source, edge.time_s)
-                for edge in graph.edges
-                if (where[edge.source] == device) != (where[edge.target] == device)
-            }
-            load += sum(seconds for _, seconds in crossing)
-        worst = max(worst, load)
-    return worst
-
-
-def is_contiguous(graph: CostedGraph, device_of: Sequence[int]) -> bool:
-    """Whether some order of the devices has no forward edge that goes back."""
-    where = {node.name: device for node, device in zip(graph.nodes, device_of, strict=True)}
-    backward = {node.name for node in graph.nodes if node.is_backward}
-    pairs = {
-        (where[edge.source], where[edge.target]) for edge in graph.edges if not backward & {edge.source, edge.target}
-    }
-    used = sorted(set(device_of))
-    return any(all(order.index(a) <= order.index(b) for a, b in pairs) for order in itertools.permutations(used))
 
 
 def all_chains(graph: CostedGraph) -> Iterator[list[list[str]]]:

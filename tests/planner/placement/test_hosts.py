@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.planner import Rules, place, plan_pipeline
+from farspan.planner import Rules, plan_pipeline
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.optimize import best_plan
 
@@ -32,9 +32,6 @@ TWO_BY_TWO = Cluster(classes=(hosts(2, 2, within_bytes_per_s=200.0, between_byte
 
 def test_one_of_two_hosts_where_the_link_between_them_is_slow() -> None:
     graph = row(1.0, 1.0)
-    for contiguous in (True, False):
-        placed = place(graph, TWO_BY_TWO, contiguous=contiguous, seconds=1.0)
-        assert placed.value == pytest.approx(1.005) and placed.bound <= 1.005 * CLOSE
     rules = Rules(micro_batches=1, passes=1.0, max_replicas=1)
     pipeline = plan_pipeline(graph, TWO_BY_TWO, rules=rules, objective="bottleneck")
     assert pipeline.value == pytest.approx(1.005) and pipeline.bound <= 1.005 * CLOSE

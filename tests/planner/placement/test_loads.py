@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farspan.planner.partition_dp.crossings import Crossings
 from farspan.planner.partition_dp.lattice import all_prefixes, make_lattice
-from farspan.planner.partition_dp.loads import Crossings
 
 PINS = st.lists(st.sets(st.integers(0, 4), min_size=2, max_size=4), max_size=8)
 BEFORE = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8)

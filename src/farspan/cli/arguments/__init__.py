@@ -1,7 +1,6 @@
 """The words of a command line: how they are read, and the options that several commands share."""
 
 from farspan.cli.arguments.parser import Parser as Parser
-from farspan.cli.arguments.parser import duration as duration
 from farspan.cli.arguments.parser import whole_number as whole_number
 
-__all__ = ["Parser", "duration", "whole_number"]
+__all__ = ["Parser", "whole_number"]

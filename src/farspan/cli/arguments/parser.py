@@ -1,4 +1,4 @@
-"""A parser of command lines whose errors are farspan's, and the numbers that options take."""
+"""A parser of command lines whose errors are farspan's, and the whole numbers that options take."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from farspan.errors import LaunchError, quoted
-from farspan.units import parse_count, parse_number
+from farspan.units import parse_count
 
-__all__ = ["Parser", "duration", "whole_number"]
-
-_LONGEST_S = 1e9
+__all__ = ["Parser", "whole_number"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,11 +31,3 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
         return value
 
     return read
-
-
-def duration(text: str) -> float:
-    """A number of seconds above 0."""
-    value = parse_number(text)
-    if value is None or not 0 < value <= _LONGEST_S:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of seconds above 0 and up to {_LONGEST_S:g}")
-    return value

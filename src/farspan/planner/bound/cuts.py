@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farspan.planner.bound.devices import Devices, IntArray, Layer
-from farspan.planner.cost_model.problem import FloatArray
+from farspan.planner.cost_model.groups import FloatArray
 
 __all__ = ["Cuts", "Stages"]
 

@@ -56,7 +56,7 @@ from farspan.planner.bound.cuts import Cuts, Stages
 from farspan.planner.bound.devices import Devices
 from farspan.planner.bound.row import MAX_STATES, Row, Work
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.cost_model.problem import FloatArray, seconds_on
+from farspan.planner.cost_model.groups import FloatArray, seconds_on
 
 __all__ = ["Bound", "bound_of"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from farspan.planner.bound.devices import Devices, IntArray
-from farspan.planner.cost_model.problem import FloatArray
+from farspan.planner.cost_model.groups import FloatArray
 
 __all__ = ["MAX_STATES", "Row", "Work"]
 

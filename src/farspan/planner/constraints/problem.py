@@ -26,7 +26,7 @@ from farspan.plan.hints import Hints, Meaning, meaning_of
 from farspan.plan.resolve import matched, with_ancestors
 from farspan.planner.constraints.divide import divide
 from farspan.planner.cost_model import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode
-from farspan.planner.cost_model.problem import group_nodes, seconds_on, strongly_connected
+from farspan.planner.cost_model.groups import group_nodes, seconds_on, strongly_connected
 from farspan.planner.partition_dp.lattice import linear_order
 
 __all__ = ["HintedProblem", "hinted_problem"]

@@ -1,6 +1,6 @@
-"""Lower bounds on the max-load of any placement, contiguous or not.
+"""A lower bound on the load of the busiest device: all work, spread over all devices in fractions.
 
-For weights w(c) >= 0 with sum over classes of count(c) w(c) = 1, no placement has a smaller max-load than
+For weights w(c) >= 0 with sum over classes of count(c) w(c) = 1, no plan has a smaller largest load than
 
     sum over groups g of  min over classes c of  w(c) time(g, c)
 
@@ -16,16 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from farspan.planner.cost_model.problem import FloatArray, Problem
+from farspan.planner.cost_model.groups import FloatArray
 
-__all__ = ["best_weights", "simple_bound"]
-
-
-def simple_bound(problem: Problem) -> float:
-    """The larger of: all work spread over all devices in fractions; the heaviest group on its fastest device."""
-    _, work = best_weights(problem.time_s, problem.counts)
-    heaviest = float(problem.time_s.min(axis=1).max())
-    return max(float(work.sum()), heaviest)
+__all__ = ["best_weights"]
 
 
 def best_weights(time_s: FloatArray, num_devices: Sequence[int]) -> tuple[FloatArray, FloatArray]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.cost_model import CostedGraph, CostedNode
-from farspan.planner.cost_model.problem import group_nodes, seconds_on
+from farspan.planner.cost_model.groups import group_nodes, seconds_on
 from farspan.planner.partition_dp.lattice import all_prefixes
 from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import Pipeline, PipelineStage

@@ -20,7 +20,7 @@ import numpy as np
 
 from farspan.cluster import Cluster
 from farspan.planner.cost_model import CostedGraph
-from farspan.planner.cost_model.problem import FloatArray, group_nodes, seconds_on
+from farspan.planner.cost_model.groups import FloatArray, group_nodes, seconds_on
 from farspan.planner.partition_dp.chain import Step
 from farspan.planner.partition_dp.cuts import good_prefixes
 from farspan.planner.partition_dp.lattice import make_lattice

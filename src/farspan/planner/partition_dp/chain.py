@@ -16,7 +16,6 @@ others.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,14 +23,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Chain", "IntArray", "Loads", "OutOfTimeError", "StageOption", "Step", "best_chain"]
+__all__ = ["Chain", "IntArray", "Loads", "StageOption", "Step", "best_chain"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
-
-
-class OutOfTimeError(Exception):
-    """The search was to end before it could say which chain is the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +97,6 @@ def best_chain(
     *,
     upper: float = math.inf,
     total: bool = False,
-    until: float = math.inf,
     may_remain: Sequence[NDArray[np.bool_] | None] | None = None,
 ) -> Chain | None:
     """The best chain of stages from the empty prefix to the full one; None where there is none.
@@ -112,17 +106,13 @@ def best_chain(
             classes each, and the stages of a phase come before those of the next.
         upper: No stage may cost more.
         total: Minimise the sum of the loads instead of the largest.
-        until: When to give up, on the clock of `time.monotonic`.
         may_remain: For each phase [devices of each class]: whether so many may be left over; None for any.
-
-    Raises:
-        OutOfTimeError: It is past `until`.
     """
     tables: list[FloatArray] = []
     entry: FloatArray | None = None  # [prefix, depth]: the best of all later phases
     remain = [None] * len(phases) if may_remain is None else list(may_remain)
     for (loads, counts), allowed in zip(reversed(phases), reversed(remain), strict=True):
-        tables.append(_table(loads, counts, upper, total, entry, until, allowed))
+        tables.append(_table(loads, counts, upper, total, entry, allowed))
         entry = tables[-1][(slice(None), *counts)]
     tables.reverse()
     assert entry is not None
@@ -153,7 +143,6 @@ def _table(
     upper: float,
     total: bool,
     entry: FloatArray | None,
-    until: float,
     allowed: NDArray[np.bool_] | None,
 ) -> FloatArray:
     shape = (*(count + 1 for count in counts), loads.num_depths)
@@ -165,8 +154,6 @@ def _table(
         table[:, ~allowed] = math.inf
     alive = np.array([bool(np.isfinite(each).any()) for each in table])
     for start in range(loads.num_prefixes - 2, -1, -1):
-        if time.monotonic() > until:
-            raise OutOfTimeError
         ends = loads.ends(start)
         ends = ends[alive[ends]]
         if not len(ends):

@@ -7,14 +7,13 @@ more than prefix s - 1. A chain of n groups has n + 1 prefixes; branches multipl
 from __future__ import annotations
 
 import heapq
-import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Lattice", "all_prefixes", "linear_order", "make_lattice", "nearby_prefixes"]
+__all__ = ["Lattice", "all_prefixes", "linear_order", "make_lattice"]
 
 IntArray = NDArray[np.intp]
 Words = NDArray[np.uint64]
@@ -124,33 +123,3 @@ def linear_order(
             if not waits[each]:
                 heapq.heappush(heap, (-len(order) if depth_first else 0, keys[each], each))
     return order
-
-
-def nearby_prefixes(
-    prefixes: Iterable[int], num_groups: int, before: Sequence[tuple[int, int]], *, limit: int, seed: int
-) -> set[int]:
-    """Prefixes a few groups away from the given ones: up to `limit`, those one step away first."""
-    needs, blocks = [0] * num_groups, [0] * num_groups
-    for a, b in before:
-        needs[b] |= 1 << a
-        blocks[a] |= 1 << b
-    rng = random.Random(seed)
-    found = set(prefixes)
-    layer = sorted(found)
-    while layer and len(found) < limit:
-        rng.shuffle(layer)
-        grown: list[int] = []
-        for prefix in layer:
-            for group in range(num_groups):
-                bit = 1 << group
-                if prefix & bit:
-                    other = prefix ^ bit if not blocks[group] & prefix else prefix
-                else:
-                    other = prefix | bit if not needs[group] & ~prefix else prefix
-                if other not in found:
-                    found.add(other)
-                    grown.append(other)
-            if len(found) >= limit:
-                break
-        layer = grown
-    return found

@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 
 from farspan.cluster import Cluster
 from farspan.planner.cost_model.graph import CostedEdge, CostedGraph
-from farspan.planner.cost_model.problem import FloatArray
+from farspan.planner.cost_model.groups import FloatArray
 from farspan.planner.partition_dp.chain import IntArray, StageOption, Step
+from farspan.planner.partition_dp.crossings import Crossings
 from farspan.planner.partition_dp.degree import Degree
 from farspan.planner.partition_dp.lattice import Lattice
-from farspan.planner.partition_dp.loads import Crossings
 from farspan.planner.partition_dp.remat import Choice
 
 __all__ = ["Rules", "StageLoads"]

@@ -22,7 +22,7 @@ from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.planner.cost_model.bounds import best_weights
 from farspan.planner.cost_model.graph import CostedGraph
-from farspan.planner.cost_model.problem import group_nodes
+from farspan.planner.cost_model.groups import group_nodes
 from farspan.planner.partition_dp.chain import Chain, Step, best_chain
 from farspan.planner.partition_dp.cuts import good_prefixes
 from farspan.planner.partition_dp.lattice import make_lattice

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from farspan.cluster import DeviceClass
 from farspan.planner.cost_model.graph import CostedNode
-from farspan.planner.cost_model.problem import seconds_on
+from farspan.planner.cost_model.groups import seconds_on
 
 __all__ = ["Choice", "choices_of"]
 

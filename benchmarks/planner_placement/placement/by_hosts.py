@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from benchmarks.planner_placement.placement.problem import Problem
 
 from farspan.cluster import Cluster
-from farspan.planner.cost_model.problem import FloatArray, Problem
+from farspan.planner.cost_model.groups import FloatArray
 
 __all__ = ["ByPairs"]
 

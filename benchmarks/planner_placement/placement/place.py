@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from benchmarks.planner_placement.placement.bound import simple_bound
+from benchmarks.planner_placement.placement.by_hosts import ByPairs
+from benchmarks.planner_placement.placement.contiguous import contiguous_placement
+from benchmarks.planner_placement.placement.free.anneal import anneal
+from benchmarks.planner_placement.placement.free.exact import exact_placement
+from benchmarks.planner_placement.placement.free.merge import Merged, merge_groups
+from benchmarks.planner_placement.placement.free.milp import MAX_CHOICES, has_solver, solve_milp
+from benchmarks.planner_placement.placement.free.packing import pack
+from benchmarks.planner_placement.placement.problem import Problem, check_groups, make_problem
 
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
-from farspan.planner.cost_model.bounds import simple_bound
 from farspan.planner.cost_model.graph import CostedGraph
-from farspan.planner.cost_model.merge import Merged, merge_groups
-from farspan.planner.cost_model.pairs import ByPairs
-from farspan.planner.cost_model.problem import FloatArray, Problem, check_groups, make_problem
-from farspan.planner.free.anneal import anneal
-from farspan.planner.free.exact import exact_placement
-from farspan.planner.free.milp import MAX_CHOICES, has_solver, solve_milp
-from farspan.planner.free.packing import pack
-from farspan.planner.partition_dp.contiguous import contiguous_placement
+from farspan.planner.cost_model.groups import FloatArray
 from farspan.units import format_bytes
 
 __all__ = ["DeviceLoad", "Placement", "place"]
@@ -81,7 +83,13 @@ class Placement:
 
 
 def place(
-    graph: CostedGraph, cluster: Cluster, *, contiguous: bool = False, seconds: float = 20.0, seed: int = 0
+    graph: CostedGraph,
+    cluster: Cluster,
+    *,
+    contiguous: bool = False,
+    seconds: float = 20.0,
+    seed: int = 0,
+    without_transfers: Collection[str] = (),
 ) -> Placement:
     """Place the nodes of `graph` on the devices of `cluster`, by the objective max-load.
 
@@ -91,15 +99,27 @@ def place(
         contiguous: Only stages of a pipeline: no data flows back to an earlier one.
         seconds: About how long to look. A contiguous placement ends earlier where it is known to be the best.
         seed: Of the random numbers of the search.
+        without_transfers: Names of classes on whose devices transfers take no time.
 
     Raises:
         PlanError: Nothing fits.
     """
     began = time.monotonic()
-    check_groups(graph, cluster, make_problem(graph, cluster, contiguous=False))
+
+    def problem(*, contiguous: bool, is_near: bool = False) -> Problem:
+        return make_problem(graph, cluster, contiguous=contiguous, is_near=is_near, without_transfers=without_transfers)
+
+    check_groups(graph, cluster, problem(contiguous=False))
     ways = (False, True) if cluster.has_near_links else (False,)
     found = [
-        _place(graph, cluster, is_near=is_near, contiguous=contiguous, seconds=seconds / len(ways), seed=seed)
+        _place(
+            graph,
+            cluster,
+            problem(contiguous=True, is_near=is_near),
+            None if contiguous else problem(contiguous=False, is_near=is_near),
+            seconds=seconds / len(ways),
+            seed=seed,
+        )
         for is_near in ways
     ]
     by_pairs = ByPairs(found[0].problem, found[-1].problem, cluster)
@@ -119,14 +139,15 @@ class _Found:
 
 
 def _place(
-    graph: CostedGraph, cluster: Cluster, *, is_near: bool, contiguous: bool, seconds: float, seed: int
+    graph: CostedGraph, cluster: Cluster, row_problem: Problem, problem: Problem | None, *, seconds: float, seed: int
 ) -> _Found:
-    """A placement where all transfers of a device take the same: as to the nearest other device, or as to any."""
+    """A placement where all transfers of a device take the same: as to the nearest other device, or as to any.
+
+    It is contiguous where there is no `problem` without an order of stages.
+    """
     began = time.monotonic()
-    row_problem = make_problem(graph, cluster, contiguous=True, is_near=is_near)
-    problem = make_problem(graph, cluster, contiguous=False, is_near=is_near)
-    row = contiguous_placement(row_problem, until=began + seconds * (1.0 if contiguous else _CONTIGUOUS_SHARE))
-    if contiguous:
+    row = contiguous_placement(row_problem, until=began + seconds * (1.0 if problem is None else _CONTIGUOUS_SHARE))
+    if problem is None:
         if row is None:
             check_groups(graph, cluster, row_problem)
             raise _nothing_fits(graph, cluster, row_problem, "contiguous ")

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Collection
 
 import pytest
+from benchmarks.planner_placement.placement import place
+from benchmarks.planner_placement.placement.bound import simple_bound
+from benchmarks.planner_placement.placement.free.anneal import Placing, anneal
+from benchmarks.planner_placement.placement.free.merge import merge_groups
+from benchmarks.planner_placement.placement.free.milp import has_solver, solve_milp
+from benchmarks.planner_placement.placement.problem import make_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.planner.placement.brute_force import clusters, graphs, is_contiguous, max_load
+from tests.benchmarks.planner_placement.definitions import is_contiguous, max_load
+from tests.planner.placement.brute_force import clusters, graphs
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
-from farspan.planner import place
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.cost_model.bounds import simple_bound
-from farspan.planner.cost_model.merge import merge_groups
-from farspan.planner.cost_model.problem import make_problem
-from farspan.planner.free.anneal import Placing, anneal
-from farspan.planner.free.milp import has_solver, solve_milp
 
 CLOSE = 1 + 1e-9
+WITHOUT_TRANSFERS = st.sampled_from([(), ("b",)])
 
 
 def placements(graph: CostedGraph, cluster: Cluster):
@@ -41,20 +44,20 @@ def device_of(graph: CostedGraph, cluster: Cluster, plan) -> list[int]:
     return [where[node.name] for node in graph.nodes]
 
 
-def check(graph: CostedGraph, cluster: Cluster, *, contiguous: bool) -> None:
+def check(graph: CostedGraph, cluster: Cluster, without_transfers: Collection[str] = (), *, contiguous: bool) -> None:
     values = [
-        max_load(graph, cluster, each)
+        max_load(graph, cluster, each, without_transfers)
         for each in placements(graph, cluster)
         if not contiguous or is_contiguous(graph, each)
     ]
     best = min(values)
     try:
-        plan = place(graph, cluster, contiguous=contiguous, seconds=2.0)
+        plan = place(graph, cluster, contiguous=contiguous, seconds=2.0, without_transfers=without_transfers)
     except PlanError:
         assert math.isinf(best)
         return
     found = device_of(graph, cluster, plan)
-    assert math.isclose(max_load(graph, cluster, found), plan.value, rel_tol=1e-9, abs_tol=1e-12)
+    assert math.isclose(max_load(graph, cluster, found, without_transfers), plan.value, rel_tol=1e-9, abs_tol=1e-12)
     assert plan.value <= best * CLOSE and plan.bound <= best * CLOSE
     assert all(each.nodes for each in plan.devices)
     if contiguous:
@@ -62,15 +65,17 @@ def check(graph: CostedGraph, cluster: Cluster, *, contiguous: bool) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(graphs(max_nodes=7), clusters())
-def test_a_free_placement_is_the_best_of_all(graph: CostedGraph, cluster: Cluster) -> None:
-    check(graph, cluster, contiguous=False)
+@given(graphs(max_nodes=7), clusters(), WITHOUT_TRANSFERS)
+def test_a_free_placement_is_the_best_of_all(graph: CostedGraph, cluster: Cluster, free: Collection[str]) -> None:
+    check(graph, cluster, free, contiguous=False)
 
 
 @settings(max_examples=60, deadline=None)
-@given(graphs(max_nodes=6), clusters())
-def test_a_contiguous_placement_is_the_best_of_all_contiguous_ones(graph: CostedGraph, cluster: Cluster) -> None:
-    check(graph, cluster, contiguous=True)
+@given(graphs(max_nodes=6), clusters(), WITHOUT_TRANSFERS)
+def test_a_contiguous_placement_is_the_best_of_all_contiguous_ones(
+    graph: CostedGraph, cluster: Cluster, free: Collection[str]
+) -> None:
+    check(graph, cluster, free, contiguous=True)
 
 
 @settings(max_examples=30, deadline=None)
@@ -136,9 +141,10 @@ def test_the_solvers_presolve_is_not_believed() -> None:
     edge = CostedEdge(source="first", target="second", time_s=1.0)
     classes = (
         DeviceClass(name="a", kind="a", memory_bytes=4.0),
-        DeviceClass(name="b", kind="b", devices_per_host=2, memory_bytes=4.0, pays_transfers=False),
+        DeviceClass(name="b", kind="b", devices_per_host=2, memory_bytes=4.0),
     )
-    problem = make_problem(CostedGraph(nodes=nodes, edges=(edge,)), Cluster(classes=classes), contiguous=False)
+    graph, cluster = CostedGraph(nodes=nodes, edges=(edge,)), Cluster(classes=classes)
+    problem = make_problem(graph, cluster, contiguous=False, without_transfers={"b"})
     found, bound = solve_milp(problem, [0, 0, 0], seconds=5.0)
     assert found is not None and problem.max_load(found) == 3.0
     assert bound == pytest.approx(3.0, rel=1e-4) and bound <= 3.0
@@ -170,3 +176,14 @@ def test_what_does_not_fit_is_an_error_with_the_sizes() -> None:
     with pytest.raises(PlanError, match='"big" fits on no device') as caught:
         place(graph, cluster)
     assert "2.0 GiB" in caught.value.why and "1.0 GiB" in caught.value.why and caught.value.hint
+
+
+def test_one_of_two_hosts_where_the_link_between_them_is_slow() -> None:
+    nodes = tuple(CostedNode(name=name, forward_s=1.0) for name in "ab")
+    graph = CostedGraph(nodes=nodes, edges=(CostedEdge(source="a", target="b", size_bytes=1.0),))
+    hosts = DeviceClass(
+        name="gpu", kind="gpu", num_hosts=2, devices_per_host=2, within_bytes_per_s=200.0, between_bytes_per_s=0.1
+    )
+    for contiguous in (True, False):
+        placed = place(graph, Cluster(classes=(hosts,)), contiguous=contiguous, seconds=1.0)
+        assert placed.value == pytest.approx(1.005) and placed.bound <= 1.005 * (1 + 1e-6)

@@ -7,9 +7,9 @@ no better than the best placement known. Devices of a class that are still empty
 from __future__ import annotations
 
 import numpy as np
+from benchmarks.planner_placement.placement.problem import Problem
 
 from farspan.planner.cost_model.bounds import best_weights
-from farspan.planner.cost_model.problem import Problem
 
 __all__ = ["exact_placement"]
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from benchmarks.planner_placement.placement.problem import Problem
 
-from farspan.planner.cost_model.problem import FloatArray, Problem
+from farspan.planner.cost_model.groups import FloatArray
 
 __all__ = ["Merged", "merge_groups"]
 

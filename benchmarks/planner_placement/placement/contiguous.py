@@ -7,16 +7,17 @@ few linear orders, then of all prefixes a few groups away from those cuts, and a
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from benchmarks.planner_placement.placement.loads import OutOfTimeError, PlacementLoads
+from benchmarks.planner_placement.placement.problem import Problem
 
-from farspan.planner.cost_model.problem import Problem
-from farspan.planner.partition_dp.chain import Chain, OutOfTimeError, best_chain
-from farspan.planner.partition_dp.lattice import Lattice, all_prefixes, linear_order, make_lattice, nearby_prefixes
-from farspan.planner.partition_dp.loads import PlacementLoads
+from farspan.planner.partition_dp.chain import Chain, best_chain
+from farspan.planner.partition_dp.lattice import Lattice, all_prefixes, linear_order, make_lattice
 
 __all__ = ["Contiguous", "contiguous_placement"]
 
@@ -100,7 +101,7 @@ def _refined(problem: Problem, found: Contiguous, until: float) -> Contiguous:
         for _, groups in found.stages:
             prefix |= sum(1 << group for group in groups)
             cuts.append(prefix)
-        near = nearby_prefixes(cuts, problem.num_groups, problem.before, limit=_NEARBY, seed=seed)
+        near = _nearby_prefixes(cuts, problem.num_groups, problem.before, limit=_NEARBY, seed=seed)
         try:
             better = _on_lattice(problem, make_lattice(problem.num_groups, near), found.value, until)
         except OutOfTimeError:
@@ -112,15 +113,15 @@ def _refined(problem: Problem, found: Contiguous, until: float) -> Contiguous:
 
 
 def _on_lattice(problem: Problem, lattice: Lattice, upper: float, until: float = math.inf) -> Contiguous | None:
-    loads = PlacementLoads(problem, lattice, upper=upper)
+    loads = PlacementLoads(problem, lattice, upper=upper, until=until)
     if math.prod(count + 1 for count in problem.counts) * loads.num_prefixes <= _MOST_STATES:
-        chain = best_chain([(loads, problem.counts)], upper=upper * (1 + 1e-9), until=until)
+        chain = best_chain([(loads, problem.counts)], upper=upper * (1 + 1e-9))
         return _placed(problem, lattice, chain, [range(len(problem.counts))]) if chain else None
     found: list[Contiguous] = []
     for order in _orders_of_classes(problem):
         phases = [(loads.only(index), (problem.counts[index],)) for index in order]
         limit = min((each.value for each in found), default=upper) * (1 + 1e-9)
-        chain = best_chain(phases, upper=limit, until=until)
+        chain = best_chain(phases, upper=limit)
         found += [_placed(problem, lattice, chain, [(index,) for index in order])] if chain else []
     return min(found, key=lambda each: each.value, default=None)
 
@@ -149,3 +150,33 @@ def _placed(problem: Problem, lattice: Lattice, chain: Chain, classes: Sequence[
         value=problem.max_load(device_of),
         is_optimal=lattice.is_complete and len(classes) == 1,
     )
+
+
+def _nearby_prefixes(
+    prefixes: Iterable[int], num_groups: int, before: Sequence[tuple[int, int]], *, limit: int, seed: int
+) -> set[int]:
+    """Prefixes a few groups away from the given ones: up to `limit`, those one step away first."""
+    needs, blocks = [0] * num_groups, [0] * num_groups
+    for a, b in before:
+        needs[b] |= 1 << a
+        blocks[a] |= 1 << b
+    rng = random.Random(seed)
+    found = set(prefixes)
+    layer = sorted(found)
+    while layer and len(found) < limit:
+        rng.shuffle(layer)
+        grown: list[int] = []
+        for prefix in layer:
+            for group in range(num_groups):
+                bit = 1 << group
+                if prefix & bit:
+                    other = prefix ^ bit if not blocks[group] & prefix else prefix
+                else:
+                    other = prefix | bit if not needs[group] & ~prefix else prefix
+                if other not in found:
+                    found.add(other)
+                    grown.append(other)
+            if len(found) >= limit:
+                break
+        layer = grown
+    return found

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from farspan.planner.cost_model.problem import Problem
+from benchmarks.planner_placement.placement.problem import Problem
 
 __all__ = ["MAX_CHOICES", "has_solver", "solve_milp"]
 

@@ -1,78 +1,30 @@
-"""What a stage costs each device class, over any lattice of prefixes.
-
-The values that leave or enter a stage between prefixes A and B, with X(A) those with pins on both sides of A:
-
-    crossing(B - A) = crossing(B) + sum over v in X(A) of cost(v) ([v within B] - [v has no pin in B - A])
-
-so only the few values of X(A) are looked at, for all ends B of A at once.
-"""
+"""What a stage costs each device class by the objective max-load, over any lattice of prefixes."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Sequence
 from copy import copy
 
 import numpy as np
+from benchmarks.planner_placement.placement.problem import Problem
 
 from farspan.planner.cost_model.bounds import best_weights
-from farspan.planner.cost_model.problem import FloatArray, Problem
+from farspan.planner.cost_model.groups import FloatArray
 from farspan.planner.partition_dp.chain import IntArray, StageOption
+from farspan.planner.partition_dp.crossings import Crossings
 from farspan.planner.partition_dp.lattice import Lattice
 
-__all__ = ["Crossings", "PlacementLoads"]
+__all__ = ["OutOfTimeError", "PlacementLoads"]
 
 _MOST_CAPACITIES = 1_000_000
 """Numbers of devices of all classes together that are looked at one by one."""
 
 
-class Crossings:
-    """What crosses the borders of stages.
-
-    Args:
-        lattice: The prefixes.
-        pins: Of each value.
-        costs: [value, column]: any number of costs of each.
-    """
-
-    def __init__(self, lattice: Lattice, pins: Sequence[Sequence[int]], costs: FloatArray) -> None:
-        self._lattice = lattice
-        self._costs = costs
-        self._masks = [sum(1 << pin for pin in each) for each in pins]
-        self._open = self._open_values(lattice, pins)
-        self.of_prefix: FloatArray = np.array([costs[values].sum(axis=0) for values in self._open])  # [prefix, column]
-
-    def between(self, start: int, ends: IntArray) -> FloatArray:
-        """[end, column]: what leaves or enters the stage from `start` to each of `ends`."""
-        moved = self.of_prefix[ends]
-        prefix, words = self._lattice.prefixes[start], self._lattice.words
-        for value in self._open[start]:
-            mask = self._masks[value]
-            inside = np.ones(len(ends), dtype=bool)  # all its pins are in the end
-            beyond = np.ones(len(ends), dtype=bool)  # none of its pins is in the stage
-            for word in range(words.shape[1]):
-                bits = np.uint64(mask >> 64 * word & (1 << 64) - 1)
-                if bits:
-                    outside = np.uint64((mask & ~prefix) >> 64 * word & (1 << 64) - 1)
-                    there = words[ends, word]
-                    inside &= (there & bits) == bits
-                    beyond &= (there & outside) == 0
-            moved = moved + (inside.astype(float) - beyond)[:, None] * self._costs[value]
-        return np.maximum(moved, 0.0)
-
-    def _open_values(self, lattice: Lattice, pins: Sequence[Sequence[int]]) -> list[list[int]]:
-        """For each prefix the values with pins on both sides of it."""
-        if not pins:
-            return [[] for _ in lattice.prefixes]
-        found: list[list[int]] = []
-        pairs = np.array([(value, pin) for value, each in enumerate(pins) for pin in each])
-        sizes = np.array([len(each) for each in pins])
-        firsts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
-        for row in lattice.members():
-            inside = np.add.reduceat(row[pairs[:, 1]].astype(np.int64), firsts)
-            found.append(np.flatnonzero((inside > 0) & (inside < sizes)).tolist())
-        return found
+class OutOfTimeError(Exception):
+    """The search was to end before it could say which chain is the best."""
 
 
 class PlacementLoads:
@@ -82,10 +34,12 @@ class PlacementLoads:
         problem: What to place.
         lattice: The prefixes between which stages lie.
         upper: Stages of larger load are of no interest: what cannot be part of a chain without such is left out.
+        until: When the search is to end, on the clock of `time.monotonic`.
     """
 
-    def __init__(self, problem: Problem, lattice: Lattice, *, upper: float = math.inf) -> None:
+    def __init__(self, problem: Problem, lattice: Lattice, *, upper: float = math.inf, until: float = math.inf) -> None:
         self.problem = problem
+        self.until = until
         self.lattice = lattice
         self.num_prefixes = len(lattice.prefixes)
         self.num_depths = 1
@@ -100,6 +54,8 @@ class PlacementLoads:
         self._is_open = self._band(upper)
 
     def ends(self, start: int) -> IntArray:
+        if time.monotonic() > self.until:
+            raise OutOfTimeError
         if not self._is_open[start]:
             return self._by_share[:0]
         low, high = np.searchsorted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from farspan.planner.cost_model.problem import Problem
+from benchmarks.planner_placement.placement.problem import Problem
 
 __all__ = ["pack"]
 

@@ -1,7 +1,6 @@
-"""A graph and a cluster as a search wants them: groups, values and device classes, in arrays.
+"""A graph and a cluster as arrays: groups of nodes that stay together, values and device classes.
 
-A group is what cannot be separated: nodes that share a `together` word and, in a pipeline, whatever lies on a circle
-through such nodes. A value joins the groups that make or use it (its pins). With S(d) the groups on device d,
+A value joins the groups that make or use it (its pins). With S(d) the groups on device d,
 
     load(d) = sum over groups g in S(d) of time[g, d]
             + sum over values with pins both in S(d) and outside it of cost[value, d]
@@ -12,27 +11,18 @@ which charges a value once to each device that it leaves or enters (Tarnawski et
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
-from farspan.planner.cost_model.graph import CostedGraph, CostedNode, Seconds
+from farspan.planner.cost_model import CostedGraph
+from farspan.planner.cost_model.groups import FloatArray, colocation_groups, group_nodes, seconds_on
+from farspan.units import format_bytes
 
-__all__ = [
-    "FloatArray",
-    "Problem",
-    "check_groups",
-    "group_nodes",
-    "make_problem",
-    "seconds_on",
-    "strongly_connected",
-]
-
-FloatArray = NDArray[np.float64]
+__all__ = ["Problem", "check_groups", "make_problem"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +83,14 @@ class Problem:
         return float(self.loads(device_of).max())
 
 
-def make_problem(graph: CostedGraph, cluster: Cluster, *, contiguous: bool, is_near: bool = False) -> Problem:
+def make_problem(
+    graph: CostedGraph,
+    cluster: Cluster,
+    *,
+    contiguous: bool,
+    is_near: bool = False,
+    without_transfers: Collection[str] = (),
+) -> Problem:
     """The problem of placing `graph` on `cluster`, by the objective max-load.
 
     Args:
@@ -101,8 +98,9 @@ def make_problem(graph: CostedGraph, cluster: Cluster, *, contiguous: bool, is_n
         cluster: Where.
         contiguous: Stages of a pipeline are wanted: groups on a circle are one group, and groups have an order.
         is_near: Whether a transfer is taken to go to the nearest device, and not to any.
+        without_transfers: Names of classes on whose devices transfers take no time.
     """
-    group_of, before = group_nodes(graph) if contiguous else (_words(graph), ())
+    group_of, before = group_nodes(graph) if contiguous else (colocation_groups(graph), ())
     num_groups = max(group_of) + 1
     members: list[list[int]] = [[] for _ in range(num_groups)]
     for index, group in enumerate(group_of):
@@ -115,7 +113,7 @@ def make_problem(graph: CostedGraph, cluster: Cluster, *, contiguous: bool, is_n
         memory[group] += node.memory_bytes + node.saved_bytes
     limits = np.array([each.memory_bytes for each in classes])
     time_s[memory[:, None] > limits[None, :]] = math.inf
-    pins, cost_s = _values(graph, group_of, cluster, is_near=is_near)
+    pins, cost_s = _values(graph, group_of, cluster, without_transfers, is_near=is_near)
     return Problem(
         groups=tuple(map(tuple, members)),
         before=before,
@@ -141,24 +139,8 @@ def check_groups(graph: CostedGraph, cluster: Cluster, problem: Problem) -> None
         _refuse(graph, nodes, float(problem.memory_bytes[group]), np.sum(times, axis=0), cluster.classes)
 
 
-def seconds_on(node: CostedNode, device_class: DeviceClass) -> float:
-    """Forward and backward of a node on a device of that class; infinite where it may not run."""
-    if node.devices is not None and not set(device_class.words) & set(node.devices):
-        return math.inf
-    return sum(_on(seconds, device_class) for seconds in (node.forward_s, node.backward_s))
-
-
-def _on(seconds: Seconds, device_class: DeviceClass) -> float:
-    if not isinstance(seconds, Mapping):
-        return seconds / device_class.speed
-    for key in device_class.words:
-        if key in seconds:
-            return seconds[key]
-    return math.inf
-
-
 def _values(
-    graph: CostedGraph, group_of: Sequence[int], cluster: Cluster, *, is_near: bool
+    graph: CostedGraph, group_of: Sequence[int], cluster: Cluster, without_transfers: Collection[str], *, is_near: bool
 ) -> tuple[tuple[tuple[int, ...], ...], FloatArray]:
     index_of = {node.name: index for index, node in enumerate(graph.nodes)}
     pins_of: dict[tuple[str, str], set[int]] = {}
@@ -167,9 +149,9 @@ def _values(
         key = (edge.source, edge.value)
         pins_of.setdefault(key, {group_of[index_of[edge.source]]}).add(group_of[index_of[edge.target]])
         costs_of[key] = tuple(
-            edge.time_s + edge.size_bytes / cluster.link(each, is_near=is_near) + each.latency_s
-            if each.pays_transfers
-            else 0.0
+            0.0
+            if each.name in without_transfers
+            else edge.time_s + edge.size_bytes / cluster.link(each, is_near=is_near) + each.latency_s
             for each in cluster.classes
         )
     merged: dict[tuple[int, ...], FloatArray] = {}
@@ -181,84 +163,9 @@ def _values(
     return tuple(merged), cost_s
 
 
-def group_nodes(graph: CostedGraph) -> tuple[list[int], tuple[tuple[int, int], ...]]:
-    """For each node its group, and which group must not come after which.
-
-    Groups are numbered in the order of their first node. Only forward nodes have an order; groups of backward nodes
-    alone are ordered by the backward edges, turned round.
-    """
-    first = _words(graph)
-    num_words = max(first) + 1
-    index_of = {node.name: index for index, node in enumerate(graph.nodes)}
-    has_forward = [False] * num_words
-    for node, word in zip(graph.nodes, first, strict=True):
-        has_forward[word] |= not node.is_backward
-    pairs: set[tuple[int, int]] = set()
-    for edge in graph.edges:
-        source, target = index_of[edge.source], index_of[edge.target]
-        a, b = first[source], first[target]
-        num_backward = graph.nodes[source].is_backward + graph.nodes[target].is_backward
-        if num_backward == 0:
-            pairs.add((a, b))
-        elif num_backward == 2 and not (has_forward[a] and has_forward[b]):
-            pairs.add((b, a))
-    component = strongly_connected(num_words, pairs)
-    numbers: dict[int, int] = {}
-    group_of = [numbers.setdefault(component[word], len(numbers)) for word in first]
-    of_word = dict(zip(first, group_of, strict=True))
-    return group_of, tuple(sorted({(of_word[a], of_word[b]) for a, b in pairs if of_word[a] != of_word[b]}))
-
-
-def _words(graph: CostedGraph) -> list[int]:
-    """For each node the number of its `together` word; a node without one has a number of its own."""
-    numbers: dict[object, int] = {}
-    return [
-        numbers.setdefault(index if node.together is None else (node.together,), len(numbers))
-        for index, node in enumerate(graph.nodes)
-    ]
-
-
-def strongly_connected(count: int, pairs: set[tuple[int, int]]) -> list[int]:
-    """The strongly connected component of each of `count` things (Tarjan, without recursion)."""
-    targets: list[list[int]] = [[] for _ in range(count)]
-    for a, b in pairs:
-        targets[a].append(b)
-    number, low, component = [-1] * count, [0] * count, [-1] * count
-    stack: list[int] = []
-    counter = 0
-    for root in range(count):
-        if number[root] >= 0:
-            continue
-        work = [(root, 0)]
-        while work:
-            at, edge = work.pop()
-            if edge == 0:
-                number[at] = low[at] = counter
-                counter += 1
-                stack.append(at)
-            elif component[targets[at][edge - 1]] < 0:
-                low[at] = min(low[at], low[targets[at][edge - 1]])
-            descend = False
-            while edge < len(targets[at]):
-                target = targets[at][edge]
-                edge += 1
-                if number[target] < 0:
-                    work += [(at, edge), (target, 0)]
-                    descend = True
-                    break
-                if component[target] < 0:
-                    low[at] = min(low[at], number[target])
-            if not descend and low[at] == number[at]:
-                while component[at] < 0:
-                    component[stack.pop()] = at
-    return component
-
-
 def _refuse(
     graph: CostedGraph, nodes: Sequence[int], memory: float, time_s: FloatArray, classes: Sequence[DeviceClass]
 ) -> None:
-    from farspan.units import format_bytes
-
     names = ", ".join(f'"{graph.nodes[index].name}"' for index in nodes[:3]) + (", ..." if nodes[3:] else "")
     allowed = [each for each, seconds in zip(classes, time_s, strict=True) if math.isfinite(seconds)]
     if not allowed:

@@ -7,16 +7,18 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from benchmarks.planner_placement.placement import contiguous, loads, place
+from benchmarks.planner_placement.placement.contiguous import contiguous_placement
+from benchmarks.planner_placement.placement.problem import make_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.planner.placement.brute_force import clusters, graphs, is_contiguous, max_load
+from tests.benchmarks.planner_placement.definitions import is_contiguous, max_load
+from tests.planner.placement.brute_force import clusters, graphs
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.planner import place
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.cost_model.problem import make_problem
-from farspan.planner.partition_dp import chain, contiguous
-from farspan.planner.partition_dp.contiguous import contiguous_placement
+from farspan.planner.partition_dp.chain import best_chain
+from farspan.planner.partition_dp.lattice import make_lattice
 
 CLOSE = 1 + 1e-9
 FOUR = Cluster(classes=(DeviceClass(name="gpu", kind="gpu", devices_per_host=4, memory_bytes=12.0),))
@@ -46,7 +48,7 @@ def test_whenever_the_time_ends_there_is_a_placement_and_a_bound(monkeypatch: py
     proven: list[bool] = []
     for until in range(0, 400, 8):
         clock = SimpleNamespace(monotonic=itertools.count().__next__)
-        monkeypatch.setattr(chain, "time", clock)
+        monkeypatch.setattr(loads, "time", clock)
         monkeypatch.setattr(contiguous, "time", clock)
         found = contiguous_placement(problem, until=until)
         assert found is not None
@@ -73,10 +75,10 @@ def test_the_bound_holds_however_short_the_time(graph: CostedGraph, cluster: Clu
 
 def test_a_chain_is_not_given_for_the_best_when_the_time_is_over() -> None:
     problem = make_problem(wide(2, 2), FOUR, contiguous=True)
-    lattice = contiguous.make_lattice(problem.num_groups, [])
-    loads = contiguous.PlacementLoads(problem, lattice)
-    with pytest.raises(chain.OutOfTimeError):
-        chain.best_chain([(loads, problem.counts)], until=0.0)
+    lattice = make_lattice(problem.num_groups, [])
+    stages = loads.PlacementLoads(problem, lattice, until=0.0)
+    with pytest.raises(loads.OutOfTimeError):
+        best_chain([(stages, problem.counts)])
 
 
 def test_classes_one_after_the_other_where_their_product_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from farspan.planner.cost_model.problem import Problem
+from benchmarks.planner_placement.placement.problem import Problem
 
 __all__ = ["Placing", "anneal"]
 
