@@ -12,7 +12,6 @@ Caps from the smallest that there can be upwards give one cut after the other; w
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -44,10 +43,9 @@ class Orders:
         prefixes, is_complete = good_prefixes(graph, group_of, before)
         lattice = make_lattice(max(group_of) + 1, prefixes, is_complete=is_complete)
         one_each = replace(rules, max_replicas=1)
-        self.loads = StageLoads(graph, cluster, group_of, lattice, one_each)
-        self.computing = StageLoads(graph, cluster, group_of, lattice, replace(one_each, passes=0.0))
-        for loads in (self.loads, self.computing):
-            loads.options = [each for each in loads.options if each.tensor_parallel == each.replicas == 1]
+        without_transfers = replace(one_each, passes=0.0)
+        self.loads = StageLoads(graph, cluster, group_of, lattice, one_each).of_one_device()
+        self.computing = StageLoads(graph, cluster, group_of, lattice, without_transfers).of_one_device()
         self.num_pieces = max(group_of) + 1
         self.number_of = {each.name: number for number, each in enumerate(cluster.classes)}
         weights = np.zeros((max(group_of) + 1, len(cluster.classes)))
@@ -126,10 +124,10 @@ class Orders:
             count, number = self.loads.num_prefixes, self._option(device_class)
             found = (np.full((count, count), np.inf), np.full((count, count), np.inf))
             for loads, seconds in zip((self.computing, self.loads), found, strict=True):
-                loads.what, loads.cap = "fill", math.inf
+                fills = loads.of("fill")
                 for start in range(count - 1):
-                    ends = loads.ends(start)
-                    seconds[start, ends] = loads.loads(start, ends)[number][:, depth]
+                    ends = fills.ends(start)
+                    seconds[start, ends] = fills.loads(start, ends)[number][:, depth]
             self._known[device_class, depth] = found
         return self._known[device_class, depth]
 

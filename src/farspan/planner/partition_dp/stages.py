@@ -36,7 +36,7 @@ from farspan.planner.partition_dp.degree import Degree
 from farspan.planner.partition_dp.lattice import Lattice
 from farspan.planner.partition_dp.remat import Choice
 
-__all__ = ["Rules", "StageLoads"]
+__all__ = ["Quantity", "QuantityLoads", "Rules", "StageLoads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,12 @@ class Rules:
 _MAX_CACHE = 300_000_000
 
 
+Quantity = Literal["rate", "fill", "drain"]
+"""What a stage costs: rate(S) for each micro-batch; fill(S), once; drain(S) = (R / r - 1) fill(S) + sync(S)."""
+
+
 class StageLoads:
-    """Loads of stages for `best_chain`.
+    """What stages cost; `of` gives one quantity of it as loads for `best_chain`.
 
     Args:
         graph: What to place.
@@ -140,9 +144,6 @@ class StageLoads:
         self.flights = sorted({count for counts in in_flight.values() for count in counts})
         self._flight_of = {each: np.searchsorted(self.flights, counts) for each, counts in in_flight.items()}
         self._cache: dict[int, _Stages] = {}
-        self.what: Literal["rate", "fill", "drain"] = "rate"
-        """What `loads` gives: rate(S); once(S); or (R / r - 1) once(S) + sync(S)."""
-        self.cap = math.inf
 
     def only(self, device_class: int, *, exactly: int | None = None) -> StageLoads:
         """The same with stages on that class, as class 0, and on those that are not counted; on so many devices."""
@@ -206,11 +207,22 @@ class StageLoads:
             allowed &= sum(self.counts) - left.sum(axis=0) == rules.num_stages - self.num_lone
         return allowed
 
+    def of_one_device(self) -> StageLoads:
+        """Returns the same with the options of one replica on one device alone."""
+        other = copy(self)
+        other.options = [each for each in self.options if each.tensor_parallel == each.replicas == 1]
+        return other
+
+    def of(self, quantity: Quantity, *, cap: float = math.inf) -> QuantityLoads:
+        """Returns one quantity as loads; "fill" leaves out stages whose drain is larger than `cap`."""
+        return QuantityLoads(stages=self, quantity=quantity, cap=cap)
+
     def ends(self, start: int) -> IntArray:
+        """Where a stage that begins at `start` may end."""
         return self._stages(start).ends
 
-    def loads(self, start: int, ends: IntArray) -> list[FloatArray]:
-        """By `what`; "fill" leaves stages of larger drains than `cap` out."""
+    def seconds(self, start: int, ends: IntArray, quantity: Quantity, cap: float) -> list[FloatArray]:
+        """For each option [ends, depth] the seconds of stages; infinite where that cannot be."""
         stages = self._stages(start)
         rows = np.searchsorted(stages.ends, ends)
         found: list[FloatArray] = []
@@ -221,12 +233,12 @@ class StageLoads:
             rounds = self.rules.micro_batches / replicas
             # One round has nothing to drain, but what cannot be still cannot be: not 0 times infinity.
             drain = (rounds - 1) * seconds + sync if rounds > 1 else np.where(np.isinf(seconds), math.inf, sync)
-            if self.what == "rate":
+            if quantity == "rate":
                 found.append(seconds / replicas + sync / self.rules.micro_batches)
-            elif self.what == "drain":
+            elif quantity == "drain":
                 found.append(drain)
             else:
-                found.append(np.where(drain <= self.cap, seconds, math.inf))
+                found.append(np.where(drain <= cap, seconds, math.inf))
         return found
 
     def remat(self, step: Step) -> dict[int, Choice]:
@@ -265,6 +277,37 @@ class StageLoads:
             return 1
         rounds = max(self.rules.micro_batches // (replicas * self.unit), 1)
         return min(max(math.ceil(depth / replicas), 1), rounds, self.rules.most_in_flight or rounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantityLoads:
+    """One quantity of stages, as `best_chain` takes it."""
+
+    stages: StageLoads
+    quantity: Quantity
+    cap: float = math.inf
+
+    @property
+    def num_prefixes(self) -> int:
+        return self.stages.num_prefixes
+
+    @property
+    def options(self) -> list[StageOption]:
+        return self.stages.options
+
+    @property
+    def num_depths(self) -> int:
+        return self.stages.num_depths
+
+    def ends(self, start: int) -> IntArray:
+        return self.stages.ends(start)
+
+    def loads(self, start: int, ends: IntArray) -> list[FloatArray]:
+        return self.stages.seconds(start, ends, self.quantity, self.cap)
+
+    def of_step(self, step: Step) -> float:
+        """Returns the quantity of one stage."""
+        return float(self.loads(step.start, np.array([step.end]))[step.option][0, step.depth])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from farspan.planner.cost_model.groups import group_nodes
 from farspan.planner.partition_dp.chain import Chain, Step, best_chain
 from farspan.planner.partition_dp.cuts import good_prefixes
 from farspan.planner.partition_dp.lattice import make_lattice
-from farspan.planner.partition_dp.stages import Rules, StageLoads
+from farspan.planner.partition_dp.stages import Quantity, Rules, StageLoads
 from farspan.planner.pipeline.pairs import by_pairs
 from farspan.planner.pipeline.stage import PipelineStage
 
@@ -148,13 +148,13 @@ class _Search:
         tried: list[_Found] = []
         # The largest units first: they take little time, and what they find cuts the others short.
         for unit in reversed(self._units()):
-            self._try(self._phases(unit), tried)
+            tried = self._try(self._phases(unit), tried)
         if not tried and self.rules.num_stages is not None:
-            self._try(self._phases(1, first="memory_bytes"), tried)
+            tried = self._try(self._phases(1, first="memory_bytes"), tried)
         if tried:
             best = min(tried, key=lambda each: each.value).phases
             for order in self._other_orders(best):
-                self._try(order, tried)
+                tried = self._try(order, tried)
         if not tried:
             raise self._nothing_fits()
         tried.sort(key=lambda each: each.value)
@@ -166,21 +166,18 @@ class _Search:
         found = min(tried, key=lambda each: each.value)
         return [found.phases[step.phase] for step in found.chain.steps], found.chain
 
-    def _try(self, phases: list[StageLoads], tried: list[_Found]) -> None:
-        """Add the chain with the smallest rate, or drain, if it is worth it."""
+    def _try(self, phases: list[StageLoads], tried: Sequence[_Found]) -> list[_Found]:
+        """What was tried, and the chain with the smallest rate, or drain, if it is worth it."""
         if not phases:
-            return
+            return [*tried]
         upper = min((each.value for each in tried), default=math.inf) * (1 + 1e-9)
-        what = "rate" if self.objective == "bottleneck" else "drain"
-        chain = self._chain(phases, what, math.inf, upper)
+        chain = self._chain(phases, "rate" if self.objective == "bottleneck" else "drain", upper=upper)
         if chain is None:
-            return
+            return [*tried]
         value = chain.value
         if self.objective == "step-time":
-            for each in phases:
-                each.what = "fill"
-            value += sum(_load(phases[step.phase], step) for step in chain.steps)
-        tried.append(_Found(value=value, chain=chain, phases=phases))
+            value += sum(phases[step.phase].of("fill").of_step(step) for step in chain.steps)
+        return [*tried, _Found(value=value, chain=chain, phases=phases)]
 
     def bound(self, value: float) -> float:
         """Below what no pipeline can be, given one of that value."""
@@ -189,7 +186,7 @@ class _Search:
             return general
         loads = self._loads(1, _ALL_DEPTHS, relaxed=True)
         if self.objective == "bottleneck":
-            chain = self._chain([loads], "rate", math.inf, value * (1 + 1e-9))
+            chain = self._chain([loads], "rate", upper=value * (1 + 1e-9))
             return max(general, chain.value * (1 - 1e-9) if chain else 0.0)
         return max(general, self._sweep([loads], value)[2] * (1 - 1e-9))
 
@@ -272,16 +269,16 @@ class _Search:
         largest drain lies between cap(i) and cap(i + 1) takes at least cap(i) + S(i + 1).
         """
         best, best_chain_, bound = known, None, math.inf
-        least = self._chain(phases, "drain", math.inf, known)
-        free = self._chain(phases, "fill", known)
+        least = self._chain(phases, "drain", upper=known)
+        free = self._chain(phases, "fill", cap=known)
         if least is None or free is None:
             return best, None, known
         cap = previous = least.value
         sweep = _SWEEP if self._work(phases) <= _LITTLE_WORK else _SHORT_SWEEP
         for number in range(sweep):
-            chain = self._chain(phases, "fill", cap * (1 + 1e-9))
+            chain = self._chain(phases, "fill", cap=cap * (1 + 1e-9))
             assert chain is not None
-            value = chain.value + self._drain(phases, chain)
+            value = chain.value + max(phases[step.phase].of("drain").of_step(step) for step in chain.steps)
             if value < best:
                 best, best_chain_ = value, chain
             bound = min(bound, previous + chain.value)
@@ -292,22 +289,15 @@ class _Search:
         return best, best_chain_, min(bound, previous + free.value, best)
 
     def _chain(
-        self, phases: Sequence[StageLoads], what: Literal["rate", "fill", "drain"], cap: float, upper: float = math.inf
+        self, phases: Sequence[StageLoads], quantity: Quantity, *, cap: float = math.inf, upper: float = math.inf
     ) -> Chain | None:
         self.work += self._work(phases)
-        for each in phases:
-            each.what, each.cap = what, cap
         return best_chain(
-            [(each, each.counts) for each in phases],
+            [(each.of(quantity, cap=cap), each.counts) for each in phases],
             upper=upper,
-            total=what == "fill",
+            total=quantity == "fill",
             may_remain=[each.may_remain for each in phases],
         )
-
-    def _drain(self, phases: Sequence[StageLoads], chain: Chain) -> float:
-        for each in phases:
-            each.what = "drain"
-        return max(_load(phases[step.phase], step) for step in chain.steps)
 
     def _general_bound(self) -> float:
         """All work on all devices in fractions, each node at its cheapest; and one micro-batch at its fastest."""
@@ -338,11 +328,6 @@ class _Search:
         )
 
 
-def _load(loads: StageLoads, step: Step) -> float:
-    found = loads.loads(step.start, np.array([step.end]))
-    return float(found[step.option][0, step.depth])
-
-
 def stage_of(graph: CostedGraph, loads: StageLoads, step: Step) -> PipelineStage:
     """The stage that a step of a chain is, by the loads it was found with."""
     option = loads.options[step.option]
@@ -350,20 +335,15 @@ def stage_of(graph: CostedGraph, loads: StageLoads, step: Step) -> PipelineStage
     replicas = option.replicas * loads.unit
     in_flight = loads.in_flight(step.depth, option.replicas)
     chosen = loads.remat(step)
-    values: dict[str, float] = {}
-    loads.cap = math.inf
-    for what in ("rate", "fill", "drain"):
-        loads.what = what
-        values[what] = _load(loads, step)
     return PipelineStage(
         device_class=degree.kind.name,
         replicas=replicas,
         tensor_parallel=option.tensor_parallel,
         nodes=tuple(graph.nodes[node].name for node in sorted(chosen)),
         options={graph.nodes[node].name: choice.name for node, choice in sorted(chosen.items()) if choice.name},
-        once_s=values["fill"],
-        rate_s=values["rate"],
-        drain_s=values["drain"],
+        once_s=loads.of("fill").of_step(step),
+        rate_s=loads.of("rate").of_step(step),
+        drain_s=loads.of("drain").of_step(step),
         memory_bytes=sum(choice.memory(in_flight) for choice in chosen.values())
         + max(float(degree.working[degree.group_of[node]]) for node in chosen),
         in_flight=in_flight,
