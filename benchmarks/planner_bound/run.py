@@ -31,13 +31,13 @@ def main() -> None:
     print("case                                      step       bound      gap   processor")
     for name, case, graph, cluster, num_micro_batches in cases(args.quick):
         began = time.process_time()
-        answer = best_plan(graph, cluster, num_micro_batches)
+        result = best_plan(graph, cluster, num_micro_batches)
         row = {
             "name": name,
             "case": case,
-            "step_s": answer.best.step_s,
-            "bound_s": answer.bound,
-            "gap": answer.gap,
+            "step_s": result.best.step_s,
+            "bound_s": result.bound,
+            "gap": result.gap,
             "processor_s": time.process_time() - began,
         }
         rows.append(row)

@@ -140,13 +140,13 @@ def test_what_was_measured_once_is_not_measured_again(folder, capsys) -> None:
     assert plan()["notes"] == []
 
 
-def measured(answer: dict, times: Sequence[float]) -> MeasuredStep:
+def measured(result: dict, times: Sequence[float]) -> MeasuredStep:
     """The step of a plan of two stages, of which each takes so many times as long as predicted."""
     costs = [
         Costs(forward=stage["forward_s"] * factor, backward=stage["backward_s"] * factor)
-        for stage, factor in zip(answer["stages"], times, strict=True)
+        for stage, factor in zip(result["stages"], times, strict=True)
     ]
-    schedule = one_f_one_b(Chain(ranks=(0, 1), costs=tuple(costs), num_micro_batches=answer["micro_batches"]))
+    schedule = one_f_one_b(Chain(ranks=(0, 1), costs=tuple(costs), num_micro_batches=result["micro_batches"]))
     played = simulate(schedule)
     spans = [
         Span(
@@ -165,17 +165,17 @@ def measured(answer: dict, times: Sequence[float]) -> MeasuredStep:
 def test_a_measured_step_changes_the_plan_where_that_pays(folder, capsys) -> None:
     words = ["plan", "--json", "train.py", "--cluster", "cluster.toml", "--width", "4096"]
     assert main(words) == 0
-    answer = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     before = (folder / "plan.json").read_text()
     again = ["plan", "train.py", "--cluster", "cluster.toml", "--recalibrate", "step.json", "--width", "4096"]
 
-    (folder / "step.json").write_text(measured(answer, (2.0, 2.0)).to_json())
+    (folder / "step.json").write_text(measured(result, (2.0, 2.0)).to_json())
     assert main(again) == 0
     out = capsys.readouterr().out
     assert "rank:0 +100 %, rank:1 +100 %" in out and "the plan stays" in out
     assert (folder / "plan.json").read_text() == before
 
-    (folder / "step.json").write_text(measured(answer, (1.0, 3.0)).to_json())
+    (folder / "step.json").write_text(measured(result, (1.0, 3.0)).to_json())
     assert main(again) == 0
     out = capsys.readouterr().out
     assert "rank:0 +0 %, rank:1 +200 %" in out and "less" in out

@@ -28,7 +28,7 @@ def test_what_took_longer_gives_work_away() -> None:
     assert found.factors == pytest.approx((1.0, 2.0))
     assert found.ran.stages[1].forward_s == pytest.approx(0.04)
     assert found.ran.stages[1].backward_s == pytest.approx(0.08)
-    assert [stage.nodes for stage in found.answer.best.stages] == [("b0", "b1", "b2"), ("b3",)]
+    assert [stage.nodes for stage in found.result.best.stages] == [("b0", "b1", "b2"), ("b3",)]
     assert found.is_worth_it and found.error == pytest.approx(0.0) and found.gain > 0.05
 
 

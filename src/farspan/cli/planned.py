@@ -11,7 +11,7 @@ from farspan.cli.script import check_script, profile_script
 from farspan.outputs import check_outputs, write_json, write_output, write_text
 
 if TYPE_CHECKING:
-    from farspan.planner.optimize import Answer
+    from farspan.planner.optimize import SearchResult
     from farspan.profile import StepProfile
 
 __all__ = ["plan_script"]
@@ -32,44 +32,44 @@ def plan_script(arguments: argparse.Namespace) -> int:
     measured = None if arguments.recalibrate is None else read_measured(output, arguments.recalibrate)
 
     # What follows imports torch, and may take long.
-    from farspan.planner.optimize import best_plan, explain, format_answer
+    from farspan.planner.optimize import best_plan, explain, format_result
     from farspan.profile import costed_graph, this_machine
     from farspan.report import forecast_page
 
     profile, hints = profile_script(script_argv, given, roofline=arguments.roofline, fresh=arguments.fresh, hints=hints)
     cluster = given or this_machine()
     graph = costed_graph(profile, cluster, roofline=arguments.roofline)
-    answer = best_plan(graph, cluster, arguments.micro_batches or profile.num_micro_batches, hints=hints)
+    result = best_plan(graph, cluster, arguments.micro_batches or profile.num_micro_batches, hints=hints)
     said = ""
     if measured is not None:
-        found = recalibrated(answer, graph, cluster, measured=measured, hints=hints)
+        found = recalibrated(result, graph, cluster, measured=measured, hints=hints)
         said = f"{format_recalibration(found)}\n"
         if not found.is_worth_it:
             if arguments.json:
-                write_json(_members(answer, profile, output))
+                write_json(_members(result, profile, output))
             else:
                 write_output(said.rstrip())
             return 0
-        answer = found.answer
-    text = said + format_answer(answer, spread=profile.spread)
+        result = found.result
+    text = said + format_result(result, spread=profile.spread)
     if arguments.explain is not None:
-        text += f"\n{explain(answer, arguments.explain)}"
-    answer.best.plan.save(output)
+        text += f"\n{explain(result, arguments.explain)}"
+    result.best.plan.save(output)
     write_text(
         page,
         forecast_page(
-            answer.best.simulation,
+            result.best.simulation,
             title=f"farspan plan: {' '.join(script_argv)}",
-            names=[f"{stage.nodes[0]} .. {stage.nodes[-1]}" for stage in answer.best.stages],
+            names=[f"{stage.nodes[0]} .. {stage.nodes[-1]}" for stage in result.best.stages],
             plan=text,
             environment=_facts(profile),
         ),
     )
     if arguments.json:
-        write_json(_members(answer, profile, output))
+        write_json(_members(result, profile, output))
         return 0
     script = " ".join(script_argv)
-    count = answer.best.plan.num_ranks
+    count = result.best.plan.num_ranks
     start = f"farspan run -n {count} {script}"
     if cluster.num_hosts > 1:
         start = f"{count} processes, their ranks counted host by host as in {arguments.cluster}"
@@ -86,14 +86,14 @@ def _facts(profile: StepProfile) -> list[str]:
     ]
 
 
-def _members(answer: Answer, profile: StepProfile, output: str) -> dict[str, Any]:
-    best = answer.best
+def _members(result: SearchResult, profile: StepProfile, output: str) -> dict[str, Any]:
+    best = result.best
     stages = [
         {
             "where": stage.where,
             "class": stage.device,
             "nodes": list(stage.nodes),
-            "hints": {name: answer.problem.whys[name] for name in stage.nodes if name in answer.problem.whys},
+            "hints": {name: result.problem.whys[name] for name in stage.nodes if name in result.problem.whys},
             "remat": list(stage.remat),
             "forward_s": stage.forward_s,
             "backward_s": stage.backward_s,
@@ -110,14 +110,14 @@ def _members(answer: Answer, profile: StepProfile, output: str) -> dict[str, Any
         "step_s": best.step_s,
         "spread": profile.spread,
         "bubble": best.bubble,
-        "lower_bound_s": answer.bound,
-        "gap": answer.gap,
-        "search_s": answer.search_s,
+        "lower_bound_s": result.bound,
+        "gap": result.gap,
+        "search_s": result.search_s,
         "micro_batches": best.num_micro_batches,
         "stages": stages,
         "links": [
             {"source": source, "target": target, "bytes": size} for (source, target), size in best.link_bytes.items()
         ],
-        "others": [{"what": each.what, "step_s": each.step_s, "why": each.why} for each in answer.losers],
+        "others": [{"what": each.what, "step_s": each.step_s, "why": each.why} for each in result.rejected],
         "notes": list(profile.notes),
     }

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from farspan.plan import Plan
     from farspan.plan.hints import Hints
     from farspan.planner.cost_model import CostedGraph
-    from farspan.planner.optimize import Answer, Recalibration, StageSeconds
+    from farspan.planner.optimize import Recalibration, SearchResult, StageSeconds
     from farspan.report import MeasuredStep
 
 __all__ = ["Measured", "format_recalibration", "read_measured", "recalibrated"]
@@ -49,16 +49,16 @@ def read_measured(plan: str | os.PathLike[str], step: str) -> Measured:
 
 
 def recalibrated(
-    answer: Answer, graph: CostedGraph, cluster: Cluster, *, measured: Measured, hints: Hints
+    result: SearchResult, graph: CostedGraph, cluster: Cluster, *, measured: Measured, hints: Hints
 ) -> Recalibration:
     """Look again with the seconds of a measured step.
 
     Args:
-        answer: What was found without it.
+        result: What was found without it.
         graph: In which costs.
         cluster: Where.
-        measured: The step, and the plan that it ran under: the one of `answer`.
-        hints: What `answer` was found with.
+        measured: The step, and the plan that it ran under: the one of `result`.
+        hints: What `result` was found with.
 
     Raises:
         PlanError: The step ran under another plan.
@@ -67,13 +67,13 @@ def recalibrated(
     from farspan.planner.optimize import recalibrate
 
     plan, step = measured.plan_path, measured.step_path
-    if measured.plan != answer.best.plan:
+    if measured.plan != result.best.plan:
         raise PlanError(
             f"{plan} is not the plan for these costs and this cluster.",
             why="the step's seconds belong to the stages of the plan it ran under.",
             hint=f"farspan plan with the same arguments, but for --recalibrate; then\n{_HINT}",
         )
-    best = answer.best
+    best = result.best
     seconds = _seconds_of(measured.step)
     if set(seconds) != set(best.plan.ranks) or _num_micro_batches(measured.step) != best.num_micro_batches:
         raise PlanError(
@@ -97,7 +97,7 @@ def format_recalibration(found: Recalibration) -> str:
         f"measured work against the plan's: {off}\n"
         f"the step took {format_seconds(found.measured_s)}; with these costs "
         f"{format_seconds(found.ran.step_s)} is predicted (off by {100 * found.error:.0f} %),\n"
-        f"and {format_seconds(found.answer.best.step_s)} for the best plan now: "
+        f"and {format_seconds(found.result.best.step_s)} for the best plan now: "
         + (
             f"{100 * found.gain:.0f} % less"
             if found.is_worth_it

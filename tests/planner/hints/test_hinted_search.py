@@ -149,11 +149,11 @@ def test_the_slowest_stage_is_the_best_of_all_that_keep_the_hints(problem: Probl
 @given(problem=problems(most_nodes=4))
 def test_no_hint_is_broken_and_no_plan_that_keeps_them_beats_the_bound(problem: Problem) -> None:
     try:
-        answer = best_plan(problem.graph, problem.cluster, MICRO_BATCHES, hints=problem.hints)
+        result = best_plan(problem.graph, problem.cluster, MICRO_BATCHES, hints=problem.hints)
     except PlanError:
         assert not any(forecast_of(problem, each).fits for each in rows(problem))
         return
-    best = answer.best
+    best = result.best
     stages = {best.plan.rank_of(number): list(stage.nodes) for number, stage in enumerate(best.stages)}
     assert all(stages.values()) and set(stages) == set(range(len(stages)))
     assert best.fits and not problem.breaks(stages), problem.breaks(stages)
@@ -161,10 +161,10 @@ def test_no_hint_is_broken_and_no_plan_that_keeps_them_beats_the_bound(problem: 
         assert all(
             stage.limit_bytes == problem.kinds()[best.plan.rank_of(number)].memory_bytes
             for number, stage in enumerate(best.stages)
-            if best.plan.rank_of(number) < answer.problem.num_named
+            if best.plan.rank_of(number) < result.problem.num_named
         )
     simulated = [forecast_of(problem, each) for each in rows(problem)]
-    assert answer.bound <= min([best.step_s, *(each.step_s for each in simulated if each.fits)]) * CLOSE
+    assert result.bound <= min([best.step_s, *(each.step_s for each in simulated if each.fits)]) * CLOSE
 
 
 def forecast_of(problem: Problem, stages: dict[int, list[str]]) -> Forecast:

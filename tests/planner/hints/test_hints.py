@@ -7,14 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.planner.test_answer import AGAIN, chain, devices
+from tests.planner.test_best_plan import AGAIN, chain, devices
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import Atom, Hints, Rules, auto_plan, plan_pipeline
 from farspan.planner.constraints import hinted_problem
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.optimize import best_plan, explain, format_answer
+from farspan.planner.optimize import best_plan, explain, format_result
 
 ATOMS = [
     Atom(name="embed", cost=0.2, num_parameters=100, parameter_bytes=400),
@@ -145,8 +145,8 @@ def test_so_many_stages_as_are_asked_for() -> None:
     slow = devices(4, bandwidth=1e6)
     assert len(best_plan(chain(), slow, 4).best.stages) == 1
     for count in (1, 2, 3, 4):
-        answer = best_plan(chain(), slow, 4, hints=Hints(stages=count))
-        assert len(answer.best.stages) == count and answer.bound <= answer.best.step_s
+        result = best_plan(chain(), slow, 4, hints=Hints(stages=count))
+        assert len(result.best.stages) == count and result.bound <= result.best.step_s
     with pytest.raises(PlanError, match="stages=5 are more than there are devices"):
         best_plan(chain(), slow, 4, hints=Hints(stages=5))
     with pytest.raises(PlanError, match=r"pins: 'blocks\.0': there is no rank 3") as caught:
@@ -160,11 +160,11 @@ def test_a_pinned_rank_is_that_device_of_the_cluster() -> None:
     fast = DeviceClass(name="fast", kind="fast", devices_per_host=2, speed=100.0)
     cluster = Cluster(classes=(slow, fast))
     assert {stage.device for stage in best_plan(chain(), cluster, 4).best.stages} == {"fast"}
-    answer = best_plan(chain(), cluster, 4, hints=Hints(pins={"blocks.3": "rank:2"}))
-    of_rank = {stage.where: stage for stage in answer.best.stages}
+    result = best_plan(chain(), cluster, 4, hints=Hints(pins={"blocks.3": "rank:2"}))
+    of_rank = {stage.where: stage for stage in result.best.stages}
     assert [of_rank[f"rank:{rank}"].device for rank in range(3)] == ["slow", "slow", "fast"]
     assert "blocks.3" in of_rank["rank:2"].nodes
-    assert "ranks 0 to 1 on slow, 2" in format_answer(answer)
+    assert "ranks 0 to 1 on slow, 2" in format_result(result)
 
 
 @pytest.mark.parametrize("stages", [None, 12])
@@ -188,13 +188,13 @@ def test_classes_one_after_the_other_where_their_product_is_too_large(stages: in
 
 def test_data_may_flow_back_where_hints_ask_for_it() -> None:
     graph = named("embed", "a", "b", "head")
-    answer = best_plan(graph, devices(2), 4, hints=Hints(together=[["embed", "head"]], stages=2))
-    stage_of = {name: number for number, stage in enumerate(answer.best.stages) for name in stage.nodes}
+    result = best_plan(graph, devices(2), 4, hints=Hints(together=[["embed", "head"]], stages=2))
+    stage_of = {name: number for number, stage in enumerate(result.best.stages) for name in stage.nodes}
     assert stage_of["embed"] == stage_of["head"]
-    tasks = answer.best.simulation.schedule.tasks
+    tasks = result.best.simulation.schedule.tasks
     assert {task.level for task in tasks} == {0, 1, 2}  # embed; a, b; head
-    assert answer.best.step_s >= answer.bound and answer.bound == pytest.approx(4 * 6.0)
-    assert answer.best.link_bytes == {(0, 1): 8.0, (1, 0): 8.0}
+    assert result.best.step_s >= result.bound and result.bound == pytest.approx(4 * 6.0)
+    assert result.best.link_bytes == {(0, 1): 8.0, (1, 0): 8.0}
 
 
 def test_remat_is_what_is_asked_for() -> None:
@@ -221,13 +221,13 @@ def test_the_error_names_the_hints_that_are_in_the_way() -> None:
 
 def test_the_plan_says_what_is_where_because_of_a_hint() -> None:
     hints = Hints(pins={"blocks.[01]": "rank:1"}, together=[["blocks.2", "blocks.3"]])
-    answer = best_plan(chain(), devices(2), 4, hints=hints)
-    text = format_answer(answer)
+    result = best_plan(chain(), devices(2), 4, hints=hints)
+    text = format_result(result)
     assert "no plan that distribute can run and that keeps the hints takes less" in text
     assert "blocks.0-blocks.1: pinned to rank:1 by 'blocks.[01]'" in text
     assert "blocks.2-blocks.3: together: 'blocks.2', 'blocks.3'" in text
-    assert "blocks.1 is on rank:1, stage 0, pinned to rank:1 by 'blocks.[01]'" in explain(answer, "blocks.1")
-    assert "it cannot join rank:0: it may not run there" in explain(answer, "blocks.1")
+    assert "blocks.1 is on rank:1, stage 0, pinned to rank:1 by 'blocks.[01]'" in explain(result, "blocks.1")
+    assert "it cannot join rank:0: it may not run there" in explain(result, "blocks.1")
     free = best_plan(chain(), devices(2), 4)
     last = free.best.stages[0].nodes[0]
     assert "it cannot join rank:1: with the 1 more that must go along nothing would be left" in explain(free, last)

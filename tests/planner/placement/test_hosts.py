@@ -35,5 +35,5 @@ def test_one_of_two_hosts_where_the_link_between_them_is_slow() -> None:
     rules = Rules(micro_batches=1, passes=1.0, max_replicas=1)
     pipeline = plan_pipeline(graph, TWO_BY_TWO, rules=rules, objective="bottleneck")
     assert pipeline.value == pytest.approx(1.005) and pipeline.bound <= 1.005 * CLOSE
-    answer = best_plan(row(0.01, 0.01, size_bytes=0.001), TWO_BY_TWO, 8)
-    assert len(answer.best.stages) == 2 and answer.best.step_s < 0.1
+    result = best_plan(row(0.01, 0.01, size_bytes=0.001), TWO_BY_TWO, 8)
+    assert len(result.best.stages) == 2 and result.best.step_s < 0.1

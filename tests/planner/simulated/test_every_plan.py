@@ -137,12 +137,12 @@ def check(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hints: H
     fitting = [each for each in every_plan(graph, cluster, num_micro_batches, hints) if each.fits]
     steps = [each.step_s for each in fitting if each.plan.schedule in SCHEDULES[0]]
     try:
-        answer = best_plan(graph, cluster, num_micro_batches, hints=hints)
+        result = best_plan(graph, cluster, num_micro_batches, hints=hints)
     except PlanError:
         assert not steps
         return
-    assert answer.bound <= min(each.step_s for each in fitting) * CLOSE
-    assert any(answer.best.step_s == pytest.approx(each) for each in steps)
+    assert result.bound <= min(each.step_s for each in fitting) * CLOSE
+    assert any(result.best.step_s == pytest.approx(each) for each in steps)
 
 
 EVERY: dict[str, Any] = {

@@ -71,10 +71,10 @@ def all_plans(graph: CostedGraph, cluster: Cluster) -> Iterator[Stages]:
 @pytest.mark.parametrize("seed", range(48))
 def test_no_plan_is_played_to_be_faster_than_the_one_found(seed: int) -> None:
     graph, cluster, micro_batches = a_chain(seed)
-    answer = best_plan(graph, cluster, micro_batches)
+    result = best_plan(graph, cluster, micro_batches)
     best = min(forecast_of_stages(graph, cluster, stages, micro_batches).step_s for stages in all_plans(graph, cluster))
-    assert answer.best.step_s <= best * 1.000001
-    assert answer.best.plan.stages == tuple(stage.where for stage in answer.best.stages)
+    assert result.best.step_s <= best * 1.000001
+    assert result.best.plan.stages == tuple(stage.where for stage in result.best.stages)
 
 
 @pytest.mark.parametrize("seed", range(48, 72))
@@ -117,9 +117,9 @@ def test_on_many_devices_the_bound_knows_what_the_others_are_on() -> None:
         for name, speed in zip("abc", (1.0, 2.0, 3.0), strict=True)
     )
     graph, cluster = CostedGraph(nodes=nodes, edges=edges), Cluster(classes=classes)
-    bound, answer = bound_of(graph, cluster, 16), best_plan(graph, cluster, 16)
+    bound, result = bound_of(graph, cluster, 16), best_plan(graph, cluster, 16)
     assert bound.cuts is not None, "the cuts are too many to look at at once"
-    assert bound.seconds * 1.05 < answer.bound <= answer.best.step_s
+    assert bound.seconds * 1.05 < result.bound <= result.best.step_s
 
 
 def test_weight_gradients_that_are_put_off_keep_nobody_waiting() -> None:

@@ -1,4 +1,4 @@
-"""The best plan that distribute can run, those next to it, and why they lost."""
+"""Finds the best plan that distribute can run, and says what is worse about those next to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import Pipeline
 from farspan.units import format_seconds
 
-__all__ = ["Answer", "Loser", "best_plan"]
+__all__ = ["SearchResult", "RejectedPlan", "best_plan"]
 
 _MOST_SINGLE_DEVICES = 8
 _WITHIN = (1.01, 1.06, 1.13, 1.25)
@@ -29,7 +29,7 @@ _OTHERS_WORK = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loser:
+class RejectedPlan:
     """A plan that was not taken.
 
     Attributes:
@@ -46,20 +46,20 @@ class Loser:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SearchResult:
     """What a search for the user's cluster has found.
 
     Attributes:
         best: The plan.
         bound: No plan that distribute can run takes less.
-        losers: The others, the best first.
+        rejected: The others, the best first.
         search_s: Seconds of all searches together.
         problem: What was searched: the graph and the cluster, as the hints have made them.
     """
 
     best: Forecast
     bound: float
-    losers: tuple[Loser, ...]
+    rejected: tuple[RejectedPlan, ...]
     search_s: float
     problem: HintedProblem
 
@@ -69,7 +69,9 @@ class Answer:
         return max(0.0, 1.0 - self.bound / self.best.step_s) if self.best.step_s else 0.0
 
 
-def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, hints: Hints | None = None) -> Answer:
+def best_plan(
+    graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, hints: Hints | None = None
+) -> SearchResult:
     """Find the plan for a step.
 
     Args:
@@ -87,7 +89,7 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
     whole = fitting(problem, problem.cluster, num_micro_batches)
     if whole is None:
         raise nothing_fits(graph, cluster, num_micro_batches, hints or Hints())
-    losers: list[Loser] = []
+    rejected: list[RejectedPlan] = []
     found, work = [whole], whole.pipeline.work
     for count in _counts(problem, len(whole.stages)):
         if count == len(whole.stages) or work > _OTHERS_WORK:
@@ -95,11 +97,13 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
         each = fitting(problem, _only(problem, whole.pipeline, count), num_micro_batches)
         work += whole.pipeline.work if each is None else each.pipeline.work
         if each is None:
-            losers.append(Loser(what=_devices(count), step_s=float("inf"), why="it does not fit into their memory"))
+            rejected.append(
+                RejectedPlan(what=_devices(count), step_s=float("inf"), why="it does not fit into their memory")
+            )
         else:
             found.append(each)
     if not hints and cluster.num_devices > 1 and work <= _OTHERS_WORK:
-        losers += _wide(problem, num_micro_batches)
+        rejected += _wide(problem, num_micro_batches)
     # The search knows neither what runs beside a transfer nor what fills a gap: what is simulated decides.
     rules = replace(rules_of(problem, num_micro_batches), counts_working=False)
     orders = Orders(problem.searched, problem.cluster, rules)
@@ -115,11 +119,11 @@ def best_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, h
     by_count: dict[int, Forecast] = {}
     for each in sorted(found, key=lambda each: each.step_s):
         by_count.setdefault(len(each.stages), each)
-    losers += [_loser(each, best) for count, each in by_count.items() if count != len(best.stages)]
-    return Answer(
+    rejected += [_rejected(each, best) for count, each in by_count.items() if count != len(best.stages)]
+    return SearchResult(
         best=_with_remat(best, problem),
         bound=bound.below(best.step_s),
-        losers=tuple(sorted(losers, key=lambda each: each.step_s)),
+        rejected=tuple(sorted(rejected, key=lambda each: each.step_s)),
         search_s=time.monotonic() - began,
         problem=problem,
     )
@@ -137,14 +141,14 @@ def _with_remat(best: Forecast, problem: HintedProblem) -> Forecast:
     return replace(best, plan=replace(best.plan, remat=again), stages=stages)
 
 
-def _wide(problem: HintedProblem, num_micro_batches: int) -> list[Loser]:
+def _wide(problem: HintedProblem, num_micro_batches: int) -> list[RejectedPlan]:
     """The best plan with several replicas of a stage, if that is the best of all."""
     wide = best_pipeline(problem.graph, problem.cluster, Rules(micro_batches=num_micro_batches))
     if wide is None or can_run(wide):
         return []
     what = " + ".join(f"{stage.replicas} x {stage.tensor_parallel} {stage.device_class}" for stage in wide.stages)
     why = "distribute cannot run several replicas of a stage yet"
-    return [Loser(what=what, step_s=wide.value, why=why, pipeline=wide)]
+    return [RejectedPlan(what=what, step_s=wide.value, why=why, pipeline=wide)]
 
 
 def _counts(problem: HintedProblem, most: int) -> list[int]:
@@ -181,7 +185,7 @@ def _devices(count: int) -> str:
     return "one device" if count == 1 else f"{count} devices"
 
 
-def _loser(each: Forecast, best: Forecast) -> Loser:
+def _rejected(each: Forecast, best: Forecast) -> RejectedPlan:
     slowest = max(each.stages, key=lambda stage: stage.forward_s + stage.backward_s)
     of_best = max(stage.forward_s + stage.backward_s for stage in best.stages)
     taken = slowest.forward_s + slowest.backward_s
@@ -191,4 +195,4 @@ def _loser(each: Forecast, best: Forecast) -> Loser:
         why = f"its bubble is {100 * each.bubble:.0f} %, not {100 * best.bubble:.0f} %"
     else:
         why = "its transfers take longer"
-    return Loser(what=_devices(len(each.stages)), step_s=each.step_s, why=why, pipeline=each.pipeline)
+    return RejectedPlan(what=_devices(len(each.stages)), step_s=each.step_s, why=why, pipeline=each.pipeline)

@@ -15,7 +15,7 @@ from farspan.cluster import Cluster
 from farspan.plan.hints import Hints
 from farspan.planner.cost_model import CostedGraph, Seconds
 from farspan.planner.forecast import Forecast, forecast
-from farspan.planner.optimize.options import Answer, best_plan
+from farspan.planner.optimize.options import SearchResult, best_plan
 
 __all__ = ["Recalibration", "StageSeconds", "recalibrate"]
 
@@ -41,14 +41,14 @@ class Recalibration:
         graph: With the costs set right.
         factors: By stage, how much longer its work took than predicted.
         ran: That plan, with these.
-        answer: What is found with these.
+        result: What is found with these.
         measured_s: The step.
     """
 
     graph: CostedGraph
     factors: tuple[float, ...]
     ran: Forecast
-    answer: Answer
+    result: SearchResult
     measured_s: float
 
     @property
@@ -59,7 +59,7 @@ class Recalibration:
     @property
     def gain(self) -> float:
         """How much shorter the step of the best plan is predicted to be, as a share."""
-        return 1 - self.answer.best.step_s / self.ran.step_s
+        return 1 - self.result.best.step_s / self.ran.step_s
 
     @property
     def is_worth_it(self) -> bool:
@@ -107,15 +107,15 @@ def recalibrate(
         for node, (forward, backward) in ((node, of_node[node.name]) for node in graph.nodes)
     )
     right = replace(graph, nodes=nodes)
-    answer = best_plan(right, cluster, ran.num_micro_batches, hints=hints)
+    result = best_plan(right, cluster, ran.num_micro_batches, hints=hints)
     return Recalibration(
         graph=right,
         factors=tuple(
             _ratio(taken.forward_s + taken.backward_s, stage.forward_s + stage.backward_s)
             for stage, taken in zip(ran.stages, seconds, strict=True)
         ),
-        ran=forecast(answer.problem.graph, answer.problem.cluster, ran.pipeline, ran.num_micro_batches),
-        answer=answer,
+        ran=forecast(result.problem.graph, result.problem.cluster, ran.pipeline, ran.num_micro_batches),
+        result=result,
         measured_s=measured_s,
     )
 

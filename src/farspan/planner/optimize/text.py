@@ -1,4 +1,4 @@
-"""An answer as text, for a terminal and for the report."""
+"""Writes the result of a search as text, for a terminal and for the report."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from farspan.errors import PlanError
 from farspan.plan.table import compress_runs
 from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.optimize.moves import Borders
-from farspan.planner.optimize.options import Answer
+from farspan.planner.optimize.options import SearchResult
 from farspan.units import format_bytes, format_seconds
 
-__all__ = ["explain", "format_answer"]
+__all__ = ["explain", "format_result"]
 
 _MOST_LINKS = 8
 
 
-def format_answer(answer: Answer, *, spread: float = 0.0) -> str:
+def format_result(result: SearchResult, *, spread: float = 0.0) -> str:
     """The plan, the step it gives, and the next best plans.
 
     Args:
-        answer: What was found.
+        result: What was found.
         spread: By how much the seconds differ from which it was found, as a share of them.
     """
-    best = answer.best
+    best = result.best
     lines = [str(best.plan)]
     if len({stage.device for stage in best.stages}) > 1:
         lines.append(f"ranks {_ranks(best)}")
-    if len(best.stages) == 1 and not answer.problem.hints:
+    if len(best.stages) == 1 and not result.problem.hints:
         lines.append("do not distribute: one device is fastest")
     error = f" +- {100 * spread:.0f} %" if spread else ""
     step = f"step {format_seconds(best.step_s)}{error}, bubble {100 * best.bubble:.0f} %"
     lines.append(f"{step}, {best.num_micro_batches} micro-batches (forward and backward, without the optimizer)")
-    kept = " and that keeps the hints" if answer.problem.hints else ""
+    kept = " and that keeps the hints" if result.problem.hints else ""
     lines.append(
-        f"no plan that distribute can run{kept} takes less than {format_seconds(answer.bound)} "
-        f"(gap {100 * answer.gap:.1f} %); searched for {format_seconds(answer.search_s)}"
+        f"no plan that distribute can run{kept} takes less than {format_seconds(result.bound)} "
+        f"(gap {100 * result.gap:.1f} %); searched for {format_seconds(result.search_s)}"
     )
-    lines += _hinted(answer)
+    lines += _hinted(result)
     lines += _links(best)
-    if answer.losers:
+    if result.rejected:
         rows = [
             (each.what, format_seconds(each.step_s) if math.isfinite(each.step_s) else "-", each.why)
-            for each in answer.losers
+            for each in result.rejected
         ]
         width, times = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
         lines += ["others", *(f"  {what.ljust(width)}  {time.rjust(times)}  {why}" for what, time, why in rows)]
@@ -60,10 +60,10 @@ def _ranks(best: Forecast) -> str:
     )
 
 
-def _hinted(answer: Answer) -> list[str]:
+def _hinted(result: SearchResult) -> list[str]:
     """What is where it is because of a hint."""
     by_why: dict[str, list[str]] = {}
-    for name, why in answer.problem.whys.items():
+    for name, why in result.problem.whys.items():
         by_why.setdefault(why, []).append(name)
     return [f"{', '.join(compress_runs(names))}: {why}" for why, names in by_why.items()]
 
@@ -81,13 +81,13 @@ def _links(best: Forecast) -> list[str]:
     return [f"links (share of the step) {', '.join(shown)}{more}"] if shown else []
 
 
-def explain(answer: Answer, name: str) -> str:
+def explain(result: SearchResult, name: str) -> str:
     """Why a module is where it is: its costs, its stage, and the step with the nearest cut on its other side.
 
     Raises:
         PlanError: There is no such piece.
     """
-    best, graph, cluster = answer.best, answer.problem.graph, answer.problem.cluster
+    best, graph, cluster = result.best, result.problem.graph, result.problem.cluster
     stage = next((number for number, each in enumerate(best.stages) if name in each.nodes), None)
     if stage is None:
         known = ", ".join(f"'{node.name}'" for node in graph.nodes[:6])
@@ -100,7 +100,7 @@ def explain(answer: Answer, name: str) -> str:
     own = best.stages[stage]
     again = ", and is computed again in the backward, for memory" if name in own.remat else ""
     times = f"{format_seconds(own.forward_s)} forward and {format_seconds(own.backward_s)} backward"
-    why = f", {answer.problem.whys[name]}" if name in answer.problem.whys else ""
+    why = f", {result.problem.whys[name]}" if name in result.problem.whys else ""
     lines = [
         f"{name} is on {own.where}, stage {stage}{why}{again}",
         f"  it holds {format_bytes(node.memory_bytes)} and keeps {format_bytes(node.saved_bytes)} of each micro-batch",

@@ -14,7 +14,7 @@ from farspan.plan import Plan
 from farspan.planner.bound import bound_of
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
 from farspan.planner.forecast.given import forecast_of_stages
-from farspan.planner.optimize import best_plan, explain, forecast, format_answer
+from farspan.planner.optimize import best_plan, explain, forecast, format_result
 from farspan.planner.pipeline import Pipeline
 from farspan.schedule import orders_by_name
 
@@ -114,9 +114,9 @@ def test_what_does_not_fit_is_computed_again() -> None:
 
 
 def test_do_not_distribute_where_one_device_is_fastest() -> None:
-    answer = best_plan(chain(), devices(2, bandwidth=1e6), 4)
-    assert len(answer.best.stages) == 1 and answer.best.plan.placement == {"": 0}
-    assert "do not distribute" in format_answer(answer)
+    result = best_plan(chain(), devices(2, bandwidth=1e6), 4)
+    assert len(result.best.stages) == 1 and result.best.plan.placement == {"": 0}
+    assert "do not distribute" in format_result(result)
 
 
 def test_where_nothing_fits_the_error_says_what_would() -> None:
@@ -181,8 +181,8 @@ def test_the_order_is_the_one_that_the_runtime_makes() -> None:
 
 
 def test_the_others_say_why_they_lost() -> None:
-    answer = best_plan(chain(), devices(4), 4)
-    by_what = {each.what: each for each in answer.losers}
+    result = best_plan(chain(), devices(4), 4)
+    by_what = {each.what: each for each in result.rejected}
     assert by_what["one device"].step_s == pytest.approx(0.48)
     assert by_what["2 devices"].why == "rank:0 takes 60.0 ms for each micro-batch, not 30.0 ms"
     assert "replicas" in by_what["4 x 1 gpu"].why
@@ -196,14 +196,14 @@ def test_no_cut_beats_the_bound() -> None:
     graph = CostedGraph(nodes=nodes, edges=edges)
     for num_devices, micro_batches in itertools.product((2, 3), (1, 2, 5)):
         cluster = devices(num_devices)
-        answer = best_plan(graph, cluster, micro_batches)
+        result = best_plan(graph, cluster, micro_batches)
         simulated = [
-            forecast(graph, cluster, _cut(answer.best.pipeline, (0, *cuts, 6)), micro_batches).step_s
+            forecast(graph, cluster, _cut(result.best.pipeline, (0, *cuts, 6)), micro_batches).step_s
             for count in range(num_devices)
             for cuts in itertools.combinations(range(1, 6), count)
         ]
         assert bound_of(graph, cluster, micro_batches).seconds <= min(simulated), (num_devices, micro_batches)
-        assert answer.best.step_s <= min(simulated) * 1.000001, (num_devices, micro_batches)
+        assert result.best.step_s <= min(simulated) * 1.000001, (num_devices, micro_batches)
 
 
 def _cut(pipeline: Pipeline, ends: tuple[int, ...]) -> Pipeline:
@@ -224,19 +224,19 @@ def test_ranks_count_host_by_host() -> None:
     new = DeviceClass(name="new", kind="new", devices_per_host=2, speed=2.0)
     nodes = tuple(CostedNode(name=str(i), forward_s=1.0, devices=("old",) if i == 2 else ("new",)) for i in range(4))
     edges = tuple(CostedEdge(source=str(i), target=str(i + 1)) for i in range(3))
-    answer = best_plan(CostedGraph(nodes=nodes, edges=edges), Cluster(classes=(new, old)), 4)
-    assert answer.best.plan.stages == ("rank:0", "rank:2", "rank:1")
-    assert "ranks 0 to 1 on new, 2 on old" in format_answer(answer)
+    result = best_plan(CostedGraph(nodes=nodes, edges=edges), Cluster(classes=(new, old)), 4)
+    assert result.best.plan.stages == ("rank:0", "rank:2", "rank:1")
+    assert "ranks 0 to 1 on new, 2 on old" in format_result(result)
 
 
 def test_why_a_module_is_where_it_is() -> None:
     graph, cluster = chain(), devices(2)
-    answer = best_plan(graph, cluster, 4)
-    text = explain(answer, "blocks.1")
+    result = best_plan(graph, cluster, 4)
+    text = explain(result, "blocks.1")
     assert "blocks.1 is on rank:0, stage 0" in text
     assert "with rank:1 the step would take 390 ms" in text  # 30 ms, then 4 x 90 ms
     with pytest.raises(PlanError, match=r"no piece called 'blocks\.9'"):
-        explain(answer, "blocks.9")
+        explain(result, "blocks.9")
 
 
 def test_the_plan_shows_what_is_expected_of_it() -> None:
