@@ -113,7 +113,7 @@ def three_devices(bandwidth: float) -> Cluster:
 
 
 def unlike_nodes() -> CostedGraph:
-    """100 nodes in a row, of 0.5 to 1.5 ms forward."""
+    """100 nodes in a chain, of 0.5 to 1.5 ms forward."""
     draws = random.Random(1)
     nodes = [
         CostedNode(

@@ -11,7 +11,7 @@ import pytest
 from tests.support.launcher import LAUNCH, READY, SOURCE, TIMEOUT_S, Job
 
 from farspan.errors import LaunchError
-from farspan.launch.run import run
+from farspan.launch.run_job import run
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from farspan.report import Span, Timeline, lanes, perfetto, summary
-from farspan.report.text import format_duration
+from farspan.report.text_report import format_duration
 
 MS = 1_000_000
 STEP = Timeline(

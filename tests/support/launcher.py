@@ -17,7 +17,7 @@ TIMEOUT_S = 30.0
 LAUNCH = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest in the background ignores it
-from farspan.launch.run import run
+from farspan.launch.run_job import run
 sys.exit(run({argv!r}, {n}, grace_s={grace_s}, **{options!r}))
 """
 HEAD = "import os, signal, subprocess, sys, time\nrank = int(os.environ['FARSPAN_RANK'])\nhere = sys.path[0]\n"

@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.planner_placement.placement.problem import Problem
 
 from farspan.cluster import Cluster
-from farspan.planner.cost_model.groups import FloatArray
+from farspan.planner.cost_model.colocation import FloatArray
 
 __all__ = ["ByPairs"]
 

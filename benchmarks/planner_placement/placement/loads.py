@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.planner_placement.placement.problem import Problem
 
 from farspan.planner.cost_model.bounds import best_weights
-from farspan.planner.cost_model.groups import FloatArray
+from farspan.planner.cost_model.colocation import FloatArray
 from farspan.planner.partition_dp.chain import IntArray, StageOption
 from farspan.planner.partition_dp.crossings import Crossings
 from farspan.planner.partition_dp.lattice import Lattice

@@ -23,8 +23,8 @@ from benchmarks.planner_placement.placement.problem import Problem, check_groups
 
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
-from farspan.planner.cost_model.graph import CostedGraph
-from farspan.planner.cost_model.groups import FloatArray
+from farspan.planner.cost_model.colocation import FloatArray
+from farspan.planner.cost_model.costed_graph import CostedGraph
 from farspan.units import format_bytes
 
 __all__ = ["DeviceLoad", "Placement", "place"]

@@ -19,7 +19,7 @@ import numpy as np
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner.cost_model import CostedGraph
-from farspan.planner.cost_model.groups import FloatArray, colocation_groups, group_nodes, seconds_on
+from farspan.planner.cost_model.colocation import FloatArray, colocation_groups, group_nodes, seconds_on
 from farspan.units import format_bytes
 
 __all__ = ["Problem", "check_groups", "make_problem"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from farspan.adapters.process import as_alone, existing, is_first, meet, run_recorded
+from farspan.adapters.this_rank import as_alone, existing, is_first, meet, run_recorded
 from farspan.errors import PlanError
 
 __all__ = ["ADAPTERS"]

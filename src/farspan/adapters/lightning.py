@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from farspan.adapters.process import existing, is_first, meet, say_once
+from farspan.adapters.this_rank import existing, is_first, meet, say_once
 from farspan.errors import PlanError, RecordError
 from farspan.execute.process.world import current_engine
 from farspan.record.tensor import LazyTensor

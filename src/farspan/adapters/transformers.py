@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from farspan.adapters.process import as_alone, is_first, meet, run_recorded, say_once
+from farspan.adapters.this_rank import as_alone, is_first, meet, run_recorded, say_once
 
 __all__ = ["ADAPTERS"]
 

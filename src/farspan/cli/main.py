@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from farspan.cli import plan, profile, report, run, script
+from farspan.cli import plan_command, profile, report, run_command, script
 from farspan.cli.arguments import Parser
 from farspan.errors import FarspanError
 from farspan.outputs import write_line, write_output
@@ -57,8 +57,8 @@ def _parse(given: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    run.add_command(commands)
-    plan.add_command(commands)
+    run_command.add_command(commands)
+    plan_command.add_command(commands)
     profile.add_command(commands)
     report.add_command(commands)
 
@@ -67,6 +67,6 @@ def _parse(given: list[str]) -> argparse.Namespace:
         return 2
 
     parser.set_defaults(execute=show_help)
-    split = script.split_script if given[:1] in (["plan"], ["profile"]) else run.split_script
+    split = script.split_script if given[:1] in (["plan"], ["profile"]) else run_command.split_script
     words, script_argv = split(given)
     return parser.parse_args(words, argparse.Namespace(script_argv=script_argv))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from farspan.cli.arguments.hints import read_hints
-from farspan.cli.recalibrate import format_recalibration, read_measured, recalibrated
+from farspan.cli.arguments.hint_options import read_hints
+from farspan.cli.recalibrate_command import format_recalibration, read_measured, recalibrated
 from farspan.cli.script import check_script, profile_script
 from farspan.outputs import check_outputs, write_json, write_output, write_text
 

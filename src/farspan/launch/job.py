@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farspan.errors import LaunchError
-from farspan.launch.console import say
 from farspan.launch.environment import launch_variables
-from farspan.launch.process import Rank
 from farspan.launch.rank.notes import has_joined, note_end, waiting_ranks
+from farspan.launch.rank_process import Rank
+from farspan.launch.terminal import say
 from farspan.settings import PREFIX
 
 __all__ = ["Job", "signals_to"]

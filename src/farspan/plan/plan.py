@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from farspan.documents import read_text
 from farspan.errors import PlanError
 from farspan.outputs import write_text
-from farspan.plan import check, document, explain, table
+from farspan.plan import check, explain, plan_document, table
 from farspan.plan.team import format_place, parse_place
 
 __all__ = ["PLANNED_SECONDS", "Plan"]
@@ -141,7 +141,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as text to read and edit; the inverse of `from_json`, estimates included."""
-        return document.write(
+        return plan_document.write(
             stages=self.stages,
             placement=self.placement,
             schedule=self.schedule,
@@ -178,7 +178,7 @@ class Plan:
 
     @classmethod
     def _read(cls, text: str, source: str) -> Plan:
-        values = document.read(text, source)
+        values = plan_document.read(text, source)
         try:
             return cls(**values)
         except PlanError as error:

@@ -1,4 +1,4 @@
-"""Cutting a row of costs into contiguous parts, so that the largest part is as small as it can be.
+"""Cutting a chain of costs into contiguous parts, so that the largest part is as small as it can be.
 
 With s(i, j) the cost of items i .. j-1, and at least one item in each part:
 

@@ -1,15 +1,13 @@
 """What a model costs: estimates from its modules, before anything has run, and the profile of a step that has."""
 
-from farspan.profile.cache import ProfileCache as ProfileCache
-from farspan.profile.cache import cache_folder as cache_folder
 from farspan.profile.costs import costed_graph as costed_graph
 from farspan.profile.costs import needs_measuring as needs_measuring
 from farspan.profile.estimate import atoms as atoms
 from farspan.profile.machine import name_of_device as name_of_device
 from farspan.profile.machine import this_device as this_device
 from farspan.profile.machine import this_machine as this_machine
-from farspan.profile.names import keepers as keepers
-from farspan.profile.names import tied as tied
+from farspan.profile.profile_cache import ProfileCache as ProfileCache
+from farspan.profile.profile_cache import cache_folder as cache_folder
 from farspan.profile.ranks import HostLink as HostLink
 from farspan.profile.ranks import RankDevice as RankDevice
 from farspan.profile.ranks import cluster_of_ranks as cluster_of_ranks
@@ -17,6 +15,8 @@ from farspan.profile.step import AtomProfile as AtomProfile
 from farspan.profile.step import Operation as Operation
 from farspan.profile.step import PassedValue as PassedValue
 from farspan.profile.step import StepProfile as StepProfile
+from farspan.profile.tied_names import keepers as keepers
+from farspan.profile.tied_names import tied as tied
 
 __all__ = [
     "AtomProfile",

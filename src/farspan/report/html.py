@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from farspan.report.markup import escape
 from farspan.report.svg import svg
-from farspan.report.text import format_duration, format_share
+from farspan.report.text_report import format_duration, format_share
 from farspan.report.timeline import Timeline
 
 __all__ = ["html"]

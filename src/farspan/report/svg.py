@@ -20,7 +20,7 @@ import zlib
 from dataclasses import dataclass
 
 from farspan.report.markup import escape
-from farspan.report.text import format_duration, format_share
+from farspan.report.text_report import format_duration, format_share
 from farspan.report.timeline import TASKS, Kind, Span, Timeline
 
 __all__ = ["svg"]

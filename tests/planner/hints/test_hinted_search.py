@@ -136,7 +136,7 @@ def test_the_slowest_stage_is_the_best_of_all_that_keep_the_hints(problem: Probl
     except PlanError:
         assert not found
         return
-    if hinted.is_row:
+    if hinted.is_chain:
         assert plan.value <= best * CLOSE
         assert best <= plan.value * CLOSE and plan.bound <= best * CLOSE
         step = plan_pipeline(hinted.searched, hinted.cluster, rules=rules)
@@ -168,7 +168,7 @@ def test_no_hint_is_broken_and_no_plan_that_keeps_them_beats_the_bound(problem: 
 
 
 def forecast_of(problem: Problem, stages: dict[int, list[str]]) -> Forecast:
-    """The step of a row of stages, simulated on devices that are each of a class of its own."""
+    """The step of a chain of stages, simulated on devices that are each of a class of its own."""
     kinds = [replace(kind, name=str(rank), devices_per_host=1) for rank, kind in enumerate(problem.kinds())]
     row = tuple(PipelineStage(device_class=str(rank), nodes=tuple(nodes)) for rank, nodes in stages.items())
     return forecast(problem.graph, Cluster(classes=tuple(kinds)), Pipeline(stages=row), MICRO_BATCHES)

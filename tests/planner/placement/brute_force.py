@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
-from farspan.planner.cost_model.graph import Seconds
+from farspan.planner.cost_model.costed_graph import Seconds
 from farspan.planner.partition_dp.stages import Rules
 
 __all__ = ["all_chains", "clusters", "graphs", "pipeline_objectives"]
@@ -79,7 +79,7 @@ def clusters(draw: st.DrawFn, *, max_devices: int = 3, bandwidth: float = math.i
 
 
 def all_chains(graph: CostedGraph) -> Iterator[list[list[str]]]:
-    """All ways to cut a graph into a row of stages."""
+    """All ways to cut a graph into a chain of stages."""
     needs: dict[str, set[str]] = {node.name: set() for node in graph.nodes}
     for edge in graph.edges:
         needs[edge.target].add(edge.source)

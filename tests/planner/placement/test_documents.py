@@ -12,7 +12,7 @@ from tests.planner.placement.brute_force import graphs
 
 from farspan.errors import PlanError
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.cost_model.document import parse_graph, write_graph
+from farspan.planner.cost_model.graph_document import parse_graph, write_graph
 
 NODE = {"name": "a", "forward_s": 1.0}
 

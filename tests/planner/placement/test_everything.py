@@ -19,7 +19,7 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import Rules, plan_pipeline
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
-from farspan.planner.cost_model.graph import Seconds
+from farspan.planner.cost_model.costed_graph import Seconds
 
 CLOSE = 1 + 1e-6
 
@@ -99,7 +99,7 @@ def least_seconds(graph: CostedGraph, names: list[str], kind: DeviceClass, in_fl
 
 
 def all_onces(graph: CostedGraph, cluster: Cluster, micro_batches: int, passes: float) -> Iterator[list[float]]:
-    """Of every row of stages on every choice of devices, the seconds of one micro-batch in each stage."""
+    """Of every chain of stages on every choice of devices, the seconds of one micro-batch in each stage."""
     devices = [
         (kind, (kind.name, number // kind.devices_per_host))
         for kind in cluster.classes

@@ -96,7 +96,7 @@ def test_nor_the_bound_that_is_known_once_a_plan_is_found(seed: int, monkeypatch
     """Where there are too many cuts to look at at once: as close as there, to a percent, and still below all steps."""
     graph, cluster, micro_batches = a_chain(seed)
     at_once = bound_of(graph, cluster, micro_batches).seconds
-    monkeypatch.setattr("farspan.planner.bound.lower._WORK_AT_ONCE", 0)
+    monkeypatch.setattr("farspan.planner.bound.lower_bound._WORK_AT_ONCE", 0)
     bound = bound_of(graph, cluster, micro_batches)
     best_s = best_plan(graph, cluster, micro_batches).best.step_s
     assert bound.seconds <= bound.below(best_s) <= best_s

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from benchmarks.planner_placement.placement.problem import Problem
 
-from farspan.planner.cost_model.groups import FloatArray
+from farspan.planner.cost_model.colocation import FloatArray
 
 __all__ = ["Merged", "merge_groups"]
 

@@ -46,7 +46,7 @@ def install(folder: str, rank: int, *, sees_first: bool = True) -> None:
 
         _installed.append(install_journal(os.path.realpath(folder)))
     else:
-        from farspan.launch.files.seen import install_view
+        from farspan.launch.files.view_functions import install_view
 
         _installed.append(install_view(os.path.realpath(folder), rank, sees_first=sees_first))
 

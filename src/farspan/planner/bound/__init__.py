@@ -1,6 +1,6 @@
 """What no plan that distribute can run is below."""
 
-from farspan.planner.bound.lower import Bound as Bound
-from farspan.planner.bound.lower import bound_of as bound_of
+from farspan.planner.bound.lower_bound import Bound as Bound
+from farspan.planner.bound.lower_bound import bound_of as bound_of
 
 __all__ = ["Bound", "bound_of"]

@@ -8,7 +8,7 @@ max_memory    memory of the device
 stages        exactly so many stages
 remat         the costs of the pieces with it, and no choice
 
-A search cuts a graph into a row of stages. Pieces of one group that cannot be in one stage of a row (`embed` and
+A search cuts a graph into a chain of stages. Pieces of one group that cannot be in one stage of a chain (`embed` and
 `head` with the blocks between them elsewhere) are searched as if all lay where most of their work is: the edges of the
 others are taken out.
 """
@@ -26,7 +26,7 @@ from farspan.plan.hints import Hints, Meaning, meaning_of
 from farspan.plan.resolve import matched, with_ancestors
 from farspan.planner.constraints.divide import divide
 from farspan.planner.cost_model import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode
-from farspan.planner.cost_model.groups import group_nodes, seconds_on, strongly_connected
+from farspan.planner.cost_model.colocation import group_nodes, seconds_on, strongly_connected
 from farspan.planner.partition_dp.lattice import linear_order
 
 __all__ = ["HintedProblem", "hinted_problem"]
@@ -39,7 +39,7 @@ class HintedProblem:
     Attributes:
         graph: Every plan for it keeps the hints.
         cluster: Its device classes.
-        searched: The graph without the edges that no row of stages can keep.
+        searched: The graph without the edges that no chain of stages can keep.
         hints: The user's.
         num_named: There must be so many ranks at least.
         whys: Of each piece that a hint speaks of, which, in words.
@@ -55,8 +55,8 @@ class HintedProblem:
     again: frozenset[str] = frozenset()
 
     @property
-    def is_row(self) -> bool:
-        """Whether every plan that is searched is a row of stages."""
+    def is_chain(self) -> bool:
+        """Whether every plan that is searched is a chain of stages."""
         return self.searched is self.graph
 
     @property

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from farspan.planner.cost_model.document import read_graph, write_graph
-from farspan.planner.cost_model.graph import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode, NodeOption, Seconds
-from farspan.planner.cost_model.groups import strongly_connected
+from farspan.planner.cost_model.colocation import strongly_connected
+from farspan.planner.cost_model.costed_graph import (
+    WHOLE_MODEL,
+    CostedEdge,
+    CostedGraph,
+    CostedNode,
+    NodeOption,
+    Seconds,
+)
+from farspan.planner.cost_model.graph_document import read_graph, write_graph
 
 __all__ = [
     "WHOLE_MODEL",

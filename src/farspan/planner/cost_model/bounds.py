@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from farspan.planner.cost_model.groups import FloatArray
+from farspan.planner.cost_model.colocation import FloatArray
 
 __all__ = ["best_weights"]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from farspan.cluster import Cluster, DeviceClass
 from farspan.plan import Place, format_place
 from farspan.planner.cost_model import CostedGraph, CostedNode
-from farspan.planner.cost_model.groups import seconds_on
+from farspan.planner.cost_model.colocation import seconds_on
 from farspan.planner.forecast.segments import make_segments
 from farspan.planner.links import Link
 from farspan.planner.pipeline import PipelineStage

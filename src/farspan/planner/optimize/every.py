@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.cost_model import CostedGraph, CostedNode
-from farspan.planner.cost_model.groups import group_nodes, seconds_on
+from farspan.planner.cost_model.colocation import group_nodes, seconds_on
 from farspan.planner.partition_dp.lattice import all_prefixes
 from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import Pipeline, PipelineStage
@@ -20,7 +20,7 @@ _MOST_DEVICES = 5
 
 
 def every_pipeline(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Iterator[Pipeline]:
-    """Lists each row of stages with one device each, in each order of devices, with each way to run each node.
+    """Lists each chain of stages with one device each, in each order of devices, with each way to run each node.
 
     Args:
         graph: What is run; of one with more than 64 places to cut it there is none.

@@ -10,7 +10,7 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner.constraints import HintedProblem
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.cost_model.groups import seconds_on
+from farspan.planner.cost_model.colocation import seconds_on
 from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.optimize.every import every_pipeline
 from farspan.planner.optimize.moves import Judge

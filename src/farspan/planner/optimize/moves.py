@@ -16,7 +16,7 @@ from dataclasses import replace
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.constraints import HintedProblem
 from farspan.planner.cost_model import CostedGraph, CostedNode
-from farspan.planner.cost_model.groups import seconds_on
+from farspan.planner.cost_model.colocation import seconds_on
 from farspan.planner.forecast import Forecast, forecast, shortest_step
 from farspan.planner.optimize.orders import Orders
 from farspan.planner.pipeline import Pipeline, PipelineStage

@@ -1,7 +1,7 @@
 """Cuts for devices in a given order: which of their stages come first changes a step that is simulated.
 
 A step is about the sum of what each stage adds once (its fill) and what the slowest takes for each micro-batch (its
-rate). For a row of k devices and a cap on the rate,
+rate). For a chain of k devices and a cap on the rate,
 
     best(s, i) = min over ends j of i, rate(i, j) <= cap, of    fill(i, j) + best(s + 1, j)
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from farspan.cluster import Cluster
 from farspan.planner.cost_model import CostedGraph
-from farspan.planner.cost_model.groups import FloatArray, group_nodes, seconds_on
+from farspan.planner.cost_model.colocation import FloatArray, group_nodes, seconds_on
 from farspan.planner.partition_dp.chain import Step
 from farspan.planner.partition_dp.cuts import good_prefixes
 from farspan.planner.partition_dp.lattice import make_lattice

@@ -15,7 +15,7 @@ from farspan.cluster import Cluster
 from farspan.plan.hints import Hints
 from farspan.planner.cost_model import CostedGraph, Seconds
 from farspan.planner.forecast import Forecast, forecast
-from farspan.planner.optimize.options import SearchResult, best_plan
+from farspan.planner.optimize.best_plan import SearchResult, best_plan
 
 __all__ = ["Recalibration", "StageSeconds", "recalibrate"]
 

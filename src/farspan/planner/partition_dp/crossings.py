@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from farspan.planner.cost_model.groups import FloatArray
+from farspan.planner.cost_model.colocation import FloatArray
 from farspan.planner.partition_dp.chain import IntArray
 from farspan.planner.partition_dp.lattice import Lattice
 

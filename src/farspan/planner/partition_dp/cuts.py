@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from farspan.planner.cost_model.graph import CostedGraph, Seconds
+from farspan.planner.cost_model.costed_graph import CostedGraph, Seconds
 from farspan.planner.partition_dp.lattice import all_prefixes, linear_order
 
 __all__ = ["MAX_CUTS", "good_prefixes"]

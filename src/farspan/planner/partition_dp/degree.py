@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farspan.cluster import DeviceClass
-from farspan.planner.cost_model.graph import CostedGraph, CostedNode
+from farspan.planner.cost_model.costed_graph import CostedGraph, CostedNode
 from farspan.planner.partition_dp.remat import Steps, choices_of, make_steps
 
 __all__ = ["Degree", "of_degree"]

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farspan.cluster import Cluster
-from farspan.planner.cost_model.graph import CostedEdge, CostedGraph
-from farspan.planner.cost_model.groups import FloatArray
+from farspan.planner.cost_model.colocation import FloatArray
+from farspan.planner.cost_model.costed_graph import CostedEdge, CostedGraph
 from farspan.planner.partition_dp.chain import IntArray, StageOption, Step
 from farspan.planner.partition_dp.crossings import Crossings
 from farspan.planner.partition_dp.degree import Degree

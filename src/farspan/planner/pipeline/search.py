@@ -21,8 +21,8 @@ import numpy as np
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.planner.cost_model.bounds import best_weights
-from farspan.planner.cost_model.graph import CostedGraph
-from farspan.planner.cost_model.groups import group_nodes
+from farspan.planner.cost_model.colocation import group_nodes
+from farspan.planner.cost_model.costed_graph import CostedGraph
 from farspan.planner.partition_dp.chain import Chain, Step, best_chain
 from farspan.planner.partition_dp.cuts import good_prefixes
 from farspan.planner.partition_dp.lattice import make_lattice

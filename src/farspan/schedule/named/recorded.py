@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from farspan.schedule.limits import Limits, hops_after, limits_of_1f1b
 from farspan.schedule.listing import Play
-from farspan.schedule.named.rules import LOOKAHEAD
+from farspan.schedule.named.split_rule import LOOKAHEAD
 from farspan.schedule.task import Kind, Task
 
 __all__ = ["LEAST_WEIGHT_WORK_S", "SCHEDULES", "orders_by_name", "run_ahead_of"]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from farspan.schedule.named.recorded import orders_by_name
-from farspan.schedule.named.rules import SPLIT_COST_S
+from farspan.schedule.named.split_rule import SPLIT_COST_S
 from farspan.schedule.task import Kind, Task
 from farspan.schedule.timing import play_orders
 

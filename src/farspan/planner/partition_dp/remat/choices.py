@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from farspan.cluster import DeviceClass
-from farspan.planner.cost_model.graph import CostedNode
-from farspan.planner.cost_model.groups import seconds_on
+from farspan.planner.cost_model.colocation import seconds_on
+from farspan.planner.cost_model.costed_graph import CostedNode
 
 __all__ = ["Choice", "choices_of"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farspan.planner.cost_model.groups import FloatArray
+from farspan.planner.cost_model.colocation import FloatArray
 
 __all__ = ["Alternative", "Budget", "Frontiers", "NodeSet"]
 

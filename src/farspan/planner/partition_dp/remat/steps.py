@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from farspan.planner.cost_model.groups import FloatArray
+from farspan.planner.cost_model.colocation import FloatArray
 from farspan.planner.partition_dp.remat.choices import Choice
 from farspan.planner.partition_dp.remat.frontier import Alternative, Budget, Frontiers, NodeSet
 

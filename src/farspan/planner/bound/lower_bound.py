@@ -17,7 +17,7 @@ its backward of the last one, while it may have gradients of weights left to do:
 
 and what goes from each of the stages before to the next one adds at least the fastest way to send it, in the second
 line also its gradient's way back. So with that many devices of each class, used in any order, stages reach no farther
-along the row than
+along the chain than
 
     reach(n) = max over classes c of    the last node at which both still hold for a stage on c after reach(n - one c),
                                         and a device has the memory for one micro-batch
@@ -51,12 +51,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from farspan.cluster import Cluster, DeviceClass
+from farspan.planner.bound.best_cuts import Cuts, Stages
 from farspan.planner.bound.bisection import least_step
-from farspan.planner.bound.cuts import Cuts, Stages
 from farspan.planner.bound.devices import Devices
-from farspan.planner.bound.row import MAX_STATES, Row, Work
+from farspan.planner.bound.reach import MAX_STATES, Reach, Work
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.cost_model.groups import FloatArray, seconds_on
+from farspan.planner.cost_model.colocation import FloatArray, seconds_on
 
 __all__ = ["Bound", "bound_of"]
 
@@ -77,13 +77,13 @@ class Bound:
 
     Attributes:
         seconds: Of the step.
-        row: What it follows from where all nodes are a row.
+        reach: What it follows from where all nodes are a chain.
         names: Of the classes of devices.
         cuts: What more follows from, where these were too many to look at at once.
     """
 
     seconds: float
-    row: Row | None = None
+    reach: Reach | None = None
     names: tuple[str, ...] = ()
     cuts: Cuts | None = None
 
@@ -97,7 +97,7 @@ class Bound:
         """Returns classes of devices, in the order of the stages, with which the bound allows a step of so many
         seconds, as few as possible; empty where it knows none.
         """
-        found = None if self.row is None else self.row.classes_within(step_s)
+        found = None if self.reach is None else self.reach.classes_within(step_s)
         return tuple(self.names[number] for number in found or ())
 
 
@@ -107,7 +107,7 @@ def bound_of(
     num_micro_batches: int,
     *,
     num_stages: int | None = None,
-    is_row: bool = True,
+    is_chain: bool = True,
 ) -> Bound:
     """Finds what no step is below, with one device for each stage.
 
@@ -116,7 +116,7 @@ def bound_of(
         cluster: Where.
         num_micro_batches: Of a step.
         num_stages: The most stages there may be; None for any number.
-        is_row: Whether data flow from each stage only to later ones.
+        is_chain: Whether data flow from each stage only to later ones.
 
     Example:
         >>> from farspan.cluster import DeviceClass
@@ -143,11 +143,11 @@ def bound_of(
     forwards = [edge for edge in graph.edges if not edge.is_parameter]
     backwards = [edge for edge in forwards if edge.has_gradient]
     ends = _ends(forwards, whole)
-    is_row = is_row and max(ends.values()) >= total * _SAME
-    returns = is_row and max(_ends(backwards, whole).values()) >= total * _SAME
+    is_chain = is_chain and max(ends.values()) >= total * _SAME
+    returns = is_chain and max(_ends(backwards, whole).values()) >= total * _SAME
     path = max(*_ends(forwards, forward).values(), *_ends(backwards, waited).values())
     most = min(len(pieces), num_stages or len(pieces))
-    share = min(each.forward_share for row in work.values() for each in row) if is_row else 0.0
+    share = min(each.forward_share for row in work.values() for each in row) if is_chain else 0.0
 
     def busy(least: Mapping[str, float], of: Callable[[Work], float], part: float) -> float:
         """Seconds for all of that work on all devices; `part` of it keeps those after it waiting."""
@@ -166,9 +166,9 @@ def bound_of(
         path,
     )
     counts = [min(each.num_devices, most) for each in classes]
-    row = later = None
-    if is_row:
-        # What takes next to no time may lie beside the row.
+    reach = later = None
+    if is_chain:
+        # What takes next to no time may lie beside the chain.
         order = sorted((name for name in whole if whole[name] > 2 * (1 - _SAME) * total), key=lambda name: ends[name])
         rows = [work[name] for name in order]
         forth_s = [_border_s(order, forwards, cluster, each) for each in classes]
@@ -178,12 +178,12 @@ def bound_of(
         if devices.num_states <= MAX_STATES:
             least = (_least_of_all(forth_s), _least_of_all(back_s))
             limits = [each.memory_bytes for each in classes]
-            row = Row(rows, devices, limits, most, num_micro_batches, least, returns=returns)
-            least_s = least_step(row.may_take, least_s)
+            reach = Reach(rows, devices, limits, most, num_micro_batches, least, returns=returns)
+            least_s = least_step(reach.may_take, least_s)
         if devices.num_states <= MAX_STATES and num_stages <= _MOST_STAGES:
             users = {edge.target for edge in graph.edges if edge.is_parameter and edge.has_gradient}
             has_weights = {node.name: node.parameter_bytes > 0 or node.name in users for node in graph.nodes}
-            # A node that is no part of the row may be in any stage, and so may its parameters.
+            # A node that is no part of the chain may be in any stage, and so may its parameters.
             if any(has_weights[name] for name in set(has_weights).difference(order)):
                 has_weights = dict.fromkeys(has_weights, True)
             stages = [
@@ -195,7 +195,7 @@ def bound_of(
                 least_s = least_step(cuts.may_take, least_s)
             else:
                 later = cuts
-    return Bound(seconds=_SAME * least_s, row=row, names=tuple(each.name for each in classes), cuts=later)
+    return Bound(seconds=_SAME * least_s, reach=reach, names=tuple(each.name for each in classes), cuts=later)
 
 
 def _work(node: CostedNode, kind: DeviceClass) -> Work:

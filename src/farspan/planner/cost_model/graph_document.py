@@ -9,7 +9,7 @@ from typing import Any
 
 from farspan.documents import as_count, as_flag, as_list, as_name, as_number, as_object, parse_json, read_text
 from farspan.errors import PlanError, quoted
-from farspan.planner.cost_model.graph import MORE_COSTS, CostedEdge, CostedGraph, CostedNode, NodeOption, Seconds
+from farspan.planner.cost_model.costed_graph import MORE_COSTS, CostedEdge, CostedGraph, CostedNode, NodeOption, Seconds
 
 __all__ = ["FORMAT", "parse_graph", "read_graph", "write_graph"]
 

@@ -1,4 +1,4 @@
-"""How short a step of a row of nodes can be, over all cuts and all orders of devices: see planner.bound.lower.
+"""How short a step of a chain of nodes can be, over all cuts and all orders of devices: see planner.bound.lower_bound.
 
 For each choice of devices that the stages before a place have taken, the least that these keep the next one waiting:
 
@@ -7,10 +7,10 @@ For each choice of devices that the stages before a place have taken, the least 
     after[place, left]         both of the stages from there on, on the devices that are left
 
 A stage from one place to another, on one more device, is possible within a step if all that the step must have time
-for is shorter. A step may be that short if a chain of such stages leads to the end of the row. The least of each sum is
-taken by itself: no more than what any one chain has. Sums before a place are first taken without what comes after it;
-sums after it then over stages that have the time for what other devices do before them; and with these the sums before
-it once more.
+for is shorter. A step may be that short if a sequence of such stages leads to the end of the chain. The least of each
+sum is taken by itself: no more than what any one chain has. Sums before a place are first taken without what comes
+after it; sums after it then over stages that have the time for what other devices do before them; and with these the
+sums before it once more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farspan.planner.bound.devices import Devices, IntArray, Layer
-from farspan.planner.cost_model.groups import FloatArray
+from farspan.planner.cost_model.colocation import FloatArray
 
 __all__ = ["Cuts", "Stages"]
 
@@ -34,7 +34,7 @@ _BLOCK = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """The stages of a row that a class of devices may run: a device has the memory for one micro-batch.
+    """The stages of a chain that a class of devices may run: a device has the memory for one micro-batch.
 
     Attributes:
         starts: The place where each begins.
@@ -110,7 +110,7 @@ class _Within(NamedTuple):
 
 
 class Cuts:
-    """A row of nodes.
+    """A chain of nodes.
 
     Args:
         stages: Of each class, those that there are.
@@ -147,7 +147,7 @@ class Cuts:
         return float(self.devices.num_states * sum(num_stages))
 
     def may_take(self, step_s: float) -> bool:
-        """Returns whether a step of so many seconds may be enough for some cut of the row."""
+        """Returns whether a step of so many seconds may be enough for some cut of the chain."""
         forward, waited = self._before(step_s)
         if not self.returns or not np.isfinite(forward[-1]).any():
             return bool(np.isfinite(forward[-1]).any())

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from farspan.errors import LaunchError
-from farspan.launch.console import Tee
 from farspan.launch.logs import TAIL_BYTES
+from farspan.launch.terminal import Tee
 
 __all__ = ["Rank"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from farspan.cli.arguments import Parser, hints, whole_number
+from farspan.cli.arguments import Parser, hint_options, whole_number
 from farspan.cli.planned import plan_script
 from farspan.cli.script import add_arguments
 from farspan.errors import PlanError
@@ -47,7 +47,7 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         metavar="STEP",
         help="script: use what a step under the plan in --output has shown (farspan run --report step.json)",
     )
-    hints.add_arguments(parser)
+    hint_options.add_arguments(parser)
     parser.add_argument("--explain", metavar="MODULE", help="script: say why that module is where it is")
     parser.add_argument(
         "--micro-batches",
@@ -98,7 +98,7 @@ def _check(arguments: argparse.Namespace) -> None:
         ("--recalibrate", arguments.recalibrate),
         ("--roofline", arguments.roofline or None),
         ("--fresh", arguments.fresh or None),
-        *hints.given(arguments),
+        *hint_options.given(arguments),
     ):
         if value is not None and not is_script:
             raise PlanError(f"{option} has no effect on a graph.", why="it belongs to scripts.", hint="leave it out")

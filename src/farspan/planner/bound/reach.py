@@ -1,4 +1,4 @@
-"""How far along a row of nodes stages can come within a step: see planner.bound.lower."""
+"""How far along a chain of nodes stages can come within a step: see planner.bound.lower_bound."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from farspan.planner.bound.devices import Devices, IntArray
-from farspan.planner.cost_model.groups import FloatArray
+from farspan.planner.cost_model.colocation import FloatArray
 
-__all__ = ["MAX_STATES", "Row", "Work"]
+__all__ = ["MAX_STATES", "Reach", "Work"]
 
 MAX_STATES = 300_000
 """Numbers of devices of all classes that are looked at."""
@@ -42,7 +42,7 @@ class Work:
     memory_bytes: float
 
 
-class Row:
+class Reach:
     """Nodes of which each follows from the one before.
 
     Args:
@@ -90,12 +90,12 @@ class Row:
         self.layers = devices.layers(most)
 
     def may_take(self, step_s: float) -> bool:
-        """Returns whether stages may reach the end of the row within a step of so many seconds."""
+        """Returns whether stages may reach the end of the chain within a step of so many seconds."""
         return self.classes_within(step_s) is not None
 
     def classes_within(self, step_s: float) -> list[int] | None:
-        """Returns the classes of the devices of some stages, in order, that may reach the end of the row within a step
-        of so many seconds, as few as possible; None if there are none.
+        """Returns the classes of the devices of some stages, in order, that may reach the end of the chain within
+        a step of so many seconds, as few as possible; None if there are none.
         """
         reach: IntArray = np.zeros(self.devices.num_states, dtype=np.intp)
         most_s = step_s / self.num_micro_batches  # of a stage

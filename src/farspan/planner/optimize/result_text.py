@@ -7,8 +7,8 @@ import math
 from farspan.errors import PlanError
 from farspan.plan.table import compress_runs
 from farspan.planner.forecast import Forecast, forecast
+from farspan.planner.optimize.best_plan import SearchResult
 from farspan.planner.optimize.moves import Borders
-from farspan.planner.optimize.options import SearchResult
 from farspan.units import format_bytes, format_seconds
 
 __all__ = ["explain", "format_result"]

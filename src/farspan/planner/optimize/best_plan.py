@@ -112,7 +112,7 @@ def best_plan(
         problem.cluster,
         num_micro_batches,
         num_stages=problem.hints.stages,
-        is_row=problem.is_row,
+        is_chain=problem.is_chain,
     )
     allowed = [bound.devices_within(times * bound.seconds) for times in _WITHIN]
     best = improved(found, orders, Judge(problem, num_micro_batches), allowed)

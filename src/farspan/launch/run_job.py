@@ -20,14 +20,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from farspan.errors import LaunchError
-from farspan.launch.console import say
 from farspan.launch.files import keeps_apart
 from farspan.launch.job import Job, signals_to
 from farspan.launch.logs import find_cause, find_exception, find_word_of, only_heard_of_it
-from farspan.launch.process import Rank
 from farspan.launch.rank.entropy import entropy_variables
 from farspan.launch.rank.notes import heard_ranks, trains_copies
+from farspan.launch.rank_process import Rank
 from farspan.launch.sweep import Sweeper
+from farspan.launch.terminal import say
 from farspan.settings import PREFIX
 
 __all__ = ["run"]

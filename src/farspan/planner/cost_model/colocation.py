@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farspan.cluster import DeviceClass
-from farspan.planner.cost_model.graph import CostedGraph, CostedNode, Seconds
+from farspan.planner.cost_model.costed_graph import CostedGraph, CostedNode, Seconds
 
 __all__ = ["FloatArray", "colocation_groups", "group_nodes", "seconds_on", "strongly_connected"]
 

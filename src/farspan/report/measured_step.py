@@ -21,7 +21,7 @@ from farspan.documents import as_count, as_flag, as_list, as_object, as_text, pa
 from farspan.errors import PlanError, quoted
 from farspan.planner import Simulation, simulate
 from farspan.report.html import html
-from farspan.report.text import format_duration, format_share
+from farspan.report.text_report import format_duration, format_share
 from farspan.report.timeline import TASKS, Kind, Span, Timeline
 from farspan.schedule import Kind as TaskKind
 from farspan.schedule import Schedule, Task

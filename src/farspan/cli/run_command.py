@@ -76,7 +76,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    from farspan.launch.run import run
+    from farspan.launch.run_job import run
 
     script_argv: list[str] = arguments.script_argv
     if arguments.num_processes is None:
