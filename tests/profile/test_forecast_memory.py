@@ -232,6 +232,15 @@ def test_a_stage_whose_only_weight_is_elsewhere_runs_the_tasks_of_the_forecast(s
     peaks_of(build, example(), forecast_of(graph, [names[:-1], names[-1:]], schedule))
 
 
+def test_a_stage_that_begins_frozen_and_ends_trained_runs_the_tasks_of_the_forecast() -> None:
+    """Its frozen segment counts as in flight until the backward of the micro-batch, as in the runtime."""
+    build, example = MODELS["frozen"]
+    graph = profile_of(build, example())
+    names = [node.name for node in graph.nodes]
+    stages = [names[:5] + names[10:], names[5:10]]
+    peaks_of(build, example(), forecast_of(graph, stages, "1f1b"))
+
+
 @pytest.mark.parametrize("name", ["residual", "unet"])
 def test_so_it_is_where_more_micro_batches_are_in_flight(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build, example = MODELS[name]
