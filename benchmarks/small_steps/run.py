@@ -84,8 +84,8 @@ def bare_exchange(name: str) -> Callable[[], None]:
     engine = current_engine()
     assert engine is not None
     engine.recorder.is_recording = True
-    side, medium, rank = engine.side, engine._medium, engine.rank
-    assert medium is not None
+    side, transport, rank = engine.side, engine._transport, engine.rank
+    assert transport is not None
     num_floats = RUNS_OF_MESSAGES[name]
     number = 0
 
@@ -97,9 +97,9 @@ def bare_exchange(name: str) -> Callable[[], None]:
         for sender in range(2 if name == "mlp" else 1):  # forward, then the gradient back
             tensor = torch.empty(num_floats)
             if rank == sender:
-                medium.send(tensor, 1 - rank, sender)
+                transport.send(tensor, 1 - rank, sender)
             else:
-                medium.receive(tensor, 1 - rank, sender).wait(60.0)
+                transport.receive(tensor, 1 - rank, sender).wait(60.0)
         side.gathered(keys[0], 60.0)
         side.contribute(keys[1], bytes(32))
         side.gathered(keys[1], 60.0)

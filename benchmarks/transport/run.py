@@ -1,7 +1,8 @@
-"""farspan's medium between processes of one host against gloo: time one way, and bandwidth, from 4 KiB to 64 MiB.
+"""farspan's transport between processes of one host against gloo: time one way, and bandwidth, from 4 KiB to 64 MiB.
 
 Two processes of one thread each. One way is half a ping-pong; a stream is many messages one after the other, ended by a
-reply. The media take turns within one run, in an order that rotates. With "touch", the receiver also sums what it got.
+reply. The transports take turns within one run, in an order that rotates. With "touch", the receiver also sums what it
+got.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import arguments, finish, run_ranks  # noqa: E402
 
-from farspan.comm.same_host.copies import SameHostMedium  # noqa: E402
+from farspan.comm.same_host.copies import SameHostTransport  # noqa: E402
 
 LATENCY_BAR, LATENCY_BYTES = 0.5, 4 << 10
 BANDWIDTH_BAR, BANDWIDTH_BYTES = 2.5, 16 << 20
@@ -38,23 +39,23 @@ Wait = Callable[[], object]
 
 
 class Farspan:
-    """The same-host medium; receives are posted ahead."""
+    """The same-host transport; receives are posted ahead."""
 
     name = "farspan"
     window = WINDOW
 
     def __init__(self, rank: int) -> None:
-        medium = SameHostMedium.join(rank, gather, LONG_S)
-        if medium is None:
+        transport = SameHostTransport.join(rank, gather, LONG_S)
+        if transport is None:
             raise RuntimeError("these two processes cannot read each other's memory")
-        self.medium, self.peer = medium, 1 - rank
+        self.transport, self.peer = transport, 1 - rank
 
     def send(self, flat: Tensor) -> Wait:
-        work = self.medium.send(flat, self.peer, 0)
+        work = self.transport.send(flat, self.peer, 0)
         return lambda: work.wait(LONG_S)
 
     def receive(self, flat: Tensor) -> Wait:
-        work = self.medium.receive(flat, self.peer, 0)
+        work = self.transport.receive(flat, self.peer, 0)
         return lambda: work.wait(LONG_S)
 
 
@@ -95,7 +96,7 @@ class GlooBlocking:
         return lambda: dist.recv(flat, self.peer)
 
 
-Medium = Farspan | GlooPosted | GlooBlocking
+Transport = Farspan | GlooPosted | GlooBlocking
 
 
 def _nothing() -> None:
@@ -103,28 +104,28 @@ def _nothing() -> None:
 
 
 def gather(blob: bytes) -> list[bytes]:
-    """What `SameHostMedium.join` needs of the ranks."""
+    """What `SameHostTransport.join` needs of the ranks."""
     blobs: list[Any] = [None, None]
     dist.all_gather_object(blobs, blob)
     return blobs
 
 
-def ping_pong(medium: Medium, rank: int, buffers: list[Tensor], count: int, touch: bool) -> list[float]:
+def ping_pong(transport: Transport, rank: int, buffers: list[Tensor], count: int, touch: bool) -> list[float]:
     """Seconds one way, of each round trip. The receive is posted before the message that it answers is sent."""
     outgoing, incoming = buffers[-1], buffers[0]
     times: list[float] = []
-    arrival = medium.receive(incoming) if rank else _nothing
+    arrival = transport.receive(incoming) if rank else _nothing
     for i in range(count):
         began = time.perf_counter()
         if rank:
             arrival()
             if touch:
                 incoming.sum()
-            arrival = medium.receive(incoming) if i + 1 < count else _nothing
-            departure = medium.send(outgoing)
+            arrival = transport.receive(incoming) if i + 1 < count else _nothing
+            departure = transport.send(outgoing)
         else:
-            arrival = medium.receive(incoming)
-            departure = medium.send(outgoing)
+            arrival = transport.receive(incoming)
+            departure = transport.send(outgoing)
             arrival()
             if touch:
                 incoming.sum()
@@ -133,29 +134,29 @@ def ping_pong(medium: Medium, rank: int, buffers: list[Tensor], count: int, touc
     return times
 
 
-def stream(medium: Medium, rank: int, buffers: list[Tensor], count: int, touch: bool) -> float:
+def stream(transport: Transport, rank: int, buffers: list[Tensor], count: int, touch: bool) -> float:
     """Seconds per message on rank 0, until rank 1 has all."""
     reply = torch.zeros(1)
     began = time.perf_counter()
     if rank == 0:
         sending: deque[Wait] = deque()
         for _ in range(count):
-            if len(sending) == medium.window:
+            if len(sending) == transport.window:
                 sending.popleft()()
-            sending.append(medium.send(buffers[-1]))
+            sending.append(transport.send(buffers[-1]))
         for wait in sending:
             wait()
-        medium.receive(reply)()
+        transport.receive(reply)()
     else:
-        receiving = deque(medium.receive(buffers[i]) for i in range(medium.window))
+        receiving = deque(transport.receive(buffers[i]) for i in range(transport.window))
         for i in range(count):
             receiving.popleft()()
-            buffer = buffers[i % medium.window]
+            buffer = buffers[i % transport.window]
             if touch:
                 buffer.sum()
-            if i + medium.window < count:
-                receiving.append(medium.receive(buffer))
-        medium.send(reply)()
+            if i + transport.window < count:
+                receiving.append(transport.receive(buffer))
+        transport.send(reply)()
     return (time.perf_counter() - began) / count
 
 
@@ -174,30 +175,32 @@ def worker(args: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    media: list[Medium] = [Farspan(rank), GlooPosted(rank), GlooBlocking(rank)]
+    transports: list[Transport] = [Farspan(rank), GlooPosted(rank), GlooBlocking(rank)]
     rows: list[dict[str, Any]] = []
     for size, (num_round_trips, num_messages) in COUNTS.items():
         buffers = [torch.full((size // 4,), float(rank)) for _ in range(WINDOW + 1)]
         samples: dict[tuple[str, str], list[float]] = defaultdict(list)
-        for medium in media:  # warm up, and look at what came
-            ping_pong(medium, rank, buffers, 2, True)
+        for transport in transports:  # warm up, and look at what came
+            ping_pong(transport, rank, buffers, 2, True)
             if not bool((buffers[0] == 1 - rank).all()):
-                raise AssertionError(f"{medium.name} did not bring {size} bytes")
+                raise AssertionError(f"{transport.name} did not bring {size} bytes")
         for turn in range(args.turns):
             for touch in (False, True):
                 mark = "_touch" if touch else ""
-                for place in range(len(media)):
-                    medium = media[(place + turn) % len(media)]
+                for place in range(len(transports)):
+                    transport = transports[(place + turn) % len(transports)]
                     dist.barrier()
-                    times = ping_pong(medium, rank, buffers, num_round_trips, touch)
-                    samples[medium.name, f"one_way{mark}"] += times
+                    times = ping_pong(transport, rank, buffers, num_round_trips, touch)
+                    samples[transport.name, f"one_way{mark}"] += times
                     dist.barrier()
-                    samples[medium.name, f"stream{mark}"].append(stream(medium, rank, buffers, num_messages, touch))
+                    samples[transport.name, f"stream{mark}"].append(
+                        stream(transport, rank, buffers, num_messages, touch)
+                    )
             dist.barrier()
             if rank == 0:
                 samples["copy", "stream"].append(copy_s(buffers, num_messages))
         rows += [
-            {"size_bytes": size, "medium": name, "measure": measure, "median_s": median(times), "min_s": min(times)}
+            {"size_bytes": size, "transport": name, "measure": measure, "median_s": median(times), "min_s": min(times)}
             for (name, measure), times in samples.items()
         ]
     dist.barrier()
@@ -206,18 +209,18 @@ def worker(args: Any) -> None:
 
 
 class Table:
-    """Medians by size, medium and measure; gloo is the faster of its two ways, each time."""
+    """Medians by size, transport and measure; gloo is the faster of its two ways, each time."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self.medians = {(row["size_bytes"], row["medium"], row["measure"]): row["median_s"] for row in rows}
+        self.medians = {(row["size_bytes"], row["transport"], row["measure"]): row["median_s"] for row in rows}
 
     def ratio(self, size: int, measure: str) -> float:
         """gloo's time / farspan's."""
-        gloo = min(self.medians[size, medium.name, measure] for medium in (GlooPosted, GlooBlocking))
+        gloo = min(self.medians[size, transport.name, measure] for transport in (GlooPosted, GlooBlocking))
         return gloo / self.medians[size, Farspan.name, measure]
 
     def show(self) -> None:
-        print("     size  medium           one way       stream   touch: one way       stream          bandwidth")
+        print("     size  transport           one way       stream   touch: one way       stream          bandwidth")
         for size in COUNTS:
             for name in (Farspan.name, GlooPosted.name, GlooBlocking.name):
                 times = [self.medians[size, name, measure] for measure in MEASURES]
@@ -230,7 +233,7 @@ class Table:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--turns", type=int, help="turns of each medium and size; 20, or 3 with --quick")
+    parser.add_argument("--turns", type=int, help="turns of each transport and size; 20, or 3 with --quick")
     args = parser.parse_args()
     args.turns = args.turns or (3 if args.quick else 20)
     if args.worker:

@@ -1,6 +1,6 @@
 """Ranks that are threads, with delays where a race would hide: what comes out must not depend on who is faster.
 
-A transfer reads its memory until it has ended, and a real one may end late. `LateMedium` is a `LocalTransport` that
+A transfer reads its memory until it has ended, and a real one may end late. `LateTransport` is a `LocalTransport` that
 copies nothing when a message is sent: the receiver copies it out of the sender's memory, and only `DELAY_S` after it
 began to wait, so that the sender has gone on by then. `reading_late` delays what a rank asks of others in the same way.
 A delay only gives a race its chance: a test with one never fails because the machine is slow.
@@ -22,7 +22,7 @@ from tests.comm.local import LocalNetwork
 from farspan.comm.transport import TransferError
 from farspan.execute.process.world import current_engine
 
-__all__ = ["DELAY_S", "LateMedium", "reading_late"]
+__all__ = ["DELAY_S", "LateTransport", "reading_late"]
 
 DELAY_S = 0.2
 
@@ -67,7 +67,7 @@ class _Receiving:
             message.has_ended.set()
 
 
-class LateMedium:
+class LateTransport:
     """One rank's access to a network on which everything takes its time."""
 
     def __init__(self, rank: int, network: LocalNetwork) -> None:

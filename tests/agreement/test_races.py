@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.agreement.races import LateMedium, reading_late
+from tests.agreement.races import LateTransport, reading_late
 from tests.support.loop import X, Y, mlp
 from tests.support.ranks import run_threads
 from torch import nn
@@ -58,7 +58,7 @@ def test_a_gradient_that_is_on_its_way_may_be_written_into(monkeypatch: pytest.M
     def program(rank: int) -> list[float]:
         return mixed(farspan.distribute(models[rank], plan=PLAN), lambda: farspan.on("rank:1"))
 
-    assert run_threads(2, program, medium=LateMedium) == [wanted] * 2
+    assert run_threads(2, program, transport=LateTransport) == [wanted] * 2
 
 
 def test_a_step_that_changes_state_waits_for_those_who_still_read_it() -> None:

@@ -1,5 +1,5 @@
-"""What the cases of the same-host medium share: three real processes, each of which goes through all cases of a file in
-order, each with a medium of its own, and prints a line for each. The tests look at the lines.
+"""What the cases of the same-host transport share: three real processes, each of which goes through all cases of a file
+in order, each with a transport of its own, and prints a line for each. The tests look at the lines.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from tests.support.ranks import Finished
 
-from farspan.comm.same_host import peers as neighbours
-from farspan.comm.same_host.copies import SameHostMedium
+from farspan.comm.same_host import peers
+from farspan.comm.same_host.copies import SameHostTransport
 
 NUM_RANKS = 3
 LONG_S = 100.0
@@ -40,11 +40,13 @@ class Ranks:
     def meet(self) -> None:
         self.exchange(b"-")
 
-    def join(self) -> SameHostMedium:
-        medium = SameHostMedium.join(self.rank, self.exchange, LONG_S)
-        assert medium is not None
-        assert [medium.reaches(rank) for rank in range(NUM_RANKS)] == [rank != self.rank for rank in range(NUM_RANKS)]
-        return medium
+    def join(self) -> SameHostTransport:
+        transport = SameHostTransport.join(self.rank, self.exchange, LONG_S)
+        assert transport is not None
+        assert [transport.reaches(rank) for rank in range(NUM_RANKS)] == [
+            rank != self.rank for rank in range(NUM_RANKS)
+        ]
+        return transport
 
 
 def content(size: int, seed: int) -> torch.Tensor:
@@ -68,7 +70,7 @@ def raises(kind: type[Exception], text: str, call: Callable[..., object], *argum
         call(*arguments)
 
 
-def wait_first(memory: neighbours.OtherMemory, name: str, wait: Callable[[], object]) -> None:
+def wait_first(memory: peers.OtherMemory, name: str, wait: Callable[[], object]) -> None:
     """Before each copy, `wait()`."""
     copy = getattr(memory, name)
 

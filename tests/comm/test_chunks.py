@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from farspan.comm.same_host.chunks import WHOLE_BYTES, Chunk, ChunkQueue, Loans, take_chunk
+from farspan.comm.same_host.chunks import WHOLE_BYTES, Chunk, ChunkQueue, OutstandingWrites, take_chunk
 
 SOURCE = 1 << 40
 MIB = 1 << 20
@@ -26,21 +26,21 @@ class Over:
 
 
 @pytest.mark.parametrize("size", [WHOLE_BYTES + 1, 3 * MIB - 5, 16 * MIB, 64 * MIB + 123])
-@pytest.mark.parametrize("neighbour_takes", [0, 1, 3])
-def test_every_byte_is_copied_once(size: int, neighbour_takes: int) -> None:
-    queue, loans = ChunkQueue(), Loans()
+@pytest.mark.parametrize("peer_takes", [0, 1, 3])
+def test_every_byte_is_copied_once(size: int, peer_takes: int) -> None:
+    queue, outstanding = ChunkQueue(), OutstandingWrites()
     flat = torch.empty(size, dtype=torch.uint8)
     read: list[Chunk] = []
     written: list[Chunk] = []
 
     def copy(destination: int, source: int, num_bytes: int) -> None:
         read.append(Chunk(0, source, destination, num_bytes))
-        for _ in range(neighbour_takes):
+        for _ in range(peer_takes):
             chunk = take_chunk(queue.exit)
             written.extend([chunk] if chunk is not None else [])
 
-    loan = queue.copy(flat, SOURCE, copy, loans)
-    assert loan.num_chunks == len(written) and bool(written) == bool(neighbour_takes)
+    write = queue.copy(flat, SOURCE, copy, outstanding)
+    assert write.num_chunks == len(written) and bool(written) == bool(peer_takes)
     place = 0
     for chunk in sorted(read + written, key=lambda chunk: chunk.source):
         assert (chunk.source, chunk.destination) == (SOURCE + place, flat.data_ptr() + place)
@@ -52,7 +52,7 @@ def test_every_byte_is_copied_once(size: int, neighbour_takes: int) -> None:
 
 
 def test_more_chunks_than_the_socket_takes() -> None:
-    queue, loans = ChunkQueue(), Loans()
+    queue, outstanding = ChunkQueue(), OutstandingWrites()
     queue._entry.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     flat = torch.empty(64 * MIB, dtype=torch.uint8)
     sizes: list[int] = []
@@ -64,16 +64,16 @@ def test_more_chunks_than_the_socket_takes() -> None:
             while (chunk := take_chunk(queue.exit)) is not None:
                 taken.append(chunk)
 
-    loan = queue.copy(flat, SOURCE, copy, loans)
-    assert 0 < loan.num_chunks == len(taken) < 32
+    write = queue.copy(flat, SOURCE, copy, outstanding)
+    assert 0 < write.num_chunks == len(taken) < 32
     assert sum(sizes) + sum(chunk.size for chunk in taken) == flat.nbytes
     queue.close()
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_what_fails_is_withdrawn(error: type[BaseException]) -> None:
-    """But what the neighbour has taken is kept: it writes to that memory whenever it likes."""
-    queue, loans = ChunkQueue(), Loans()
+    """But what the peer has taken is kept: it writes to that memory whenever it likes."""
+    queue, outstanding = ChunkQueue(), OutstandingWrites()
     flat = torch.empty(16 * MIB, dtype=torch.uint8)
     alive = weakref.ref(flat)
     taken: list[Chunk | None] = []
@@ -83,14 +83,14 @@ def test_what_fails_is_withdrawn(error: type[BaseException]) -> None:
         raise error
 
     with pytest.raises(error):
-        queue.copy(flat, SOURCE, copy, loans)
+        queue.copy(flat, SOURCE, copy, outstanding)
     assert take_chunk(queue.exit) is None
     (chunk,) = taken
     assert chunk is not None
     del flat
     gc.collect()
     assert alive() is not None
-    loans.give_back(chunk.message, 1)
+    outstanding.end_chunks(chunk.message, 1)
     gc.collect()  # the error holds the frame
     assert alive() is None
     queue.close()
@@ -98,31 +98,31 @@ def test_what_fails_is_withdrawn(error: type[BaseException]) -> None:
 
 @pytest.mark.parametrize("process_has_ended", [False, True])
 def test_a_loan_outlives_all_who_know_of_it(process_has_ended: bool) -> None:
-    loans, transfer = Loans(), Over()
+    outstanding, transfer = OutstandingWrites(), Over()
     flat = torch.empty(MIB)
     alive = weakref.ref(flat)
-    loan = loans.begin(flat)
-    loan.num_chunks, loan.transfer = 1, transfer
-    message = loan.message
-    del flat, loan
+    write = outstanding.begin(flat)
+    write.num_chunks, write.transfer = 1, transfer
+    message = write.message
+    del flat, write
     gc.collect()
     assert alive() is not None
     if process_has_ended:
-        loans.end()
-        del loans
+        outstanding.end()
+        del outstanding
     else:
-        loans.give_back(message, 1)
+        outstanding.end_chunks(message, 1)
     assert alive() is None
     assert transfer.num_ends == (not process_has_ended)
 
 
 def test_a_transfer_is_over_with_its_last_chunk() -> None:
-    loans, transfers = Loans(), [Over(), Over()]
+    outstanding, transfers = OutstandingWrites(), [Over(), Over()]
     for transfer in transfers:
-        loan = loans.begin(torch.empty(1))
-        loan.num_chunks, loan.transfer = 2, transfer
+        write = outstanding.begin(torch.empty(1))
+        write.num_chunks, write.transfer = 2, transfer
     for message, ends in ((1, [0, 0]), (2, [0, 0]), (2, [0, 1]), (1, [1, 1])):
-        loans.give_back(message, 1)
+        outstanding.end_chunks(message, 1)
         assert [transfer.num_ends for transfer in transfers] == ends
 
 

@@ -28,7 +28,7 @@ from tests.comm.same_host_ranks import (
 )
 from tests.support.ranks import Finished, run_processes
 
-from farspan.comm.same_host.chunks import WHOLE_BYTES, Loans
+from farspan.comm.same_host.chunks import WHOLE_BYTES, OutstandingWrites
 from farspan.comm.same_host.packet_socket import Lane
 
 LARGE = 9 << 20
@@ -36,24 +36,24 @@ LARGE = 9 << 20
 
 def copied_together(ranks: Ranks) -> None:
     """A sender that waits copies chunks; one that only asks leaves them all to the receiver."""
-    medium = ranks.join()
+    transport = ranks.join()
     for size in (WHOLE_BYTES + 1, LARGE + 5):
         for helps in (True, False):
             name = f"{size} {helps}"
             if ranks.rank == 1:
                 found = empty(size)
-                reading = medium._connections[0].memory
+                reading = transport._connections[0].memory
                 if helps:
                     wait_first(reading, "read", lambda name=name: ranks.store.wait([name], timedelta(seconds=LONG_S)))
-                medium.receive(found, 0, 0).wait(LONG_S)
+                transport.receive(found, 0, 0).wait(LONG_S)
                 assert torch.equal(found, content(size, 6))
                 reading.__dict__.pop("read", None)
                 ranks.store.set(f"{name} received", "")
             elif ranks.rank == 0:
                 written: list[int] = []
-                writing = medium._connections[1].memory
+                writing = transport._connections[1].memory
                 wait_first(writing, "write", lambda written=written, name=name: note(ranks, written, name))
-                sending = medium.send(content(size, 6), 1, 0)
+                sending = transport.send(content(size, 6), 1, 0)
                 if helps:
                     sending.wait(LONG_S)
                     assert written
@@ -73,20 +73,20 @@ def late_chunk(ranks: Ranks) -> None:
 
 
 def take_late(ranks: Ranks, is_aborted: bool) -> None:
-    medium = ranks.join()
+    transport = ranks.join()
     names = [f"{name} {is_aborted}" for name in ("taken", "write it")]
     if ranks.rank == 1:
         found = empty(LARGE)
         alive = weakref.ref(found)
-        work = medium.receive(found, 0, 0)
-        wait_first(medium._connections[0].memory, "read", lambda: ranks.store.wait(names[:1]))
-        while not Loans._kept:
+        work = transport.receive(found, 0, 0)
+        wait_first(transport._connections[0].memory, "read", lambda: ranks.store.wait(names[:1]))
+        while not OutstandingWrites._kept:
             assert not work.is_done()
         raises(TimeoutError, "rank 0", work.wait, 0.05)
         if is_aborted:
-            medium.abort()
+            transport.abort()
             raises(RuntimeError, "connection aborted", work.wait, LONG_S)
-            del work, found, medium
+            del work, found, transport
             gc.collect()
             assert alive() is not None
             ranks.store.set(names[1], "")
@@ -103,12 +103,12 @@ def take_late(ranks: Ranks, is_aborted: bool) -> None:
             ranks.store.set(names[0], "")
             ranks.store.wait(names[1:])
 
-        wait_first(medium._connections[1].memory, "write", hold_up)
-        medium.send(content(LARGE, 7), 1, 0).wait(LONG_S)  # it was acked before
+        wait_first(transport._connections[1].memory, "write", hold_up)
+        transport.send(content(LARGE, 7), 1, 0).wait(LONG_S)  # it was acked before
         ranks.meet()
     else:
         ranks.meet()
-    Loans._kept.clear()
+    OutstandingWrites._kept.clear()
 
 
 def copying_fails(ranks: Ranks) -> None:
@@ -117,29 +117,29 @@ def copying_fails(ranks: Ranks) -> None:
     Who cannot write its chunk says so also where the receiver, which has read all others, has acked the message.
     """
     for failing in ("read", "write"):
-        medium = ranks.join()
+        transport = ranks.join()
         if ranks.rank == 1:
-            work, memory = medium.receive(empty(LARGE), 0, 0), medium._connections[0].memory
+            work, memory = transport.receive(empty(LARGE), 0, 0), transport._connections[0].memory
             if failing == "read":
                 memory.read = refuse
                 raises(RuntimeError, "cannot read", work.wait, LONG_S)
                 raises(RuntimeError, "of rank 0's memory", work.wait, LONG_S)
             else:
                 wait_first(memory, "read", lambda: ranks.store.wait(["refused"]))
-                tell_first_ack(ranks, medium._connections[0].acks)
+                tell_first_ack(ranks, transport._connections[0].acks)
                 raises(RuntimeError, "Connection closed by peer (rank 0)", work.wait, LONG_S)
         elif ranks.rank == 0:
-            sending = medium.send(content(LARGE, 8), 1, 0)
+            sending = transport.send(content(LARGE, 8), 1, 0)
             if failing == "read":
                 raises(RuntimeError, "Connection closed by peer (rank 1)", sending.wait, LONG_S)
             else:
-                memory = medium._connections[1].memory
+                memory = transport._connections[1].memory
                 memory.write = refuse
                 wait_first(memory, "write", lambda: (ranks.store.set("refused", ""), ranks.store.wait(["acked"])))
                 raises(RuntimeError, "cannot write", sending.wait, LONG_S)
                 raises(RuntimeError, "of rank 1's memory", sending.wait, LONG_S)
         ranks.meet()
-    Loans._kept.clear()
+    OutstandingWrites._kept.clear()
 
 
 def tell_first_ack(ranks: Ranks, acks: Lane) -> None:
@@ -164,25 +164,25 @@ def note(ranks: Ranks, written: list[int], name: str) -> None:
 
 def killed_with_a_chunk(ranks: Ranks) -> None:
     """Who dies with a chunk that it has not written is named, and the memory is kept no longer; the others go on."""
-    medium = ranks.join()
+    transport = ranks.join()
     if ranks.rank == 2:
 
         def die() -> None:
             ranks.store.set("killed", "")
             os.kill(os.getpid(), signal.SIGKILL)
 
-        wait_first(medium._connections[0].memory, "write", die)
-        medium.send(content(LARGE, 0), 0, 0).wait(LONG_S)
+        wait_first(transport._connections[0].memory, "write", die)
+        transport.send(content(LARGE, 0), 0, 0).wait(LONG_S)
     if ranks.rank == 0:
-        work = medium.receive(empty(LARGE), 2, 0)
-        wait_first(medium._connections[2].memory, "read", lambda: ranks.store.wait(["killed"]))
+        work = transport.receive(empty(LARGE), 2, 0)
+        wait_first(transport._connections[2].memory, "read", lambda: ranks.store.wait(["killed"]))
         raises(RuntimeError, "Connection closed by peer (rank 2)", work.wait, LONG_S)
     other = 1 - ranks.rank
-    sending, found = medium.send(content(LARGE, ranks.rank), other, 0), empty(LARGE)
-    medium.receive(found, other, 0).wait(LONG_S)
+    sending, found = transport.send(content(LARGE, ranks.rank), other, 0), empty(LARGE)
+    transport.receive(found, other, 0).wait(LONG_S)
     sending.wait(LONG_S)
     assert torch.equal(found, content(LARGE, other))
-    assert not Loans._kept
+    assert not OutstandingWrites._kept
     wait_for_end(ranks)
 
 

@@ -32,13 +32,13 @@ for step in range(4):
 
 SENDS = """
 import torch, torch.distributed as dist
-from farspan.comm.gloo import GlooMedium
+from farspan.comm.gloo import GlooTransport
 dist.init_process_group("gloo")
 store = dist.distributed_c10d._get_default_store()
 rank, large = dist.get_rank(), 1 << 24
-medium = GlooMedium(dist.PrefixStore("test", store), rank, 2, "127.0.0.1", 60.0)
+transport = GlooTransport(dist.PrefixStore("test", store), rank, 2, "127.0.0.1", 60.0)
 if rank == 0:
-    sending = medium.send(torch.ones(large, dtype=torch.uint8), 1, 0)
+    sending = transport.send(torch.ones(large, dtype=torch.uint8), 1, 0)
     try:
         sending.wait(0.1)
     except TimeoutError:
@@ -46,8 +46,8 @@ if rank == 0:
     dist.barrier()
     sending.wait(60.0)
     print("ends", sending.is_done(), sending.flat)
-    stuck = [medium.send(torch.ones(large, dtype=torch.uint8), 1, 0) for _ in range(2)]
-    medium.abort()
+    stuck = [transport.send(torch.ones(large, dtype=torch.uint8), 1, 0) for _ in range(2)]
+    transport.abort()
     for each in stuck:
         try:
             each.wait(60.0)
@@ -56,7 +56,7 @@ if rank == 0:
 else:
     dist.barrier()
     received = torch.zeros(large, dtype=torch.uint8)
-    medium.receive(received, 0, 0).wait(60.0)
+    transport.receive(received, 0, 0).wait(60.0)
     print("comes", bool(received.all()))
 dist.barrier()
 """

@@ -10,10 +10,10 @@ from tests.support.ranks import Finished, run_processes
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "wrong_use.py"
 SCHEDULES = ("auto", "1f1b", "gpipe", "zero-bubble")
-MEDIA = {"memory to memory": "1", "gloo": "0"}
+TRANSPORTS = {"memory to memory": "1", "gloo": "0"}
 STOPPED = [
-    pytest.param(schedule, medium, marks=() if number == 7 else pytest.mark.slow)
-    for number, (schedule, medium) in enumerate(itertools.product(SCHEDULES, MEDIA))
+    pytest.param(schedule, transport, marks=() if number == 7 else pytest.mark.slow)
+    for number, (schedule, transport) in enumerate(itertools.product(SCHEDULES, TRANSPORTS))
 ]
 
 
@@ -22,10 +22,10 @@ def run(how: str, num_ranks: int = 2) -> list[Finished]:
 
 
 def run_under(
-    schedule: str, medium: str, how: str, *, deadline_s: int = 40, stops: int | None = None
+    schedule: str, transport: str, how: str, *, deadline_s: int = 40, stops: int | None = None
 ) -> list[Finished]:
     """Three ranks, of which the last goes wrong."""
-    variables = {"FARSPAN_DEADLINE": str(deadline_s), "FARSPAN_SAME_HOST": MEDIA[medium]}
+    variables = {"FARSPAN_DEADLINE": str(deadline_s), "FARSPAN_SAME_HOST": TRANSPORTS[transport]}
     return run_processes(3, PROGRAM, [how, schedule], timeout_s=60.0, environment=variables, stops=stops)
 
 
@@ -58,10 +58,10 @@ def test_ranks_whose_python_diverges_are_told_the_first_call_that_differs() -> N
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("medium", MEDIA)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_module_that_raises_on_one_rank_stops_all(schedule: str, medium: str, where: str) -> None:
-    finished = run_under(schedule, medium, f"raises_in_{where}")
+def test_a_module_that_raises_on_one_rank_stops_all(schedule: str, transport: str, where: str) -> None:
+    finished = run_under(schedule, transport, f"raises_in_{where}")
     assert_all_say(finished, f"the fragile module broke in {where}")
     assert "Traceback" in finished[2].stderr
     for other in finished[:2]:
@@ -75,17 +75,17 @@ def test_a_bug_in_the_users_own_loop_on_one_rank_stops_all() -> None:
     assert "RemoteError: rank 0 failed" in finished[1].stderr
 
 
-@pytest.mark.parametrize("medium", MEDIA)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_killed_rank_is_named_by_all_others_at_once(schedule: str, medium: str) -> None:
-    finished = run_under(schedule, medium, "is_killed")
+def test_a_killed_rank_is_named_by_all_others_at_once(schedule: str, transport: str) -> None:
+    finished = run_under(schedule, transport, "is_killed")
     assert finished[2].code == -9
     assert_all_say(finished[:2], "RemoteError", "rank 2 died")
 
 
-@pytest.mark.parametrize(("schedule", "medium"), STOPPED)
-def test_a_stopped_rank_is_named_by_all_others_within_the_deadline(schedule: str, medium: str) -> None:
-    finished = run_under(schedule, medium, "is_stopped", deadline_s=8, stops=2)
+@pytest.mark.parametrize(("schedule", "transport"), STOPPED)
+def test_a_stopped_rank_is_named_by_all_others_within_the_deadline(schedule: str, transport: str) -> None:
+    finished = run_under(schedule, transport, "is_stopped", deadline_s=8, stops=2)
     assert finished[2].code in (1, -9)  # the others' failure lets it go on, to end, or to stop once more
     assert_all_say(finished[:2], "rank 2 does not go on", "waited 8 s for", "  try  ")
 

@@ -26,15 +26,15 @@ from farspan.profile import HostLink, RankDevice, cluster_of_ranks
 CPU = torch.device("cpu")
 
 
-def medium_of(bytes_per_s: dict[frozenset[int], float]) -> type[LocalTransport]:
-    """A road on which messages between some pairs of ranks take their time."""
+def transport_of(bytes_per_s: dict[frozenset[int], float]) -> type[LocalTransport]:
+    """A transport on which messages between some pairs of ranks take their time."""
 
-    class Road(LocalTransport):
+    class Paced(LocalTransport):
         def send(self, flat: Tensor, dst: int, channel: int) -> Any:
             time.sleep(flat.nbytes / bytes_per_s.get(frozenset((self.rank, dst)), float("inf")))
             return super().send(flat, dst, channel)
 
-    return Road
+    return Paced
 
 
 class Clocks:
@@ -49,10 +49,10 @@ class Clocks:
         """The time of the pair that this thread has just had to do with."""
         return self._now[self._here.pair]
 
-    def medium(self) -> type[LocalTransport]:
+    def transport(self) -> type[LocalTransport]:
         clocks = self
 
-        class Road(LocalTransport):
+        class Paced(LocalTransport):
             def send(self, flat: Tensor, dst: int, channel: int) -> Any:
                 pair = clocks._here.pair = frozenset((self.rank, dst))
                 clocks._now[pair] += clocks.seconds_of(pair, flat.nbytes)
@@ -62,7 +62,7 @@ class Clocks:
                 clocks._here.pair = frozenset((self.rank, src))
                 return super().receive(flat, src, channel)
 
-        return Road
+        return Paced
 
 
 def links(
@@ -70,7 +70,7 @@ def links(
 ) -> list[dict[str, HostLink]]:
     clocks = Clocks(seconds_of)
     monkeypatch.setattr(timed, "time", clocks)
-    return run_threads(len(hosts), lambda rank: links_of_hosts(engine(), hosts, CPU), medium=clocks.medium())
+    return run_threads(len(hosts), lambda rank: links_of_hosts(engine(), hosts, CPU), transport=clocks.transport())
 
 
 def test_a_host_has_the_slower_one_of_its_two_links(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_who_does_not_answer_is_named() -> None:
             return super().send(flat, dst, channel + 1)
 
     with pytest.raises(DeadlineError, match=r"rank \d, timing links between hosts, waited 1 s") as caught:
-        run_threads(2, lambda rank: links_of_hosts(engine(), ["a", "b"], CPU), medium=Deaf, deadline_s=1.0)
+        run_threads(2, lambda rank: links_of_hosts(engine(), ["a", "b"], CPU), transport=Deaf, deadline_s=1.0)
     assert "is stopped, very slow, or cannot be reached" in caught.value.why
 
 
@@ -134,8 +134,8 @@ def cut(rank: int, widths: list[int]) -> list[int]:
 
 def test_a_slow_link_between_hosts_is_minded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the third and the fourth layer goes a MiB, which takes as long as three layers."""
-    widths, road = [8, 8, 8, 4096, 8, 8, 8], medium_of({frozenset((0, 1)): 20e6})
-    assert run_threads(2, lambda rank: cut(rank, widths), medium=road) == [[0, 0, 0, 1, 1, 1]] * 2
+    widths, paced = [8, 8, 8, 4096, 8, 8, 8], transport_of({frozenset((0, 1)): 20e6})
+    assert run_threads(2, lambda rank: cut(rank, widths), transport=paced) == [[0, 0, 0, 1, 1, 1]] * 2
     monkeypatch.setattr(exchange, "_host", lambda: f"host {engine().rank}")
-    for found in run_threads(2, lambda rank: cut(rank, widths), medium=road):
+    for found in run_threads(2, lambda rank: cut(rank, widths), transport=paced):
         assert found in ([0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1])

@@ -134,7 +134,7 @@ def peaks_of(build: Callable[[], nn.Module], example: torch.Tensor, found: Forec
 
     gc.disable()  # what is freed late by the collector would count as alive
     try:
-        return run_threads(len(found.stages), rank_of, medium=Uncounted)
+        return run_threads(len(found.stages), rank_of, transport=Uncounted)
     finally:
         gc.enable()
 

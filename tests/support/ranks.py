@@ -1,4 +1,4 @@
-"""Several ranks: as threads of this process over an in-memory medium, or as real processes over gloo.
+"""Several ranks: as threads of this process over an in-memory transport, or as real processes over gloo.
 
 Processes are children of servers that have imported torch already: each starts in a tenth of a second, and has its own
 memory, signals, exit code and output as any other. Each rank has a server of its own, with a hash seed of its own: sets
@@ -57,7 +57,7 @@ def run_threads(
     *,
     deadline_s: float = 100.0,
     lookahead: int = 2,
-    medium: Any = None,
+    transport: Any = None,
 ) -> list[Any]:
     """Run `program(rank)` on `num_ranks` threads that are each a rank; return what they returned, by rank.
 
@@ -77,8 +77,8 @@ def run_threads(
         if num_ranks > 1:  # they share one process, and each program has its own random numbers
             recorder.draws.generator = torch.Generator()
             recorder.draws.generator.set_state(state)
-        road = (medium or LocalTransport)(rank, network)
-        engine = Engine(recorder, side, road, seed=0, deadline_s=deadline_s)
+        made = (transport or LocalTransport)(rank, network)
+        engine = Engine(recorder, side, made, seed=0, deadline_s=deadline_s)
         engine.lookahead = lookahead
         use_engine(engine)
         activate(recorder)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from farspan.comm.router import Router
-from farspan.comm.transport import Medium, Sending
+from farspan.comm.transport import Sending, Transport
 from farspan.control.channel import SideChannel
 from farspan.errors import DeadlineError
 from farspan.graph import Meta
@@ -34,14 +34,14 @@ class Channels:
     """One rank's sends and receives.
 
     Args:
-        medium: What carries them; None where there is one rank.
+        transport: What carries them; None where there is one rank.
         rank: Of this process.
         deadline_s: The longest wait.
         side: Knows where the program of a late rank is, and is told of every wait.
     """
 
-    def __init__(self, medium: Medium | None, rank: int, deadline_s: float, side: SideChannel) -> None:
-        self.medium = medium
+    def __init__(self, transport: Transport | None, rank: int, deadline_s: float, side: SideChannel) -> None:
+        self.transport = transport
         self.side = side
         self.rank = rank
         self.deadline_s = deadline_s
@@ -53,13 +53,13 @@ class Channels:
 
     def prepare(self, gpu_channels: Collection[tuple[int, int, int]]) -> None:
         """Make what the GPU channels of a step need; all ranks call it with the same channels."""
-        if isinstance(self.medium, Router):
-            self.medium.prepare(gpu_channels)
+        if isinstance(self.transport, Router):
+            self.transport.prepare(gpu_channels)
 
     def post(self, message: Message, metas: Sequence[Meta], device: torch.device) -> None:
         """Begin to receive `message`."""
-        assert self.medium is not None
-        if self.agree is not None and not self.medium.checks_sizes(message.src):
+        assert self.transport is not None
+        if self.agree is not None and not self.transport.checks_sizes(message.src):
             self.agree()
             self.agree = None
         parts = _Parts(metas, has_strides=not message.is_between_gpus)
@@ -68,13 +68,13 @@ class Channels:
         if parts.packed_size:
             allocate = self.allocate if parts.packed else torch.empty
             buffer = allocate(parts.packed_size, dtype=torch.uint8, device=device)
-            message.works.append(self.medium.receive(buffer, message.src, int(message.is_gradient)))
+            message.works.append(self.transport.receive(buffer, message.src, int(message.is_gradient)))
             message.strides = buffer[: parts.strides_size]
             for number, offset in parts.packed.items():
                 message.tensors[number] = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
         for number in parts.alone:
             flat = self.allocate(metas[number].numel, dtype=metas[number].dtype, device=device)
-            message.works.append(self.medium.receive(flat, message.src, int(message.is_gradient)))
+            message.works.append(self.transport.receive(flat, message.src, int(message.is_gradient)))
             message.tensors[number] = flat
 
     def wait(self, message: Message, metas: Sequence[Meta], waiting: Callable[[], str]) -> None:
@@ -125,7 +125,7 @@ class Channels:
 
     def send(self, message: Message, tensors: Sequence[torch.Tensor], metas: Sequence[Meta]) -> None:
         """Begin to send; `tensors` must not be written to any more."""
-        assert self.medium is not None
+        assert self.transport is not None
         channel = int(message.is_gradient)
         if not message.is_between_gpus:
             tensors = [tensor.to(_HOST) for tensor in tensors]
@@ -144,9 +144,9 @@ class Channels:
             for number, offset in parts.packed.items():
                 flat = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
                 flat.as_strided(metas[number].shape, layouts[number]).copy_(tensors[number])
-            self.sending.append(self.medium.send(buffer, message.dst, channel))
+            self.sending.append(self.transport.send(buffer, message.dst, channel))
         for number in parts.alone:
-            self.sending.append(self.medium.send(_flattened(tensors[number], layouts[number]), message.dst, channel))
+            self.sending.append(self.transport.send(_flattened(tensors[number], layouts[number]), message.dst, channel))
         self.reap()
 
     def reap(self) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from farspan.comm.transport import TransferError
 from farspan.torch_private.groups import gloo_group
 
-__all__ = ["GlooMedium"]
+__all__ = ["GlooTransport"]
 
 _ABORT_TAG = 99
 _CLOSING_S = 0.1
@@ -38,7 +38,7 @@ class _Receiving:
 
 
 class _Sending:
-    """gloo says only to who waits that a send has ended: a thread of the medium does, one send after the other."""
+    """gloo says only to who waits that a send has ended: a thread of the transport does, one send after the other."""
 
     __slots__ = ("error", "flat", "has_ended", "work")
 
@@ -58,7 +58,7 @@ class _Sending:
             raise TransferError(str(self.error)) from self.error
 
     def see_it_end(self) -> None:
-        """Return when it has: `GlooMedium.abort` ends it at the latest."""
+        """Return when it has: `GlooTransport.abort` ends it at the latest."""
         assert self.work is not None
         try:
             self.work.wait(_NO_LIMIT)
@@ -68,11 +68,11 @@ class _Sending:
         self.has_ended.set()
 
 
-class GlooMedium:
+class GlooTransport:
     """Point-to-point transfers in a group of its own, which the program does not see.
 
     Args:
-        store: Where the ranks find each other; of this medium alone.
+        store: Where the ranks find each other; of this transport alone.
         rank: Of this process.
         world_size: Number of processes.
         address: Of this host, at which the others reach it; GLOO_SOCKET_IFNAME names an interface instead.

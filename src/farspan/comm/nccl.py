@@ -15,7 +15,7 @@ import torch.distributed as dist
 from farspan.comm.transport import TransferError
 from farspan.torch_private.groups import nccl_group
 
-__all__ = ["NcclMedium"]
+__all__ = ["NcclTransport"]
 
 _SENDER, _RECEIVER = 0, 1
 """The ranks of a group of two."""
@@ -39,7 +39,7 @@ class _NcclWork:
             raise TransferError(str(error)) from error
 
 
-class NcclMedium:
+class NcclTransport:
     """Point-to-point transfers, each channel on a communicator and stream of its own."""
 
     def __init__(self, store: Any, rank: int, deadline_s: float) -> None:

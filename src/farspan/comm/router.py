@@ -6,18 +6,20 @@ from collections.abc import Iterable
 
 import torch
 
-from farspan.comm.gloo import GlooMedium
-from farspan.comm.nccl import NcclMedium
-from farspan.comm.same_host.copies import SameHostMedium
-from farspan.comm.transport import Medium, Sending, Work
+from farspan.comm.gloo import GlooTransport
+from farspan.comm.nccl import NcclTransport
+from farspan.comm.same_host.copies import SameHostTransport
+from farspan.comm.transport import Sending, Transport, Work
 
 __all__ = ["Router"]
 
 
 class Router:
-    """A medium made of several: which one is decided by the two ends and their devices, so both decide alike."""
+    """A transport made of several: which one is decided by the two ends and their devices, so both decide alike."""
 
-    def __init__(self, host: GlooMedium, device: NcclMedium | None, near: SameHostMedium | None = None) -> None:
+    def __init__(
+        self, host: GlooTransport, device: NcclTransport | None, near: SameHostTransport | None = None
+    ) -> None:
         self.host = host
         self.device = device
         self.near = near
@@ -27,10 +29,10 @@ class Router:
             self.device.prepare(channels)
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> Sending:
-        return self._road(flat, dst).send(flat, dst, channel)
+        return self._transport_to(flat, dst).send(flat, dst, channel)
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work:
-        return self._road(flat, src).receive(flat, src, channel)
+        return self._transport_to(flat, src).receive(flat, src, channel)
 
     def checks_sizes(self, src: int) -> bool:
         return self.device is None and self.near is not None and self.near.reaches(src)
@@ -64,7 +66,7 @@ class Router:
     def _name(self, peer: int) -> str:
         return "memory to memory" if self.near is not None and self.near.reaches(peer) else "gloo"
 
-    def _road(self, flat: torch.Tensor, peer: int) -> Medium:
+    def _transport_to(self, flat: torch.Tensor, peer: int) -> Transport:
         if flat.is_cuda and self.device is not None:
             return self.device
         if self.near is not None and self.near.reaches(peer):

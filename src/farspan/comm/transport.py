@@ -1,4 +1,4 @@
-"""What a medium must do: move flat contiguous tensors, first in first out per channel, without blocking the sender."""
+"""What a transport does: it moves flat contiguous tensors, first in first out per channel, and blocks no sender."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["Medium", "Sending", "TransferError", "Work"]
+__all__ = ["Transport", "Sending", "TransferError", "Work"]
 
 
 class TransferError(RuntimeError):
@@ -34,7 +34,7 @@ class Sending(Work, Protocol):
         ...
 
 
-class Medium(Protocol):
+class Transport(Protocol):
     """One way of moving tensors. A channel is (source rank, destination rank, channel number)."""
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> Sending: ...

@@ -19,7 +19,7 @@ from farspan.call.infer.entry import Raised
 from farspan.call.leaf import Placed
 from farspan.call.naming import find_where, format_where
 from farspan.comm.channels import Channels
-from farspan.comm.transport import Medium, TransferError
+from farspan.comm.transport import TransferError, Transport
 from farspan.control.channel import SideChannel
 from farspan.control.text import described, first_line
 from farspan.errors import FarspanError, RemoteError
@@ -56,7 +56,7 @@ class Engine:
     """One rank's runtime."""
 
     def __init__(
-        self, recorder: Recorder, side: SideChannel, medium: Medium | None, *, seed: int | None, deadline_s: float
+        self, recorder: Recorder, side: SideChannel, transport: Transport | None, *, seed: int | None, deadline_s: float
     ) -> None:
         self.recorder = recorder
         self.side = side
@@ -71,7 +71,7 @@ class Engine:
         self.teams: list[Team] = []
         """The team that runs each stage."""
         self.parameters: dict[str, Placed] = {}
-        self.channels = Channels(medium, self.rank, deadline_s, side)
+        self.channels = Channels(transport, self.rank, deadline_s, side)
         self.executor = self.plain_executor()
         self.after_step: list[Callable[[], None]] = []
         """Called when an optimizer has stepped."""
@@ -81,7 +81,7 @@ class Engine:
         self.num_flushes = 0
         self.last_step: StepRecord | None = None
         self.last_training_step: StepRecord | None = None
-        self._medium = medium
+        self._transport = transport
         self._failure: FarspanError | None = None
         self._failed = threading.Event()
         self.masks = GradientMasks(self.rank, self.teams, self.parameters)
@@ -271,8 +271,8 @@ class Engine:
     def _abort(self) -> None:
         """Nothing goes from rank to rank any more."""
         self.values.pulls.abort()
-        if self._medium is not None:
-            self._medium.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     def _on_failure(self, failure: FarspanError) -> None:
         """Another rank failed (called in the listener thread): end this rank's transfers, so that it wakes."""

@@ -19,7 +19,7 @@ import torch
 
 from farspan.comm.same_host.packet_socket import Ending
 
-__all__ = ["WHOLE_BYTES", "Chunk", "ChunkQueue", "Loan", "Loans", "take_chunk"]
+__all__ = ["WHOLE_BYTES", "Chunk", "ChunkQueue", "OutstandingWrite", "OutstandingWrites", "take_chunk"]
 
 WHOLE_BYTES = 1 << 20
 """The largest message that the receiver copies alone: until the sender has woken up it would be done."""
@@ -43,8 +43,8 @@ class Chunk(NamedTuple):
     size: int
 
 
-class Loan:
-    """Memory that a neighbour may be writing to: chunks of a message that it has taken and has not written yet."""
+class OutstandingWrite:
+    """Memory that a peer may be writing to: chunks of a message that it has taken and has not written yet."""
 
     def __init__(self, message: int, flat: torch.Tensor) -> None:
         self.message = message
@@ -54,35 +54,35 @@ class Loan:
         """What is over with the last of them."""
 
 
-class Loans:
-    """All of one neighbour. Their memory is kept until it is known to be written, whatever becomes of the transfers and
-    of this object: until this process ends, where the neighbour can no longer say so.
+class OutstandingWrites:
+    """All those of one same-host peer. Their memory is kept until it is known to be written, whatever becomes of the
+    transfers and of this object: until this process ends, where the peer can no longer say so.
     """
 
-    _kept: ClassVar[set[Loan]] = set()
+    _kept: ClassVar[set[OutstandingWrite]] = set()
 
     def __init__(self) -> None:
-        self._by_message: dict[int, Loan] = {}
+        self._by_message: dict[int, OutstandingWrite] = {}
         self._num_messages = 0
 
-    def begin(self, flat: torch.Tensor) -> Loan:
+    def begin(self, flat: torch.Tensor) -> OutstandingWrite:
         self._num_messages += 1
-        loan = self._by_message[self._num_messages] = Loan(self._num_messages, flat)
-        self._kept.add(loan)
-        return loan
+        write = self._by_message[self._num_messages] = OutstandingWrite(self._num_messages, flat)
+        self._kept.add(write)
+        return write
 
-    def give_back(self, message: int, num_chunks: int) -> None:
+    def end_chunks(self, message: int, num_chunks: int) -> None:
         """So many chunks need no longer be waited for."""
-        loan = self._by_message[message]
-        loan.num_chunks -= num_chunks
-        if not loan.num_chunks:
+        write = self._by_message[message]
+        write.num_chunks -= num_chunks
+        if not write.num_chunks:
             del self._by_message[message]
-            self._kept.discard(loan)
-            if loan.transfer is not None:
-                loan.transfer.end()
+            self._kept.discard(write)
+            if write.transfer is not None:
+                write.transfer.end()
 
     def end(self) -> None:
-        """The neighbour's process has ended."""
+        """The peer's process has ended."""
         self._kept.difference_update(self._by_message.values())
 
 
@@ -96,36 +96,36 @@ class ChunkQueue:
         self._waiting: deque[Chunk] = deque()
         """What the socket has not taken yet."""
 
-    def copy(self, flat: torch.Tensor, source: int, read: Read, loans: Loans) -> Loan:
-        """Offer a message in chunks, and read those that the neighbour does not take.
+    def copy(self, flat: torch.Tensor, source: int, read: Read, outstanding: OutstandingWrites) -> OutstandingWrite:
+        """Offer a message in chunks, and read those that the peer does not take.
 
         Args:
             flat: Where to.
-            source: Its address in the neighbour.
+            source: Its address in the peer.
             read: Copies to an address here, from an address there, so many bytes.
-            loans: Those of the neighbour.
+            outstanding: Those of the peer.
 
         Returns:
             The chunks that it has taken.
         """
-        loan = loans.begin(flat)
-        self._waiting.extend(_parts(Chunk(loan.message, source, flat.data_ptr(), flat.nbytes)))
-        loan.num_chunks = len(self._waiting)
+        write = outstanding.begin(flat)
+        self._waiting.extend(_parts(Chunk(write.message, source, flat.data_ptr(), flat.nbytes)))
+        write.num_chunks = len(self._waiting)
         num_mine = 0
         try:
             while (chunk := self._next()) is not None:
                 num_mine += 1
                 read(chunk.destination, chunk.source, chunk.size)
         finally:
-            loans.give_back(loan.message, num_mine + self._withdraw())
-        return loan
+            outstanding.end_chunks(write.message, num_mine + self._withdraw())
+        return write
 
     def close(self) -> None:
         self._entry.close()
         self.exit.close()
 
     def _next(self) -> Chunk | None:
-        """A chunk for this rank. The neighbour may empty the socket faster than this rank fills it."""
+        """A chunk for this rank. The peer may empty the socket faster than this rank fills it."""
         chunk = None
         while chunk is None and self._fill():
             chunk = take_chunk(self.exit)

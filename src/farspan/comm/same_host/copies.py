@@ -28,12 +28,12 @@ from collections.abc import Sequence
 
 import torch
 
-from farspan.comm.same_host.chunks import WHOLE_BYTES, Loan, Loans, take_chunk
+from farspan.comm.same_host.chunks import WHOLE_BYTES, OutstandingWrite, OutstandingWrites, take_chunk
 from farspan.comm.same_host.packet_socket import Lane, Packet, shut_down
-from farspan.comm.same_host.peers import Exchange, Neighbour, OtherMemory, find_neighbours, resume
+from farspan.comm.same_host.peers import Exchange, OtherMemory, SameHostPeer, find_same_host_peers, resume
 from farspan.comm.transport import TransferError
 
-__all__ = ["INLINE_BYTES", "MAX_ANNOUNCED", "SameHostMedium"]
+__all__ = ["INLINE_BYTES", "MAX_ANNOUNCED", "SameHostTransport"]
 
 INLINE_BYTES = 32 * 1024
 """The largest message that travels in its packet; at 64 KiB that is no faster than announcing it."""
@@ -53,10 +53,10 @@ _INLINE = -1
 class _Transfer:
     """A send or a receive: under way, over, or broken together with its connection."""
 
-    __slots__ = ("channel", "connection", "error", "flat", "is_over", "medium", "size")
+    __slots__ = ("channel", "connection", "error", "flat", "is_over", "transport", "size")
 
-    def __init__(self, medium: SameHostMedium, connection: _Connection, flat: torch.Tensor, channel: int) -> None:
-        self.medium = medium
+    def __init__(self, transport: SameHostTransport, connection: _Connection, flat: torch.Tensor, channel: int) -> None:
+        self.transport = transport
         self.connection = connection
         self.channel = channel
         self.size = flat.nbytes
@@ -77,7 +77,7 @@ class _Transfer:
         """
         if self._check():
             return True
-        self.medium.serve(0.0, _PACKETS_PER_CALL)
+        self.transport.serve(0.0, _PACKETS_PER_CALL)
         return self._check()
 
     def wait(self, deadline_s: float) -> None:
@@ -90,35 +90,35 @@ class _Transfer:
         if self._check():
             return
         now = time.monotonic()
-        end, spin_end = now + deadline_s, now + self.medium.spin_s()
+        end, spin_end = now + deadline_s, now + self.transport.spin_s()
         while not self._check():
             if now >= end:
                 if self.is_done():
                     return
                 raise TimeoutError(f"a transfer with rank {self.connection.rank} has not ended in {deadline_s:g} s")
-            self.medium.serve(0.0 if now < spin_end else end - now, 1, helps=True)
+            self.transport.serve(0.0 if now < spin_end else end - now, 1, helps=True)
             now = time.monotonic()
-        self.medium.num_long_waits = 0 if now < spin_end else self.medium.num_long_waits + 1
+        self.transport.num_long_waits = 0 if now < spin_end else self.transport.num_long_waits + 1
 
     def _check(self) -> bool:
         if self.error:
             raise TransferError(self.error)
         if not self.is_over:
-            self.medium.raise_if_broken(self.connection)
+            self.transport.raise_if_broken(self.connection)
         return self.is_over
 
 
 class _Connection:
-    """What is between this rank and one neighbour."""
+    """What is between this rank and one same-host peer."""
 
-    def __init__(self, neighbour: Neighbour, epoll: select.epoll) -> None:
-        self.rank = neighbour.rank
-        self.pidfd = neighbour.pidfd
-        self.memory = OtherMemory(neighbour.pid)
-        self.my_chunks = neighbour.my_chunks
-        self.its_chunks = neighbour.its_chunks
-        self.messages = Lane(neighbour.messages, epoll)
-        self.acks = Lane(neighbour.acks, epoll)
+    def __init__(self, peer: SameHostPeer, epoll: select.epoll) -> None:
+        self.rank = peer.rank
+        self.pidfd = peer.pidfd
+        self.memory = OtherMemory(peer.pid)
+        self.my_chunks = peer.my_chunks
+        self.its_chunks = peer.its_chunks
+        self.messages = Lane(peer.messages, epoll)
+        self.acks = Lane(peer.acks, epoll)
         for descriptor in (self.pidfd, self.its_chunks.fileno()):
             epoll.register(descriptor, select.EPOLLIN)
         self.ending = ""
@@ -130,10 +130,10 @@ class _Connection:
         self.arrived: defaultdict[int, deque[tuple[int, int, bytes]]] = defaultdict(deque)
         """Messages without a receive: address or _INLINE, size, content."""
         self.announced: defaultdict[int, deque[_Transfer]] = defaultdict(deque)
-        """Large sends without ack: the neighbour may be reading their memory."""
+        """Large sends without ack: the peer may be reading their memory."""
         self.held: defaultdict[int, deque[_Transfer]] = defaultdict(deque)
         """Sends behind as many announced ones as there may be."""
-        self.loans = Loans()
+        self.outstanding = OutstandingWrites()
 
     def must_end(self, reason: str = "") -> None:
         self.ending = self.ending or reason or f"Connection closed by peer (rank {self.rank})"
@@ -143,17 +143,17 @@ class _Connection:
         self.must_end("" if ended else f"{what} rank {self.rank}'s memory: {failure}")
 
 
-class SameHostMedium:
-    """Transfers with the neighbours of this rank. All but `abort` and `resume` is for one thread."""
+class SameHostTransport:
+    """Transfers with the same-host peers of this rank. All but `abort` and `resume` is for one thread."""
 
-    def __init__(self, rank: int, neighbours: Sequence[Neighbour], *, has_core_for_each: bool) -> None:
+    def __init__(self, rank: int, peers: Sequence[SameHostPeer], *, has_core_for_each: bool) -> None:
         self.rank = rank
         self.num_long_waits = 0
         """Waits in a row that spinning did not end."""
         self._has_core_for_each = has_core_for_each
         self._is_aborted = False
         self._epoll = select.epoll()
-        self._connections = {neighbour.rank: _Connection(neighbour, self._epoll) for neighbour in neighbours}
+        self._connections = {peer.rank: _Connection(peer, self._epoll) for peer in peers}
         self._watched: dict[int, tuple[_Connection, Lane | None]] = {}
         for connection in self._connections.values():
             for descriptor in (connection.pidfd, connection.its_chunks.fileno()):
@@ -162,11 +162,11 @@ class SameHostMedium:
                 self._watched[lane.sock.fileno()] = connection, lane
         self._sockets = [lane.sock for _, lane in self._watched.values() if lane is not None]
         self._in, self._out = Packet(_HEADER.size, INLINE_BYTES), Packet(_HEADER.size, INLINE_BYTES)
-        # Runs before the tensors go that a neighbour may be reading, so that it cannot take what comes after for them.
-        weakref.finalize(self, _close, os.getpid(), self._sockets, list(neighbours), self._epoll)
+        # Runs before the tensors go that a peer may be reading, so that it cannot take what comes after for them.
+        weakref.finalize(self, _close, os.getpid(), self._sockets, list(peers), self._epoll)
 
     @classmethod
-    def join(cls, rank: int, exchange: Exchange, deadline_s: float) -> SameHostMedium | None:
+    def join(cls, rank: int, exchange: Exchange, deadline_s: float) -> SameHostTransport | None:
         """Connect to the ranks on this host that can be reached so; None where there are none.
 
         Args:
@@ -174,11 +174,11 @@ class SameHostMedium:
             exchange: Gathers a few bytes of all ranks, by rank. Called twice on every rank; all ranks call `join`.
             deadline_s: The longest wait for connections. What `exchange` waits is its own.
         """
-        found = find_neighbours(rank, exchange, deadline_s)
-        return cls(rank, found.neighbours, has_core_for_each=found.has_core_for_each) if found.neighbours else None
+        found = find_same_host_peers(rank, exchange, deadline_s)
+        return cls(rank, found.peers, has_core_for_each=found.has_core_for_each) if found.peers else None
 
     def reaches(self, rank: int) -> bool:
-        """Whether `rank` is a neighbour; both ends say the same."""
+        """Whether `rank` is a same-host peer; both ends say the same."""
         return rank in self._connections
 
     def wait_ended(self, rank: int, deadline_s: float) -> None:
@@ -208,7 +208,7 @@ class SameHostMedium:
         transfer = _Transfer(self, connection, flat, channel)
         arrived = connection.arrived[channel]
         if arrived:
-            self._meet(connection, transfer, *arrived.popleft())
+            self._match(connection, transfer, *arrived.popleft())
             self._end_if_due(connection)
         else:
             connection.posted[channel].append(transfer)
@@ -270,11 +270,11 @@ class SameHostMedium:
 
     def _on_process_end(self, connection: _Connection) -> None:
         self._epoll.unregister(connection.pidfd)
-        connection.loans.end()
+        connection.outstanding.end()
         connection.must_end()
 
     def _help(self, connection: _Connection) -> None:
-        """Copy a chunk of what this rank has sent, if the neighbour has not taken them all."""
+        """Copy a chunk of what this rank has sent, if the peer has not taken them all."""
         chunk = take_chunk(connection.its_chunks)
         if chunk is None:
             return
@@ -326,7 +326,7 @@ class SameHostMedium:
 
     def _on_ack(self, connection: _Connection, channel: int, message: int) -> None:
         if channel == _WRITTEN:
-            connection.loans.give_back(message, 1)
+            connection.outstanding.end_chunks(message, 1)
             return
         announced, held = connection.announced[channel], connection.held[channel]
         announced.popleft().end()
@@ -336,17 +336,17 @@ class SameHostMedium:
     def _on_message(self, connection: _Connection, channel: int, address: int, size: int) -> None:
         posted = connection.posted[channel]
         if posted:
-            self._meet(connection, posted.popleft(), address, size, self._in.content_address)
+            self._match(connection, posted.popleft(), address, size, self._in.content_address)
         else:
             end = _HEADER.size + size if address == _INLINE else 0
             connection.arrived[channel].append((address, size, bytes(self._in.view[_HEADER.size : end])))
 
-    def _meet(
+    def _match(
         self, connection: _Connection, transfer: _Transfer, address: int, size: int, content: bytes | int
     ) -> None:
         """Complete a receive with its message. Where the memory or the ack fails, so does the connection."""
         assert transfer.flat is not None
-        error, loan = "", None
+        error, write = "", None
         if size != transfer.size:
             error = f"rank {connection.rank} sent {size} bytes where {transfer.size} were to be received"
         elif address == _INLINE:
@@ -355,21 +355,21 @@ class SameHostMedium:
             return  # nobody keeps that memory any more
         else:
             try:
-                loan = self._read(connection, transfer.flat, address)
+                write = self._read(connection, transfer.flat, address)
             except OSError as failure:
                 connection.must_end_by(failure, f"cannot read {size} bytes of")
                 return
         if address != _INLINE and not connection.acks.send(_ACK.pack(transfer.channel, 0)):
             connection.must_end()  # and its memory may have been used for something else while it was read
-        elif loan is not None and loan.num_chunks:
-            loan.transfer = transfer
+        elif write is not None and write.num_chunks:
+            write.transfer = transfer
         else:
             transfer.end(error)
 
-    def _read(self, connection: _Connection, flat: torch.Tensor, address: int) -> Loan | None:
+    def _read(self, connection: _Connection, flat: torch.Tensor, address: int) -> OutstandingWrite | None:
         """Copy a large message, alone or together with the sender."""
         if flat.nbytes > WHOLE_BYTES:
-            return connection.my_chunks.copy(flat, address, connection.memory.read, connection.loans)
+            return connection.my_chunks.copy(flat, address, connection.memory.read, connection.outstanding)
         connection.memory.read(flat.data_ptr(), address, flat.nbytes)
         return None
 
@@ -392,9 +392,9 @@ class SameHostMedium:
             transfers.clear()
 
 
-def _close(pid: int, sockets: Sequence[socket.socket], neighbours: Sequence[Neighbour], epoll: select.epoll) -> None:
+def _close(pid: int, sockets: Sequence[socket.socket], peers: Sequence[SameHostPeer], epoll: select.epoll) -> None:
     if os.getpid() == pid:  # in a fork, the connections are still the parent's
         shut_down(sockets)
     epoll.close()
-    for neighbour in neighbours:
-        neighbour.close()
+    for peer in peers:
+        peer.close()

@@ -4,7 +4,7 @@
     connect         the higher rank of a pair to the lower one's listener; both ends check user and process
     queues          each gives the other the exit of its queue of chunks (see chunks.py)
     probe           read the other's probe in its memory, and write it; a container or a security module may forbid it
-    exchange        whose probe I could use: a pair is one of neighbours if both ends could
+    exchange        whose probe I could use: a pair is one of same-host peers if both ends could
 
 Listeners are sockets in Linux' abstract namespace: no file, so nothing is left behind by a crash.
 """
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from farspan.comm.same_host.chunks import ChunkQueue
 
-__all__ = ["Exchange", "Neighbour", "Neighbourhood", "OtherMemory", "find_neighbours", "resume"]
+__all__ = ["Exchange", "SameHostPeer", "SameHostPeers", "OtherMemory", "find_same_host_peers", "resume"]
 
 Exchange = Callable[[bytes], list[bytes]]
 """Gathers a few bytes of every rank: called with this rank's, returns those of all, by rank."""
@@ -107,7 +107,7 @@ class OtherMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbour:
+class SameHostPeer:
     """A rank whose memory this one may read and write, and the other way round."""
 
     rank: int
@@ -115,9 +115,9 @@ class Neighbour:
     messages: socket.socket
     acks: socket.socket
     my_chunks: ChunkQueue
-    """Of messages to this rank; the neighbour takes some."""
+    """Of messages to this rank; the peer takes some."""
     its_chunks: socket.socket
-    """The exit of the neighbour's queue."""
+    """The exit of the peer's queue."""
     pidfd: int
     """Readable when that process has ended, also where a fork of it keeps the sockets open."""
 
@@ -128,10 +128,10 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbourhood:
+class SameHostPeers:
     """All of them, and whether each rank of this host, this one included, can have a core to itself."""
 
-    neighbours: list[Neighbour]
+    peers: list[SameHostPeer]
     has_core_for_each: bool
 
 
@@ -296,7 +296,7 @@ class _Setup:
                 os.close(pidfd)
 
 
-def find_neighbours(rank: int, exchange: Exchange, deadline_s: float) -> Neighbourhood:
+def find_same_host_peers(rank: int, exchange: Exchange, deadline_s: float) -> SameHostPeers:
     """All ranks call it together; it calls `exchange` twice on every rank.
 
     Args:
@@ -315,11 +315,11 @@ def find_neighbours(rank: int, exchange: Exchange, deadline_s: float) -> Neighbo
         usable = setup.usable(others)
     verdicts = [json.loads(blob) for blob in exchange(json.dumps(usable).encode())]
     if setup is None:
-        return Neighbourhood(neighbours=[], has_core_for_each=False)
+        return SameHostPeers(peers=[], has_core_for_each=False)
     agreed = [other for other in sorted(usable) if rank in verdicts[other]]
     setup.close(keep=set(agreed))
-    neighbours = [
-        Neighbour(
+    peers = [
+        SameHostPeer(
             rank=other,
             pid=others[other].pid,
             pidfd=setup.pidfds[other],
@@ -330,7 +330,7 @@ def find_neighbours(rank: int, exchange: Exchange, deadline_s: float) -> Neighbo
         for other in agreed
     ]
     cores = {core for card in here.values() for core in card.cores}
-    return Neighbourhood(neighbours=neighbours, has_core_for_each=len(here) <= len(cores))
+    return SameHostPeers(peers=peers, has_core_for_each=len(here) <= len(cores))
 
 
 def _begin(rank: int) -> _Setup | None:
@@ -339,7 +339,7 @@ def _begin(rank: int) -> _Setup | None:
     try:
         return _Setup(rank)
     except OSError as error:
-        _log.debug("rank %d looks for no neighbours: %s", rank, error)
+        _log.debug("rank %d looks for no same-host peers: %s", rank, error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""This process among its peers: the side channel and the media, set up once."""
+"""This process among its peers: the side channel and the transports, set up once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from farspan import settings
-from farspan.comm.gloo import GlooMedium
-from farspan.comm.nccl import NcclMedium
+from farspan.comm.gloo import GlooTransport
+from farspan.comm.nccl import NcclTransport
 from farspan.comm.rendezvous.group import Peers, find_peers
 from farspan.comm.rendezvous.join import Joined, join_side_channel
 from farspan.comm.router import Router
-from farspan.comm.same_host.copies import SameHostMedium
+from farspan.comm.same_host.copies import SameHostTransport
 from farspan.control.channel import SideChannel
 from farspan.execute.agreement.agreement import Agreement
 from farspan.execute.engine import Engine
@@ -144,13 +144,13 @@ def _open_router(peers: Peers, joined: Joined, limit_s: float) -> Router:
     rank, store, side = peers.rank, peers.store, joined.side
     device = None
     if torch.cuda.is_available() and dist.is_nccl_available():
-        device = NcclMedium(dist.PrefixStore("nccl", store), rank, limit_s)
+        device = NcclTransport(dist.PrefixStore("nccl", store), rank, limit_s)
     near = None
     # All ranks have the variable or none; a rank that had it alone would wait for the others' half of the introduction.
     if settings.flag("SAME_HOST", default=True):
         agreement = Agreement(side, limit_s)
-        near = SameHostMedium.join(rank, lambda card: agreement.gather("neighbours", card), limit_s)
-    host = GlooMedium(dist.PrefixStore("gloo", store), rank, peers.world_size, joined.address, limit_s)
+        near = SameHostTransport.join(rank, lambda card: agreement.gather("same-host peers", card), limit_s)
+    host = GlooTransport(dist.PrefixStore("gloo", store), rank, peers.world_size, joined.address, limit_s)
     router = Router(host, device, near)
     _log.info("rank %d sends to %s", rank, router.describe(rank, side.world_size))
     return router

@@ -74,13 +74,13 @@ def _link_to(rank: int, engine: Engine, device: torch.device) -> HostLink:
 
 def _call(rank: int, size_bytes: int, engine: Engine, device: torch.device) -> float:
     """Seconds until the answer to a message of that size is here."""
-    medium = engine.channels.medium
-    assert medium is not None
+    transport = engine.channels.transport
+    assert transport is not None
     message = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
     answer = torch.empty(1, dtype=torch.uint8, device=device)
-    coming = medium.receive(answer, rank, _CHANNEL)
+    coming = transport.receive(answer, rank, _CHANNEL)
     began = time.perf_counter()
-    going = medium.send(message, rank, _CHANNEL)
+    going = transport.send(message, rank, _CHANNEL)
     _wait(coming, "the answer", rank, engine)
     answer.item()  # on a GPU it is there only now
     seconds = time.perf_counter() - began
@@ -90,12 +90,12 @@ def _call(rank: int, size_bytes: int, engine: Engine, device: torch.device) -> f
 
 def _answer(rank: int, engine: Engine, device: torch.device) -> None:
     """The other end of `_link_to`."""
-    medium = engine.channels.medium
-    assert medium is not None
+    transport = engine.channels.transport
+    assert transport is not None
     for size_bytes in [_SMALL_BYTES] * _NUM_SMALL + [_LARGE_BYTES] * _NUM_LARGE:
         message = torch.empty(size_bytes, dtype=torch.uint8, device=device)
-        _wait(medium.receive(message, rank, _CHANNEL), "a message", rank, engine)
-        _wait(medium.send(message[-1:], rank, _CHANNEL), "the end of an answer", rank, engine)
+        _wait(transport.receive(message, rank, _CHANNEL), "a message", rank, engine)
+        _wait(transport.send(message[-1:], rank, _CHANNEL), "the end of an answer", rank, engine)
 
 
 def _wait(work: Work, what: str, rank: int, engine: Engine) -> None:
