@@ -49,22 +49,30 @@ class _Receiving:
         channel.posted.append(self)
 
     def is_done(self) -> bool:
-        return self.is_here
+        while not self.is_here:
+            try:
+                self._take(self.channel.messages.get_nowait())
+            except queue.Empty:
+                return False
+        return True
 
     def wait(self, deadline_s: float) -> None:
         while not self.is_here:
             try:
-                message = self.channel.messages.get(timeout=deadline_s)
+                self._take(self.channel.messages.get(timeout=deadline_s))
             except queue.Empty:
                 raise TimeoutError(f"nothing came in {deadline_s:g} s") from None
-            if message is None:
-                self.channel.messages.put(None)
-                raise TransferError("connection aborted")
-            first = self.channel.posted.popleft()
-            if message.nbytes != first.flat.nbytes:
-                raise TransferError(f"{message.nbytes} bytes came where {first.flat.nbytes} were to be received")
-            first.flat.copy_(message)
-            first.is_here = True
+
+    def _take(self, message: torch.Tensor | None) -> None:
+        """A message is for the receive that was posted first."""
+        if message is None:
+            self.channel.messages.put(None)
+            raise TransferError("connection aborted")
+        first = self.channel.posted.popleft()
+        if message.nbytes != first.flat.nbytes:
+            raise TransferError(f"{message.nbytes} bytes came where {first.flat.nbytes} were to be received")
+        first.flat.copy_(message)
+        first.is_here = True
 
 
 class LocalTransport:

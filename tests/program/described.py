@@ -66,6 +66,8 @@ def described(program: Program, name: Name = itself) -> dict[str, Any]:
                 [numbers[message] for message in action.receives],
                 [numbers[message] for message in action.posts],
                 [numbers[message] for message in action.sends],
+                action.queue,
+                [program.actions.index(other) for other in action.after],
             )
             for action in program.actions
         ],
@@ -85,11 +87,7 @@ def _message(message: Message, name: Name) -> Any:
     items = [_edge(item, name) if isinstance(item, Edge) else name(item) for item in message.items]
     return (
         message.task,
-        message.src,
-        message.dst,
-        message.stage,
-        message.is_gradient,
-        message.is_between_gpus,
+        message.channel,
         items,
         message.tensors,
         message.works,

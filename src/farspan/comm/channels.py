@@ -13,21 +13,24 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
 
 import torch
 
+from farspan.comm.device_waits import DeviceWaits
 from farspan.comm.router import Router
-from farspan.comm.transport import Sending, Transport
+from farspan.comm.transport import Transport, Work
 from farspan.control.channel import SideChannel
-from farspan.errors import DeadlineError
+from farspan.errors import DeadlineError, FarspanError
 from farspan.graph import Meta
-from farspan.program.program import Message
+from farspan.program.program import Channel, Message
 
 __all__ = ["Channels"]
 
 _ALONE_BYTES = 64 * 1024
 _ALIGNMENT = 16
 _HOST = torch.device("cpu")
+_PERIOD_S = 100e-6
 
 
 class Channels:
@@ -47,34 +50,52 @@ class Channels:
         self.deadline_s = deadline_s
         self.agree: Callable[[], None] | None = None
         """Returns once all ranks have begun the step with one program; None where that is so."""
-        self.sending: deque[Sending] = deque()
+        self.sending: deque[Work] = deque()
+        self.device_waits = DeviceWaits(deadline_s, self._device_is_late)
+        self._open: dict[tuple[int, int, int], Channel] = {}
+        """Those between GPUs, by source, destination and number."""
         self.allocate: Callable[..., torch.Tensor] = torch.empty
         """Makes receive buffers; tests count them here."""
 
-    def prepare(self, gpu_channels: Collection[tuple[int, int, int]]) -> None:
-        """Make what the GPU channels of a step need; all ranks call it with the same channels."""
-        if isinstance(self.transport, Router):
-            self.transport.prepare(gpu_channels)
+    def open(self, channels: Collection[Channel]) -> None:
+        """Open those channels between GPUs that are new; all ranks call it with the same, before a step's messages.
+
+        Raises:
+            DeadlineError: Another rank did not come in time.
+        """
+        known = {(channel.source.rank, channel.target.rank, channel.number): channel for channel in channels}
+        new = [channel for key, channel in sorted(known.items(), key=itemgetter(0)) if self._open.get(key) != channel]
+        self._open.update(known)
+        if not new or not isinstance(self.transport, Router):
+            return
+        self._agree()  # a rank that fails, or differs, would not come
+        for channel in [channel for channel in new if self.rank in (channel.source.rank, channel.target.rank)]:
+            peer = channel.source.rank if self.rank == channel.target.rank else channel.target.rank
+            name = f"a channel of {'gradients' if channel.is_gradient else 'activations'}"
+            with self.side.waits.until(lambda name=name: f"to open {name}", {"rank": peer}):
+                try:
+                    self.transport.open(channel, self.deadline_s)
+                except TimeoutError as error:
+                    raise self._late(f"rank {self.rank}, before the first task,", name, peer) from error
 
     def post(self, message: Message, metas: Sequence[Meta], device: torch.device) -> None:
         """Begin to receive `message`."""
         assert self.transport is not None
         if self.agree is not None and not self.transport.checks_sizes(message.src):
-            self.agree()
-            self.agree = None
+            self._agree()
         parts = _Parts(metas, has_strides=not message.is_between_gpus)
         device = device if message.is_between_gpus else _HOST
         message.tensors = [None] * len(metas)
         if parts.packed_size:
             allocate = self.allocate if parts.packed else torch.empty
             buffer = allocate(parts.packed_size, dtype=torch.uint8, device=device)
-            message.works.append(self.transport.receive(buffer, message.src, int(message.is_gradient)))
+            message.works.append(self.transport.receive(buffer, message.src, message.channel.number))
             message.strides = buffer[: parts.strides_size]
             for number, offset in parts.packed.items():
                 message.tensors[number] = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
         for number in parts.alone:
             flat = self.allocate(metas[number].numel, dtype=metas[number].dtype, device=device)
-            message.works.append(self.transport.receive(flat, message.src, int(message.is_gradient)))
+            message.works.append(self.transport.receive(flat, message.src, message.channel.number))
             message.tensors[number] = flat
 
     def wait(self, message: Message, metas: Sequence[Meta], waiting: Callable[[], str]) -> None:
@@ -88,7 +109,9 @@ class Channels:
                 try:
                     work.wait(self.deadline_s)
                 except TimeoutError as error:
-                    raise self._late(message, waiting()) from error
+                    raise self._late(waiting(), message.describe(), message.src) from error
+            if message.is_between_gpus:
+                self.device_waits.add(work, lambda: self._late(waiting(), message.describe(), message.src))
         message.works.clear()
         layouts = list(map(_layout, metas)) if message.is_between_gpus else _read_strides(message.strides, metas)
         message.strides = None  # a view of the common transfer: it would keep all of it
@@ -96,11 +119,42 @@ class Channels:
             dense = message.tensors[number].as_strided(meta.shape, _dense(meta.shape, layout))
             message.tensors[number] = self._with_strides(dense, layout)
 
-    def _late(self, message: Message, waiting: str) -> DeadlineError:
-        """The error of a wait for `message`; it names the rank that keeps the others."""
-        chain, why = self.side.late.behind(message.src)
+    def has_arrived(self, message: Message) -> bool:
+        """Whether `wait` would return at once: between GPUs it always does."""
+        return message.is_between_gpus or all(work.is_done() for work in message.works)
+
+    def wait_any(self, groups: Sequence[Sequence[Message]], waiting: Callable[[], str]) -> None:
+        """Return when all messages of one of `groups` have arrived.
+
+        Raises:
+            DeadlineError: None has in time; `waiting()` says who waits, at which task.
+        """
+        missing = (message for group in groups for message in group if not self.has_arrived(message))
+        first = next(missing, None)
+        if first is None:
+            return
+        end = time.monotonic() + self.deadline_s
+        with self.side.waits.until(lambda: f"to send {first.describe()}", {"rank": first.src}):
+            while not any(all(map(self.has_arrived, group)) for group in groups):
+                if time.monotonic() > end:
+                    raise self._late(waiting(), first.describe(), first.src)
+                time.sleep(_PERIOD_S)
+
+    def _agree(self) -> None:
+        if self.agree is not None:
+            self.agree()
+            self.agree = None
+
+    def _device_is_late(self, error: FarspanError) -> None:
+        """A device has waited too long (called in a thread of its own): all ranks hear of it, and transfers end."""
+        self.side.fail(error)
+        self.side.on_failure(error)
+
+    def _late(self, waiting: str, what: str, peer: int) -> DeadlineError:
+        """The error of a wait for `what`; it names the rank that keeps the others."""
+        chain, why = self.side.late.behind(peer)
         return DeadlineError(
-            f"{waiting} waited {self.deadline_s:g} s for {message.describe()} from rank {message.src}{chain}.",
+            f"{waiting} waited {self.deadline_s:g} s for {what} from rank {peer}{chain}.",
             why=why,
             hint="look at that rank's log; FARSPAN_DEADLINE=seconds allows longer waits",
         )
@@ -126,7 +180,7 @@ class Channels:
     def send(self, message: Message, tensors: Sequence[torch.Tensor], metas: Sequence[Meta]) -> None:
         """Begin to send; `tensors` must not be written to any more."""
         assert self.transport is not None
-        channel = int(message.is_gradient)
+        channel = message.channel.number
         if not message.is_between_gpus:
             tensors = [tensor.to(_HOST) for tensor in tensors]
         parts = _Parts(metas, has_strides=not message.is_between_gpus)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,35 +17,19 @@ from farspan.torch_private.groups import gloo_group
 
 __all__ = ["GlooTransport"]
 
-_ABORT_TAG = 99
+_ABORT_TAG = 1 << 30
 _CLOSING_S = 0.1
 _NO_LIMIT = timedelta(days=10_000)
 
 
-class _Receiving:
-    __slots__ = ("flat", "work")
-
-    def __init__(self, work: dist.Work, flat: torch.Tensor) -> None:
-        self.work = work
-        self.flat = flat  # gloo writes its memory until the transfer has ended
-
-    def wait(self, deadline_s: float) -> None:
-        try:
-            self.work.wait(timedelta(seconds=deadline_s))
-        except RuntimeError as error:
-            if "Timed out" in str(error):
-                raise TimeoutError(str(error)) from error
-            raise TransferError(str(error)) from error
-
-
-class _Sending:
-    """gloo says only to who waits that a send has ended: a thread of the transport does, one send after the other."""
+class _Transfer:
+    """gloo says only to who waits that a transfer has ended: where that is asked, a thread waits."""
 
     __slots__ = ("error", "flat", "has_ended", "work")
 
     def __init__(self, work: dist.Work, flat: torch.Tensor) -> None:
         self.work: dist.Work | None = work
-        self.flat: torch.Tensor | None = flat  # gloo reads its memory until the transfer has ended
+        self.flat: torch.Tensor | None = flat  # gloo reads or writes its memory until the transfer has ended
         self.has_ended = threading.Event()
         self.error: RuntimeError | None = None
 
@@ -53,7 +38,7 @@ class _Sending:
 
     def wait(self, deadline_s: float) -> None:
         if not self.has_ended.wait(deadline_s):
-            raise TimeoutError(f"a send has not ended in {deadline_s:g} s")
+            raise TimeoutError(f"a transfer has not ended in {deadline_s:g} s")
         if self.error is not None:
             raise TransferError(str(self.error)) from self.error
 
@@ -66,6 +51,47 @@ class _Sending:
             self.error = error
         self.work = self.flat = None
         self.has_ended.set()
+
+
+class _Receiving(_Transfer):
+    """A receive that no thread waits for until somebody asks whether it has ended."""
+
+    __slots__ = ("watch",)
+
+    def __init__(self, work: dist.Work, flat: torch.Tensor, watch: Callable[[_Transfer], None]) -> None:
+        super().__init__(work, flat)
+        self.watch: Callable[[_Transfer], None] | None = watch
+
+    def is_done(self) -> bool:
+        if self.watch is not None:
+            self.watch(self)
+            self.watch = None
+        return super().is_done()
+
+    def wait(self, deadline_s: float) -> None:
+        if self.watch is None:
+            super().wait(deadline_s)
+            return
+        assert self.work is not None
+        try:
+            self.work.wait(timedelta(seconds=deadline_s))
+        except RuntimeError as error:
+            if "Timed out" in str(error):
+                raise TimeoutError(str(error)) from error
+            raise TransferError(str(error)) from error
+
+
+class _Watcher:
+    """A thread that sees transfers end, one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self.transfers: queue.SimpleQueue[_Transfer | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name=f"farspan-gloo-{name}", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while (transfer := self.transfers.get()) is not None:
+            transfer.see_it_end()
 
 
 class GlooTransport:
@@ -86,21 +112,26 @@ class GlooTransport:
         self.group: Any = gloo_group(
             store, rank, world_size, address=address, interfaces=interfaces, timeout=timedelta(seconds=deadline_s)
         )
-        self._sends: queue.SimpleQueue[_Sending | None] = queue.SimpleQueue()
-        self._watching = threading.Thread(target=self._see_sends_end, name="farspan-gloo-sends", daemon=True)
-        self._watching.start()
+        self._sends = _Watcher("sends")
+        self._receives: dict[tuple[int, int], _Watcher] = {}
+        """By source and channel, where somebody has asked whether a receive has ended."""
 
-    def send(self, flat: torch.Tensor, dst: int, channel: int) -> _Sending:
+    def send(self, flat: torch.Tensor, dst: int, channel: int) -> _Transfer:
         try:
-            sending = _Sending(self.group.send([flat], dst, channel), flat)
+            sending = _Transfer(self.group.send([flat], dst, channel), flat)
         except RuntimeError as error:
             raise TransferError(str(error)) from error
-        self._sends.put(sending)
+        self._sends.transfers.put(sending)
         return sending
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> _Receiving:
+        def watch(transfer: _Transfer) -> None:
+            if (src, channel) not in self._receives:
+                self._receives[src, channel] = _Watcher(f"receives-{src}-{channel}")
+            self._receives[src, channel].transfers.put(transfer)
+
         try:
-            return _Receiving(self.group.recv([flat], src, channel), flat)
+            return _Receiving(self.group.recv([flat], src, channel), flat, watch)
         except RuntimeError as error:
             raise TransferError(str(error)) from error
 
@@ -121,13 +152,13 @@ class GlooTransport:
         """End the group and what is under way in it: a group that outlives the interpreter aborts the process."""
         if self.group is None:
             return
-        self._sends.put(None)
-        self._watching.join(_CLOSING_S)
-        if self._watching.is_alive():  # a send that nobody receives any more
+        watchers = [self._sends, *self._receives.values()]
+        for watcher in watchers:
+            watcher.transfers.put(None)
+        for watcher in watchers:
+            watcher.thread.join(_CLOSING_S)
+        while any(watcher.thread.is_alive() for watcher in watchers):  # what nobody sends or receives any more
             self.abort()
-            self._watching.join()
+            for watcher in watchers:
+                watcher.thread.join(_CLOSING_S)
         self.group = None
-
-    def _see_sends_end(self) -> None:
-        while (sending := self._sends.get()) is not None:
-            sending.see_it_end()

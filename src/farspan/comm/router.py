@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from farspan.comm.gloo import GlooTransport
 from farspan.comm.nccl import NcclTransport
 from farspan.comm.same_host.copies import SameHostTransport
-from farspan.comm.transport import Sending, Transport, Work
+from farspan.comm.transport import Transport, Work
+from farspan.program.program import Channel
 
 __all__ = ["Router"]
 
@@ -24,11 +23,12 @@ class Router:
         self.device = device
         self.near = near
 
-    def prepare(self, channels: Iterable[tuple[int, int, int]]) -> None:
+    def open(self, channel: Channel, deadline_s: float) -> None:
+        """Connect the two GPUs at the ends of a channel, where NCCL is there; see `NcclTransport.open`."""
         if self.device is not None:
-            self.device.prepare(channels)
+            self.device.open(channel, deadline_s)
 
-    def send(self, flat: torch.Tensor, dst: int, channel: int) -> Sending:
+    def send(self, flat: torch.Tensor, dst: int, channel: int) -> Work:
         return self._transport_to(flat, dst).send(flat, dst, channel)
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["Transport", "Sending", "TransferError", "Work"]
+__all__ = ["DeviceWork", "Transport", "TransferError", "Work"]
 
 
 class TransferError(RuntimeError):
@@ -15,6 +15,12 @@ class TransferError(RuntimeError):
 
 class Work(Protocol):
     """A transfer under way."""
+
+    def is_done(self) -> bool:
+        """Whether it has ended, so that what was sent is not needed any more, or what was received is here; never
+        waits.
+        """
+        ...
 
     def wait(self, deadline_s: float) -> None:
         """Return when the transfer has ended.
@@ -26,18 +32,23 @@ class Work(Protocol):
         ...
 
 
-class Sending(Work, Protocol):
-    """A send under way."""
+@runtime_checkable
+class DeviceWork(Protocol):
+    """A transfer for which a device waits: `wait` returns at once, and the host goes on."""
+
+    def has_begun(self) -> bool:
+        """Whether the device has come to the wait."""
+        ...
 
     def is_done(self) -> bool:
-        """Whether it has ended, so that what was sent is not needed any more; never waits."""
+        """Whether the transfer has ended, well or not; never waits."""
         ...
 
 
 class Transport(Protocol):
     """One way of moving tensors. A channel is (source rank, destination rank, channel number)."""
 
-    def send(self, flat: torch.Tensor, dst: int, channel: int) -> Sending: ...
+    def send(self, flat: torch.Tensor, dst: int, channel: int) -> Work: ...
 
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work: ...
 

@@ -165,12 +165,13 @@ class Engine:
         end = StepEnd(self, step, graphs, [position for _, _, position in draws])
         with self.executing():
             self.inputs.check(graphs)
-            program = self.programs.program_of(graphs, self._settings())
+            program = self.programs.program_of(graphs, settings := self._settings())
             built_ns = time.perf_counter_ns()
             end.begin()
             is_foreseen = learning is None or learning[0].entry.is_foreseen
             self.executor.run(program, end.interruption)
             end.tell()
+        self.check()  # a device may have waited too long for what has just been read from it
         self.side.wait_agreed(step, self.deadline_s)
         if reports := end.wait():
             raise end.abort(program, reports)
@@ -194,6 +195,7 @@ class Engine:
             traces=tuple(self.executor.traces),
             exchange=end.exchange,
             schedule=program.schedule,
+            settings=settings,
         )
         if has_backward:
             self.last_training_step = self.last_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import torch
@@ -14,6 +15,7 @@ __all__ = [
     "device_at",
     "device_of",
     "home_stages",
+    "on_device",
     "stage_number",
     "stage_of_inputs",
     "stages_at",
@@ -48,6 +50,11 @@ def _team_of(rank: int, device: torch.device) -> Team:
 def device_of(worker: Worker) -> torch.device:
     """The device of a worker, as torch knows it."""
     return torch.device(worker.device)
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """For `with`: what asks torch for "cuda", or for the current stream, gets that of `device`."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def check_rank(rank: int, num_ranks: int, where: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from farspan.graph import Edge, Graph, Part, Segment, Value, let_go
 from farspan.program.lower import build_program
 from farspan.program.pattern import Pattern, stand_ins
-from farspan.program.program import Action, Message, Program
+from farspan.program.program import Action, Channel, Message, Program
 from farspan.schedule import Kind, Schedule
 
 __all__ = ["Layout", "layout_of"]
@@ -44,11 +44,7 @@ class _Edge(NamedTuple):
 
 class _Message(NamedTuple):
     task: int
-    src: int
-    dst: int
-    stage: int
-    is_gradient: bool
-    is_between_gpus: bool
+    channel: Channel
     items: tuple[int, ...]
     """Edges, or values."""
 
@@ -63,6 +59,9 @@ class _Action(NamedTuple):
     receives: tuple[int, ...]
     posts: tuple[int, ...]
     sends: tuple[int, ...]
+    queue: int
+    after: tuple[int, ...]
+    """Other actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ class Layout:
     released: tuple[int, ...]
     reached: tuple[tuple[int, frozenset[str | Value]], ...]
     """By number of a backward of which gradients are wanted: see `Wanted.reached`."""
-    gpu_channels: frozenset[tuple[int, int, int]]
+    gpu_channels: frozenset[Channel]
     num_micro_batches: int
     schedule: Schedule
 
@@ -121,15 +120,13 @@ class Layout:
             part.incoming = [edges[number] for number in note.incoming]
             part.outgoing = [edges[number] for number in note.outgoing]
         messages: list[Message] = []
-        for task, src, dst, stage, is_gradient, is_between_gpus, items in self.messages:
-            message = Message(task, src, dst, is_gradient=is_gradient)
-            message.stage = stage
-            message.is_between_gpus = is_between_gpus
-            things = edges if is_gradient else values
+        for task, channel, items in self.messages:
+            message = Message(task, channel)
+            things = edges if message.is_gradient else values
             message.items = dict.fromkeys([things[number] for number in items])
             messages.append(message)
         actions: list[Action] = []
-        for part, segment, kind, micro_batch, leaves_weights, receives, posts, sends in self.actions:
+        for part, segment, kind, micro_batch, leaves_weights, receives, posts, sends, queue, _ in self.actions:
             if part is not None:
                 work: Segment | Part = parts[part]
             else:
@@ -144,8 +141,11 @@ class Layout:
                     [messages[number] for number in receives],
                     [messages[number] for number in posts],
                     [messages[number] for number in sends],
+                    queue,
                 )
             )
+        for action, note in zip(actions, self.actions, strict=True):
+            action.after = [actions[number] for number in note.after]
         return Program(
             actions=actions,
             prologue_sends=[messages[number] for number in self.prologue_sends],
@@ -194,11 +194,7 @@ def layout_of(pattern: Pattern) -> Layout:
     message_notes = [
         _Message(
             message.task,
-            message.src,
-            message.dst,
-            message.stage,
-            message.is_gradient,
-            message.is_between_gpus,
+            message.channel,
             tuple([edges[item] if isinstance(item, Edge) else _number_of(item, values) for item in message.items]),
         )
         for message in messages
@@ -216,6 +212,7 @@ def layout_of(pattern: Pattern) -> Layout:
         )
         for part, number in parts.items()
     ]
+    numbers = {id(action): number for number, action in enumerate(program.actions)}
     actions = [
         _Action(
             parts[task.work] if isinstance(task.work, Part) else None,
@@ -226,6 +223,8 @@ def layout_of(pattern: Pattern) -> Layout:
             tuple([messages[message] for message in task.receives]),
             tuple([messages[message] for message in task.posts]),
             tuple([messages[message] for message in task.sends]),
+            task.queue,
+            tuple([numbers[id(other)] for other in task.after]),
         )
         for task in program.actions
     ]

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from farspan.graph import EVERYWHERE, Backward, Call, Edge, Graph, ModuleTarget, Part, Segment, Value, route
 from farspan.program.options import Settings
-from farspan.program.program import PROLOGUE, Action, Message, Program
+from farspan.program.program import PROLOGUE, Action, Channel, Message, Program
+from farspan.program.route import Channels, queues_of
 from farspan.program.tasks import BackwardWork, ForwardWork, StepTasks, StepWork, scheduled
 from farspan.schedule import Kind, is_worth_splitting, run_ahead_of
 
@@ -23,11 +24,13 @@ class _Builder:
         self, graphs: Sequence[Graph], routes: Sequence[tuple[Backward, list[Part]]], settings: Settings
     ) -> None:
         self.workers = [team.leader for team in settings.teams]
+        self.queues = queues_of(self.workers, settings.num_ranks)
         self.settings = settings
         self.rank = settings.rank
-        self.messages: dict[tuple[int, int, int, bool], Message] = {}
-        """What this rank sends and receives."""
-        self.gpu_channels: set[tuple[int, int, int]] = set()
+        self.channels = Channels(settings.teams)
+        self.messages: dict[tuple[int, Channel], Message] = {}
+        """What this rank sends and receives, by the task that sends it."""
+        self.gpu_channels: set[Channel] = set()
         self.num_users: dict[tuple[Value, int], int] = {}
         self.trains: dict[object, bool] = {}
         """Of the leaves met, whether they have a parameter that is trained."""
@@ -50,7 +53,8 @@ class _Builder:
             ),
             tuple([self.backward(part, letting_go) for part in self.parts]),
         )
-        self.tasks = _scheduled(work, settings.schedule, settings.num_ranks, run_ahead)
+        num_queues = max([settings.num_ranks - 1, *self.queues]) + 1
+        self.tasks = _scheduled(work, settings.schedule, num_queues, run_ahead)
         self.lookahead = settings.lookahead - run_ahead
         for task, segment in enumerate(self.segments):
             for value in segment.inputs:
@@ -66,7 +70,7 @@ class _Builder:
     def forward(self, segment: Segment, holds: bool, keeps: bool) -> ForwardWork:
         uses = {self.number_of_segment.get(value.segment, -1) for value in segment.inputs if value.segment}
         return ForwardWork(
-            rank=self.workers[segment.stage].rank,
+            rank=self.queues[segment.stage],
             micro_batch=self.positions[segment.graph.index],
             level=segment.level,
             uses=tuple(sorted(uses - {-1})),
@@ -76,9 +80,9 @@ class _Builder:
         )
 
     def backward(self, part: Part, letting_go: Mapping[Segment, Part]) -> BackwardWork:
-        rank, segment = self.workers[part.stage].rank, part.segment
+        queue, segment = self.queues[part.stage], part.segment
         return BackwardWork(
-            rank=rank,
+            rank=queue,
             micro_batch=self.positions[part.backward.graph.index],
             level=0 if segment is None else segment.level,
             forward=-1 if segment is None else self.number_of_segment.get(segment, -1),
@@ -89,8 +93,7 @@ class _Builder:
             frees=segment is not None and letting_go.get(segment) is part,
             is_worth_splitting=self.is_worth_splitting(part),
             is_awaited=any(
-                edge.dst not in self.number_of_part and self.workers[edge.dst.stage].rank != rank
-                for edge in part.outgoing
+                edge.dst not in self.number_of_part and self.queues[edge.dst.stage] != queue for edge in part.outgoing
             ),
         )
 
@@ -109,59 +112,62 @@ class _Builder:
         self, source: int, source_stage: int, target: int, stage: int, item: Value | Edge, *, is_gradient: bool
     ) -> None:
         """`item` goes from task `source` to task `target`; a message if they lie on different ranks."""
-        worker = self.workers[source_stage]
-        src, dst = worker.rank, self.workers[stage].rank
-        if src == dst:
+        src, dst = self.workers[source_stage], self.workers[stage]
+        if src.rank == dst.rank:
             return
-        is_between_gpus = worker.device_type == self.workers[stage].device_type == "cuda"
-        if is_between_gpus:
-            self.gpu_channels.add((src, dst, int(is_gradient)))
-        if self.rank not in (src, dst):
+        channel = self.channels.between(src, dst, is_gradient=is_gradient)
+        if channel.is_between_gpus:
+            self.gpu_channels.add(channel)
+        if self.rank not in (src.rank, dst.rank):
             return
-        key = (source, src, dst, is_gradient)
-        message = self.messages.get(key)
+        message = self.messages.get((source, channel))
         if message is None:
-            message = self.messages[key] = Message(source, src, dst, is_gradient=is_gradient)
-            message.stage = stage
-            message.is_between_gpus = is_between_gpus
+            message = self.messages[source, channel] = Message(source, channel)
             self.needed_by[message] = []
         message.items[item] = None
         if isinstance(item, Value):
-            self.num_users[item, dst] = self.num_users.get((item, dst), 0) + 1
+            self.num_users[item, dst.rank] = self.num_users.get((item, dst.rank), 0) + 1
         self.needed_by[message].append(target)
 
     def program(self) -> Program:
-        rank, orders, lookahead = self.rank, self.tasks.schedule.orders, self.lookahead
+        rank, tasks, orders = self.rank, self.tasks.schedule.tasks, self.tasks.schedule.orders
+        own = sorted({queue for queue, worker in zip(self.queues, self.workers, strict=True) if worker.rank == rank})
         place = {task: position for order in orders for position, task in enumerate(order)}
         place[PROLOGUE] = -1
         numbers = self._micro_batch_numbers()
-        actions = [self.action(index, numbers) for index in orders[rank]]
+        action_of = {index: self.action(index, numbers) for queue in own for index in orders[queue]}
+        actions = list(action_of.values())
         prologue_sends: list[Message] = []
         prologue_receives: list[Message] = []
-        channels: dict[tuple[int, bool], list[Message]] = {}
+        channels: dict[Channel, list[Message]] = {}
         for message in self.messages.values():
             if message.src == rank:
-                (prologue_sends if message.task == PROLOGUE else actions[place[message.task]].sends).append(message)
-            if message.dst == rank:
+                (prologue_sends if message.task == PROLOGUE else action_of[message.task].sends).append(message)
+            else:
                 for item in message.items:
                     if isinstance(item, Value):
                         item.num_users = self.num_users[item, rank]
-                channels.setdefault((message.src, message.is_gradient), []).append(message)
+                channels.setdefault(message.channel, []).append(message)
                 if message.task == PROLOGUE:
                     prologue_receives.append(message)
         for channel in channels.values():
             channel.sort(key=lambda message: place[message.task])  # the order in which the other side sends
-            posted_by = len(actions)
+            order = orders[tasks[self.needed_by[channel[0]][0]].rank]
+            posted_by = len(order)
             for message in reversed(channel):
                 first = min(place[target] for target in self.needed_by[message])
                 if message.task != PROLOGUE:
-                    actions[first].receives.append(message)
+                    action_of[order[first]].receives.append(message)
                 posted_by = min(posted_by, first)
                 if message.task != PROLOGUE:
-                    actions[max(0, posted_by - lookahead)].posts.append(message)
+                    action_of[order[max(0, posted_by - self.lookahead)]].posts.append(message)
         for action in actions:
             action.posts.reverse()  # within a channel, back to the order of sending
             action.receives.reverse()
+        if len(own) > 1:
+            for index, action in action_of.items():
+                needs = [need for need in tasks[index].needs if tasks[need].rank != action.queue]
+                action.after = [action_of[need] for need in needs if need in action_of]
         return Program(
             actions=actions,
             prologue_sends=prologue_sends,
@@ -177,7 +183,8 @@ class _Builder:
     def action(self, index: int, numbers: Sequence[int]) -> Action:
         task, number = self.tasks.schedule.tasks[index], self.tasks.work[index]
         work = self.segments[number] if task.kind is Kind.FORWARD else self.parts[number]
-        return Action(work, task.kind, numbers[task.micro_batch], leaves_weights=self.tasks.leaves_weights(index))
+        leaves_weights, number = self.tasks.leaves_weights(index), numbers[task.micro_batch]
+        return Action(work, task.kind, number, leaves_weights=leaves_weights, queue=task.rank)
 
     def _micro_batch_numbers(self) -> list[int]:
         """For each graph the number people know it by; -1 for what a loop computes beside its micro-batches."""

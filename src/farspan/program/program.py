@@ -3,42 +3,66 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from farspan.graph import Call, Edge, Part, Segment, Value
+from farspan.plan import Worker
 from farspan.schedule import Kind, Schedule
 
-__all__ = ["PROLOGUE", "Action", "Message", "Program"]
+__all__ = ["PROLOGUE", "Action", "Channel", "Message", "Program"]
 
 PROLOGUE = -1
 """In the place of a task: what is sent before the first one."""
 
 
+class Channel(NamedTuple):
+    """One direction between two workers of different ranks: what goes through it arrives in the order of sending.
+
+    Attributes:
+        source: Who sends.
+        target: Who receives.
+        number: Tells the channels from the one rank to the other apart; even for activations, odd for gradients.
+    """
+
+    source: Worker
+    target: Worker
+    number: int
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether gradients go through it."""
+        return bool(self.number & 1)
+
+    @property
+    def is_between_gpus(self) -> bool:
+        """Whether both ends are GPUs."""
+        return self.source.device_type == self.target.device_type == "cuda"
+
+
 class Message:
-    """The tensors that one task sends to one rank: one message (or a few, if they are large)."""
+    """The tensors that one task sends to one worker: one message (or a few, if they are large)."""
 
     __slots__ = (
+        "channel",
         "dst",
         "is_between_gpus",
         "is_gradient",
         "items",
         "src",
-        "stage",
         "strides",
         "task",
         "tensors",
         "works",
     )
 
-    def __init__(self, task: int, src: int, dst: int, *, is_gradient: bool) -> None:
+    def __init__(self, task: int, channel: Channel) -> None:
         self.task = task
         """The sending task's index; -1 for what is sent before the first task."""
-        self.src = src
-        self.dst = dst
-        self.stage = -1
-        """The stage that receives, and so the device."""
-        self.is_gradient = is_gradient
-        self.is_between_gpus = False
+        self.channel = channel
+        self.src = channel.source.rank
+        self.dst = channel.target.rank
+        self.is_gradient = channel.is_gradient
+        self.is_between_gpus = channel.is_between_gpus
         self.items: dict[Value | Edge, None] = {}
         self.tensors: list[Any] = []
         self.strides: Any = None
@@ -64,6 +88,10 @@ class Action:
     posts: list[Message] = field(default_factory=list)
     """Receives to post before the task runs: its own, those of the next `lookahead` tasks, and all before them."""
     sends: list[Message] = field(default_factory=list)
+    queue: int = 0
+    """Of the worker that runs it: its order in the schedule."""
+    after: list[Action] = field(default_factory=list)
+    """What this rank's other workers must have run before."""
 
 
 @dataclass(slots=True)
@@ -71,6 +99,7 @@ class Program:
     """One rank's part of a step."""
 
     actions: list[Action]
+    """Those of each worker in its order; the workers one after the other."""
     prologue_sends: list[Message]
     prologue_receives: list[Message]
     reaches: dict[int, int]
@@ -79,8 +108,13 @@ class Program:
     """Calls, of all ranks, through which no later backward can go."""
     parts: list[Part]
     """The backward work of this rank, and what it knows of that of others."""
-    gpu_channels: set[tuple[int, int, int]]
-    """(source, destination, channel) of everything that goes from one GPU to another, on all ranks."""
+    gpu_channels: set[Channel]
+    """What goes from one GPU to another, on all ranks."""
     num_micro_batches: int
     schedule: Schedule
     """Of all ranks."""
+
+    @property
+    def has_several_workers(self) -> bool:
+        """Whether this rank has work for more than one of its devices."""
+        return bool(self.actions) and self.actions[0].queue != self.actions[-1].queue

@@ -22,6 +22,7 @@ class ForwardWork(NamedTuple):
     """The forward of a segment."""
 
     rank: int
+    """As in `Task`."""
     micro_batch: int
     level: int
     uses: tuple[int, ...]

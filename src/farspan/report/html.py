@@ -130,4 +130,5 @@ def _rank(timeline: Timeline, rank: int) -> str:
         for name, time_s in (("forward", forward_s), ("backward", backward_s))
     )
     share = format_share(timeline.busy_share(rank))
-    return f'<tr><th scope="row">rank {rank}</th>{cells}<td>{share}</td><td class="bar"><span>{bar}</span></td></tr>'
+    name = escape(timeline.name_of(rank))
+    return f'<tr><th scope="row">{name}</th>{cells}<td>{share}</td><td class="bar"><span>{bar}</span></td></tr>'

@@ -101,7 +101,9 @@ class MeasuredStep:
             for index, task in enumerate(self.schedule.tasks)
             if (span := self.spans.get(index)) is not None
         ]
-        return Timeline(spans=tuple(spans), num_ranks=self.timeline.num_ranks, title="Planned")
+        return Timeline(
+            spans=tuple(spans), num_ranks=self.timeline.num_ranks, title="Planned", names=self.timeline.names
+        )
 
     def shares(self, rank: int) -> Shares:
         """Where the time of one rank went."""
@@ -137,7 +139,7 @@ class MeasuredStep:
         planned = format_duration(self.simulation.step_time)
         lines = [
             f"step {format_duration(duration_s)}, {planned} by the schedule alone",
-            " " * 26 + "".join(f"{f'rank {rank}':>10}" for rank in ranks) + f"{'mean':>10}",
+            " " * 26 + "".join(f"{self.timeline.name_of(rank):>10}" for rank in ranks) + f"{'mean':>10}",
         ]
         for name, words in _WORDS.items():
             parts = [getattr(item, name) / duration_s if duration_s else 0.0 for item in shares]
@@ -204,7 +206,9 @@ class MeasuredStep:
             ran = Counter(span.kind for span in self.timeline.of_rank(rank) if span.kind in TASKS)
             if ran != Counter(_KINDS[tasks[index].kind] for index in order):
                 why = f"its order has {len(order)} tasks, its timeline {ran.total()}, or others."
-                raise PlanError(f"{source}: rank {rank} ran other tasks than it was to.", why=why, hint=_HINT)
+                raise PlanError(
+                    f"{source}: {self.timeline.name_of(rank)} ran other tasks than it was to.", why=why, hint=_HINT
+                )
 
 
 def page_of(step: MeasuredStep, *, title: str) -> str:

@@ -25,7 +25,7 @@ def perfetto(timeline: Timeline) -> str:
     origin_ns = min((span.start_ns for span in timeline.spans), default=0)
     events: list[dict[str, Any]] = []
     for rank in range(timeline.num_ranks):
-        events.append(_metadata("process_name", rank, 0, name=f"rank {rank}"))
+        events.append(_metadata("process_name", rank, 0, name=timeline.name_of(rank)))
         events.append(_metadata("process_sort_index", rank, 0, sort_index=rank))
         used = {_TRACK_OF[span.kind] for span in timeline.of_rank(rank)}
         for track in sorted(used):

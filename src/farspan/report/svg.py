@@ -207,7 +207,7 @@ def _tracks(timeline: Timeline, layout: _Layout) -> list[str]:
         )
         if rank % label_every == 0:
             text_y = y + layout.lane / 2 + 4
-            parts.append(f'<text x="{_MARGIN}" y="{text_y:g}">rank {rank}</text>')
+            parts.append(f'<text x="{_MARGIN}" y="{text_y:g}">{escape(timeline.name_of(rank))}</text>')
             share = format_share(timeline.busy_share(rank))
             parts.append(f'<text class="end" x="{share_x}" y="{text_y:g}">{share}</text>')
     return parts

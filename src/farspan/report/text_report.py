@@ -68,7 +68,7 @@ def lanes(timeline: Timeline, *, width: int = 100) -> str:
     if not timeline.spans:
         return "no tasks"
     start_ns, end_ns = timeline.window_ns
-    label_width = len(f"rank {timeline.num_ranks - 1}") + 2
+    label_width = max(map(len, map(timeline.name_of, range(timeline.num_ranks)))) + 2
     columns = max(20, width - label_width - len("  100 %"))
     columns_per_ns = columns / max(1, end_ns - start_ns)
 
@@ -86,7 +86,7 @@ def lanes(timeline: Timeline, *, width: int = 100) -> str:
             rows[span.rank][first:last] = label.ljust(last - first, fill)[: last - first]
     for rank, row in enumerate(rows):
         share = format_share(timeline.busy_share(rank))
-        lines.append(f"rank {rank}".ljust(label_width) + "".join(row) + share.rjust(len("  100 %")))
+        lines.append(timeline.name_of(rank).ljust(label_width) + "".join(row) + share.rjust(len("  100 %")))
     end = format_duration((end_ns - start_ns) / 1e9)
     lines.append(" " * label_width + "0" + end.rjust(columns - 1))
     return "\n".join(lines)

@@ -72,6 +72,8 @@ class Timeline:
     Attributes:
         spans: In any order; spans of one rank may overlap (a wait around a receive), shares never exceed 1.
         num_ranks: All ranks, also those without any span: an idle rank counts in the bubble.
+        names: What people know each of them by, where that is not "rank 0", "rank 1", ..: a rank's further devices come
+            after all ranks.
         title: What was measured, for people.
 
     Raises:
@@ -87,6 +89,7 @@ class Timeline:
     spans: tuple[Span, ...]
     num_ranks: int
     title: str = ""
+    names: tuple[str, ...] = ()
 
     # Derived once, for the numbers of a thousand ranks must not each walk all spans.
     _of_rank: tuple[tuple[Span, ...], ...] = field(init=False, repr=False, compare=False)
@@ -106,6 +109,10 @@ class Timeline:
         object.__setattr__(self, "_of_rank", tuple(map(tuple, of_rank)))
         object.__setattr__(self, "_window_ns", (start_ns, end_ns))
         object.__setattr__(self, "_has_tasks", bool(tasks))
+
+    def name_of(self, rank: int) -> str:
+        """What people know a rank by."""
+        return self.names[rank] if self.names else f"rank {rank}"
 
     @property
     def window_ns(self) -> tuple[int, int]:
@@ -164,7 +171,9 @@ class Timeline:
     def to_json(self) -> str:
         """The timeline as compact JSON text: `to_json().encode()` is what ranks send each other."""
         rows = [[s.rank, s.kind, s.name, s.micro_batch, s.start_ns, s.end_ns] for s in self.spans]
-        value = {"title": self.title, "num_ranks": self.num_ranks, "spans": rows}
+        value: dict[str, object] = {"title": self.title, "num_ranks": self.num_ranks, "spans": rows}
+        if self.names:
+            value["names"] = list(self.names)
         return json.dumps(value, separators=(",", ":"))
 
     @classmethod
@@ -184,13 +193,15 @@ class Timeline:
             PlanError: It is none; names the key at fault.
         """
         keys = ("title", "num_ranks", "spans")
-        members = as_object(value, where, known=keys, needed=keys)
+        members = as_object(value, where, known=(*keys, "names"), needed=keys)
         num_ranks = as_count(members["num_ranks"], f"{where}: num_ranks")
         rows = as_list(members["spans"], f"{where}: spans")
+        names = as_list(members["names"], f"{where}: names", length=num_ranks) if "names" in members else ()
         return cls(
             spans=tuple(_span(row, num_ranks, f"{where}: spans[{i}]") for i, row in enumerate(rows)),
             num_ranks=num_ranks,
             title=as_text(members["title"], f"{where}: title"),
+            names=tuple(as_text(name, f"{where}: names") for name in names),
         )
 
     @classmethod
@@ -205,6 +216,7 @@ class Timeline:
             spans=tuple(spans),
             num_ranks=max((part.num_ranks for part in parts), default=0),
             title=next((part.title for part in parts if part.title), ""),
+            names=next((part.names for part in parts if part.names), ()),
         )
 
 

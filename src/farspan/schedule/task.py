@@ -21,7 +21,8 @@ class Task:
 
     Attributes:
         kind: Forward, backward, or weight gradients.
-        rank: Who runs it.
+        rank: Who runs it. The first worker of a rank has the rank's number, its other devices have numbers after those
+            of all ranks.
         micro_batch: Position of the micro-batch in the step; earlier ones go first.
         level: Depth of its segment in the micro-batch: 0 for what needs nothing.
         duration: Relative cost; any unit.

@@ -89,7 +89,7 @@ class Console:
         if not self.report_path or self.num_training_steps not in _REPORTED_STEPS:
             return
         key = f"timeline {record.number}"
-        self.side.contribute(key, _timeline_of(record, self.side.world_size).to_json().encode(), receiver=0)
+        self.side.contribute(key, _timeline_of(record).to_json().encode(), receiver=0)
         if self.side.rank == 0:
             parts = self.side.gathered(key, self.deadline_s)
             timeline = Timeline.merge([Timeline.from_json(part) for part in parts])
@@ -143,14 +143,14 @@ class Console:
         self._is_report_kept = keep_text(path, page, "the report")
 
 
-def _timeline_of(record: StepRecord, num_ranks: int) -> Timeline:
+def _timeline_of(record: StepRecord) -> Timeline:
     wall_ns = (
         time.time_ns() - time.perf_counter_ns()
     )  # clocks of different hosts agree only so far as their wall clocks
     return Timeline(
         spans=tuple(
             Span(
-                rank=record.rank,
+                rank=trace.queue,
                 kind=trace.kind,
                 name=trace.name,
                 micro_batch=trace.micro_batch,
@@ -159,6 +159,7 @@ def _timeline_of(record: StepRecord, num_ranks: int) -> Timeline:
             )
             for trace in record.traces
         ),
-        num_ranks=num_ranks,
+        num_ranks=len(record.schedule.orders),
         title="One training step",
+        names=record.names,
     )

@@ -144,7 +144,7 @@ def _open_router(peers: Peers, joined: Joined, limit_s: float) -> Router:
     rank, store, side = peers.rank, peers.store, joined.side
     device = None
     if torch.cuda.is_available() and dist.is_nccl_available():
-        device = NcclTransport(dist.PrefixStore("nccl", store), rank, limit_s)
+        device = NcclTransport(dist.PrefixStore("nccl", store), rank)
     near = None
     # All ranks have the variable or none; a rank that had it alone would wait for the others' half of the introduction.
     if settings.flag("SAME_HOST", default=True):

@@ -18,6 +18,8 @@ from farspan.execute.abort.order import Place, place_of_call
 from farspan.execute.backward.split import Deferred
 from farspan.execute.step.rematerialized import Remat
 from farspan.execute.step.segment import run_backward, run_forward
+from farspan.execute.step.turns import in_turn
+from farspan.execute.teams import device_of, on_device
 from farspan.graph import Backward, Edge, Meta, Part, Segment, Value
 from farspan.program.program import Action, Message, Program
 from farspan.schedule import Kind
@@ -32,6 +34,8 @@ class Trace:
     kind: Literal["F", "B", "W", "wait"]
     name: str
     micro_batch: int
+    queue: int
+    """Of its worker, as in the schedule."""
     start_ns: int
     end_ns: int
 
@@ -86,45 +90,34 @@ class Executor:
         self.deferred = {}
         self.arrived = {}
         if program.gpu_channels:
-            self.channels.prepare(program.gpu_channels)
+            self.channels.open(program.gpu_channels)
         for action in program.actions:
             if isinstance(action.work, Segment):
                 for value in action.work.inputs:
                     value.num_readers += 1
-            for value in _values_in(action.sends):
-                value.num_readers += 1
+            if action.sends:
+                for value in _values_in(action.sends):
+                    value.num_readers += 1
         for message in program.prologue_receives:
             self._post(message)
         for message in program.prologue_sends:
             self._send(message)
         for message in program.prologue_receives:
             self._wait(message, "before the first task")
-        borrowed: list[Message] = []
-        for number, action in enumerate(program.actions):
-            self._number = number
-            self.check()
-            for message in action.posts:
-                self._post(message)
-            if action.receives:
-                began = time.perf_counter_ns()
-                for message in action.receives:
-                    self._wait(message, f"at task {number} ({action.work.describe()})")
-                    borrowed.append(message)
-                self._trace("wait", action, began)
-            self.channels.reap()
-            began = time.perf_counter_ns()
-            self._run_action(action)
-            self._trace(action.kind.value, action, began)
-            for message in action.sends:
-                self._send(message)
-            for value in _values_in(action.sends):
-                value.num_readers -= 1
-                _drop_if_over(value)
-            if isinstance(action.work, Segment):
-                self._drop_received(action.work)
+        if program.has_several_workers:
+            self._run_in_turn(program.actions)
+        elif program.actions:
+            with on_device(self.device_of(program.actions[0].work.stage)):
+                for number, action in enumerate(program.actions):
+                    self._number = number
+                    self.check()
+                    for message in action.posts:
+                        self._post(message)
+                    self._run_with_messages(action)
         if program.prologue_sends:
             self.channels.drain()  # parameters and gradients, which the optimizer is about to write
-        for message in [*borrowed, *program.prologue_receives]:
+        received = [message for action in program.actions for message in action.receives]
+        for message in [*received, *program.prologue_receives]:
             for item in message.items:
                 if isinstance(item, Value):
                     item.data = None
@@ -148,6 +141,49 @@ class Executor:
     def drop(self, backward: Backward) -> None:
         """A backward that has stopped does not go on any more."""
         self.gradients = {edge: item for edge, item in self.gradients.items() if edge.dst.backward is not backward}
+
+    def _run_in_turn(self, actions: Sequence[Action]) -> None:
+        """Run the actions of this rank's several workers."""
+        has_arrived = self.channels.has_arrived
+        for number, action in in_turn(actions, begin=self._begin, has_arrived=has_arrived, wait_any=self._wait_any):
+            self._number = number
+            self.check()
+            with on_device(self.device_of(action.work.stage)):
+                self._run_with_messages(action)
+
+    def _begin(self, action: Action) -> None:
+        """Post receives: this action is its worker's next one."""
+        with on_device(self.device_of(action.work.stage)):
+            for message in action.posts:
+                self._post(message)
+
+    def _wait_any(self, actions: Sequence[Action]) -> None:
+        """Return when all messages of one of `actions` are here."""
+        self.check()
+        began = time.perf_counter_ns()
+        first = actions[0]
+        where = f"rank {self.channels.rank}, before {first.kind.value} of {first.work.describe()},"
+        self.channels.wait_any([action.receives for action in actions], lambda: where)
+        self._trace("wait", first, began)
+
+    def _run_with_messages(self, action: Action) -> None:
+        if action.receives:
+            began = time.perf_counter_ns()
+            for message in action.receives:
+                self._wait(message, f"at task {self._number} ({action.work.describe()})")
+            self._trace("wait", action, began)
+        self.channels.reap()
+        began = time.perf_counter_ns()
+        self._run_action(action)
+        self._trace(action.kind.value, action, began)
+        if action.sends:
+            for message in action.sends:
+                self._send(message)
+            for value in _values_in(action.sends):
+                value.num_readers -= 1
+                _drop_if_over(value)
+        if isinstance(action.work, Segment):
+            self._drop_received(action.work)
 
     def _run_action(self, action: Action) -> None:
         end = self.interruption.end_before(action.work)
@@ -225,13 +261,11 @@ class Executor:
                     value.data = None
 
     def _post(self, message: Message) -> None:
-        metas, stage = self._metas(message)
-        self.channels.post(message, metas, self.device_of(stage))
+        self.channels.post(message, _metas_of(message), device_of(message.channel.target))
 
     def _wait(self, message: Message, where: str) -> None:
-        metas, _ = self._metas(message)
-        self.channels.wait(message, metas, lambda: f"rank {self.channels.rank}, {where},")
-        device = self.device_of(message.stage)
+        self.channels.wait(message, _metas_of(message), lambda: f"rank {self.channels.rank}, {where},")
+        device = device_of(message.channel.target)
         for item, received in zip(message.items, message.tensors, strict=True):
             tensor = received.to(device)
             if isinstance(item, Value):
@@ -241,8 +275,8 @@ class Executor:
         message.tensors.clear()
 
     def _send(self, message: Message) -> None:
-        metas, _ = self._metas(message)
-        self.channels.send(message, [self._to_send(item, message) for item in message.items], metas)
+        tensors = [self._to_send(item, message) for item in message.items]
+        self.channels.send(message, tensors, _metas_of(message))
 
     def _to_send(self, item: Value | Edge, message: Message) -> torch.Tensor:
         tensor = item.data if isinstance(item, Value) else self.gradients.pop(item, None)
@@ -254,20 +288,21 @@ class Executor:
             tensor = tensor.detach().clone() if item.gradient_of else tensor.detach()
         return tensor
 
-    def _metas(self, message: Message) -> tuple[Sequence[Meta], int]:
-        metas = [item.meta for item in message.items]
-        return metas, message.stage
-
     def _trace(self, kind: Literal["F", "B", "W", "wait"], action: Action, began_ns: int) -> None:
         self.traces.append(
             Trace(
                 kind=kind,
                 name=action.work.describe(),
                 micro_batch=action.micro_batch,
+                queue=action.queue,
                 start_ns=began_ns,
                 end_ns=time.perf_counter_ns(),
             )
         )
+
+
+def _metas_of(message: Message) -> list[Meta]:
+    return [item.meta for item in message.items]
 
 
 def _values_in(messages: Sequence[Message]) -> list[Value]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from farspan.execute.exchange import Exchange
 from farspan.execute.step.executor import Trace
+from farspan.program.options import Settings
+from farspan.program.route import queues_of
 from farspan.schedule import Schedule
 
 __all__ = ["StepRecord"]
@@ -26,6 +28,19 @@ class StepRecord:
     exchange: Exchange | None
     schedule: Schedule
     """Of all ranks."""
+    settings: Settings
+    """Of the step's program."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What people know the orders of the schedule by; () where each rank has one."""
+        num_ranks = self.settings.num_ranks
+        names = {number: f"rank {number}" for number in range(len(self.schedule.orders))}
+        workers = [team.leader for team in self.settings.teams]
+        for number, worker in zip(queues_of(workers, num_ranks), workers, strict=True):
+            if number >= num_ranks:
+                names[number] = f"{worker.rank}/{worker.device}"
+        return tuple(names.values()) if len(names) > num_ranks else ()
 
     @property
     def duration_s(self) -> float:

@@ -15,16 +15,19 @@ from collections.abc import Sequence
 
 import torch
 
-from farspan.comm.transport import Work
+from farspan.comm.transport import DeviceWork, Work
 from farspan.errors import DeadlineError
 from farspan.execute.engine import Engine
+from farspan.plan import Worker
 from farspan.profile import HostLink
+from farspan.program.program import Channel
 
 __all__ = ["links_of_hosts"]
 
 _SMALL_BYTES, _NUM_SMALL = 1 << 10, 5
 _LARGE_BYTES, _NUM_LARGE = 4 << 20, 3
-_CHANNEL = 0
+_CHANNEL = 1 << 20
+"""Apart from those of messages."""
 
 
 def links_of_hosts(engine: Engine, hosts: Sequence[str], device: torch.device) -> dict[str, HostLink]:
@@ -46,7 +49,9 @@ def links_of_hosts(engine: Engine, hosts: Sequence[str], device: torch.device) -
     if not pairs:
         return {}
     if device.type == "cuda":
-        engine.channels.prepare([(*ends, _CHANNEL) for ends in pairs + [(second, first) for first, second in pairs]])
+        workers = {rank: Worker(rank, str(device)) for rank in firsts}  # each end knows its own
+        both_ways = pairs + [(called, caller) for caller, called in pairs]
+        engine.channels.open([Channel(workers[src], workers[dst], _CHANNEL) for src, dst in both_ways])
     own: HostLink | None = None
     for turn in (0, 1):
         engine.agreement.meet("links are timed")
@@ -99,11 +104,14 @@ def _answer(rank: int, engine: Engine, device: torch.device) -> None:
 
 
 def _wait(work: Work, what: str, rank: int, engine: Engine) -> None:
+    late = DeadlineError(
+        f"rank {engine.rank}, timing links between hosts, waited {engine.deadline_s:g} s for {what}.",
+        why=f"rank {rank} is stopped, very slow, or cannot be reached.",
+        hint="look at that rank's log; FARSPAN_DEADLINE=seconds allows longer waits",
+    )
     try:
         work.wait(engine.deadline_s)
     except TimeoutError as error:
-        raise DeadlineError(
-            f"rank {engine.rank}, timing links between hosts, waited {engine.deadline_s:g} s for {what}.",
-            why=f"rank {rank} is stopped, very slow, or cannot be reached.",
-            hint="look at that rank's log; FARSPAN_DEADLINE=seconds allows longer waits",
-        ) from error
+        raise late from error
+    if isinstance(work, DeviceWork):
+        engine.channels.device_waits.add(work, lambda: late)

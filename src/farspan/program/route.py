@@ -1,0 +1,57 @@
+"""Between which workers what a task makes travels, and through which channels.
+
+Every pair of workers of different ranks has a channel for activations and one for gradients. Both ends number them
+alike without a word, and a channel keeps its number when stages are added:
+
+    devices of the sender    0 1 0 2 ..     in the order in which stages name them
+    of the receiver          0 0 1 0 ..
+    number of the pair       0 1 2 3 ..     (G. Cantor's: by the sum of the two, then by the receiver's)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from farspan.plan import Team, Worker
+from farspan.program.program import Channel
+
+__all__ = ["Channels", "queues_of"]
+
+
+class Channels:
+    """The channels between the workers of teams."""
+
+    def __init__(self, teams: Iterable[Team]) -> None:
+        self._device: dict[Worker, int] = {}
+        """For each worker, how many other devices of its rank were named before it."""
+        self._known: dict[tuple[Worker, Worker, bool], Channel] = {}
+        num_devices: dict[int, int] = {}
+        for worker in [worker for team in teams for worker in team.members]:
+            if worker not in self._device:
+                self._device[worker] = num_devices.get(worker.rank, 0)
+                num_devices[worker.rank] = self._device[worker] + 1
+
+    def between(self, source: Worker, target: Worker, *, is_gradient: bool) -> Channel:
+        """The channel from one worker to another one, of another rank."""
+        key = source, target, is_gradient
+        channel = self._known.get(key)
+        if channel is None:
+            here, there = self._device[source], self._device[target]
+            pair = (here + there) * (here + there + 1) // 2 + there
+            channel = self._known[key] = Channel(source, target, 2 * pair + is_gradient)
+        return channel
+
+
+def queues_of(workers: Sequence[Worker], num_ranks: int) -> list[int]:
+    """For each stage, which order of a schedule its worker runs.
+
+    The first worker of a rank runs the rank's, further ones those after the orders of all ranks, as stages name them.
+    """
+    numbers: dict[Worker, int] = {}
+    first: dict[int, Worker] = {}
+    for worker in workers:
+        if first.setdefault(worker.rank, worker) == worker:
+            numbers[worker] = worker.rank
+        elif worker not in numbers:
+            numbers[worker] = num_ranks + len(numbers) - len(first)
+    return [numbers[worker] for worker in workers]
