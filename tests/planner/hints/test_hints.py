@@ -223,7 +223,7 @@ def test_the_plan_says_what_is_where_because_of_a_hint() -> None:
     hints = Hints(pins={"blocks.[01]": "rank:1"}, together=[["blocks.2", "blocks.3"]])
     result = best_plan(chain(), devices(2), 4, hints=hints)
     text = format_result(result)
-    assert "no plan that distribute can run and that keeps the hints takes less" in text
+    assert "no plan of consecutive stages that keeps the hints takes less" in text
     assert "blocks.0-blocks.1: pinned to rank:1 by 'blocks.[01]'" in text
     assert "blocks.2-blocks.3: together: 'blocks.2', 'blocks.3'" in text
     assert "blocks.1 is on rank:1, stage 0, pinned to rank:1 by 'blocks.[01]'" in explain(result, "blocks.1")

@@ -51,7 +51,8 @@ class SearchResult:
 
     Attributes:
         best: The plan.
-        bound: No plan that distribute can run takes less.
+        bound: No plan of consecutive stages takes less. One in which the pieces of a device do not follow each other
+            may: of a U-Net such a plan was simulated 0.2 % below.
         rejected: The others, the best first.
         search_s: Seconds of all searches together.
         problem: What was searched: the graph and the cluster, as the hints have made them.

@@ -32,9 +32,9 @@ def format_result(result: SearchResult, *, spread: float = 0.0) -> str:
     error = f" +- {100 * spread:.0f} %" if spread else ""
     step = f"step {format_seconds(best.step_s)}{error}, bubble {100 * best.bubble:.0f} %"
     lines.append(f"{step}, {best.num_micro_batches} micro-batches (forward and backward, without the optimizer)")
-    kept = " and that keeps the hints" if result.problem.hints else ""
+    kept = " that keeps the hints" if result.problem.hints else ""
     lines.append(
-        f"no plan that distribute can run{kept} takes less than {format_seconds(result.bound)} "
+        f"no plan of consecutive stages{kept} takes less than {format_seconds(result.bound)} "
         f"(gap {100 * result.gap:.1f} %); searched for {format_seconds(result.search_s)}"
     )
     lines += _hinted(result)
