@@ -14,7 +14,7 @@ from torch import nn
 from farspan.adapters import adapt_trainers
 from farspan.errors import PlanError
 from farspan.execute.engine import Engine
-from farspan.execute.optimizers.watch import watch_optimizers
+from farspan.execute.optimizers.watched_steps import watch_optimizers
 from farspan.execute.process.world import (
     begin_recording,
     current_engine,
@@ -25,7 +25,7 @@ from farspan.execute.process.world import (
 from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import stages_at
 from farspan.place.alone import runs_as_it_is
-from farspan.place.kept import KeptPlan
+from farspan.place.kept_plan import KeptPlan
 from farspan.place.measure.trial import current_trial
 from farspan.place.measured import is_measuring, measure_first
 from farspan.place.places import place_first

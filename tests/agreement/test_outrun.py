@@ -12,7 +12,7 @@ import os, time
 import torch
 from torch import nn
 import farspan
-from farspan.control.hub.state import Hub
+from farspan.control.hub.hub_state import Hub
 
 on_start = Hub._on_start
 

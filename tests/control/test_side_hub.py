@@ -5,7 +5,7 @@ import json
 import pytest
 
 from farspan.control.hub.divergence import describe_difference, first_difference
-from farspan.control.hub.state import Hub
+from farspan.control.hub.hub_state import Hub
 from farspan.control.text import name_ranks
 from farspan.control.tree.blocks import MAX_PARTS_BYTES, parts_by_rank
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from farspan.torch_private.state import FLAGS, default_device
+from farspan.torch_private.flags import FLAGS, default_device
 
 __all__ = ["Settings", "applied_settings", "current_settings"]
 

@@ -12,12 +12,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from farspan.control.calls import Calls
 from farspan.control.gathers import Gathers
 from farspan.control.hub.divergence import history_to_json
 from farspan.control.hub.server import HubServer
 from farspan.control.late import LateRanks
 from farspan.control.link import Link, LoopLink, connect
+from farspan.control.requests import Calls
 from farspan.control.text import as_error, clip_head, described, fresh, stack_of
 from farspan.control.tree.numbers import host_of
 from farspan.control.waits import Waits
@@ -27,8 +27,8 @@ from farspan.outputs import write_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farspan.control.calls import Handler
     from farspan.control.hub.divergence import Entry
+    from farspan.control.requests import Handler
     from farspan.control.wire import Frame, Header
 
 __all__ = ["SideChannel"]

@@ -9,8 +9,8 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Protocol
 
+from farspan.control.hub.hub_state import Hub
 from farspan.control.hub.joining import Client, join
-from farspan.control.hub.state import Hub
 from farspan.control.text import describe_death, describe_lost_link
 from farspan.control.wire import (
     LINK_SILENT_S,

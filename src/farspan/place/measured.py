@@ -22,7 +22,7 @@ from farspan import settings
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.execute.engine import Engine
-from farspan.place.kept import KeptPlan
+from farspan.place.kept_plan import KeptPlan
 from farspan.place.measure.assemble import assemble
 from farspan.place.measure.measurements import Measured
 from farspan.place.measure.profiling_executor import Meter

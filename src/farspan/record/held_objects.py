@@ -22,7 +22,7 @@ from farspan.call.side_effects.reachable import State
 from farspan.call.surroundings.around import Surroundings
 from farspan.call.surroundings.code import kinds_of
 from farspan.call.surroundings.moments import Moments
-from farspan.record.memory.copies import plain_in, what_is_written
+from farspan.record.memory.parameter_copies import plain_in, what_is_written
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:

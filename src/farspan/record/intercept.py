@@ -31,7 +31,7 @@ from farspan.call.user_hooks import (
     open_leaves,
 )
 from farspan.record.across_ranks.hook_traces import watched
-from farspan.record.around import has_own_function_mode
+from farspan.record.around_calls import has_own_function_mode
 from farspan.record.memory.leaves import new_parameter
 from farspan.record.memory.pickling import reduce_module, reduce_placed
 from farspan.record.memory.transfer import check_assigned, transferring

@@ -29,12 +29,11 @@ from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.record.across_ranks.drawing import NotedDraws, answer_drawing, draws_in_python
 from farspan.record.across_ranks.resolved_calls import learn
-from farspan.record.around import check_around, saved_hooks
-from farspan.record.backward import record_backward
+from farspan.record.around_calls import check_around, saved_hooks
 from farspan.record.deferred.deferred import Deferred
 from farspan.record.held_objects import HeldObjects
-from farspan.record.memory.copies import Copies
 from farspan.record.memory.leaves import become_leaf
+from farspan.record.memory.parameter_copies import Copies
 from farspan.record.ops.autograd_function import MAY_HIDE_HISTORY, check_history
 from farspan.record.ops.foreach import record_foreach
 from farspan.record.ops.mutation import (
@@ -52,6 +51,7 @@ from farspan.record.parameters.gradients import Gradients
 from farspan.record.parameters.outside_tensors import Outside
 from farspan.record.parameters.parameter_hooks import Hooks
 from farspan.record.parameters.parameter_values import ParameterValues, alias_of
+from farspan.record.recorded_backward import record_backward
 from farspan.record.surgery.opened import call_parts
 from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import DisableTorchFunction, put_modes, run_without_modes_of, take_modes_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from farspan.control.hub.state import Hub
+from farspan.control.hub.hub_state import Hub
 from farspan.control.tree.blocks import parts_by_rank
 from farspan.control.tree.numbers import children, client_towards, host_of, ranks_below
 from farspan.control.tree.relay import Relay

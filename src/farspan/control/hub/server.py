@@ -12,8 +12,8 @@ import time
 from collections import deque
 
 from farspan.control.hub.connection import Connection
+from farspan.control.hub.hub_state import Hub
 from farspan.control.hub.joining import Client, join, refusal_of
-from farspan.control.hub.state import Hub
 from farspan.control.text import describe_death, describe_lost_link
 from farspan.control.tree.message import Message, Node
 from farspan.control.tree.numbers import children, client_towards

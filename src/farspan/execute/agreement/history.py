@@ -22,7 +22,7 @@ from farspan.call.pytree.canonical import digest_of
 from farspan.control.hub.divergence import HINT
 from farspan.execute.agreement.checksum import Checksum, checksum_of, checksum_of_all, is_comparable
 from farspan.execute.agreement.events import Entry, Events, Position
-from farspan.execute.agreement.generators import SAME_DRAWS, GeneratorStates, generator_entries, generator_states
+from farspan.execute.agreement.shared_generators import SAME_DRAWS, GeneratorStates, generator_entries, generator_states
 from farspan.graph import EVERYWHERE, Backward, Call, Graph, MicroBatch, Value
 from farspan.record.parameters.outside_tensors import plain_of
 from farspan.torch_private import DisableTorchFunction

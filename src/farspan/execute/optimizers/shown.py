@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from farspan.call.infer.entry import intern, meta_of
 from farspan.call.leaf import Placed
-from farspan.execute.optimizers.kept import change_tensors, parts_of
+from farspan.execute.optimizers.kept_state import change_tensors, parts_of
 from farspan.execute.optimizers.own import is_own, make_own
 from farspan.graph import Meta, Value
 from farspan.record.ops.overrides import read_data

@@ -20,7 +20,7 @@ from farspan.call.wire.checked import damaged  # fmt: skip
 from farspan.call.wire.structure import structure_from_json, structure_to_json  # fmt: skip
 from farspan.comm.pulls.answers import Answer  # fmt: skip
 from farspan.errors import RecordError
-from farspan.execute.optimizers.kept import find_kept, raw_state
+from farspan.execute.optimizers.kept_state import find_kept, raw_state
 from farspan.graph import Meta
 from farspan.record.tensor import LazyTensor  # fmt: skip
 

@@ -36,7 +36,7 @@ from farspan.execute.optimizers.functions import has_dynamic_shape, kind_of_call
 from farspan.execute.optimizers.lists import over_lists
 from farspan.execute.optimizers.own import make_own
 from farspan.graph import Meta, Value
-from farspan.record.memory.exchange import become_plain
+from farspan.record.memory.exchanged import become_plain
 from farspan.record.ops.overrides import NUMBERS
 from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import DisableTorchFunctionSubclass, raw_grad

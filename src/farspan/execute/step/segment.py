@@ -33,7 +33,7 @@ from farspan.execute.backward.caught import caught_at
 from farspan.execute.backward.split import Deferred, split_backward
 from farspan.graph import EVERYWHERE, Call, Edge, Part, Segment, Value
 from farspan.record.across_ranks.resolved_calls import learned_from_run, noting_raised, registering_nothing
-from farspan.record.around import under_saved_hooks
+from farspan.record.around_calls import under_saved_hooks
 from farspan.record.ops.mutation import plain_versions
 from farspan.record.tensor import PassedBy
 from farspan.torch_private import raw_grad, set_raw_grad

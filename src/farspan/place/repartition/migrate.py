@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from farspan.execute.engine import Engine
-from farspan.execute.optimizers.kept import raw_state
+from farspan.execute.optimizers.kept_state import raw_state
 from farspan.execute.optimizers.shown import lose_parameter
 from farspan.execute.optimizers.states import placed_in
 from farspan.place.owners import ModelPlan, Move, can_go, is_free_of_recorded, moves, place_anew

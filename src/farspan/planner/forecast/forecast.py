@@ -20,8 +20,8 @@ from farspan.cluster import Cluster
 from farspan.plan import PLANNED_SECONDS, Plan
 from farspan.planner.atoms import Atom, placement_of
 from farspan.planner.cost_model import CostedGraph
-from farspan.planner.forecast.memory import in_flight, peak_bytes, saved_bytes
 from farspan.planner.forecast.parts import Part, Stages
+from farspan.planner.forecast.peak_memory import in_flight, peak_bytes, saved_bytes
 from farspan.planner.pipeline import Pipeline
 from farspan.planner.simulation import Simulation
 from farspan.schedule import LOOKAHEAD, run_ahead_of

@@ -25,8 +25,8 @@ from farspan.call.wire.structure import entry_from_json, entry_to_json
 from farspan.errors import FarspanError, RecordError
 from farspan.graph import Call, Value
 from farspan.record.across_ranks.drawing import path_of
-from farspan.record.around import saved_hooks
-from farspan.record.memory.exchange import can_be_recorded
+from farspan.record.around_calls import saved_hooks
+from farspan.record.memory.exchanged import can_be_recorded
 from farspan.record.ops.mutation import let_record_written, plain_versions
 from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.overrides import read_data

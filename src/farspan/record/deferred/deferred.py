@@ -25,7 +25,7 @@ from farspan.call.modes import current_modes
 from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.template import flatten_arguments, rebuild
 from farspan.graph import Call, Value
-from farspan.record.around import saved_hooks
+from farspan.record.around_calls import saved_hooks
 from farspan.record.deferred.compute import Computing
 from farspan.record.deferred.deferred_call import (
     DeferredCall,

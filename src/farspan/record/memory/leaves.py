@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from farspan.graph import Value
-from farspan.record.memory.exchange import become_plain
+from farspan.record.memory.exchanged import become_plain
 from farspan.record.memory.twins import leave_memory
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunction, without_modes_of

@@ -14,7 +14,7 @@ import torch
 from farspan.call.infer.entry import intern
 from farspan.call.pytree.template import flatten_arguments
 from farspan.graph import Meta, Value
-from farspan.record.memory.exchange import become_plain, can_be_recorded, exchange
+from farspan.record.memory.exchanged import become_plain, can_be_recorded, exchange
 from farspan.record.memory.twins import become_twin, leave_memory, main_of, make_twin, members, twins_of
 from farspan.record.ops.views import is_shared, take_anew
 from farspan.record.parameters.parameter_values import alias_of

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from farspan.call.pytree.template import map_tensors
-from farspan.record.memory.exchange import become_plain
+from farspan.record.memory.exchanged import become_plain
 from farspan.record.recording import Recording
 from farspan.record.tensor import LazyTensor
 

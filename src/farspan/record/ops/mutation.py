@@ -14,7 +14,7 @@ from farspan.call.leaf import Leaf, LeakError
 from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.template import flatten_arguments, rebuild
 from farspan.graph import Call, Value
-from farspan.record.memory.exchange import can_be_recorded, exchange
+from farspan.record.memory.exchanged import can_be_recorded, exchange
 from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.overrides import read_data
 from farspan.record.ops.views import Through, is_shared, root_of, write_through

@@ -15,7 +15,7 @@ from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry
 from farspan.call.naming import READERS, REFUSED, RUNNING_STATISTICS, name_of
 from farspan.call.pytree.template import map_tensors, rebuild
-from farspan.record.memory.addresses import ADDRESSES
+from farspan.record.memory.memory_addresses import ADDRESSES
 from farspan.record.memory.rebinding import data_of, set_data
 from farspan.record.ops.explicit_placement import PLAIN_TO, to
 from farspan.record.ops.views import Through

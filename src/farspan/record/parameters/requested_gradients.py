@@ -10,7 +10,7 @@ import torch
 
 from farspan.call.infer.entry import intern
 from farspan.graph import Value, Wanted
-from farspan.record.backward import record_backward
+from farspan.record.recorded_backward import record_backward
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import nn
 
 from farspan.call.leaf import Leaf, WholeError
 from farspan.call.user_hooks import has_user_hooks
-from farspan.record.around import is_clear_around
+from farspan.record.around_calls import is_clear_around
 
 if TYPE_CHECKING:
     from farspan.record.recording import Recording

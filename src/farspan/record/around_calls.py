@@ -14,7 +14,7 @@ import torch
 
 from farspan.call.leaf import WholeError
 from farspan.call.naming import find_where, format_where
-from farspan.torch_private.state import (
+from farspan.torch_private.flags import (
     DeviceContext,
     dispatch_modes,
     function_modes,
