@@ -105,9 +105,9 @@ def measure(case: Case) -> dict[str, Any]:
         began = time.perf_counter()
         schedule: Schedule = build()
         seconds[name] = time.perf_counter() - began
-        played = simulate(schedule, link_of=own_links(latency=latency))
-        rates[name] = played.bubble_rate
-        memory[name] = max(map(played.peak_memory, range(p)))
+        simulated = simulate(schedule, link_of=own_links(latency=latency))
+        rates[name] = simulated.bubble_rate
+        memory[name] = max(map(simulated.peak_memory, range(p)))
 
     add("1F1B", lambda: one_f_one_b(straight(p, m, case.costs(is_split=False))))
     add("1F1B-I", lambda: interleaved(looped(p, PAPER_ROUNDS, m, loop)))

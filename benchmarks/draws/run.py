@@ -80,7 +80,7 @@ def worker(args: argparse.Namespace) -> None:
     for number in range(args.warm_up + args.steps):
         for loop, generator in (("own", own), ("shared", None)):
             for kind, seed in (("plain", PLAIN), ("seeded", SEEDED))[:: 1 if number % 2 else -1]:
-                engine.sow(seed)
+                engine.seed_draws(seed)
                 time_s = step(generator)
                 if number >= args.warm_up:
                     found[f"{loop} {kind}"].append(time_s)

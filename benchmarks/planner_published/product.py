@@ -180,7 +180,7 @@ def _cluster(num_devices: int, flops_per_s: float) -> Cluster:
 @lru_cache
 def _recorded(sizes: Sizes, micro_batch: int, num_devices: int) -> StepProfile:
     """Run the program up to its first step, in bfloat16, without computing anything."""
-    with Trial(num_devices=lambda: num_devices, is_dry=True, is_hollow=True) as trial:
+    with Trial(num_devices=lambda: num_devices, is_dry=True, has_fake_weights=True) as trial:
         model = farspan.distribute(GPT(sizes).to(torch.bfloat16))
         optimizer = torch.optim.AdamW(model.parameters())
         tokens = torch.zeros(micro_batch, sizes.sequence, dtype=torch.long)

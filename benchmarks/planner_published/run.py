@@ -152,13 +152,13 @@ def check_zero_bubble(fitted: Fitted) -> list[dict[str, Any]]:
         printed = [float(row[name]) / 1e3 for name in ("T_F_ms", "T_B_ms", "T_W_ms")]
         stage = stage_times(row, fitted)
         costs = Costs(forward=stage.forward, backward=stage.backward + stage.weight)
-        played = simulate(one_f_one_b(straight(p, m, costs)), link_of=own_links(latency=hop_s(row, fitted)))
+        simulated = simulate(one_f_one_b(straight(p, m, costs)), link_of=own_links(latency=hop_s(row, fitted)))
         measured = m * int(row["microbatch"]) / p / float(row["samples_per_gpu_s_1F1B"])
         found.append(
             {
                 "model": row["model"],
                 "m": m,
-                "simulated_over_formula": played.step_time / zero_bubble_s(row, "1F1B", fitted),
+                "simulated_over_formula": simulated.step_time / zero_bubble_s(row, "1F1B", fitted),
                 "stage_errors": [
                     ours / theirs - 1
                     for ours, theirs in zip((stage.forward, stage.backward, stage.weight), printed, strict=True)

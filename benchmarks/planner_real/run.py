@@ -263,8 +263,8 @@ def measure(name: str, args: Any) -> list[dict[str, Any]]:
 def check_order(name: str, label: str, rank: int, ran: str, each: Forecast) -> None:
     """What has been played is what has run."""
     schedule = each.simulation.schedule
-    played = [schedule.tasks[index] for index in schedule.orders[rank]]
-    expected = " ".join(f"{task.kind.value}{task.micro_batch}" for task in played)
+    simulated = [schedule.tasks[index] for index in schedule.orders[rank]]
+    expected = " ".join(f"{task.kind.value}{task.micro_batch}" for task in simulated)
     if expected != ran:
         print(f"{name}, {label}, rank {rank}: ran\n  {ran}\nplayed was\n  {expected}")
 

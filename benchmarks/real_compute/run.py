@@ -67,7 +67,7 @@ class Rank:
         self.ours = FarspanSide(NUM_MICRO_BATCHES)
         with untouched_torch():
             self.plain, self.theirs = Plain(), TorchSide(rank, NUM_MICRO_BATCHES)
-        self.played: dict[str, list[tuple[Schedule, list[tuple[str, float]]]]] = {name: [] for name in SCHEDULES}
+        self.simulated: dict[str, list[tuple[Schedule, list[tuple[str, float]]]]] = {name: [] for name in SCHEDULES}
 
     def run(self, name: str, number: int) -> tuple[int, int]:
         """One step; when it began and ended here."""
@@ -98,7 +98,7 @@ class Rank:
         assert record is not None
         tasks = [item for item in record.traces if item.kind != "wait"]
         durations = [(item.kind, (item.end_ns - item.start_ns) / 1e9) for item in tasks]
-        self.played[name].append((record.schedule, durations))
+        self.simulated[name].append((record.schedule, durations))
         return began, ended
 
 
@@ -116,7 +116,7 @@ def worker(args: Any) -> None:
             if turn:
                 times[name] += found
     everyone: list[Any] = [None, None]
-    durations = {name: [times for _, times in steps[args.steps :]] for name, steps in here.played.items()}
+    durations = {name: [times for _, times in steps[args.steps :]] for name, steps in here.simulated.items()}
     with untouched_torch():
         dist.all_gather_object(everyone, {"times": times, "durations": durations})
     if rank == 0:
@@ -124,7 +124,7 @@ def worker(args: Any) -> None:
         bubbles = {
             name: fmean(
                 bubble_of(schedule, [part["durations"][name][number] for part in everyone])
-                for number, (schedule, _) in enumerate(here.played[name][args.steps :])
+                for number, (schedule, _) in enumerate(here.simulated[name][args.steps :])
             )
             for name in SCHEDULES
         }
@@ -145,8 +145,8 @@ def bubble_of(schedule: Schedule, by_rank: list[list[tuple[str, float]]]) -> flo
             mean = fmean(durations[place][1] for place in places)
             for place in places:
                 tasks[order[place]] = replace(tasks[order[place]], duration=mean)
-    played = simulate(Schedule(tasks=tuple(tasks), orders=schedule.orders))
-    return 1.0 - sum(task.duration for task in tasks) / (2 * played.step_time)
+    simulated = simulate(Schedule(tasks=tuple(tasks), orders=schedule.orders))
+    return 1.0 - sum(task.duration for task in tasks) / (2 * simulated.step_time)
 
 
 def main() -> None:

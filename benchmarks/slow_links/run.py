@@ -105,13 +105,13 @@ def simulated_s(schedule: Schedule, taken: list[list[list[float]]], size: int, *
                 output_bytes=tuple((rank, float(size << 20)) for rank in range(len(schedule.orders))),
             )
     bandwidth = PAYLOAD * rate_of(size)
-    played = simulate(
+    simulated = simulate(
         Schedule(tasks=tuple(tasks), orders=schedule.orders),
         link_of=(lambda source, destination: Link(name=f"out of {source}", bandwidth=bandwidth))
         if is_limited
         else own_links(),
     )
-    return played.step_time
+    return simulated.step_time
 
 
 def rate_of(size: int) -> float:

@@ -34,7 +34,7 @@ from farspan.place.weights import agree_on_model
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
 from farspan.profile import atoms
-from farspan.record.ops.explicit_placement import glue_at
+from farspan.record.ops.explicit_placement import ops_at
 from farspan.record.parameters.copying import plan_by_model
 
 __all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of", "rank"]
@@ -128,7 +128,7 @@ def distribute(
     begin_recording(engine)
     adapt_trainers()
     if not engine.recorder.roots:
-        engine.sow(seed)  # from_rank may have made the engine
+        engine.seed_draws(seed)  # from_rank may have made the engine
     agree_on_model(engine, model)
     hints = _hints(plan, pins=pins, together=together, max_memory=max_memory, stages=stages, remat=remat)
     if trial is not None:
@@ -256,7 +256,7 @@ def on(place: str) -> Iterator[None]:
         stages_at([], place, num_ranks_to_be())  # nothing is recorded yet: only its form counts
         yield
         return
-    with glue_at(engine.recorder, place):
+    with ops_at(engine.recorder, place):
         yield
 
 

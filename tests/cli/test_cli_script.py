@@ -147,15 +147,15 @@ def measured(result: dict, times: Sequence[float]) -> MeasuredStep:
         for stage, factor in zip(result["stages"], times, strict=True)
     ]
     schedule = one_f_one_b(Chain(ranks=(0, 1), costs=tuple(costs), num_micro_batches=result["micro_batches"]))
-    played = simulate(schedule)
+    simulated = simulate(schedule)
     spans = [
         Span(
             rank=task.rank,
             kind="F" if task.kind.value == "F" else "B",
             name="",
             micro_batch=task.micro_batch,
-            start_ns=round(played.starts[index] * 1e9),
-            end_ns=round(played.ends[index] * 1e9),
+            start_ns=round(simulated.starts[index] * 1e9),
+            end_ns=round(simulated.ends[index] * 1e9),
         )
         for index, task in enumerate(schedule.tasks)
     ]

@@ -253,7 +253,9 @@ def share(seconds: dict[str, float], *others: dict[str, float]) -> RankMeasured:
         for micro_batch, taken in enumerate([seconds, *others])
         for number, each in enumerate(taken.values())
     ]
-    measured = Measured(notes=notes, samples=samples, num_micro_batches=2 + len(others), halved=-1, gradient_bytes={})
+    measured = Measured(
+        notes=notes, samples=samples, num_micro_batches=2 + len(others), split_micro_batch=-1, gradient_bytes={}
+    )
     return RankMeasured(host="here", device="cpu", memory_bytes=1e9, measured=measured, state_bytes={})
 
 

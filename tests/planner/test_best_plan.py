@@ -142,14 +142,14 @@ def test_peak_memory_counts_what_a_piece_needs_while_it_runs() -> None:
 
 
 def test_what_is_let_go_counts_where_the_gradient_was_made_at_the_same_stage() -> None:
-    def first_peak(num_devices: int, let_go: float) -> float:
+    def first_peak(num_devices: int, release: float) -> float:
         first, second = chain(2).nodes
-        first = replace(first, working_bytes=15e6, let_go_bytes=let_go)
+        first = replace(first, working_bytes=15e6, let_go_bytes=release)
         graph = replace(chain(2), nodes=(first, second))
         return best_plan(graph, devices(num_devices), 4).best.stages[0].memory_bytes
 
-    assert first_peak(1, let_go=2e6) == first_peak(1, let_go=0.0) - 2e6
-    assert first_peak(2, let_go=2e6) == first_peak(2, let_go=0.0)
+    assert first_peak(1, release=2e6) == first_peak(1, release=0.0) - 2e6
+    assert first_peak(2, release=2e6) == first_peak(2, release=0.0)
 
 
 def test_what_is_saved_anyway_is_not_held_again_to_be_sent() -> None:

@@ -68,8 +68,8 @@ def train(
         chosen.step()
 
 
-def profile_of(program: Callable[[], None], *, is_dry: bool = False, is_hollow: bool = True) -> StepProfile:
-    with Trial(num_devices=lambda: 2, is_dry=is_dry, is_hollow=is_dry and is_hollow) as trial:
+def profile_of(program: Callable[[], None], *, is_dry: bool = False, has_fake_weights: bool = True) -> StepProfile:
+    with Trial(num_devices=lambda: 2, is_dry=is_dry, has_fake_weights=is_dry and has_fake_weights) as trial:
         program()
         pytest.fail("it went on")
     return trial.profile()
@@ -121,10 +121,10 @@ def test_attention_in_one_operation_counts_as_its_products(is_dry) -> None:
     assert sum(each.flops for each in atom.backward_work) == 2 * linear + 2.5 * attention  # scores are computed again
 
 
-@pytest.mark.parametrize("is_hollow", [False, True])
-def test_counting_without_data_finds_what_running_finds(is_hollow) -> None:
+@pytest.mark.parametrize("has_fake_weights", [False, True])
+def test_counting_without_data_finds_what_running_finds(has_fake_weights) -> None:
     real = profile_of(lambda: train(Net()))
-    dry = profile_of(lambda: train(Net()), is_dry=True, is_hollow=is_hollow)
+    dry = profile_of(lambda: train(Net()), is_dry=True, has_fake_weights=has_fake_weights)
     for ran, counted in zip(real.atoms, dry.atoms, strict=True):
         assert (ran.name, ran.saved_bytes, ran.memory_bytes) == (
             counted.name,
@@ -152,7 +152,9 @@ def test_what_a_piece_needs_while_it_runs() -> None:
 
     for is_dry in (False, True):
         atom = profile_of(
-            lambda: train_on(nn.Sequential(Wide(), Wide(), Wide()), torch.ones(WIDTH)), is_dry=is_dry, is_hollow=False
+            lambda: train_on(nn.Sequential(Wide(), Wide(), Wide()), torch.ones(WIDTH)),
+            is_dry=is_dry,
+            has_fake_weights=False,
         ).atoms[1]
         assert atom.saved_bytes == WIDTH * 4  # the input
         assert 100 * WIDTH * 4 <= atom.working_bytes <= 104 * WIDTH * 4, is_dry

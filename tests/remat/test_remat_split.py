@@ -69,7 +69,7 @@ def in_a_unit(module: nn.Module, x: Tensor) -> Tensor:
     inner = x.detach().requires_grad_()
     with unit.saving():
         result = module(x)
-    unit.let_go(lambda: torch.enable_grad()(module)(inner))
+    unit.release(lambda: torch.enable_grad()(module)(inner))
     return result
 
 

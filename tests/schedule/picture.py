@@ -10,7 +10,7 @@ __all__ = ["draw", "picture_in"]
 
 def draw(schedule: Schedule, *, latency: int = 0) -> str:
     """One line for each rank; the second stage of a rank is in small letters, `--` goes on with a task."""
-    played = simulate(schedule, link_of=own_links(latency=latency))
+    simulated = simulate(schedule, link_of=own_links(latency=latency))
     lines: list[str] = []
     for rank, order in enumerate(schedule.orders):
         first_level = min(schedule.tasks[index].level for index in order)
@@ -18,7 +18,7 @@ def draw(schedule: Schedule, *, latency: int = 0) -> str:
         for index in order:
             task = schedule.tasks[index]
             name = f"{task.kind.value}{task.micro_batch}"
-            cells += [".."] * (round(played.starts[index]) - len(cells))
+            cells += [".."] * (round(simulated.starts[index]) - len(cells))
             cells.append(name if task.level == first_level else name.lower())
             cells += ["--"] * (round(task.duration) - 1)
         lines.append(f"rank {rank}   {' '.join(cells)}")

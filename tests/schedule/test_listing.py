@@ -68,8 +68,8 @@ def test_it_is_what_the_docstring_draws() -> None:
 def test_split_backwards_leave_the_bubble_of_zb_h1(num_stages: int, num_micro_batches: int) -> None:
     """(p - 1) (F + B - W) instead of 1F1B's (p - 1) (F + B + W); arXiv 2401.10241, table 2."""
     for costs, bubble in ((Costs(backward=2), 3 * (num_stages - 1)), (Costs(weight=1), num_stages - 1)):
-        played = simulate(ordered(straight(num_stages, num_micro_batches, costs), run_ahead=1))
-        assert played.step_time == 3 * num_micro_batches + bubble
+        simulated = simulate(ordered(straight(num_stages, num_micro_batches, costs), run_ahead=1))
+        assert simulated.step_time == 3 * num_micro_batches + bubble
 
 
 def test_the_published_bubble_rate_of_1f1b_and_zb_h1() -> None:
@@ -137,8 +137,8 @@ def test_micro_batches_that_are_begun_can_always_be_finished() -> None:
     chain = vee(2, 4)
     limits = [Limits(in_flight=9, memory=3.0)] * 2
     schedule = ordered(chain, limits=limits)
-    played = simulate(schedule)
-    assert [played.peak_memory(rank) for rank in (0, 1)] == [3.0, 3.0]
+    simulated = simulate(schedule)
+    assert [simulated.peak_memory(rank) for rank in (0, 1)] == [3.0, 3.0]
     assert draw(schedule).splitlines()[0].startswith("rank 0   F0 F1 .. f0 b0")
 
 

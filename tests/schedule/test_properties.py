@@ -49,11 +49,11 @@ def check(schedule: Schedule, latency: float) -> None:
     """Complete, and it ends: with all receives posted, and with each posted as late as possible."""
     assert sorted(index for order in schedule.orders for index in order) == list(range(len(schedule.tasks)))
     for lookahead in (None, 0, 2):
-        played = simulate(schedule, link_of=own_links(latency=latency, bandwidth=16.0), lookahead=lookahead)
+        simulated = simulate(schedule, link_of=own_links(latency=latency, bandwidth=16.0), lookahead=lookahead)
         for index, task in enumerate(schedule.tasks):
-            assert all(played.ends[need] <= played.starts[index] for need in task.needs)
+            assert all(simulated.ends[need] <= simulated.starts[index] for need in task.needs)
         for order in schedule.orders:
-            assert all(played.ends[a] <= played.starts[b] for a, b in pairwise(order))
+            assert all(simulated.ends[a] <= simulated.starts[b] for a, b in pairwise(order))
 
 
 @given(any_segments(), st.integers(0, 2), st.sampled_from([0.0, 0.3, 2.0]))
@@ -72,8 +72,8 @@ def test_no_rank_holds_more_memory_than_it_has(case: tuple[list[Task], int], fac
     limits = [Limits(in_flight=in_flight, memory=size) for size in memory]
     schedule = as_schedule(tasks, list_schedule(tasks, num_ranks, limits=limits))
     check(schedule, 0.0)
-    played = simulate(schedule)
-    assert all(played.peak_memory(rank) <= size + 1e-6 for rank, size in enumerate(memory))
+    simulated = simulate(schedule)
+    assert all(simulated.peak_memory(rank) <= size + 1e-6 for rank, size in enumerate(memory))
 
 
 @settings(max_examples=30)
@@ -83,8 +83,8 @@ def test_the_automatic_schedule_keeps_its_memory(case: tuple[list[Task], int], f
     memory = [factor * least for least in capacity(tasks, num_ranks)]
     schedule = automatic(tasks, memory=memory, latency=latency)
     check(schedule, latency)
-    played = simulate(schedule, link_of=own_links(latency=latency))
-    assert all(played.peak_memory(rank) <= size + 1e-6 for rank, size in enumerate(memory))
+    simulated = simulate(schedule, link_of=own_links(latency=latency))
+    assert all(simulated.peak_memory(rank) <= size + 1e-6 for rank, size in enumerate(memory))
 
 
 @given(any_segments())
@@ -140,6 +140,6 @@ def test_the_simulator_agrees_with_the_scheduler_where_links_are_free(
     orders = list_schedule(tasks, num_ranks, latency=latency)
     times = play_orders(tasks, orders, latency)
     assert times is not None
-    played = simulate(as_schedule(tasks, orders), link_of=own_links(latency=latency))
-    assert played.ends == pytest.approx(times.ends)
-    assert played.longest_span == pytest.approx(times.cost)
+    simulated = simulate(as_schedule(tasks, orders), link_of=own_links(latency=latency))
+    assert simulated.ends == pytest.approx(times.ends)
+    assert simulated.longest_span == pytest.approx(times.cost)

@@ -51,9 +51,9 @@ def improve(
                     continue
                 effort -= len(tasks)
                 candidate = [*best[:rank], order, *best[rank + 1 :]]
-                played = play_orders(tasks, candidate, latency)
-                if played is not None and _score(tasks, played) < score:
-                    found = candidate, played
+                simulated = play_orders(tasks, candidate, latency)
+                if simulated is not None and _score(tasks, simulated) < score:
+                    found = candidate, simulated
                     break
             if found or effort <= 0:
                 break

@@ -162,7 +162,7 @@ def profile_script(
             Trial(
                 num_devices=lambda: (cluster or this_machine()).num_devices,
                 is_dry=is_dry,
-                is_hollow=is_dry,
+                has_fake_weights=is_dry,
                 cache=ProfileCache(cache_folder("profiles"), is_fresh=fresh),
                 hints=hints,
                 progress=progress,

@@ -36,7 +36,7 @@ from farspan.execute.step.inputs import Inputs
 from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import device_of, home_stages, stage_number, stages_at
 from farspan.execute.values import Part, SharedValues
-from farspan.graph import Call, Graph, Meta, Value, let_go
+from farspan.graph import Call, Graph, Meta, Value, release
 from farspan.plan import Team
 from farspan.program.cache import Programs
 from farspan.program.options import Settings
@@ -96,7 +96,7 @@ class Engine:
         side.on_failure = self._on_failure
         side.place = lambda: self.executor.describe_place()
         recorder.engine = self
-        self.sow(seed)
+        self.seed_draws(seed)
 
     def plain_executor(self) -> Executor:
         """One that has run nothing yet."""
@@ -115,7 +115,7 @@ class Engine:
         """The stages at a place that the program names ("rank:1", "rank:1/cuda:0"), the best first; at least one."""
         return stages_at(self.teams, place, self.num_ranks)
 
-    def sow(self, seed: int | None) -> None:
+    def seed_draws(self, seed: int | None) -> None:
         """Let all that the model draws follow from `seed`, or be what the plain program draws."""
         self.recorder.draws.seed = seed
         self.recorder.root = self.recorder.frame = Frame(key_of(f"seed {seed or 0}"))
@@ -295,7 +295,7 @@ class Engine:
         self.values.keep(
             value for graph in graphs for call in graph.calls for value in call.outputs if self.is_mine(value)
         )
-        let_go(graphs, program.released, program.parts)
+        release(graphs, program.released, program.parts)
         self._history.end()
 
     # Values that every rank will want.

@@ -84,7 +84,7 @@ class SharedValues:
         """The inputs that the program no longer holds; other ranks may still be at a point where it does."""
         return [value for value in self._kept.values() if value.call is None and not value.is_readable]
 
-    def let_go(self, values: Iterable[Value]) -> None:
+    def release(self, values: Iterable[Value]) -> None:
         """All ranks have come to a point where none of `values` can be read."""
         for value in values:
             self._kept.pop(value.key, None)

@@ -18,7 +18,7 @@ from farspan.graph.gradient import route as route
 from farspan.graph.graph import OUTPUT_BITS as OUTPUT_BITS
 from farspan.graph.graph import Graph as Graph
 from farspan.graph.meta import Meta as Meta
-from farspan.graph.over import let_go as let_go
+from farspan.graph.release import release as release
 
 __all__ = [
     "EVERYWHERE",
@@ -36,7 +36,7 @@ __all__ = [
     "ModuleTarget",
     "Value",
     "Wanted",
-    "let_go",
+    "release",
     "earliest_uses",
     "hooked_calls",
     "route",

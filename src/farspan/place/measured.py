@@ -252,7 +252,7 @@ class _FirstSteps:
                 for sample in share.measured.samples
             ],
             num_micro_batches=first.num_micro_batches,
-            halved=first.halved,
+            split_micro_batch=first.split_micro_batch,
             gradient_bytes=_largest([share.measured.gradient_bytes for share in shares]),
         )
         parameters = self.engine.parameters

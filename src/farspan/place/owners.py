@@ -22,7 +22,7 @@ from farspan.record.surgery.derived import cut_from_parameters
 from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import has_memory_of_its_own, has_other_users, tensor_of_class, tree_leaves
 
-__all__ = ["Move", "ModelPlan", "can_go", "is_free_of_recorded", "moves", "place", "place_anew"]
+__all__ = ["Move", "ModelPlan", "can_go", "is_free_of_recorded", "moves", "place", "repartition"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def is_free_of_recorded(model: nn.Module) -> bool:
     )
 
 
-def place_anew(
+def repartition(
     model: nn.Module, recorder: Recording, plan: ModelPlan, found: Sequence[Move], data: Mapping[str, torch.Tensor]
 ) -> None:
     """Give `model` the places of another plan. Nothing may be recorded that has not run.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from farspan.graph import Edge, Graph, Part, Segment, Value, let_go
+from farspan.graph import Edge, Graph, Part, Segment, Value, release
 from farspan.program.lower import build_program
 from farspan.program.pattern import Pattern, stand_ins
 from farspan.program.program import Action, Channel, Message, Program
@@ -252,7 +252,7 @@ def layout_of(pattern: Pattern) -> Layout:
         num_micro_batches=program.num_micro_batches,
         schedule=program.schedule,
     )
-    let_go(step.graphs, program.released, program.parts)
+    release(step.graphs, program.released, program.parts)
     return layout
 
 

@@ -45,13 +45,11 @@ class _Builder:
         self.number_of_segment = {segment: number for number, segment in enumerate(self.segments)}
         self.number_of_part = {part: number for number, part in enumerate(self.parts)}
         with_backward = {backward.graph.index for backward, _ in routes}
-        letting_go = _letting_go(routes)
+        releasing = _releasing(routes)
         run_ahead = run_ahead_of(settings.schedule, settings.lookahead)
         work = StepWork(
-            tuple(
-                [self.forward(each, each.graph.index in with_backward, each in letting_go) for each in self.segments]
-            ),
-            tuple([self.backward(part, letting_go) for part in self.parts]),
+            tuple([self.forward(each, each.graph.index in with_backward, each in releasing) for each in self.segments]),
+            tuple([self.backward(part, releasing) for part in self.parts]),
         )
         num_queues = max([settings.num_ranks - 1, *self.queues]) + 1
         self.tasks = _scheduled(work, settings.schedule, num_queues, run_ahead)
@@ -79,7 +77,7 @@ class _Builder:
             keeps=keeps,
         )
 
-    def backward(self, part: Part, letting_go: Mapping[Segment, Part]) -> BackwardWork:
+    def backward(self, part: Part, releasing: Mapping[Segment, Part]) -> BackwardWork:
         queue, segment = self.queues[part.stage], part.segment
         return BackwardWork(
             rank=queue,
@@ -90,7 +88,7 @@ class _Builder:
                 sorted({self.number_of_part[edge.src] for edge in part.incoming if edge.src in self.number_of_part})
             ),
             accumulates=self.numbered(part.touches),
-            frees=segment is not None and letting_go.get(segment) is part,
+            frees=segment is not None and releasing.get(segment) is part,
             is_worth_splitting=self.is_worth_splitting(part),
             is_awaited=any(
                 edge.dst not in self.number_of_part and self.queues[edge.dst.stage] != queue for edge in part.outgoing
@@ -251,7 +249,7 @@ def _reaches(parts: Iterable[Part]) -> dict[int, int]:
     return reaches
 
 
-def _letting_go(routes: Iterable[tuple[Backward, Sequence[Part]]]) -> dict[Segment, Part]:
+def _releasing(routes: Iterable[tuple[Backward, Sequence[Part]]]) -> dict[Segment, Part]:
     """For each segment whose forward and backward are in one micro-batch, the last of its parts.
 
     Until then it counts as one piece of memory. Others (a state that is carried on to the next micro-batch) do not

@@ -88,15 +88,15 @@ class MeasuredStep:
 
     def planned(self) -> Timeline:
         """The schedule as a timeline of its own."""
-        played = self.simulation
+        simulated = self.simulation
         spans = [
             Span(
                 rank=task.rank,
                 kind=_KINDS[task.kind],
                 name=span.name,
                 micro_batch=span.micro_batch,
-                start_ns=round(played.starts[index] * 1e9),
-                end_ns=round(played.ends[index] * 1e9),
+                start_ns=round(simulated.starts[index] * 1e9),
+                end_ns=round(simulated.ends[index] * 1e9),
             )
             for index, task in enumerate(self.schedule.tasks)
             if (span := self.spans.get(index)) is not None

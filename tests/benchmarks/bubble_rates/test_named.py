@@ -57,21 +57,21 @@ def test_idle_time_and_memory_are_those_that_are_known(num_ranks: int, num_micro
         (zb_h1(split), num_ranks - 1, num_ranks),
         (zb_v(vee(num_ranks, num_micro_batches, half)), 0, num_ranks),
     ):
-        played = simulate(schedule)
-        assert played.longest_span == 3 * num_micro_batches + idle
-        assert max(map(played.peak_memory, range(num_ranks))) == memory
+        simulated = simulate(schedule)
+        assert simulated.longest_span == 3 * num_micro_batches + idle
+        assert max(map(simulated.peak_memory, range(num_ranks))) == memory
     for schedule, idle, memory in ((zb_1p(split), num_ranks - 1, num_ranks), (zb_2p(split), 0, 2 * num_ranks)):
-        played = simulate(schedule)
-        assert played.longest_span <= 3 * num_micro_batches + idle
-        assert max(map(played.peak_memory, range(num_ranks))) <= memory
+        simulated = simulate(schedule)
+        assert simulated.longest_span <= 3 * num_micro_batches + idle
+        assert max(map(simulated.peak_memory, range(num_ranks))) <= memory
 
 
 @pytest.mark.parametrize("num_rounds", [2, 3])
 def test_interleaving_divides_the_bubble(num_rounds: int) -> None:
     """By the number of stages on a rank (arXiv 2104.04473, section 2.2.2)."""
     costs = Costs(forward=1 / num_rounds, backward=2 / num_rounds)
-    played = simulate(interleaved(looped(4, num_rounds, 8, costs)))
-    assert played.longest_span == pytest.approx(3 * 8 + 3 * (4 - 1) / num_rounds)
+    simulated = simulate(interleaved(looped(4, num_rounds, 8, costs)))
+    assert simulated.longest_span == pytest.approx(3 * 8 + 3 * (4 - 1) / num_rounds)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_said(generator: Callable[[Chain], Schedule], chain
 @pytest.mark.parametrize(("num_ranks", "num_micro_batches"), [(1, 3), (2, 5), (4, 4), (4, 9)])
 def test_the_order_is_that_of_torch(num_ranks: int, num_micro_batches: int) -> None:
     for name, generator in (("ScheduleGPipe", gpipe), ("Schedule1F1B", one_f_one_b)):
-        theirs: Any = hollow(name, _num_stages=num_ranks, _n_microbatches=num_micro_batches)
+        theirs: Any = placeholder(name, _num_stages=num_ranks, _n_microbatches=num_micro_batches)
         if not hasattr(theirs, "_get_pipeline_order"):
             pytest.skip("this torch does not tell its order")
         order = theirs._get_pipeline_order()
@@ -113,7 +113,7 @@ def test_the_order_is_that_of_torch(num_ranks: int, num_micro_batches: int) -> N
 @pytest.mark.parametrize(("num_ranks", "num_micro_batches"), [(1, 3), (2, 3), (2, 4), (4, 8), (4, 10), (4, 3)])
 def test_interleaved_orders_are_those_of_torch(num_ranks: int, num_rounds: int, num_micro_batches: int) -> None:
     turns = max(1, num_micro_batches // num_ranks)
-    theirs: Any = hollow(
+    theirs: Any = placeholder(
         "ScheduleInterleaved1F1B",
         n_local_stages=num_rounds,
         pp_group_size=num_ranks,
@@ -130,7 +130,7 @@ def test_interleaved_orders_are_those_of_torch(num_ranks: int, num_rounds: int, 
 def test_v_shaped_orders_are_those_of_torch(num_ranks: int, num_micro_batches: int) -> None:
     chain = vee(num_ranks, num_micro_batches, SPLIT)
     for rank, own in enumerate(zb_v(chain).orders):
-        theirs: Any = hollow(
+        theirs: Any = placeholder(
             "ScheduleZBVZeroBubble",
             rank=rank,
             pp_group_size=num_ranks,
@@ -140,7 +140,7 @@ def test_v_shaped_orders_are_those_of_torch(num_ranks: int, num_micro_batches: i
         assert names(chain, own) == torch_names(theirs._calculate_single_rank_operations(rank))
 
 
-def hollow(name: str, **attributes: Any) -> Any:
+def placeholder(name: str, **attributes: Any) -> Any:
     """One of torch's schedules without stages: enough for its order."""
     kind = getattr(torch_schedules, name)
     schedule = object.__new__(kind)

@@ -63,10 +63,10 @@ class Scope(TorchFunctionMode):
             key = key_of_function(func)
             path = (self.frame.key, key, self.frame.count(key))
             if self.is_in_charge:
-                self.sow(path)
+                self.seed_draws(path)
         return func(*args, **(kwargs or {}))
 
-    def sow(self, path: Path) -> None:
+    def seed_draws(self, path: Path) -> None:
         self.seed = seed_of(path)
         for generator in self.generators:
             generator.manual_seed(self.seed)
@@ -87,7 +87,7 @@ class Scope(TorchFunctionMode):
     def _aside(self) -> Iterator[None]:
         """Function modes and compiled code do not mix: one seed for all that the body draws."""
         if self.is_in_charge:
-            self.sow((self.frame.key, 0, 0))
+            self.seed_draws((self.frame.key, 0, 0))
         active.scope = None
         try:
             with without_modes_of(self):

@@ -86,7 +86,7 @@ class ModuleUnits:
                 call(module, *args, **kwargs)
 
         if active.num_own_draws == num_own_draws and not active.draws_from_own:
-            unit.let_go(again)
+            unit.release(again)
             self.made(unit)
         return result
 

@@ -49,7 +49,7 @@ class Unit:
         with saved_tensors_hooks(self._pack, _unpack):
             yield
 
-    def let_go(self, again: Callable[[], Any]) -> None:
+    def release(self, again: Callable[[], Any]) -> None:
         """The piece has run; `again` runs it once more, and draws and reads the same. It changes nothing else."""
         is_as_it_was = self._versions == [_version_of(tensor) for tensor in self._fixed]
         self._fixed, self._memory = [], set()

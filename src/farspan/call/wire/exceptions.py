@@ -22,7 +22,7 @@ from farspan.call.wire.checked import damaged
 from farspan.call.wire.known_classes import in_modules
 from farspan.graph import Call
 
-__all__ = ["exception_from_json", "exception_to_json", "told_as"]
+__all__ = ["exception_from_json", "exception_to_json", "sendable"]
 
 _PLAIN = (bool, int, float, str, type(None))
 _SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list, "size": torch.Size}
@@ -30,7 +30,7 @@ _MOST_CAUSES = 8
 """How many causes and contexts of an exception are sent with it, one behind the other."""
 
 
-def told_as(error: Exception, calls: Iterable[Call]) -> Exception:
+def sendable(error: Exception, calls: Iterable[Call]) -> Exception:
     """The exception that all ranks raise: `error` itself if other ranks can make the same one, else one of its nearest
     class that all have, with its text. What it was raised from is such an exception, too.
 
@@ -38,13 +38,13 @@ def told_as(error: Exception, calls: Iterable[Call]) -> Exception:
         error: Was raised by one of `calls`, or by their backward.
         calls: Every rank has recorded them.
     """
-    return _told(error, _kinds_of(calls), _MOST_CAUSES)
+    return _sendable(error, _kinds_of(calls), _MOST_CAUSES)
 
 
-def _told(error: Exception, kinds: Mapping[str, type[Exception]], most_causes: int) -> Exception:
+def _sendable(error: Exception, kinds: Mapping[str, type[Exception]], most_causes: int) -> Exception:
     is_named = kinds.get(_name_of(type(error))) is type(error)
     if isinstance(error, ExceptionGroup):
-        parts = [_told(part, kinds, most_causes) for part in error.exceptions]
+        parts = [_sendable(part, kinds, most_causes) for part in error.exceptions]
         found = error if is_named and parts == [*error.exceptions] else ExceptionGroup(error.message, parts)
     elif is_named and all(map(_is_plain, error.args)):
         found = error
@@ -54,7 +54,7 @@ def _told(error: Exception, kinds: Mapping[str, type[Exception]], most_causes: i
         kind = next(kind for kind in near if kind not in _WITH_FORM)
         found = _make(kind, [str(error) if kind is type(error) else f"{type(error).__name__}: {error}"], {})
     cause, context = (
-        _told(other, kinds, most_causes - 1) if isinstance(other, Exception) and most_causes else None
+        _sendable(other, kinds, most_causes - 1) if isinstance(other, Exception) and most_causes else None
         for other in (error.__cause__, error.__context__)
     )
     if found is not error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from farspan.call.wire.checked import damaged
-from farspan.call.wire.exceptions import exception_from_json, exception_to_json, told_as
+from farspan.call.wire.exceptions import exception_from_json, exception_to_json, sendable
 from farspan.errors import RecordError
 from farspan.execute.abort.interruption import Interruption, Raised
 from farspan.execute.abort.order import Place, place_of_backward, place_of_call
@@ -42,7 +42,7 @@ def report_of(
     raised = interruption.raised
     if raised is None:
         return b""
-    error = told_as(raised.error, _calls_at(raised.place, graphs))
+    error = sendable(raised.error, _calls_at(raised.place, graphs))
     state = _generator_state(engine, raised, graphs, drawn_at)
     head = json.dumps([raised.place, exception_to_json(error).decode(), raised.call.describe()]).encode()
     return len(head).to_bytes(8, "little") + head + (b"" if state is None else state.numpy().tobytes())
@@ -71,7 +71,7 @@ def end_aborted(
     place, rank, text, words, state = min(found)
     raised = interruption.raised
     if rank == engine.rank and raised is not None:
-        error = told_as(raised.error, _calls_at(place, graphs))
+        error = sendable(raised.error, _calls_at(place, graphs))
         failed = raised.part if raised.is_in_pieces else None
     else:
         error, failed = exception_from_json(text.encode(errors="replace"), _calls_at(place, graphs)), None

@@ -27,7 +27,7 @@ class View(Protocol):
     def stage_of(self, tensor: Any) -> int: ...
     def elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any: ...
     def becomes_known_only(self, tensor: torch.Tensor, stage: int) -> None: ...
-    def with_told(self, args: Any, kwargs: Any, *, but: int = 0) -> Any: ...
+    def with_broadcast(self, args: Any, kwargs: Any, *, but: int = 0) -> Any: ...
 
 
 def over_lists(view: View, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -35,7 +35,7 @@ def over_lists(view: View, func: Any, name: str, args: Any, kwargs: Any) -> Any:
     number = len(args[0])
     lists = [place for place, item in enumerate(args) if isinstance(item, (list, tuple)) and len(item) == number]
     written = [place for place in (written_lists(name) if name.endswith("_") else ()) if place in lists]
-    args, kwargs = _with_single_told(view, args, kwargs, lists)
+    args, kwargs = _with_single_broadcast(view, args, kwargs, lists)
     homes = [view.ranks_of(row) for row in zip(*[args[place] for place in lists], strict=True)]
     for index in [index for index, home in enumerate(homes) if home & (home - 1)]:
         homes[index] = _bring_together(view, args, lists, index)
@@ -68,15 +68,15 @@ def over_lists(view: View, func: Any, name: str, args: Any, kwargs: Any) -> Any:
 def _bring_together(view: View, args: list[Any], lists: Sequence[int], index: int) -> int:
     """Let the tensors at one place of the lists be those of the first one's rank; returns the bit of that rank."""
     row = [args[place][index] for place in lists]
-    (row,), _ = view.with_told((row,), {}, but=view.ranks_of(row[:1]))
+    (row,), _ = view.with_broadcast((row,), {}, but=view.ranks_of(row[:1]))
     for place, item in zip(lists, row, strict=True):
         args[place] = [*args[place][:index], item, *args[place][index + 1 :]]
     return view.ranks_of(row)
 
 
-def _with_single_told(view: View, args: Any, kwargs: Any, lists: Sequence[int]) -> tuple[list[Any], Any]:
+def _with_single_broadcast(view: View, args: Any, kwargs: Any, lists: Sequence[int]) -> tuple[list[Any], Any]:
     """Let tensors that are no part of a list be replicated."""
     others = [None if place in lists else item for place, item in enumerate(args)]
     if view.ranks_of(others) | view.ranks_of(kwargs.values()):
-        others, kwargs = view.with_told(others, kwargs)
+        others, kwargs = view.with_broadcast(others, kwargs)
     return [args[place] if place in lists else item for place, item in enumerate(others)], kwargs

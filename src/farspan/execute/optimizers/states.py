@@ -166,12 +166,12 @@ def without_others(optimizer: Optimizer, state: Mapping[str, Any], placed: Mappi
         if id(tensor) in placed and not placed[id(tensor)].is_owned
     }
 
-    def hollow(tensor: torch.Tensor, most: int) -> torch.Tensor:
+    def placeholder(tensor: torch.Tensor, most: int) -> torch.Tensor:
         is_small = tensor.dim() == 0 or tensor.numel() > most
         return tensor if is_small else torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
     kept = {
-        name: map_tensors(item, lambda tensor, most=elsewhere[name].meta.numel: hollow(tensor, most))
+        name: map_tensors(item, lambda tensor, most=elsewhere[name].meta.numel: placeholder(tensor, most))
         if name in elsewhere
         else item
         for name, item in state["state"].items()

@@ -109,7 +109,7 @@ class StepView(TorchFunctionMode):
     def _seldom(self, kind: int, func: Any, args: Any, kwargs: Any, ranks: int) -> Any:
         """All that is neither computed here at once, nor written into on another rank."""
         if kind == _READS or (kind == _INDEXES and _has_mask(args[1])):
-            args, kwargs = self.with_told(args, kwargs)
+            args, kwargs = self.with_broadcast(args, kwargs)
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if kind == _LISTS:
@@ -190,7 +190,7 @@ class StepView(TorchFunctionMode):
         """Whether it was recorded by the program: each rank can ask for it alone."""
         return type(tensor) is LazyTensor and (tensor._value.call is not None or tensor._value.index > 0)
 
-    def with_told(self, args: Any, kwargs: Any, *, but: int = 0) -> tuple[Any, Any]:
+    def with_broadcast(self, args: Any, kwargs: Any, *, but: int = 0) -> tuple[Any, Any]:
         """The arguments with replicated tensors in the place of all others, but of those of the ranks in `but`."""
         template, tensors = flatten_arguments(args, kwargs)
         single = [item for item in tensors if self.ranks_of([item]) & ~but]
@@ -231,7 +231,7 @@ class StepView(TorchFunctionMode):
         elif len(single) <= _FEW:
             largest = max(single, key=lambda item: self._meta(item).numel)
             home = self.ranks_of([largest]) if self._meta(largest).numel > _LARGE else 0
-        args, kwargs = self.with_told(args, kwargs, but=home)
+        args, kwargs = self.with_broadcast(args, kwargs, but=home)
         return args, kwargs, home
 
     # Tensors of other ranks.
@@ -271,7 +271,7 @@ class StepView(TorchFunctionMode):
     def _with_sparse(self, kind: int, func: Any, args: Any, kwargs: Any) -> Any:
         """A function that is given a sparse gradient: what a rank has of it alone is written into there, or told."""
         home = self.ranks_of(args[:1]) if kind == _WRITES else 0
-        args, kwargs = self.with_told(args, kwargs, but=home)
+        args, kwargs = self.with_broadcast(args, kwargs, but=home)
         if home not in (0, self.me):
             return args[0]
         return self._kept_own(kind, func(*args, **kwargs), args) if home else func(*args, **kwargs)

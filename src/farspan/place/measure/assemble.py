@@ -172,7 +172,7 @@ def _seconds(measured: Measured, atom_of: Mapping[tuple[int, int], int]) -> tupl
     taken: dict[tuple[int, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     whole: dict[int, float] = defaultdict(float)
     timed = [sample for sample in measured.samples if 0 <= sample.number < measured.num_micro_batches]
-    for looked_at in (0, measured.halved):  # these took longer
+    for looked_at in (0, measured.split_micro_batch):  # these took longer
         others = [sample for sample in timed if sample.number != looked_at]
         timed = others or timed
     for sample in timed:

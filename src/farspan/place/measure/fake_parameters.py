@@ -12,11 +12,11 @@ from torch.nn.parameter import is_lazy
 
 from farspan.torch_private import FakeTensorMode, is_fake, put_module_apply
 
-__all__ = ["hollow_parameters"]
+__all__ = ["with_fake_parameters"]
 
 
 @contextmanager
-def hollow_parameters(mode: FakeTensorMode) -> Iterator[None]:
+def with_fake_parameters(mode: FakeTensorMode) -> Iterator[None]:
     """Let every parameter that a module gets in the body be a fake of it: a model takes the memory of one at a time."""
     register: Any = nn.Module.register_parameter
     moved: dict[int, tuple[Any, Any]] = {}
@@ -24,7 +24,7 @@ def hollow_parameters(mode: FakeTensorMode) -> Iterator[None]:
 
     def register_hollow(module: nn.Module, name: str, parameter: Any) -> None:
         if isinstance(parameter, torch.Tensor) and not is_fake(parameter) and not is_lazy(parameter):
-            parameter = _hollow(parameter, mode)
+            parameter = _fake(parameter, mode)
         register(module, name, parameter)
 
     def apply_hollow(module: nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
@@ -38,7 +38,7 @@ def hollow_parameters(mode: FakeTensorMode) -> Iterator[None]:
         apply(module, function, recurse=False)
         for name, item in fakes.items():
             if id(item) not in moved:
-                moved[id(item)] = (item, _hollow(function(item.detach()), mode, item.requires_grad))
+                moved[id(item)] = (item, _fake(function(item.detach()), mode, item.requires_grad))
             table[name] = moved[id(item)][1]
         return module
 
@@ -51,7 +51,7 @@ def hollow_parameters(mode: FakeTensorMode) -> Iterator[None]:
         put_module_apply(apply)
 
 
-def _hollow(tensor: torch.Tensor, mode: FakeTensorMode, requires_grad: bool | None = None) -> nn.Parameter:
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode, requires_grad: bool | None = None) -> nn.Parameter:
     with mode:
         fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return nn.Parameter(fake, tensor.requires_grad if requires_grad is None else requires_grad)

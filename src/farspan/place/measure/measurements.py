@@ -101,6 +101,6 @@ class Measured:
     notes: Mapping[tuple[int, int], SegmentNote]
     samples: Sequence[Sample]
     num_micro_batches: int
-    halved: int
+    split_micro_batch: int
     gradient_bytes: Mapping[str, int]
     is_dry: bool = False

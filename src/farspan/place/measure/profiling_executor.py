@@ -76,7 +76,7 @@ class Meter(Executor):
         self.micro_batches = MicroBatches()
         self.gradient_bytes: dict[str, int] = {}
         """What the gradient of a value or parameter takes where it arrives, by name."""
-        self._halved = -1
+        self._split_micro_batch = -1
         """The micro-batch that is looked at for what its backwards leave for the gradients of weights."""
         self._unsettled: list[SegmentNote] = []
         """Of graphs that may belong to the first micro-batch."""
@@ -110,7 +110,7 @@ class Meter(Executor):
                 for graph, place, kind, s in self.taken
             ],
             num_micro_batches=self.num_micro_batches,
-            halved=self._halved,
+            split_micro_batch=self._split_micro_batch,
             gradient_bytes=self.gradient_bytes,
             is_dry=self.is_dry,
         )
@@ -123,9 +123,11 @@ class Meter(Executor):
         self.micro_batches.see([_graph_of(action) for action in program.actions], program.reaches)
         if num_before == 0 and self.num_micro_batches:
             self._settle_notes()
-        self._halved = 1 if self.num_micro_batches > 1 else 0 if self.is_dry else -1
+        self._split_micro_batch = 1 if self.num_micro_batches > 1 else 0 if self.is_dry else -1
         own = [action.work for action in program.actions if action.kind is Kind.BACKWARD]
-        self._num_to_come = sum(isinstance(work, Part) and self._number_of(work) == self._halved for work in own)
+        self._num_to_come = sum(
+            isinstance(work, Part) and self._number_of(work) == self._split_micro_batch for work in own
+        )
         self._own_memory = {
             storage_id(item.tensor) for item in self.parameters.values() if item.tensor.layout is torch.strided
         }
@@ -137,7 +139,7 @@ class Meter(Executor):
         if self.mode is None or not any(map(_is_trained, program.actions)):
             super().run(program, interruption)
             return
-        chosen = (_LOOKED_AT, self._halved, -1)
+        chosen = (_LOOKED_AT, self._split_micro_batch, -1)
         program.actions = [action for action in program.actions if self._number_of(action.work) in chosen]
         try:
             with self.mode:
@@ -209,11 +211,11 @@ class Meter(Executor):
         number, key = self._number_of(part), self._key(part)
         can_wait = _is_run_once(part)
         note = self.notes.get(key)
-        is_timed = number not in (_LOOKED_AT, self._halved) or note is None
+        is_timed = number not in (_LOOKED_AT, self._split_micro_batch) or note is None
         self._was_split = is_timed and can_wait and number % 2 == 0
         if note is not None and number == _LOOKED_AT:
-            self._look_at(part, note, leaves_weights=can_wait and number == self._halved)
-        elif note is not None and number == self._halved:
+            self._look_at(part, note, leaves_weights=can_wait and number == self._split_micro_batch)
+        elif note is not None and number == self._split_micro_batch:
             most = self._run_watched(part, leaves_weights=can_wait)
             note.halved_working_bytes, note.halved_inner_working_bytes = most
         else:
@@ -225,7 +227,7 @@ class Meter(Executor):
                 self._run_weights(part)
                 seconds = (_now_ns() - began_ns) / 1e9
                 self.taken.append((part.backward.graph.index, place_of(part), "W", seconds))
-        if number == self._halved:
+        if number == self._split_micro_batch:
             self._num_to_come -= 1
             if not self._num_to_come:
                 self._has_seen_all = True
@@ -259,14 +261,14 @@ class Meter(Executor):
 
     def _run_weights(self, part: Part) -> None:
         note = self.notes.get(self._key(part))
-        if self._number_of(part) != self._halved or note is None:
+        if self._number_of(part) != self._split_micro_batch or note is None:
             super()._run_weights(part)
             return
         begin, known = self._working.begin(), len(note.weight)
         with self._working, counted(note.weight):
             super()._run_weights(part)
         note.left_bytes += self._working.given_back(begin)
-        if self._halved == _LOOKED_AT:
+        if self._split_micro_batch == _LOOKED_AT:
             note.halved_working_bytes, note.halved_inner_working_bytes = note.working_bytes, note.inner_working_bytes
             note.backward += note.weight[known:]
             most = self._working.peak(begin, self._own_memory, self._own_gradients())

@@ -22,7 +22,7 @@ from farspan.execute.engine import Engine
 from farspan.execute.optimizers.states import placed_in
 from farspan.execute.process.world import current_engine, deadline_s, forget_engine, use_engine
 from farspan.place.measure.assemble import assemble, memory_of
-from farspan.place.measure.fake_parameters import hollow_parameters
+from farspan.place.measure.fake_parameters import with_fake_parameters
 from farspan.place.measure.profiling_executor import Meter, needs_data
 from farspan.place.measure.state_sizes import state_bytes
 from farspan.plan import Plan, resolve_remat
@@ -81,7 +81,7 @@ class Trial:
         *,
         num_devices: Callable[[], int],
         is_dry: bool = False,
-        is_hollow: bool = False,
+        has_fake_weights: bool = False,
         cache: ProfileCache | None = None,
         hints: Hints | None = None,
         progress: Callable[[float], None] = lambda share: None,
@@ -90,8 +90,8 @@ class Trial:
         self.num_devices = num_devices
         self.is_dry = is_dry
         self.mode = fake_mode() if is_dry else None
-        self._hollow = ExitStack()
-        self.is_hollow = is_hollow
+        self._fake = ExitStack()
+        self.has_fake_weights = has_fake_weights
         self._names: list[str] = []
         self._num_micro_batches = 0
         self._is_in_step = False
@@ -104,8 +104,8 @@ class Trial:
         install()
         self._outer = current_engine()
         self._outer_modes = [] if self._outer is None else take_modes_of(self._outer.recorder)
-        if self.mode is not None and self.is_hollow:
-            self._hollow.enter_context(hollow_parameters(self.mode))
+        if self.mode is not None and self.has_fake_weights:
+            self._fake.enter_context(with_fake_parameters(self.mode))
         recorder = Recorder()
         self._engine = Engine(recorder, SideChannel.alone(), None, seed=0, deadline_s=deadline_s())
         self._meter = self._engine.executor = Meter(
@@ -123,7 +123,7 @@ class Trial:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         _thread.trial = None
-        self._hollow.close()
+        self._fake.close()
         self._hook.remove()
         take_modes_of(self._engine.recorder)
         if self._outer is None:
@@ -148,7 +148,7 @@ class Trial:
         Raises:
             PlanError: It is the second model, or a hint matches nothing in it.
         """
-        self._hollow.close()
+        self._fake.close()
         if self._names:
             raise PlanError(
                 "the program distributes a second model.",

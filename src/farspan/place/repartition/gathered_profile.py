@@ -64,7 +64,7 @@ def exchanged(engine: Engine, measured: Measured, device: torch.device) -> tuple
         "notes": [_members(note) for note in measured.notes.values()],
         "samples": [[each.number, *each.key, each.kind, each.seconds] for each in measured.samples],
         "num_micro_batches": measured.num_micro_batches,
-        "halved": measured.halved,
+        "split_micro_batch": measured.split_micro_batch,
         "gradient_bytes": dict(measured.gradient_bytes),
         "state_bytes": _state_bytes(engine),
     }
@@ -109,7 +109,7 @@ def _read(members: dict[str, Any], rank: int) -> RankMeasured:
             notes={note.key: note for note in notes},
             samples=samples,
             num_micro_batches=members["num_micro_batches"],
-            halved=members["halved"],
+            split_micro_batch=members["split_micro_batch"],
             gradient_bytes=members["gradient_bytes"],
         ),
         state_bytes=members["state_bytes"],

@@ -19,7 +19,7 @@ from farspan.execute.engine import Engine
 from farspan.execute.optimizers.kept_state import raw_state
 from farspan.execute.optimizers.shown import lose_parameter
 from farspan.execute.optimizers.states import placed_in
-from farspan.place.owners import ModelPlan, Move, can_go, is_free_of_recorded, moves, place_anew
+from farspan.place.owners import ModelPlan, Move, can_go, is_free_of_recorded, moves, repartition
 from farspan.torch_private import set_raw_grad
 
 __all__ = ["place_elsewhere"]
@@ -56,7 +56,7 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
         for item in leaving:
             engine.values.keep_gradient(item)
         data = {each.name: each.value for each in coming}
-        place_anew(model, engine.recorder, plan, found, data)
+        repartition(model, engine.recorder, plan, found, data)
         engine.parameters.clear()
         engine.parameters.update({item.name: item for item in engine.recorder.placed.values()})
         pulled = {each.name: each.states for each in coming}

@@ -71,7 +71,7 @@ def take_in(
         RecordError: The batch cannot be sent; the same on every rank.
     """
     if text.startswith(b"{"):
-        raise _told_error(text)
+        raise _sendable_error(text)
     template, metas = structure_from_json(text)
     values = [Value(meta, stage_of(meta.device), index=number()) for meta in metas]
     for value, tensor in zip(values, data, strict=False):
@@ -79,7 +79,7 @@ def take_in(
     return rebuild(template, [LazyTensor.make(value, recorder) for value in values]), values
 
 
-def _told_error(text: bytes) -> RecordError:
+def _sendable_error(text: bytes) -> RecordError:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):

@@ -20,7 +20,7 @@ from farspan.call.pytree.template import rebuild
 from farspan.call.side_effects.attributes import attributes_with_tensors, holds_hidden
 from farspan.call.side_effects.hidden import generators_held
 from farspan.call.side_effects.registered import Registered
-from farspan.call.wire.exceptions import exception_from_json, exception_to_json, told_as
+from farspan.call.wire.exceptions import exception_from_json, exception_to_json, sendable
 from farspan.call.wire.structure import entry_from_json, entry_to_json
 from farspan.errors import FarspanError, RecordError
 from farspan.graph import Call, Value
@@ -183,7 +183,7 @@ def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list
             return  # nothing has come of it
         if isinstance(error, FarspanError):
             raise
-        call.raised = told_as(error, [call])
+        call.raised = sendable(error, [call])
         return
     _know(call, entry)
     for value, tensor in zip(call.outputs, outputs, strict=True):
@@ -234,7 +234,7 @@ def noting_raised(call: Call) -> Iterator[None]:
     except Exception as error:
         if type(call.entry) is not Unknown or reaches_outside(error) or isinstance(error, FarspanError):
             raise
-        call.raised = told_as(error, [call])
+        call.raised = sendable(error, [call])
 
 
 def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:

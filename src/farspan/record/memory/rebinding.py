@@ -16,7 +16,7 @@ from farspan.call.pytree.template import flatten_arguments
 from farspan.graph import Meta, Value
 from farspan.record.memory.exchanged import become_plain, can_be_recorded, exchange
 from farspan.record.memory.twins import become_twin, leave_memory, main_of, make_twin, members, twins_of
-from farspan.record.ops.views import is_shared, take_anew
+from farspan.record.ops.views import is_shared, retake
 from farspan.record.parameters.parameter_values import alias_of
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunction
@@ -159,7 +159,7 @@ def _become_parameter(recorder: Recording, value: LazyTensor, placed: Placed, *,
         _become_alias(lazy, placed)
     if not has_its_memory:
         for member in members(value):
-            take_anew(recorder, member)
+            retake(recorder, member)
 
 
 def _given_up(recorder: Recording, plain: torch.Tensor, placed: Placed) -> torch.Tensor:
@@ -196,7 +196,7 @@ def _rebind_gradient(recorder: Recording, gradient: LazyTensor, value: torch.Ten
                 view._view = view._view._replace(root=old)
             old._family, gradient._family, gradient._twins = gradient._family, None, None
             for view in views:
-                take_anew(recorder, view)
+                retake(recorder, view)
         recorder.dispatch(torch.Tensor.copy_, (gradient, value), {})
     if type(value) is LazyTensor and value._alias_of is None and not value.requires_grad and not is_shared(value):
         for lazy in (main_of(value), *twins_of(main_of(value))):

@@ -22,7 +22,7 @@ from farspan.record.tensor import LazyTensor
 if TYPE_CHECKING:
     from farspan.record.recording import Recording
 
-__all__ = ["PLAIN_TO", "calls_for_a_place", "glue_at", "to", "leave_places_to_the_recorder", "understand_places"]
+__all__ = ["PLAIN_TO", "calls_for_a_place", "ops_at", "to", "leave_places_to_the_recorder", "understand_places"]
 
 PLAIN_TO: Any = torch.Tensor.to
 """As torch has it: a process that is alone has another in its place (`understand_places`)."""
@@ -32,7 +32,7 @@ _ARGUMENTS = ("dtype", "non_blocking", "copy")
 
 
 @contextlib.contextmanager
-def glue_at(recorder: Recording, place: str) -> Iterator[None]:
+def ops_at(recorder: Recording, place: str) -> Iterator[None]:
     """Ops recorded in the body run at `place`.
 
     Raises:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farspan.call.leaf import Placed
     from farspan.record.recording import Recording
 
-__all__ = ["Through", "is_shared", "join_family", "root_of", "take_anew", "write_through"]
+__all__ = ["Through", "is_shared", "join_family", "root_of", "retake", "write_through"]
 
 _Link = tuple[Any, Any, int]
 """How a view is taken: (function, template of its arguments, which of its results)."""
@@ -89,7 +89,7 @@ def write_through(
     family = [reference() for reference in getattr(root, "_family", None) or [weakref.ref(written)]]
     for member in family:
         if member is not None and member is not root:
-            take_anew(recorder, member)
+            retake(recorder, member)
 
 
 def _is_parameters(tensor: Any) -> bool:
@@ -97,7 +97,7 @@ def _is_parameters(tensor: Any) -> bool:
     return type(tensor) is not LazyTensor or tensor._alias_of is not None or tensor._is_gradient
 
 
-def take_anew(recorder: Recording, member: LazyTensor) -> None:
+def retake(recorder: Recording, member: LazyTensor) -> None:
     """What `member` is a view of has been written: let it be a view of what that is now."""
     view: Any = member._view
     if view.links is None:

@@ -47,7 +47,7 @@ def orders_by_name(name: str, tasks: Sequence[Task], num_ranks: int, *, run_ahea
 
 def _gpipe(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
     del run_ahead
-    play = _played(Play(tasks, [Limits(in_flight=len(tasks))] * num_ranks, 0.0, forwards_first=True))
+    play = _finished(Play(tasks, [Limits(in_flight=len(tasks))] * num_ranks, 0.0, forwards_first=True))
     # No forward needs a backward, so they can all go first where one came late in the play.
     return [sorted(order, key=lambda index: tasks[index].kind is not Kind.FORWARD) for order in play.orders]
 
@@ -124,13 +124,13 @@ def _plays_of_zero_bubble(tasks: Sequence[Task], num_ranks: int, run_ahead: int)
     return [Play(tasks, limits, 0.0, patience=0.0, forwards_first=first) for first in (False, True)]
 
 
-def _played(play: Play) -> Play:
+def _finished(play: Play) -> Play:
     play.run()
     return play
 
 
 def _shortest(plays: Sequence[Play]) -> Play:
-    return min(map(_played, plays), key=lambda play: max(play.ends, default=0.0))
+    return min(map(_finished, plays), key=lambda play: max(play.ends, default=0.0))
 
 
 def _forwards(tasks: Sequence[Task]) -> dict[tuple[int, int], list[int]]:

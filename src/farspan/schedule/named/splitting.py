@@ -37,10 +37,10 @@ def split_from(schedule: str, tasks: Sequence[Task], num_ranks: int, *, run_ahea
         fewer = whole_until(tasks, first)
         orders = orders_by_name(schedule, fewer, num_ranks, run_ahead=run_ahead)
         costs = {Kind.WEIGHT: SPLIT_COST_S}
-        played = play_orders(
+        simulated = play_orders(
             [replace(task, duration=task.duration + costs.get(task.kind, 0.0)) for task in fewer], orders, 0.0
         )
-        return math.inf if played is None else max(played.ends)
+        return math.inf if simulated is None else max(simulated.ends)
 
     num_micro_batches = 1 + max(task.micro_batch for task in tasks)
     return min((max(0, num_micro_batches - num_ranks), 0), key=seconds)

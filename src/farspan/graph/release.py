@@ -15,7 +15,7 @@ from farspan.graph.backward import Part
 from farspan.graph.call import Call, Segment, Value
 from farspan.graph.graph import Graph
 
-__all__ = ["let_go"]
+__all__ = ["release"]
 
 
 class _Living(Sequence[Any]):
@@ -31,7 +31,7 @@ class _Living(Sequence[Any]):
         return self._references[index]()
 
 
-def let_go(graphs: Sequence[Graph], released: Iterable[Call], parts: Iterable[Part]) -> None:
+def release(graphs: Sequence[Graph], released: Iterable[Call], parts: Iterable[Part]) -> None:
     """Drop data, arguments and autograd graphs that nothing can ask for any more.
 
     Args:
