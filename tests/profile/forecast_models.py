@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -154,12 +155,20 @@ class Times(nn.Module):
         return torch.tanh(self.linear(x)) * mask
 
 
+class SlowBlock(Block):
+    """As one on a slow device."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return super().forward(x)
+
+
 class Frozen(nn.Module):
-    """Most of it is not trained; what that part sends, the other waits for."""
+    """Most of it is not trained; what that part sends, the other waits for, on a machine of any load."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(64) for _ in range(12)])
+        self.blocks = nn.ModuleList([SlowBlock(64), *[Block(64) for _ in range(11)]])
         self.blocks[:10].requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
