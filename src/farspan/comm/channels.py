@@ -138,7 +138,7 @@ class Channels:
             while not any(all(map(self.has_arrived, group)) for group in groups):
                 if time.monotonic() > end:
                     raise self._late(waiting(), first.describe(), first.src)
-                time.sleep(_PERIOD_S)
+                time.sleep(_PERIOD_S)  # each transport has a way of its own to wait: none waits for the others too
 
     def _agree(self) -> None:
         if self.agree is not None:

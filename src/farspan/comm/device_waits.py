@@ -64,5 +64,5 @@ class DeviceWaits:
                 began = now
             if began is not None and now - began > self.deadline_s:
                 return False
-            time.sleep(_PERIOD_S)
+            time.sleep(_PERIOD_S)  # torch can wait for an event of a device, but not with a deadline
         return True

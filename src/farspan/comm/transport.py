@@ -37,7 +37,7 @@ class DeviceWork(Protocol):
     """A transfer for which a device waits: `wait` returns at once, and the host goes on."""
 
     def has_begun(self) -> bool:
-        """Whether the device has come to the wait."""
+        """Whether the device has done all that was queued before the wait, and stands in it."""
         ...
 
     def is_done(self) -> bool:

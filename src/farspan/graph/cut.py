@@ -25,7 +25,7 @@ __all__ = ["Cut"]
 
 
 class _Segment(Protocol):
-    """What a cut knows of a segment."""
+    """What the code that cuts a graph has to know of one of its segments."""
 
     @property
     def level(self) -> int: ...
@@ -55,7 +55,7 @@ class Cut(Generic[C, S]):
 
     def __init__(self) -> None:
         self.calls: list[C] = []
-        """In the order in which they came."""
+        """All calls so far, in the order in which they were made."""
         self.segments: list[S] = []
         self._by_level: dict[tuple[int, int], S] = {}
         self._last_user: dict[Any, S] = {}

@@ -32,7 +32,7 @@ class ForwardWork(NamedTuple):
     holds: bool
     """Whether a backward of its micro-batch follows."""
     keeps: bool
-    """Whether it keeps something for a backward, which is let go of in the same micro-batch."""
+    """Whether it keeps something for a backward, which is released in the same micro-batch."""
 
 
 class BackwardWork(NamedTuple):
