@@ -208,7 +208,7 @@ class Call:
         self.where = where
         """The user's line, as (code object, line number)."""
         self.outputs: Sequence[Value] = ()
-        """In the order in which it gives them; once it has run, without those that nothing refers to (`graph.release`)."""
+        """Its results, in order; once it has run, without those that nothing refers to (`graph.release`)."""
         self.index = -1
         self.level = 0
         self.graph: MicroBatch

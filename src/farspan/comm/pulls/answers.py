@@ -37,7 +37,7 @@ def send_request(sock: socket.socket, request: dict[str, Any]) -> None:
 
 
 def frames_of(sock: socket.socket, reader: FrameReader) -> Iterator[Frame]:
-    """What comes over a connection."""
+    """The frames that come over a connection, one by one, until it ends."""
     while True:
         yield from reader.read(sock)
 

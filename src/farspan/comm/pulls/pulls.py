@@ -48,9 +48,9 @@ class Pulls:
         self._listener: Listener | None = None
         self._addresses: dict[int, tuple[str, int]] = {}
         self._sockets: set[socket.socket] = set()
-        """To owners."""
+        """The open connections to the owners that this rank reads from."""
         self._idle: dict[int, _Connection] = {}
-        """Those of them that nobody uses now, by owner."""
+        """By owner, the connection that no read is using now."""
         self._is_over = False
         side.on_close = self.close
 

@@ -35,7 +35,7 @@ class Trace:
     name: str
     micro_batch: int
     queue: int
-    """Of its worker, as in the schedule."""
+    """The number of the worker's order in the schedule."""
     start_ns: int
     end_ns: int
 

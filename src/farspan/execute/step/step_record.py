@@ -29,7 +29,7 @@ class StepRecord:
     schedule: Schedule
     """Of all ranks."""
     settings: Settings
-    """Of the step's program."""
+    """What the program of the step was made with."""
 
     @property
     def names(self) -> tuple[str, ...]:
