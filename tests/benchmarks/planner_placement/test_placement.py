@@ -11,7 +11,7 @@ from benchmarks.planner_placement.placement import place
 from benchmarks.planner_placement.placement.bound import simple_bound
 from benchmarks.planner_placement.placement.free.anneal import Placing, anneal
 from benchmarks.planner_placement.placement.free.merge import merge_groups
-from benchmarks.planner_placement.placement.free.milp import has_solver, solve_milp
+from benchmarks.planner_placement.placement.free.milp import solve_milp
 from benchmarks.planner_placement.placement.problem import make_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,7 +118,6 @@ def _first_feasible(problem) -> tuple[int, ...]:
     return next(each for each in every if math.isfinite(problem.max_load(each)))
 
 
-@pytest.mark.skipif(not has_solver(), reason="scipy is not installed")
 @settings(max_examples=25, deadline=None)
 @given(graphs(max_nodes=6), clusters())
 def test_the_bound_of_the_integer_program_is_a_bound(graph: CostedGraph, cluster: Cluster) -> None:
@@ -131,7 +130,6 @@ def test_the_bound_of_the_integer_program_is_a_bound(graph: CostedGraph, cluster
     assert found is None or best <= problem.max_load(found) * CLOSE
 
 
-@pytest.mark.skipif(not has_solver(), reason="scipy is not installed")
 def test_the_solvers_presolve_is_not_believed() -> None:
     names = ("none", "first", "second")
     nodes = tuple(
