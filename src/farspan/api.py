@@ -34,6 +34,7 @@ from farspan.place.weights import agree_on_model
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
 from farspan.profile import atoms
+from farspan.record.lanes.batch import BatchedModel, called_parts
 from farspan.record.ops.explicit_placement import ops_at
 from farspan.record.parameters.copying import plan_by_model
 
@@ -53,6 +54,7 @@ def distribute(
     together: Sequence[Sequence[str]] = (),
     max_memory: str | float | Mapping[str | int, str | float] | None = None,
     measure: bool | None = None,
+    micro_batches: int | str | None = None,
     seed: int | None = None,
 ) -> _Model:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
@@ -86,6 +88,11 @@ def distribute(
             parameters then move to it, once, between two steps. Until then the plan is an estimate, or what was found
             the last time (`~/.cache/farspan/plans`). Not with `remat`, nor with a number of stages that is not that of
             the ranks. None: unless the environment says FARSPAN_MEASURE=0.
+        micro_batches: How many micro-batches a batch is cut into where the model is called in training, so that the
+            ranks overlap in a loop without gradient accumulation; "auto": two for each stage. The program goes on as
+            with the whole batch; numbers differ from its numbers by rounding, and dropout draws other masks. It is done
+            only where it is certain: a model whose rows depend on each other (BatchNorm), or that counts its calls,
+            stays whole, and the reason is said once. None: batches stay whole.
         seed: None: dropout masks and other random numbers drawn inside the model are those of the program without
             farspan, and torch's generator ends where it would end. A number: each call seeds its own draws by where in
             the model it stands, the same for every plan; nothing that the program draws itself is moved by them.
@@ -115,11 +122,12 @@ def distribute(
     if model in plan_by_model:
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
     check_model(model)
+    _check_micro_batches(micro_batches)
     trial = current_trial()
     if trial is not None and seed is None:
         seed = 0  # it is about times, and may have no data
     engine = engine_of_this_thread(seed)
-    asked = (pins, max_memory, remat, schedule, seed)
+    asked = (pins, max_memory, remat, schedule, seed, micro_batches)
     is_all_open = plan == "auto" and stages == "auto" and not together and all(each is None for each in asked)
     if is_all_open and runs_as_it_is(engine, model):
         plan_by_model[model] = chosen = _choose_plan(model, plan, Hints(), 1)
@@ -135,7 +143,7 @@ def distribute(
         chosen = trial.plan_for(model, hints)
         place_first(engine, model, chosen)
     else:
-        chosen = _choose_plan(model, plan, hints, engine.num_ranks)
+        chosen = _with_micro_batches(_choose_plan(model, plan, hints, engine.num_ranks), micro_batches)
         if remat is not None:
             chosen = dataclasses.replace(chosen, remat=remat)
         if schedule is not None:
@@ -155,21 +163,42 @@ def distribute(
             place_first(engine, model, chosen)
     watch_optimizers()
     plan_by_model[model] = chosen
+    if chosen.micro_batches > 1:
+        for part in called_parts(model):
+            engine.recorder.batches.models[id(part)] = BatchedModel(part, chosen.micro_batches, engine.console.say)
     engine.agreement.share_generators()
     engine.console.show_plan(chosen)
     return model
+
+
+def _check_micro_batches(micro_batches: Any) -> None:
+    """Raise unless it is None, "auto" or a number of micro-batches."""
+    if micro_batches not in (None, "auto") and (type(micro_batches) is not int or micro_batches < 1):
+        raise PlanError(
+            f"micro_batches={micro_batches!r} is no number of micro-batches.",
+            hint='farspan.distribute(model, micro_batches=4), or "auto"',
+        )
+
+
+def _with_micro_batches(chosen: Plan, micro_batches: Any) -> Plan:
+    """The plan with as many micro-batches of each batch as the caller asks for."""
+    if micro_batches is None:
+        return chosen
+    if micro_batches == "auto":
+        micro_batches = 2 * chosen.num_stages if chosen.num_stages > 1 else 1
+    return dataclasses.replace(chosen, micro_batches=micro_batches)
 
 
 def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hints, schedule: str | None) -> Plan:
     """Place `model` where it was when its first step was measured before, or as estimated; and measure it (again)."""
     pieces = [atom.name for atom in atoms(model, engine.num_ranks, hints.patterns)]
     kept = KeptPlan(engine, model, pieces, hints, schedule)
-    begun = kept.load() or estimated
+    begun = dataclasses.replace(kept.load() or estimated, micro_batches=estimated.micro_batches)
     if schedule is not None:
         begun = dataclasses.replace(begun, schedule=schedule)
 
     def settled(plan: Plan, said: str) -> None:
-        plan_by_model[model] = plan
+        plan_by_model[model] = plan = dataclasses.replace(plan, micro_batches=estimated.micro_batches)
         engine.console.say(said)
         engine.console.show_plan(plan)
 

@@ -61,17 +61,17 @@ def test_a_buffer_is_read_after_the_calls_that_write_it(how: str, num_ranks: int
 
 
 def test_a_parameter_of_a_model_that_is_gone_is_nobodys() -> None:
-    from farspan.record import intercept
+    from farspan.record.parameters import gradient_property
 
     def program(rank: int) -> Any:
         farspan.distribute(_model())
         plain = nn.Parameter(torch.ones(2))
         engine: Any = current_engine()
-        intercept._recorder_of_parameter[id(plain)] = engine.recorder  # one of the same id was watched
+        gradient_property._recorders[id(plain)] = engine.recorder  # one of the same id was watched
         try:
             plain.grad = torch.ones(2)
             return plain.grad.tolist()
         finally:
-            del intercept._recorder_of_parameter[id(plain)]
+            del gradient_property._recorders[id(plain)]
 
     assert run_threads(1, program) == [[1.0, 1.0]]

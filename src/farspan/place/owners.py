@@ -16,7 +16,8 @@ from farspan.call.user_hooks import open_leaves
 from farspan.errors import PlanError
 from farspan.execute.teams import device_of
 from farspan.plan import Team
-from farspan.record.intercept import watch_module, watch_parameter
+from farspan.record.intercept import watch_module
+from farspan.record.parameters.gradient_property import watch_parameter
 from farspan.record.recording import Recording
 from farspan.record.surgery.derived import cut_from_parameters
 from farspan.record.tensor import LazyTensor, StubParameter

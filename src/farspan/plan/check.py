@@ -12,7 +12,7 @@ from farspan.plan.team import format_place, parse_place
 from farspan.schedule import SCHEDULES
 from farspan.units import MAX_COUNT
 
-__all__ = ["estimates", "lookahead", "placement", "remat", "schedule", "stages"]
+__all__ = ["estimates", "lookahead", "micro_batches", "placement", "remat", "schedule", "stages"]
 
 """Names of the schedules a plan may ask for."""
 
@@ -76,6 +76,12 @@ def lookahead(value: object) -> None:
     """A count."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
         raise _wrong("lookahead", value, f"a number of micro-batches, from 0 to {MAX_COUNT}")
+
+
+def micro_batches(value: object) -> None:
+    """Raise unless it is a number of micro-batches."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
+        raise _wrong("micro_batches", value, f"a number of micro-batches, from 1 to {MAX_COUNT}")
 
 
 def remat(value: object) -> bool | tuple[str, ...]:

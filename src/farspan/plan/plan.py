@@ -41,6 +41,8 @@ class Plan:
             and "gpipe": all for receives). `farspan plan` asks for more where that makes the step shorter and fits.
         remat: What is computed again in the backward instead of being kept from the forward: True for each repeated
             block (without any, each leaf), or names of modules (or globs) for each call of these.
+        micro_batches: Into how many micro-batches farspan cuts each batch that the model is called with in training; 1
+            leaves batches as they are.
         estimates: Numbers per stage for people to read: "num_parameters", "parameter_bytes", "share" (of the cost,
             of 1), and from `farspan plan` "peak_bytes", "limit_bytes" (memory), "busy" (share of the step), and
             "micro_batch_s" (seconds of work for each). Two plans that differ only here are equal.
@@ -61,6 +63,7 @@ class Plan:
     schedule: str = "auto"
     lookahead: int = 2
     remat: bool | tuple[str, ...] = False
+    micro_batches: int = 1
     estimates: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
 
     def __post_init__(self) -> None:
@@ -69,6 +72,7 @@ class Plan:
         check.schedule(self.schedule)
         check.lookahead(self.lookahead)
         remat = check.remat(self.remat)
+        check.micro_batches(self.micro_batches)
         estimates = check.estimates(self.estimates, len(stages))
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "placement", placement)
@@ -147,6 +151,7 @@ class Plan:
             schedule=self.schedule,
             lookahead=self.lookahead,
             remat=self.remat,
+            micro_batches=self.micro_batches,
             estimates=self.estimates,
         )
 
@@ -185,4 +190,5 @@ class Plan:
             raise PlanError(f"{source}: {error.what}", why=error.why, hint=error.hint) from None
 
     def _key(self) -> tuple[object, ...]:
-        return (self.stages, tuple(self.placement.items()), self.schedule, self.lookahead, self.remat)
+        placement = tuple(self.placement.items())
+        return (self.stages, placement, self.schedule, self.lookahead, self.remat, self.micro_batches)

@@ -16,7 +16,7 @@ __all__ = ["FORMAT", "read", "write"]
 
 FORMAT = "farspan-plan/1"
 _REQUIRED = ("format", "stages", "placement")
-_KEYS = ("format", "stages", "schedule", "lookahead", "remat", "placement", "estimates")
+_KEYS = ("format", "stages", "schedule", "lookahead", "remat", "micro_batches", "placement", "estimates")
 
 
 def write(
@@ -26,6 +26,7 @@ def write(
     schedule: str,
     lookahead: int,
     remat: bool | Sequence[str],
+    micro_batches: int,
     estimates: Mapping[str, Sequence[float]],
 ) -> str:
     """A plan's fields as JSON text that ends with a newline."""
@@ -35,6 +36,7 @@ def write(
         ("schedule", json.dumps(schedule)),
         ("lookahead", json.dumps(lookahead)),
         *([("remat", json.dumps(remat))] if remat else []),
+        *([("micro_batches", json.dumps(micro_batches))] if micro_batches > 1 else []),
         ("placement", _block("{}", [f"{json.dumps(name)}: {stage}" for name, stage in placement.items()])),
     ]
     if estimates:

@@ -32,12 +32,16 @@ from farspan.call.user_hooks import (
 )
 from farspan.record.across_ranks.hook_traces import watched
 from farspan.record.around_calls import has_own_function_mode
+from farspan.record.lanes.batch import call_batch
+from farspan.record.lanes.lane_tensor import LaneTensor
+from farspan.record.lanes.losses import LOSSES, summed_inside
 from farspan.record.memory.leaves import new_parameter
 from farspan.record.memory.pickling import reduce_module, reduce_placed
 from farspan.record.memory.transfer import check_assigned, transferring
 from farspan.record.ops.autograd_function import install_apply
 from farspan.record.ops.explicit_placement import calls_for_a_place
 from farspan.record.parameters.copying import copy_module, copy_parameter, copy_plainly
+from farspan.record.parameters.gradient_property import install_gradient_property, recorder_of, watch_parameter
 from farspan.record.parameters.outside_tensors import GRADIENT_ACCESS, access_gradient
 from farspan.record.recording import Recording
 from farspan.record.surgery.adopted import adopt
@@ -53,18 +57,15 @@ from farspan.torch_private import (
     is_caching_parametrizations,
     is_compiled_wrapper,
     is_mode_active,
-    raw_grad,
     recompute_through,
-    set_raw_grad,
     watch_autocast_regions,
     watch_backward_hooks,
 )
 
-__all__ = ["Intercept", "install", "watch_module", "watch_parameter"]
+__all__ = ["Intercept", "install", "watch_module"]
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 _recorder_of_module: dict[int, Recording] = {}
-_recorder_of_parameter: dict[int, Recording] = {}
 
 
 class Intercept(TorchFunctionMode):
@@ -91,6 +92,10 @@ class Intercept(TorchFunctionMode):
 
     def _run_or_record(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
+        if LaneTensor in types:
+            return LaneTensor.__torch_function__(func, types, args, kwargs)
+        if recorder.batches.counts is not None and func in LOSSES:
+            return summed_inside(recorder.batches, func, args, kwargs)
         if func in CHANGES_GRADIENT_FLOW:
             recorder.held_objects.before_freezing(args[0])
         is_for_us = types or _concerns(args, kwargs, recorder.placed) or calls_for_a_place(func, args, kwargs)
@@ -161,6 +166,8 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     outer = recorder.frame
     if outer is recorder.root:
         recorder.begin_module(module)
+        if recorder.batches.models and not recorder.batches.is_inside:
+            return call_batch(recorder, module, functools.partial(_call_module, module), args, kwargs)
     if is_caching_parametrizations() and any(map(parametrize.is_parametrized, module.modules())):
         recorder.refuse(
             "a parametrized module is called in torch.nn.utils.parametrize.cached()",
@@ -201,36 +208,6 @@ def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _original_call(module, *args, **kwargs)
     return scope.call_module(module, _original_call, args, kwargs)
 
-
-def _recorder_of(parameter: Any) -> Recording | None:
-    """Whose parameter it is; models that are gone had others of the same id."""
-    recorder = _recorder_of_parameter.get(id(parameter))
-    return recorder if recorder is not None and id(parameter) in recorder.placed else None
-
-
-def _get_grad(parameter: Any) -> Any:
-    recorder = _recorder_of(parameter)
-    if recorder is None:
-        return access_gradient(active.recorder, raw_grad, (parameter,))
-    if not recorder.is_recording:
-        view = recorder.step_view
-        return raw_grad(parameter) if view is None else view.gradient(recorder.placed[id(parameter)])
-    return recorder.gradients.get(recorder.placed[id(parameter)])
-
-
-def _set_grad(parameter: Any, gradient: Any) -> None:
-    recorder = _recorder_of(parameter)
-    if recorder is None:
-        access_gradient(active.recorder, set_raw_grad, (parameter, gradient))
-    elif recorder.step_view is not None:
-        recorder.step_view.set_gradient(recorder.placed[id(parameter)], gradient)
-    elif not recorder.is_recording:
-        set_raw_grad(parameter, gradient)
-    else:
-        recorder.gradients.set(recorder.placed[id(parameter)], gradient)
-
-
-_delete_grad = functools.partial(_set_grad, gradient=None)
 
 _original_deepcopy: Any = nn.Parameter.__deepcopy__
 _original_new: Any = nn.Parameter.__new__
@@ -285,7 +262,7 @@ def _delete_attribute(module: nn.Module, name: str) -> None:
 
 
 def _deepcopy_parameter(parameter: Any, memo: dict[int, Any]) -> Any:
-    recorder = parameter._recorder if type(parameter) is StubParameter else _recorder_of(parameter)
+    recorder = parameter._recorder if type(parameter) is StubParameter else recorder_of(parameter)
     if recorder is None or not recorder.is_recording:
         return _original_deepcopy(parameter, memo)
     return copy_parameter(recorder, recorder.placed[id(parameter)], memo)
@@ -361,7 +338,7 @@ def install() -> None:
     for kind in (nn.Parameter, StubParameter):
         kind.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
         kind.__setattr__ = set_on_parameter  # type: ignore[method-assign,assignment]
-        kind.grad = property(_get_grad, _set_grad, _delete_grad)  # type: ignore[assignment]
+        install_gradient_property(kind)
     torch.Tensor.__reduce_ex__ = _pickling_placed(torch.Tensor.__reduce_ex__)  # type: ignore[method-assign]
     nn.Parameter.__reduce_ex__ = _pickling_placed(nn.Parameter.__reduce_ex__)  # type: ignore[method-assign]
     nn.Parameter.__new__ = _new_parameter  # type: ignore[method-assign]
@@ -381,11 +358,6 @@ def watch_module(module: nn.Module, recorder: Recording, name: str) -> None:
 def _forget_module(module_id: int) -> None:
     _recorder_of_module.pop(module_id, None)
     forget_module(module_id)
-
-
-def watch_parameter(parameter: torch.Tensor, recorder: Recording) -> None:
-    """Let `parameter.grad` go to `recorder`."""
-    _recorder_of_parameter[id(parameter)] = recorder
 
 
 def _ensure_mode(recorder: Recording) -> None:

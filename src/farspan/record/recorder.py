@@ -32,6 +32,7 @@ from farspan.record.across_ranks.resolved_calls import learn
 from farspan.record.around_calls import check_around, saved_hooks
 from farspan.record.deferred.deferred import Deferred
 from farspan.record.held_objects import HeldObjects
+from farspan.record.lanes.batches import Batches
 from farspan.record.memory.leaves import become_leaf
 from farspan.record.memory.parameter_copies import Copies
 from farspan.record.ops.autograd_function import MAY_HIDE_HISTORY, check_history
@@ -73,15 +74,12 @@ class Recorder:
         """False while calls run for real: in leaves, in the optimizer, in a metadata run."""
         self.is_in_optimizer = False
         self.step_view: Any = None  # what answers torch functions in an optimizer's step of several ranks
-        self.placed: dict[int, Placed] = {}
-        """Parameters and buffers of all distributed models, by id."""
+        self.placed: dict[int, Placed] = {}  # parameters and buffers of all distributed models, by id
         self.leaves: dict[int, Leaf] = {}
         self.variants: dict[Any, Leaf] = {}
         """Of leaves, for other contents of their modules' tables (`lazy.surgery`)."""
-        self.leaf_parts: set[int] = set()
-        """Ids of all modules inside leaves, the leaves included."""
-        self.roots: dict[int, str] = {}
-        """By id of a model, what stands before the names of its parts."""
+        self.leaf_parts: set[int] = set()  # ids of all modules inside leaves, the leaves included
+        self.roots: dict[int, str] = {}  # by id of a model, what stands before the names of its parts
         self.keep_alive: list[Any] = []  # what the tables above know by id
         self.cache = MetadataCache(functools.partial(run_without_modes_of, self), self.placed)
         self.pending: list[Graph] = []
@@ -90,6 +88,7 @@ class Recorder:
         self.runs_each_backward = False  # weights may change at each: a leaf writes into its own
         self.has_hooked_calls = False  # whether there have been hooks on recorded tensors
         self.held_objects = HeldObjects(self)
+        self.batches = Batches()
         self.num_copies = 0  # of distributed models and their parts
         self.current = Graph(0)
         self.parameter_values = ParameterValues()

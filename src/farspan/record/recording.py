@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from farspan.call.modes import Regions
     from farspan.call.surroundings.moments import Moments
     from farspan.graph import Backward, Graph, Meta, Value
+    from farspan.record.lanes.batches import Batches
     from farspan.record.runtime import Engine
 
 __all__ = ["Recorded", "Recording"]
@@ -110,7 +111,9 @@ class Recording(Protocol):
     cache: MetadataCache
     pending: list[Graph]
     current: Graph
+    num_graphs: int
     num_pending_backwards: int
+    batches: Batches
     num_copies: int
     runs_each_backward: bool
     has_hooked_calls: bool

@@ -40,6 +40,8 @@ class LazyTensor(torch.Tensor):
     """Weak references to the views of it."""
     _twin_of: LazyTensor | None = None
     """What is the same memory in the same shape, and stands for both (`memory.twins`)."""
+    _is_torn = False
+    """Whether it has shared its memory with others, and is a copy since, or they are: nothing may write into it."""
     _twins: list[Any] | None = None
     """Weak references to what this one stands for."""
 

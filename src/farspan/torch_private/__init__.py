@@ -33,13 +33,16 @@ from farspan.torch_private.calls import put_module_apply as put_module_apply
 from farspan.torch_private.calls import recompute_through as recompute_through
 from farspan.torch_private.calls import watch_backward_hooks as watch_backward_hooks
 from farspan.torch_private.fakes import as_it_is as as_it_is
+from farspan.torch_private.fakes import decomposed as decomposed
 from farspan.torch_private.fakes import fake_mode as fake_mode
 from farspan.torch_private.fakes import flops_of as flops_of
 from farspan.torch_private.fakes import is_fake as is_fake
 from farspan.torch_private.fakes import is_fake_limit as is_fake_limit
 from farspan.torch_private.fakes import is_not_torchs_device as is_not_torchs_device
 from farspan.torch_private.fakes import on_fakes as on_fakes
+from farspan.torch_private.fakes import silent_fakes as silent_fakes
 from farspan.torch_private.fakes import watch_fakes as watch_fakes
+from farspan.torch_private.fakes import with_sizes_kept as with_sizes_kept
 from farspan.torch_private.mode_stack import disabled_torch_function as disabled_torch_function
 from farspan.torch_private.mode_stack import is_mode_active as is_mode_active
 from farspan.torch_private.mode_stack import no_dispatch as no_dispatch
@@ -50,6 +53,10 @@ from farspan.torch_private.mode_stack import without_any_mode as without_any_mod
 from farspan.torch_private.mode_stack import without_modes_of as without_modes_of
 from farspan.torch_private.symbols import SYMBOLS as SYMBOLS
 from farspan.torch_private.symbols import Symbols as Symbols
+from farspan.torch_private.symbols import product as product
+from farspan.torch_private.symbols import quotient as quotient
+from farspan.torch_private.symbols import units_of as units_of
+from farspan.torch_private.symbols import without_assumptions as without_assumptions
 from farspan.torch_private.tensors import has_compatible_type as has_compatible_type
 from farspan.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
 from farspan.torch_private.tensors import has_other_users as has_other_users
@@ -83,6 +90,7 @@ __all__ = [
     "check_release",
     "compile_what_it_calls",
     "compiling_nothing",
+    "decomposed",
     "disabled_torch_function",
     "fake_mode",
     "flops_of",
@@ -110,7 +118,9 @@ __all__ = [
     "make_wrapper",
     "no_dispatch",
     "on_fakes",
+    "product",
     "put_modes",
+    "quotient",
     "put_module_apply",
     "raw_grad",
     "raw_grad_fn",
@@ -123,14 +133,18 @@ __all__ = [
     "shape_at",
     "with_history",
     "storage_at",
+    "silent_fakes",
     "take_modes_of",
     "tensor_of_class",
     "tree_leaves",
+    "units_of",
     "unscale_",
     "update_scale_",
     "watch_autocast_regions",
     "watch_backward_hooks",
     "watch_fakes",
+    "with_sizes_kept",
     "without_any_mode",
+    "without_assumptions",
     "without_modes_of",
 ]

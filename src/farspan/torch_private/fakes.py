@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -24,13 +26,16 @@ from farspan.torch_private.symbols import Symbols
 
 __all__ = [
     "as_it_is",
+    "decomposed",
     "fake_mode",
     "flops_of",
     "is_fake",
     "is_fake_limit",
     "is_not_torchs_device",
     "on_fakes",
+    "silent_fakes",
     "watch_fakes",
+    "with_sizes_kept",
 ]
 
 
@@ -62,6 +67,21 @@ def on_fakes(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> It
             yield
         finally:
             mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
+
+
+@contextmanager
+def silent_fakes() -> Iterator[None]:
+    """Let fake tensors raise their errors in the body without logging them: there it is tried whether they fail."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addFilter(_drop)
+    try:
+        yield
+    finally:
+        log.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
 
 
 def watch_fakes(before_hook: Callable[[torch.Tensor], None], before_gradient: Callable[[torch.Tensor], None]) -> None:
@@ -146,6 +166,17 @@ def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result
     packet = operation._overloadpacket
     count = flop_registry.get(_COUNTED_AS.get(packet, packet))
     return 0 if count is None else count(*args, **kwargs, out_val=result)
+
+
+def with_sizes_kept() -> AbstractContextManager[None]:
+    """Let torch use those of its rules, in the body, in which sizes can be symbols."""
+    return enable_python_dispatcher()
+
+
+def decomposed(func: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation gives that torch makes of others, if it is one of those; else NotImplemented."""
+    is_known = torch._C._dispatch_has_kernel(func.name())
+    return func.decompose(*args, **kwargs) if is_known and func._can_decompose() else NotImplemented
 
 
 def as_it_is(func: Any, args: Any, kwargs: Any, result: Any) -> Any:

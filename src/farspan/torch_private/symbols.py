@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from farspan.locks import Lock
 
-__all__ = ["SYMBOLS", "Symbols"]
+__all__ = ["SYMBOLS", "Symbols", "product", "quotient", "units_of", "without_assumptions"]
 
 SYMBOLS = Lock("symbols for sizes")
 """Held while symbols are in use: sympy makes its constants at their first use, which is not safe among threads."""
@@ -67,3 +68,43 @@ class Symbols:
         text = f"lambda {names}: ({values}) if {' and '.join(tests) or True} else None"
         function = eval(text, {"math": math})
         return lambda numbers: function(*numbers)
+
+
+def without_assumptions(symbol: Any) -> AbstractContextManager[None]:
+    """Let nothing that is asked about sizes in the body count as assumed: torch chooses among kernels there."""
+    return symbol.node.shape_env.suppress_guards()
+
+
+def units_of(size: Any, symbol: Any) -> Any:
+    """How many times a symbol's number a size is: 0 if it does not depend on it, -1 if it does in another way."""
+    if not isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return 0
+    unit = symbol.node.expr
+    if unit not in size.node.expr.free_symbols:
+        return 0
+    found = quotient(size, symbol) if isinstance(size, torch.SymInt) else None
+    return -1 if found is None or (not isinstance(found, int) and unit in found.free_symbols) else found
+
+
+def quotient(one: Any, two: Any) -> Any:
+    """A whole number that `one` is `two` times, whatever their symbols stand for; None where there is none."""
+    if isinstance(one, int) and isinstance(two, int):
+        return one // two if two and one % two == 0 else None
+    import sympy
+
+    one, two = [item.node.expr if isinstance(item, torch.SymInt) else sympy.sympify(item) for item in (one, two)]
+    if two == 0:
+        return None
+    found = sympy.expand(sympy.cancel(one / two))
+    if not found.is_integer:
+        return None
+    return int(found) if found.is_Integer else found
+
+
+def product(sizes: Sequence[Any]) -> Any:
+    """What sizes are multiplied, which may be symbols or expressions."""
+    if all(isinstance(item, int) for item in sizes):
+        return math.prod(sizes)
+    import sympy
+
+    return sympy.Mul(*[item.node.expr if isinstance(item, torch.SymInt) else sympy.sympify(item) for item in sizes])

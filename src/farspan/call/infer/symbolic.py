@@ -61,6 +61,10 @@ class Numbers:
         self.kind = (self.skeleton, self.layouts, about)
         """Equal for calls of one family."""
 
+    def place_of(self, metas: Sequence[Meta], number: int) -> int:
+        """Where the first size of a tensor stands among the values."""
+        return self.first_size + sum(len(meta.shape) for meta in metas[:number])
+
     def with_others(self, metas: Sequence[Meta], values: Sequence[Any]) -> tuple[Any, list[Meta]]:
         """The template and the metadata of a call like this one but for its numbers."""
         numbers, sizes = iter(values), iter(values[self.first_size :])

@@ -19,7 +19,7 @@ from farspan.call.leaf import LeakError
 from farspan.call.pytree.template import flatten
 from farspan.torch_private import TorchDispatchMode, as_it_is, flops_of, is_fake, tree_leaves
 
-__all__ = ["Learn", "Made", "Watch", "noted_generators", "storage_id", "untouched_generators"]
+__all__ = ["Learn", "Made", "Watch", "is_switched_off", "noted_generators", "storage_id", "untouched_generators"]
 
 _STATISTICS = ("running_mean", "running_var")
 Made = list["weakref.ref[torch.Tensor]"]
@@ -85,7 +85,7 @@ class Watch(TorchDispatchMode):
             self.updated.update(storage_id(given[name]) for name in _STATISTICS if given.get(name) is not None)
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
-            if torch.Tag.nondeterministic_seeded in func.tags and not _is_switched_off(schema, given):
+            if torch.Tag.nondeterministic_seeded in func.tags and not is_switched_off(schema, given):
                 self.has_drawn = draws = True
                 if self.function is not None:
                     DRAWS.add(self.function)
@@ -158,7 +158,7 @@ class _Generators:
     """Whether torch's was seeded, or given another state."""
 
 
-def _is_switched_off(schema: Any, given: dict[str, Any]) -> bool:
+def is_switched_off(schema: Any, given: dict[str, Any]) -> bool:
     """Whether an operation that may draw random numbers does not: dropout of probability 0, or not in training."""
     values = {item.name: given.get(item.name, item.default_value) for item in schema}
     return any(values.get(name, 1) == 0 for name in ("dropout_p", "p", "dropout", "train", "training"))

@@ -46,12 +46,15 @@ class Hidden(NamedTuple):
     copy: Any
 
 
-def hidden_in(roots: Iterable[MutableMapping[Any, Any]], holders: Iterable[Any]) -> list[Hidden]:
+def hidden_in(
+    roots: Iterable[MutableMapping[Any, Any]], holders: Iterable[Any], *, must_copy: bool = True
+) -> list[Hidden]:
     """The objects with hidden state that are held somewhere.
 
     Args:
         roots: Dictionaries, and the like, that are looked into.
         holders: Lists, dictionaries and objects that are looked into as well.
+        must_copy: Whether there has to be a copy of each; else those without one are left out.
 
     Raises:
         LeakError: Of one of them there can be no copy.
@@ -67,7 +70,12 @@ def hidden_in(roots: Iterable[MutableMapping[Any, Any]], holders: Iterable[Any])
             if not _may_hide(item):
                 continue
             if id(item) not in copies:
-                copies[id(item)] = _copied(item)
+                try:
+                    copies[id(item)] = _copied(item)
+                except LeakError:
+                    if must_copy:
+                        raise
+                    copies[id(item)] = item
             if copies[id(item)] is not item:
                 found.append(Hidden(table, key, item, copies[id(item)]))
     return found

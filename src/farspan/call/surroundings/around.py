@@ -63,8 +63,12 @@ class AroundError(LeakError):
 
 
 @contextlib.contextmanager
-def nothing_changed_around(modules: Sequence[nn.Module]) -> Iterator[None]:
+def nothing_changed_around(modules: Sequence[nn.Module], *, must_copy: bool = True) -> Iterator[None]:
     """Put back what the body changes around the code of `modules`.
+
+    Args:
+        modules: Whose code runs in the body.
+        must_copy: Whether the body must not move on objects whose state cannot be looked into.
 
     Raises:
         AroundError: Something has changed.
@@ -75,7 +79,7 @@ def nothing_changed_around(modules: Sequence[nn.Module]) -> Iterator[None]:
     state = State(item for _, _, item in before)
     names: list[str] = []
     try:
-        with copies_of_hidden(hidden_in([_Variables(before)], state.holders)):
+        with copies_of_hidden(hidden_in([_Variables(before)], state.holders, must_copy=must_copy)):
             yield
     finally:
         names = _undo(before, state)

@@ -26,6 +26,8 @@ _REPORTED_STEPS = (3, 10, 30)
 """Training steps after which the report is written: an early one, then ones that have settled."""
 _COMPARED_STEP = 3
 """After which training step it is said how far the plan was off."""
+_LEAST_GAIN = 1.1
+"""Of micro-batches, from which on they are mentioned."""
 _UNEVEN = 1.1
 """From which ratio of two ranks' errors on another plan may be better."""
 
@@ -86,6 +88,7 @@ class Console:
         self.num_training_steps += 1
         if self.num_training_steps == _COMPARED_STEP and self.side.rank == 0:
             self._compare(record)
+            self._hint_at_micro_batches(record)
         if not self.report_path or self.num_training_steps not in _REPORTED_STEPS:
             return
         key = f"timeline {record.number}"
@@ -115,6 +118,25 @@ class Console:
             text += "; farspan plan --recalibrate step.json may find a better plan (farspan run --report step.json)"
         _log.info("%s", text)
         self._write_line(text)
+
+    def _hint_at_micro_batches(self, record: StepRecord) -> None:
+        """Say what micro-batches would win where the ranks wait for each other.
+
+        A chain of stages that take b_1, b_2, .. for a whole batch takes sum b for one micro-batch, and for m of them
+        (sum b + (m - 1) max b) / m.
+        """
+        if self.plan is None or record.exchange is None or max(record.num_micro_batches, self.plan.micro_batches) > 1:
+            return
+        busy = record.exchange.busy_s()
+        number = 2 * len(busy)
+        gain = number * sum(busy) / (sum(busy) + (number - 1) * max(busy)) if sum(busy) else 1.0
+        if gain >= _LEAST_GAIN:
+            text = (
+                "a step is one micro-batch, so one rank works at a time: farspan.distribute(model, "
+                f"micro_batches={number}) would make it {gain:.1f} times as fast (numbers then differ by rounding)"
+            )
+            _log.info("%s", text)
+            self._write_line(text)
 
     def _write_line(self, text: str) -> None:
         """To standard error: standard output is the script's own, and may be piped."""

@@ -70,7 +70,7 @@ def is_plain_write(target: Any, entry: Entry, tensors: list[torch.Tensor]) -> bo
     if type(target) is Through:
         return True
     for tensor in (tensors[i] for i in entry.mutated):
-        if type(tensor) is not LazyTensor or tensor._alias_of is not None or is_shared(tensor):
+        if type(tensor) is not LazyTensor or tensor._is_torn or tensor._alias_of is not None or is_shared(tensor):
             return False
     return True
 
@@ -94,6 +94,11 @@ def write_apart(
         args, kwargs = rebuild(template, list(map(read_data, tensors)))
         return True, target(*args, **kwargs)
     written = [tensors[i] for i in entry.mutated]
+    if any(type(item) is LazyTensor and item._is_torn for item in written):
+        recorder.refuse(
+            f"{entry.name} writes into a tensor of the whole batch that has views, or is one",
+            hint="write out of place (y = y + 1), or leave out micro_batches= of farspan.distribute",
+        )
     plain = [item for item in written if type(item) is not LazyTensor and id(item) not in recorder.placed]
     if len(plain) == len(written) and recorder.deferred.can_run(target, tensors):
         for tensor in plain:

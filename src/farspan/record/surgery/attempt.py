@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from farspan.call.side_effects.attributes import own_attributes, put_own_attributes
-from farspan.call.side_effects.reachable import State
+from farspan.call.side_effects.reachable import State, is_same
 
 if TYPE_CHECKING:
     from farspan.record.recording import Recording
@@ -50,6 +50,14 @@ class Attempt:
         self._bring_generators_back = recorder.draws.mark()
         self._before = [(part, own_attributes(part, is_copy=False)) for part in module.modules()]
         self._state = State(item for _, held in self._before for item in held.values())
+
+    def has_changed(self) -> bool:
+        """Whether the modules hold other attributes by now, or other things in their objects."""
+        for part, held in self._before:
+            now = own_attributes(part, is_copy=False)
+            if now.keys() != held.keys() or not all(is_same(item, held[name]) for name, item in now.items()):
+                return True
+        return bool(self._state.changed())
 
     def undo(self) -> None:
         """Let all be as it was."""

@@ -1,0 +1,198 @@
+"""Following the rows of a batch through operations on tensors without data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from farspan.call.infer.watch import is_switched_off
+from farspan.call.rows.elementwise import (
+    ELEMENTWISE,
+    FACTORIES,
+    LOSSES,
+    SAME,
+    elementwise,
+    factory,
+    loss,
+    same,
+    written,
+)
+from farspan.call.rows.indexing import INDEXING
+from farspan.call.rows.layout import Layout, Mixed, Op, Replicate, Shard
+from farspan.call.rows.products import PRODUCTS
+from farspan.call.rows.shapes import SHAPES
+from farspan.torch_private import TorchDispatchMode, decomposed, is_fake, tree_leaves, without_assumptions
+
+__all__ = ["Follow", "RowsError"]
+
+_RULES: dict[str, Callable[[Op], Any]] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    **dict.fromkeys(SAME, same),
+    **dict.fromkeys(FACTORIES, factory),
+    **dict.fromkeys(LOSSES, loss),
+    **SHAPES,
+    **PRODUCTS,
+    **INDEXING,
+}
+_WRITES = dict.fromkeys(
+    ["copy", "fill", "zero", "normal", "uniform", "bernoulli", "exponential", "random", "trunc_normal"], written
+)
+_INDEX = ("aten::index.Tensor", "aten::_unsafe_index.Tensor")
+_CHOOSES_KERNELS = ("aten::convolution", "aten::convolution_backward")
+"""Operations for which torch chooses among kernels by the number of rows."""
+_UNKNOWN = Mixed("what nobody has seen being made")
+_READS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+class RowsError(Exception):
+    """It is not certain that the rows of a batch stay apart; says why."""
+
+
+class Follow(TorchDispatchMode):
+    """Notes how the rows of a batch lie in each tensor that is made.
+
+    Args:
+        rows: The symbol for the number of rows.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        super().__init__()
+        self.rows = rows
+        self.is_random = False
+        self.precision = 0.0
+        """Of the least precise numbers that have been made: the difference of 1 and the next larger one."""
+        self.error: Exception | None = None
+        """The first that was met, for whoever has run the operations to raise."""
+        self._layouts: dict[int, Layout] = {}
+        self._sharing: dict[int, list[torch.Tensor]] = {}
+        """By memory the tensors in it; they are kept, so that no other one gets the number of one of them."""
+        self._outside: set[int] = set()
+        """Of memory: parameters, buffers and arguments, which must not be written."""
+
+    def begin(self, tensor: torch.Tensor, layout: Layout) -> None:
+        """Say how rows lie in a tensor that comes from outside."""
+        self.set(tensor, layout)
+        self._outside.add(_memory(tensor))
+
+    def set(self, tensor: torch.Tensor, layout: Layout) -> None:
+        """Say how rows lie in a tensor."""
+        if id(tensor) not in self._layouts:
+            self._sharing.setdefault(_memory(tensor), []).append(tensor)
+        self._layouts[id(tensor)] = layout
+
+    def of(self, item: Any) -> Layout:
+        """How rows lie in a tensor; anything else, and a tensor with data, is the same for all of them."""
+        if not isinstance(item, torch.Tensor) or not is_fake(item):
+            return Replicate()
+        return self._layouts.get(id(item), _UNKNOWN)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with self:
+            result = decomposed(func, args, kwargs)
+        if result is not NotImplemented:
+            return result
+        if any(tag in func.tags for tag in _READS_DATA) and (func.name() not in _INDEX or _holds_masks(args[1])):
+            raise RowsError(f"it reads data while it runs ({func._overloadpacket.__name__})")
+        with without_assumptions(self.rows) if func.name() in _CHOOSES_KERNELS else contextlib.nullcontext():
+            result = func(*args, **kwargs)
+        try:
+            self._note(func, args, kwargs, result)
+        except Exception as error:
+            self.error = self.error or error  # raised here, in a `detach` of autograd's own, it would end the process
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        schema = func._schema.arguments
+        given = {item.name: item.default_value for item in schema if item.has_default_value()}
+        given |= {item.name: value for item, value in zip(schema, args, strict=False)} | kwargs
+        into = [
+            tensor
+            for item in schema
+            if item.alias_info is not None and item.alias_info.is_write
+            for tensor in tree_leaves(given.get(item.name))
+            if isinstance(tensor, torch.Tensor)
+        ]
+        results = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
+        if not results and not into:
+            return
+        name = func._overloadpacket.__name__
+        is_random = torch.Tag.nondeterministic_seeded in func.tags and not is_switched_off(schema, given)
+        name = name[:-1] if into and name.endswith("_") and not name.endswith("__") else name
+        op = Op(name, given, results, self.of, self.rows, bool(into))
+        layouts = self._layouts_of(func, op)
+        if is_random and all(isinstance(item, Replicate) for item in layouts):
+            layouts = [Mixed(f"{name} (one draw for all rows)")] * len(layouts)
+        self.is_random |= is_random
+        self.precision = max([self.precision, *(torch.finfo(item.dtype).eps for item in results if _is_real(item))])
+        written_ids = set(map(id, into))
+        for tensor, layout in zip(results, layouts, strict=True):
+            if id(tensor) not in written_ids:
+                self.set(tensor, self._checked(op, tensor, layout))
+        for number, tensor in enumerate(into):
+            self._write(
+                op, tensor, self._checked(op, tensor, layouts[min(number, len(layouts) - 1)] if layouts else op.mixed())
+            )
+
+    def _layouts_of(self, func: Any, op: Op) -> Sequence[Layout]:
+        """By its rule; one for each result, or for what is written."""
+        number = max(len(op.results), 1)
+        tensors = op.tensors
+        mixed = next((layout for item in tensors if isinstance(layout := self.of(item), Mixed)), None)
+        if mixed is not None:
+            return [mixed] * number
+        rule = _WRITES.get(op.name) if op.is_in_place else None
+        if rule is None:
+            rule = (
+                elementwise
+                if torch.Tag.pointwise in func.tags
+                else _RULES.get(op.name)
+                if func.namespace == "aten"
+                else None
+            )
+        if rule is None:
+            is_plain = all(isinstance(self.of(item), Replicate) for item in tensors)
+            fits = is_plain and not any(op.units(item) for item in tree_leaves([*op.given.values()]))
+            return [Replicate() if fits else Mixed(f"{func.namespace}.{op.name}")] * number
+        found = rule(op)
+        return found if isinstance(found, list) else [found] * number
+
+    def _checked(self, op: Op, tensor: torch.Tensor, layout: Layout) -> Layout:
+        """A layout that fits the sizes of a tensor."""
+        dim = op.sharded_dim(tensor)
+        if isinstance(layout, Shard):
+            return layout if dim == layout.dim and op.inner(tensor, layout) is not None else Mixed(op.name)
+        if isinstance(layout, Mixed):
+            return layout
+        return layout if dim == -1 else Mixed(op.name)
+
+    def _write(self, op: Op, tensor: torch.Tensor, layout: Layout) -> None:
+        """A tensor has been written into."""
+        if not is_fake(tensor) or _memory(tensor) in self._outside:
+            raise RowsError(f"it writes into its buffers, weights or arguments ({op.name}; BatchNorm does)")
+        before = self.of(tensor)
+        others = [item for item in self._sharing.get(_memory(tensor), []) if item is not tensor]
+        if isinstance(before, Replicate) and isinstance(layout, Replicate):
+            for item in (tensor, *others):
+                if isinstance(self.of(item), Replicate):
+                    self.set(item, layout if item is tensor and not others else Replicate())
+        elif not isinstance(layout, Mixed) and (before == layout or not others):
+            self.set(tensor, layout)
+        else:
+            for item in (tensor, *others):
+                self.set(item, layout if isinstance(layout, Mixed) else Mixed(f"{op.name} into a view"))
+
+
+def _holds_masks(indices: Sequence[Any]) -> bool:
+    return any(item is not None and item.dtype in (torch.bool, torch.uint8) for item in indices)
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype.itemsize > 1
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)

@@ -1,0 +1,339 @@
+"""A model's calls on whole batches, recorded as several lanes where that gives the same.
+
+    distribute(model, micro_batches=4)
+    out = model(x)          x [32, ..] is cut into 4 lanes; the model's Python runs once for each
+
+Whether a model may be cut is examined at its first call of a kind, and said once if it may not: its rows are followed
+through all operations, forward and backward (`call.rows`), and the first time outputs and gradients are compared, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from farspan.call.infer.entry import meta_of
+from farspan.call.infer.symbolic import Numbers
+from farspan.call.pytree.canonical import canonical, is_plain
+from farspan.call.pytree.template import flatten, rebuild
+from farspan.call.rows.follow import RowsError
+from farspan.call.rows.trace import SAME, RowsApart, follow_rows
+from farspan.call.side_effects.attributes import own_attributes
+from farspan.call.user_hooks import has_user_hooks
+from farspan.launch.rank.interrupts import signals_held
+from farspan.record.lanes.batches import Lanes, NotInLanesError
+from farspan.record.lanes.examination import Lane, counting, cut_tensors, difference
+from farspan.record.lanes.kinds import Cut, Kind
+from farspan.record.lanes.lane_tensor import LaneTensor, join_all
+from farspan.record.lanes.losses import LOSSES, divisor_of
+from farspan.record.lanes.window import Window
+from farspan.record.surgery.attempt import Attempt
+from farspan.record.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farspan.graph import Meta
+    from farspan.record.recording import Recording
+
+__all__ = ["BatchedModel", "call_batch", "called_parts"]
+
+_MOST_CANDIDATES = 4
+_MOST_KINDS = 24
+_FIRST_CALLS = 1
+"""How many calls may set attributes of modules without a word, as first calls do."""
+_TOLERANCE = 1e-3
+"""Of the difference of outputs and gradients, relative to their size, in single precision; more for less precision."""
+
+
+def call_batch(recorder: Recording, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a module of a model as the program does, from outside any other.
+
+    Args:
+        recorder: Records it; some of its models have their batches cut into lanes.
+        module: Which.
+        call: Calls it as a whole.
+        args: What the program gives.
+        kwargs: And by name.
+    """
+    batched = recorder.batches.models.get(id(module))
+    recorder.batches.is_inside = True
+    try:
+        if batched is not None:
+            return batched.call(recorder, call, args, kwargs)
+        join_all((args, kwargs))
+        return call(*args, **kwargs)
+    finally:
+        recorder.batches.is_inside = False
+
+
+def called_parts(model: nn.Module) -> list[nn.Module]:
+    """The modules that a program calls: a model, or those in a list or a dictionary of models."""
+    if isinstance(model, (nn.ModuleList, nn.ModuleDict)):
+        return [part for child in model.children() for part in called_parts(child)]
+    return [model]
+
+
+class BatchedModel:
+    """A distributed model whose batches are cut into lanes.
+
+    Args:
+        model: Which.
+        num_lanes: How many lanes a batch has; fewer where it has not so many rows.
+        say: Is given what people should know, once.
+    """
+
+    def __init__(self, model: nn.Module, num_lanes: int, say: Callable[[str], None]) -> None:
+        self.model = model
+        self.num_lanes = num_lanes
+        self._say = say
+        self._kinds: dict[Any, Kind] = {}
+        self._has_cut = False
+        self.is_random = False
+        """Whether random numbers are drawn in calls that have been cut: lanes draw others than the whole batch."""
+        self.precision = 0.0
+        """Of the least precise numbers in such calls."""
+        self._compared_kinds: set[bool] = set()
+        self._num_first_calls = 0
+        self.reasons: dict[str, None] = {}
+        """Why batches have stayed whole."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether batches of some kind have been cut."""
+        return self._has_cut
+
+    def call(self, recorder: Recording, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call the model as the program does: in lanes where that is certain, else as a whole.
+
+        Args:
+            recorder: Records it.
+            call: Calls the model as a whole.
+            args: What the program gives, of the whole batch.
+            kwargs: And by name.
+        """
+        if not (torch.is_grad_enabled() and self.model.training):
+            join_all((args, kwargs))
+            return call(*args, **kwargs)
+        template, tensors = flatten((args, kwargs))
+        num_rows = _rows_of(tensors)
+        num_lanes = min(self.num_lanes, num_rows // 2)  # a single row is treated otherwise in many places
+        if num_lanes < 2:
+            return self._whole("a batch of fewer than 4 rows is too small", call, args, kwargs)
+        modules = [*self.model.modules()]
+        reason = _kept_whole_by(recorder, modules)
+        if reason:
+            return self._whole(reason, call, args, kwargs)
+        metas = [item._value.meta if isinstance(item, LazyTensor) else meta_of(item) for item in tensors]
+        if any(len(meta.stride) != len(meta.shape) for meta in metas):
+            return self._whole("it is given sparse tensors", call, args, kwargs)
+        numbers, sizes = Numbers(template, metas), _sizes(num_rows, num_lanes)
+        key = (numbers.kind, _state_of(recorder, modules))
+        if key not in self._kinds and len(self._kinds) >= _MOST_KINDS:
+            return self._whole("its modules hold something new in each call", call, args, kwargs)
+        kind = self._kinds.setdefault(key, Kind())
+        cut = kind.known(numbers, sizes)
+        if cut is None or cut.is_provisional:
+            if not kind.is_worth_more:
+                return self._whole("it is called with ever new numbers", call, args, kwargs)
+            recorder.flush_before_change("how a batch can be cut into micro-batches is examined")
+            with _unmeasured(recorder.engine):
+                again = self._examined(recorder, call, numbers, template, metas, tensors, sizes, kind)
+            again.is_provisional &= self._num_first_calls < _FIRST_CALLS
+            self._num_first_calls += again.is_provisional
+            cut = kind.keep(numbers, sizes, again)
+        if cut.is_provisional:
+            join_all((args, kwargs))
+            return call(*args, **kwargs)
+        if cut.reason:
+            return self._whole(cut.reason, call, args, kwargs)
+        self._has_cut = True
+        window = recorder.batches.window
+        if window is None or not window.is_open or window.sizes != tuple(sizes) or not window.can_use(tensors):
+            window = recorder.batches.window = Window(recorder, sizes)
+        for number, item in enumerate(tensors):
+            if type(item) is LaneTensor and not (number in cut.positions and item.is_cut_by(window)):
+                item.join()
+        lanes = [Lane(call, template, lane) for lane in cut_tensors(tensors, cut.positions, sizes)]
+        if cut.is_mean:
+            lanes = [counting(recorder.batches, lane) for lane in lanes]
+        try:
+            return _gathered(window, window.record(lanes), cut)
+        except NotInLanesError as error:
+            recorder.refuse(
+                f"the micro-batches of one batch cannot be put together in {type(self.model).__name__}",
+                why=f"{error}.",
+                hint="leave out micro_batches= of farspan.distribute",
+            )
+
+    def _whole(self, reason: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        join_all((args, kwargs))
+        if reason not in self.reasons:
+            self.reasons[reason] = None
+            self._say(f"batches are not cut into micro-batches: {reason}")
+        return call(*args, **kwargs)
+
+    def _examined(
+        self,
+        recorder: Recording,
+        call: Callable[..., Any],
+        numbers: Numbers,
+        template: Any,
+        metas: Sequence[Meta],
+        tensors: Sequence[Any],
+        sizes: Sequence[int],
+        kind: Kind,
+    ) -> Cut:
+        """Find out how calls like this one can be cut: by rules for all that the model does; once by numbers, too."""
+        first, *others = [number for number, meta in enumerate(metas) if meta.shape and meta.shape[0] == sum(sizes)]
+        if len(others) >= _MOST_CANDIDATES:
+            return Cut(reason=f"{len(others) + 1} arguments could carry the batch")
+        kind.see(numbers)
+        leaf = recorder.leaves.get(id(self.model))
+        if leaf is not None and len(leaf.modules) > 1:
+            leaf.is_open = True  # a loss that it makes is seen, as where its parts are on several stages
+        attempt, reasons = Attempt(recorder, self.model), list[str]()
+        for chosen in [each for number in range(len(others), -1, -1) for each in combinations(others, number)]:
+            positions, placed = (first, *chosen), [*recorder.placed.values()]
+            places = {numbers.place_of(metas, number) for number in positions}
+            varying = sorted(kind.varying - places)
+            try:
+                apart = _aside(recorder, follow_rows, self.model, placed, numbers, metas, positions, varying, LOSSES)
+                if attempt.has_changed():
+                    return Cut(
+                        reason="its forward changes attributes, lists or counters of its modules", is_provisional=True
+                    )
+            except RowsError as error:
+                reasons.append(str(error))
+                continue
+            finally:
+                attempt.undo()
+            fixed = {place: value for place, value in enumerate(numbers.values) if place not in {*places, *varying}}
+            cut = Cut(positions, "", apart.dims, apart.is_mean, fixed=fixed, varying=varying, holds=apart.holds)
+            if not cut.fits(numbers, sizes):
+                reasons.append("what it does depends on the number of rows")
+                continue
+            if apart.is_mean not in self._compared_kinds:
+                worst = self._compare(recorder, call, template, tensors, cut, sizes, apart)
+                self._compared_kinds.add(apart.is_mean)
+                if worst:
+                    return Cut(reason=worst)
+            self.is_random |= apart.is_random
+            self.precision = max(self.precision, apart.precision)
+            return cut
+        return Cut(reason=reasons[0])
+
+    def _compare(
+        self,
+        recorder: Recording,
+        call: Callable[..., Any],
+        template: Any,
+        tensors: Sequence[Any],
+        cut: Cut,
+        sizes: Sequence[int],
+        apart: RowsApart,
+    ) -> str:
+        """Why the batch is not to be cut after all, by the numbers of this one; "" if nothing is to be said."""
+        tensors = [item.detach() if item.requires_grad else item for item in tensors]  # no gradient goes back beyond
+        join_all(tensors)
+        lanes = [Lane(call, template, lane) for lane in cut_tensors(tensors, cut.positions, sizes)]
+        try:
+            worst = difference(recorder, self.model, Lane(call, template, tensors), lanes, apart)
+        except NotInLanesError as error:
+            return str(error)
+        tolerance = max(_TOLERANCE, 16 * apart.precision)
+        return "" if worst <= tolerance else f"its parts give other numbers (by {worst:.1e} of their size)"
+
+
+@contextlib.contextmanager
+def _unmeasured(engine: Any) -> Iterator[None]:
+    """Let what runs in the body be no part of the program's steps."""
+    executor, engine.executor = engine.executor, engine.plain_executor()
+    engine.executor.remat = executor.remat
+    try:
+        yield
+    finally:
+        engine.executor = executor
+
+
+def _aside(recorder: Recording, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function while nothing is recorded."""
+    recorder.is_recording = False
+    try:
+        with signals_held():
+            return recorder.cache.aside(function, *args)
+    finally:
+        recorder.is_recording = True
+
+
+def _rows_of(tensors: Sequence[Any]) -> int:
+    """The size of the batch: of the first tensor that is given and has dimensions; 0 where there is none."""
+    return next((int(item.shape[0]) for item in tensors if item.dim()), 0)
+
+
+def _sizes(num_rows: int, num_lanes: int) -> list[int]:
+    """Rows of each lane: as equal as can be, the first ones the larger."""
+    each, more = divmod(num_rows, num_lanes)
+    return [each + (number < more) for number in range(num_lanes)]
+
+
+def _kept_whole_by(recorder: Recording, modules: Sequence[nn.Module]) -> str:
+    """Why hooks or weights keep a model's batches whole; "" if they do not."""
+    if any(map(has_user_hooks, modules)):
+        return "hooks on its modules would see the parts of a batch"
+    if recorder.hooks.are_there or recorder.has_hooked_calls:
+        return "hooks on gradients would see those of the parts of a batch"
+    return "its weights change at each backward" if recorder.runs_each_backward else ""
+
+
+def _state_of(recorder: Recording, modules: Sequence[nn.Module]) -> Any:
+    """What a model's forward may depend on besides its arguments: modes, what is trained, plain attributes."""
+    leaves = [leaf for module in modules if (leaf := recorder.leaves.get(id(module))) is not None]
+    containers = [module for module in modules if id(module) not in recorder.leaf_parts]
+    attributes = [
+        (number, name, canonical(item))
+        for number, module in enumerate(containers)
+        for name, item in own_attributes(module, is_copy=False).items()
+        if is_plain(item)
+    ]
+    return (
+        tuple([module.training for module in modules]),
+        tuple([item.requires_grad for module in modules for item in module._parameters.values() if item is not None]),
+        tuple([tuple(leaf.settings.items()) for leaf in leaves if leaf.settings]),
+        tuple(attributes),
+    )
+
+
+def _gathered(window: Lanes, results: Sequence[Any], cut: Cut) -> Any:
+    """What the program gets: the tensors of the batch in the structure that each lane has given.
+
+    Args:
+        window: The lanes.
+        results: Of each; if they make losses that are means, with what these count.
+        cut: How the batch was cut.
+    """
+    divisor, dims = 1.0, cut.dims
+    if cut.is_mean:
+        divisor = divisor_of([counts for _, counts in results])
+        results = [result for result, _ in results]
+    flat = [flatten(result) for result in results]
+    template = flat[0][0]
+    columns: list[Any] = [*zip(*(tensors for _, tensors in flat), strict=False)]
+    if any(other != template for other, _ in flat) or len(columns) != len(dims):
+        raise NotInLanesError("they give different things")
+    for number, dim in enumerate(dims):
+        if dim is None and divisor != 1.0:
+            column, columns[number] = columns[number], list[Any]()
+            for lane, loss in enumerate(column):
+                with window.inside(lane):
+                    columns[number].append(loss / divisor)
+    found = [
+        column[0] if dim == SAME else LaneTensor.of(window, column, dim)
+        for column, dim in zip(columns, dims, strict=True)
+    ]
+    return rebuild(template, found)

@@ -1,0 +1,58 @@
+"""What a recorder knows of batches that are cut into lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["Batches", "CutsBatches", "Lanes", "NotInLanesError"]
+
+
+class Lanes(Protocol):
+    """The lanes of one batch. `Window` says what each member is."""
+
+    sizes: tuple[int, ...]
+
+    @property
+    def is_open(self) -> bool: ...
+    def can_use(self, tensors: Sequence[Any]) -> bool: ...
+    def record(self, lanes: Sequence[Callable[[], Any]]) -> list[Any]: ...
+    def inside(self, number: int) -> AbstractContextManager[None]: ...
+    def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def backward(self, roots: Any, given: Any, retain_graph: Any, create_graph: Any, inputs: Any) -> bool: ...
+
+
+class CutsBatches(Protocol):
+    """A model whose batches are cut. `BatchedModel` says what each member is."""
+
+    reasons: dict[str, None]
+    is_random: bool
+    precision: float
+
+    @property
+    def is_cut(self) -> bool: ...
+    def call(self, recorder: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+
+
+class NotInLanesError(Exception):
+    """A model cannot be recorded in lanes; says why."""
+
+
+@dataclass(slots=True)
+class Batches:
+    """The batches of one recorder's models.
+
+    Attributes:
+        models: By id of a model what cuts its batches; other models are called as they are.
+        window: The lanes of the last batch.
+        is_inside: Whether a model is being called, as a whole or for one lane.
+        counts: While a lane is recorded of a model that makes its loss itself: what the mean of each loss is divided
+            by, which the lane leaves out; None for a sum.
+    """
+
+    models: dict[int, CutsBatches] = field(default_factory=dict[int, CutsBatches])
+    window: Lanes | None = None
+    is_inside: bool = False
+    counts: list[float | None] | None = None
