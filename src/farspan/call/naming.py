@@ -87,8 +87,12 @@ RUNNING_STATISTICS: dict[Any, str] = {
 
 _is_users: dict[str, bool] = {}
 """By file: whether its code is the user's, not torch's or farspan's."""
-_LIBRARY = str(Path(__file__).resolve().parents[1]) + "/"
-_TORCH = str(Path(torch.__file__).resolve().parent) + "/"
+_NOT_USERS = tuple(
+    f"{folder}/"
+    for file, above in ((__file__, 1), (torch.__file__, 0))
+    for folder in dict.fromkeys((Path(file).parents[above], Path(file).resolve().parents[above]))
+)
+"""Folders of farspan and torch, as Python names them and without symbolic links."""
 
 
 def name_of(function: Any) -> str:
@@ -110,7 +114,7 @@ def find_where(num_callers: int = 1) -> Any:
         code = frame.f_code
         is_users = _is_users.get(code.co_filename)
         if is_users is None:
-            is_users = _is_users[code.co_filename] = not code.co_filename.startswith((_LIBRARY, _TORCH))
+            is_users = _is_users[code.co_filename] = not code.co_filename.startswith(_NOT_USERS)
         if is_users:
             return (code, frame.f_lineno)
         frame = frame.f_back
