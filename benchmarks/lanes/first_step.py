@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import random
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 LANES = int(os.environ.get("LANES", "0"))
 RESULT = Path(os.environ["LANES_RESULT"])
@@ -27,15 +28,18 @@ class _HasSteppedError(SystemExit):
     """The first optimizer is about to step."""
 
 
-IS_BEGUN = False
-"""Whether the program has come to where its model is distributed: it may train before."""
+def _before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """A step that is given a closure has no gradients yet."""
+    if any(item.grad is not None for group in optimizer.param_groups for item in group["params"]):
+        _note(optimizer)
 
 
 def _note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if not vars(sys.modules["__main__"])["IS_BEGUN"]:
+    if "IS_BEGUN" not in vars(sys.modules["__main__"]):  # it has not come to where its model is distributed
         return
     gradients = [item.grad for group in optimizer.param_groups for item in group["params"]]
-    plain = [None if item is None else torch.tensor(item.detach().double().tolist()) for item in gradients]
+    dense = [item.to_dense() if item is not None and item.is_sparse else item for item in gradients]
+    plain = [None if item is None else torch.tensor(item.detach().double().tolist()) for item in dense]
     said: dict[str, Any] = {"is_cut": False, "reasons": [], "is_random": False, "precision": 0.0}
     rank = 0
     if LANES:
@@ -82,11 +86,14 @@ def main() -> None:
 
         distribute = farspan.distribute
         farspan.distribute = functools.partial(distribute, micro_batches=LANES, measure=False)  # type: ignore[assignment]
-    register_optimizer_step_pre_hook(_note)
+    register_optimizer_step_pre_hook(_before)
+    register_optimizer_step_post_hook(_note)
     program = sys.argv.pop(1)
     sys.argv[0] = program
-    names = {"__name__": "__main__", "__file__": program}
-    exec(compile(Path(program).read_text(), program, "exec"), names)
+    if "timm" in Path(program).read_text():  # it imports torchvision, whose build for CPUs is not on PyPI
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    runpy.run_path(program, run_name="__main__")
 
 
 if __name__ == "__main__":

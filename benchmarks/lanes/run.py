@@ -115,11 +115,23 @@ def shown(what: str, rows: list[dict[str, Any]]) -> tuple[str, int]:
         )
         wrong += is_wrong
         said = row["error"] or row["reason"] or ("draws: not compared" if row.get("is_random") else "")
-        verdict = "WRONG" if is_wrong else "error" if row["error"] else "cut" if row["is_cut"] else "whole"
-        print(f"{row['name']:36s} {verdict:6s} {row['difference']:9.1e}  {said}")
-    num_cut, num_errors = sum(row["is_cut"] for row in rows), sum(bool(row["error"]) for row in rows)
-    num_whole = len(rows) - num_cut - num_errors
-    return f"{len(rows)} {what}: {num_cut} cut, {num_whole} whole, {num_errors} refused, {wrong} wrong", wrong
+        verdict = (
+            "WRONG"
+            if is_wrong
+            else "skipped"
+            if row.get("is_plain_error")
+            else "error"
+            if row["error"]
+            else "cut"
+            if row["is_cut"]
+            else "whole"
+        )
+        print(f"{row['name']:36s} {verdict:7s} {row['difference']:9.1e}  {said}")
+    num_cut, num_skipped = sum(row["is_cut"] for row in rows), sum(bool(row.get("is_plain_error")) for row in rows)
+    num_errors = sum(bool(row["error"]) for row in rows) - num_skipped
+    num_whole = len(rows) - num_cut - num_errors - num_skipped
+    figure = f"{len(rows) - num_skipped} {what}: {num_cut} cut, {num_whole} whole, {num_errors} refused, {wrong} wrong"
+    return figure + (f" ({num_skipped} skipped: they do not run plainly here)" if num_skipped else ""), wrong
 
 
 if __name__ == "__main__":

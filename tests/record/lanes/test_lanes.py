@@ -308,3 +308,19 @@ def test_a_list_that_the_program_gives_is_changed_as_by_the_whole_batch() -> Non
         return seen
 
     assert run_threads(2, program) == [[1, 1, 1]] * 2
+
+
+def test_a_model_whose_parts_are_called_by_themselves_says_that_nothing_is_cut() -> None:
+    def program(rank: int) -> list[str]:
+        own = _model()
+        farspan.distribute(own, measure=False, micro_batches=4)
+        x, _ = _batch()
+        for _ in range(2):
+            own[2:](own[:2](x).detach()).sum().backward()
+            own[0](x).sum().backward()
+        engine = current_engine()
+        assert engine is not None
+        return [*engine.recorder.batches.models[id(own)].reasons]
+
+    for said in run_threads(2, program):
+        assert said == ["parts of the model are called by themselves"]

@@ -66,6 +66,9 @@ def call_batch(recorder: Recording, module: nn.Module, call: Callable[..., Any],
     try:
         if batched is not None:
             return batched.call(recorder, call, args, kwargs)
+        if torch.is_grad_enabled() and module.training:
+            for model in recorder.batches.models.values():
+                model.note_part(module)
         join_all((args, kwargs))
         return call(*args, **kwargs)
     finally:
@@ -171,11 +174,20 @@ class BatchedModel:
                 hint="leave out micro_batches= of farspan.distribute",
             )
 
-    def _whole(self, reason: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        join_all((args, kwargs))
+    def note_part(self, module: nn.Module) -> None:
+        """A module is called by itself: if it is a part of this model, which is not called as a whole, say so."""
+        if not self._has_cut and not self.reasons and any(part is module for part in self.model.modules()):
+            self._note("parts of the model are called by themselves")
+
+    def _note(self, reason: str) -> None:
+        """Say, once, why batches are not cut."""
         if reason not in self.reasons:
             self.reasons[reason] = None
             self._say(f"batches are not cut into micro-batches: {reason}")
+
+    def _whole(self, reason: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        join_all((args, kwargs))
+        self._note(reason)
         return call(*args, **kwargs)
 
     def _examined(
