@@ -12,9 +12,9 @@ It may run much later, when the tables hold something else again: `holding` puts
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import is_, itemgetter
+from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ __all__ = ["Slot", "Tables"]
 
 _NAMES = ("_parameters", "_buffers", "_modules")
 _of = itemgetter(*_NAMES)
+_attributes = attrgetter("__dict__")
 
 
 class Slot(NamedTuple):
@@ -58,7 +59,7 @@ class Tables:
 
     def __init__(self, modules: Sequence[nn.Module], placed: Collection[int]) -> None:
         self.modules = tuple(modules)
-        tables = self._now()
+        tables = _tables_of(self.modules)
         self._empty = _getter([number for number, table in enumerate(tables) if not table])
         self._full = _getter([number for number, table in enumerate(tables) if table])
         """Most tables hold nothing, which is seen at a glance: this is asked at every call of a leaf."""
@@ -73,14 +74,11 @@ class Tables:
         if foreign:
             self._items = []  # nothing in the slots is kept alive
 
-    def _now(self) -> list[dict[str, Any]]:
-        return [*chain.from_iterable(map(_of, map(vars, self.modules)))]
-
     def are_unchanged(self) -> bool:
         """Whether the tables hold what they did; False where other tensors than the leaf's own are in them."""
         if self.slots:
             return False
-        tables = self._now()
+        tables = _tables_of(self.modules)
         if any(self._empty(tables)):
             return False
         full = self._full(tables)
@@ -90,7 +88,7 @@ class Tables:
 
     def slot_tensors(self) -> list[torch.Tensor]:
         """What the slots hold now."""
-        tables = self._now()
+        tables = _tables_of(self.modules)
         found = {slot.number: tables[slot.table][slot.name] for slot in self.slots}
         return [found[number] for number in range(self.num_slot_tensors)]
 
@@ -138,7 +136,11 @@ def _getter(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 def signature_of(modules: Sequence[nn.Module], placed: Collection[int]) -> Any:
     """Equal where the tables hold the same, but for what is in the slots."""
-    return _slots_in([*chain.from_iterable(map(_of, map(vars, modules)))], placed)[1]
+    return _slots_in(_tables_of(modules), placed)[1]
+
+
+def _tables_of(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
+    return [*chain.from_iterable(map(_of, map(_attributes, modules)))]
 
 
 def _slots_in(tables: Sequence[dict[str, Any]], placed: Collection[int]) -> tuple[tuple[Slot, ...], Any, list[Any]]:

@@ -74,7 +74,7 @@ class Value:
         "ticket",
     )
 
-    def __init__(self, meta: Meta, stage: int, *, call: Call | None = None, index: int = 0, name: str = "") -> None:
+    def __init__(self, meta: Meta, stage: int, call: Call | None = None, index: int = 0, *, name: str = "") -> None:
         self.meta = meta
         self.stage = stage
         self.call = call
@@ -175,7 +175,7 @@ class Call:
     )
 
     def __init__(
-        self, *, target: Any, template: Any, arguments: Sequence[Any], entry: Any, stage: int, modes: Any, where: Any
+        self, target: Any, template: Any, arguments: Sequence[Any], entry: Any, stage: int, modes: Any, where: Any
     ) -> None:
         self.target = target
         """What is called: a leaf (module) or a torch function; opaque here."""

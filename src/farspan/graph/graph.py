@@ -24,7 +24,7 @@ _CALL, _SOURCE, _BACKWARD, _MORE = range(4)
 class Graph(MicroBatch):
     """What one micro-batch does. `content` says it in numbers, the same on all ranks that recorded the same."""
 
-    __slots__ = ("_names", "content", "floor", "read_level", "record", "sources")
+    __slots__ = ("_names", "_num_read", "_read_level", "content", "floor", "record", "sources")
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -37,8 +37,9 @@ class Graph(MicroBatch):
         """By call: target, entry, stage, level, and which of its arguments come from where. Graphs with equal records
         are cut alike, and gradients go the same ways in them, if their sources are alike.
         """
-        self.read_level: dict[tuple[Value, int], int] = {}
-        """The deepest level at which a stage uses a value."""
+        self._read_level: dict[tuple[Value, int], int] = {}
+        """The deepest level at which a stage uses a value; of the first `_num_read` calls."""
+        self._num_read = 0
         self.floor = 0
         """The least level of the calls to come: what was recorded before a hook is in earlier segments."""
         self._names: set[str] = set()
@@ -60,10 +61,7 @@ class Graph(MicroBatch):
         self._put(call, values, self.segment_at(level, call.stage))
 
     def _put(self, call: Call, values: Sequence[Value], segment: Segment) -> None:
-        stage, level = segment.stage, segment.level
         for value in values:
-            if level >= self.read_level.get((value, stage), 0):
-                self.read_level[value, stage] = level
             source = value.segment
             if source is not segment:
                 segment.inputs[value] = None
@@ -73,7 +71,7 @@ class Graph(MicroBatch):
                     source.outputs[value] = None
         call.graph = self
         call.segment = segment
-        call.level = level
+        call.level = segment.level
         call.index = len(self.calls)
         segment.calls.append(call)
         self.calls.append(call)
@@ -87,7 +85,7 @@ class Graph(MicroBatch):
         if not shift:
             return
         self.clear()
-        self.record, self.read_level = [], {}
+        self.record = []
         for item, note in zip(calls, records, strict=True):
             level, arguments = item.level + (shift if item.index > call.index else 0), item.arguments or ()
             unused = item.entry.unused
@@ -95,6 +93,20 @@ class Graph(MicroBatch):
             for output in item.outputs:
                 output.segment = item.segment
             self.record.append((*note[:3], level, *note[4:]))
+
+    def clear(self) -> None:
+        super().clear()
+        self._read_level, self._num_read = {}, 0
+
+    def read_level(self, value: Value, stage: int) -> int:
+        """The deepest level at which calls of `stage` use `value`; 0 if none does."""
+        for call in self.calls[self._num_read :]:
+            for number, used in enumerate(call.arguments or ()):
+                if type(used) is Value and number not in call.entry.unused:
+                    key = (used, call.stage)
+                    self._read_level[key] = max(call.level, self._read_level.get(key, 0))
+        self._num_read = len(self.calls)
+        return self._read_level.get((value, stage), 0)
 
     def make_segment(self, index: int, level: int, stage: int) -> Segment:
         return Segment(self, index, level, stage)
@@ -189,5 +201,5 @@ class Graph(MicroBatch):
     def end(self) -> None:
         """It has run."""
         self.clear()
-        self.record, self.backwards, self.sources, self.read_level = [], [], {}, {}
+        self.record, self.backwards, self.sources = [], [], {}
         self.content = array("q")

@@ -11,9 +11,13 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.nn.utils import parametrize
 
-from farspan.call.leaf import WholeError
+from farspan.call.leaf import Leaf, WholeError
 from farspan.call.naming import find_where, format_where
+from farspan.call.user_hooks import is_called_in_parts
+from farspan.torch_private import is_caching_parametrizations
 from farspan.torch_private.flags import (
     DeviceContext,
     dispatch_modes,
@@ -27,7 +31,15 @@ from farspan.torch_private.flags import (
 if TYPE_CHECKING:
     from farspan.record.recording import Recording
 
-__all__ = ["SavedHooks", "check_around", "has_own_function_mode", "is_clear_around", "saved_hooks", "under_saved_hooks"]
+__all__ = [
+    "SavedHooks",
+    "check_around",
+    "check_cached",
+    "is_clear_around",
+    "is_seen_inside",
+    "saved_hooks",
+    "under_saved_hooks",
+]
 
 SavedHooks = tuple[Any, Any] | None
 """(pack, unpack)"""
@@ -61,12 +73,27 @@ def under_saved_hooks(hooks: SavedHooks) -> contextlib.AbstractContextManager[An
     return _NOTHING if hooks is None else torch.autograd.graph.saved_tensors_hooks(*hooks)
 
 
-def has_own_function_mode(recorder: Recording) -> bool:
-    """Whether the program has a function mode on that wants to see what happens inside modules."""
+def is_seen_inside(recorder: Recording, leaf: Leaf) -> bool:
+    """Whether the program has hooks or a function mode on that want to see what happens inside a leaf."""
+    if is_called_in_parts(leaf):
+        return True
     for mode in function_modes():
         if getattr(mode, "recorder", None) is not recorder and not isinstance(mode, DeviceContext):
             return True
     return False
+
+
+def check_cached(recorder: Recording, module: nn.Module) -> None:
+    """Raise if the program keeps what parametrizations compute, and `module` has one.
+
+    Raises:
+        RecordError: What is kept would be a tensor of one rank.
+    """
+    if is_caching_parametrizations() and any(map(parametrize.is_parametrized, module.modules())):
+        recorder.refuse(
+            "a parametrized module is called in torch.nn.utils.parametrize.cached()",
+            hint="call it outside of cached(): the parametrization is then computed at each call",
+        )
 
 
 def is_clear_around() -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from farspan.call.autograd_reach import install_watch_on_fakes
@@ -27,11 +26,10 @@ from farspan.call.user_hooks import (
     call_with_user_hooks,
     check_container,
     has_user_hooks,
-    is_called_in_parts,
     open_leaves,
 )
 from farspan.record.across_ranks.hook_traces import watched
-from farspan.record.around_calls import has_own_function_mode
+from farspan.record.around_calls import check_around, check_cached, is_seen_inside
 from farspan.record.lanes.batch import call_batch
 from farspan.record.lanes.lane_tensor import LaneTensor
 from farspan.record.lanes.losses import LOSSES, summed_inside
@@ -54,13 +52,13 @@ from farspan.torch_private import (
     call_container,
     check_release,
     compile_what_it_calls,
-    is_caching_parametrizations,
     is_compiled_wrapper,
     is_mode_active,
     recompute_through,
     watch_autocast_regions,
     watch_backward_hooks,
 )
+from farspan.torch_private.flags import is_called_plainly
 
 __all__ = ["Intercept", "install", "watch_module"]
 
@@ -98,8 +96,8 @@ class Intercept(TorchFunctionMode):
             return summed_inside(recorder.batches, func, args, kwargs)
         if func in CHANGES_GRADIENT_FLOW:
             recorder.held_objects.before_freezing(args[0])
-        is_for_us = types or _concerns(args, kwargs, recorder.placed) or calls_for_a_place(func, args, kwargs)
-        if not is_for_us:
+        is_for_us = LazyTensor in types or _concerns(args, kwargs, recorder.placed)
+        if not (is_for_us or types or calls_for_a_place(func, args, kwargs)):
             return _run(func, args, kwargs, recorder)
         if func in PASS_THROUGH:
             if func in GRADIENT_ACCESS:
@@ -108,7 +106,7 @@ class Intercept(TorchFunctionMode):
                 recorder.before_read(args[0])
             with DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if types and not _concerns(args, kwargs, recorder.placed):
+        if types and not is_for_us:
             return _run(func, args, kwargs, recorder)  # plain tensors, or another library's tensor subclass
         return (recorder.transfer or recorder).dispatch(func, args, kwargs)
 
@@ -168,18 +166,18 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         recorder.begin_module(module)
         if recorder.batches.models and not recorder.batches.is_inside:
             return call_batch(recorder, module, functools.partial(_call_module, module), args, kwargs)
-    if is_caching_parametrizations() and any(map(parametrize.is_parametrized, module.modules())):
-        recorder.refuse(
-            "a parametrized module is called in torch.nn.utils.parametrize.cached()",
-            hint="call it outside of cached(): the parametrization is then computed at each call",
-        )
+    is_plain = is_called_plainly(recorder)
+    if not is_plain:
+        check_cached(recorder, module)
     leaf = recorder.leaves.get(id(module))
     if leaf is not None and not leaf.tables.are_unchanged():
         leaf = present_leaf(recorder, leaf, watch_module)
-    if leaf is not None and not is_called_in_parts(leaf) and not has_own_function_mode(recorder):
+    if leaf is not None and not leaf.is_open and (is_plain or not is_seen_inside(recorder, leaf)):
         if has_user_hooks(module):
             call = functools.partial(_call_leaf, recorder, leaf)
             return call_with_user_hooks(module, call, args, kwargs)
+        if not is_plain:
+            check_around()
         return recorder.call_leaf(leaf, args, kwargs)
     check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
@@ -194,10 +192,12 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             raise
     finally:
         recorder.frame = outer
+    check_around()
     return recorder.call_leaf(leaf, args, kwargs)
 
 
-def _call_leaf(recorder: Recording, leaf: Leaf, *args: Any, **kwargs: Any) -> Any:
+def _call_leaf(recorder: Recording, leaf: Leaf, /, *args: Any, **kwargs: Any) -> Any:
+    check_around()
     return recorder.call_leaf(leaf, args, kwargs)
 
 

@@ -118,14 +118,10 @@ class Recorder:
 
     # Recording calls.
 
-    def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a call of `leaf`; give what it will return, with lazy tensors in it."""
-        check_around()
-        self.number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
-        return self.call_again(leaf, args, kwargs)
-
-    def call_again(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a call that has got its number."""
+    def call_leaf(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any], *, has_number: bool = False) -> Any:
+        """Record a call of `leaf`, counted unless it `has_number`; return its result, with lazy tensors in it."""
+        if not has_number:
+            self.number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
         try:
@@ -147,10 +143,15 @@ class Recorder:
         if shape is None:
             template, tensors = flatten_arguments(args, kwargs)
             return self.record(target, template, tensors, stage, given=(args, kwargs))
-        arguments = [self.argument(tensor) for tensor in tensors]
-        metas = tuple([(item.meta if isinstance(item, Value) else meta_of(item)).number for item in arguments])
+        arguments: list[Value | torch.Tensor] = []
+        metas: list[int] = []
+        for tensor in tensors:
+            item = self.argument(tensor)
+            arguments.append(item)
+            metas.append((item.meta if isinstance(item, Value) else meta_of(item)).number)
         modes = current_modes()
-        key = (target, shape, metas, modes, target.state_key() if type(target) is Leaf else None)
+        state = (target.state or target.state_key()) if type(target) is Leaf else None
+        key = (target, shape, tuple(metas), modes, state)
         known = self.cache.known.get(key)
         if known is None or (known[1].mutated and not is_plain_write(target, known[1], tensors)):
             template, _ = flatten_arguments(args, kwargs)
@@ -214,7 +215,7 @@ class Recorder:
             if not target.attributes.keys() >= set(entry.attributes):
                 target.attributes.update(dict.fromkeys(entry.attributes))
                 target.own_objects = None
-                return self.call_again(target, given[0], given[1])  # with what these hold as arguments
+                return self.call_leaf(target, given[0], given[1], has_number=True)  # with what these hold
         else:
             if not entry.has_tensors_only:
                 args, kwargs = rebuild(template, [read_data(tensor) for tensor in tensors])
@@ -255,15 +256,7 @@ class Recorder:
         if entry.unused:
             used = [item for i, item in enumerate(arguments) if isinstance(item, Value) and i not in entry.unused]
         stage = stage_for(self, entry, tensors, used) if stage is None else stage
-        call = Call(
-            target=target,
-            template=template,
-            arguments=arguments,
-            entry=entry,
-            stage=stage,
-            modes=modes,
-            where=find_where(4),
-        )
+        call = Call(target, template, arguments, entry, stage, modes, find_where(4))
         if len(used) < len(arguments) or self.outside.is_used:
             call.versions = plain_versions(arguments)
         call.region, call.saved_hooks = self.regions.of(modes), saved_hooks()
@@ -271,7 +264,7 @@ class Recorder:
         at_least = prepare_mutation(self, call, tensors) if entry.mutated else 0
         graph = self.current
         graph.add(call, used, at_least=at_least)
-        call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
+        call.outputs = tuple([Value(meta, stage, call, i) for i, meta in enumerate(entry.metas)])
         graph.note(call, values, entry.digest)
         if entry.is_random:
             return answer_drawing(self, call, entry, tensors, given)

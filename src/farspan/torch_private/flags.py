@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch._C import _get_function_stack_at, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch.autograd import forward_ad
+from torch.nn.modules import module as _modules
+from torch.nn.utils import parametrize
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -19,6 +21,7 @@ __all__ = [
     "dispatch_modes",
     "function_modes",
     "hooks_on_what_is_saved",
+    "is_called_plainly",
     "is_nothing_around",
     "is_of_a_checkpoint",
     "transformation",
@@ -50,7 +53,7 @@ FLAGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     *_flag("float32_matmul_precision"),
     *_flag("deterministic_fill_uninitialized_memory"),
     (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+    (functools.partial(getattr, torch.backends.mha, "_is_fastpath_enabled"), torch.backends.mha.set_fastpath_enabled),
     (
         _core._get_deterministic_algorithms,
         lambda on: _core._set_deterministic_algorithms(on, warn_only=_core._get_deterministic_algorithms_warn_only()),
@@ -101,6 +104,23 @@ def is_nothing_around() -> bool:
     """Whether there is neither a dispatch mode nor a transformation of `torch.func`."""
     is_plain = _core._functorch.peek_interpreter_stack() is None and forward_ad._current_level < 0
     return is_plain and not _len_torch_dispatch_stack()
+
+
+def is_called_plainly(recorder: Any) -> bool:
+    """Whether a module is called as nearly always: without hooks on all modules, outside of `parametrize.cached()`,
+    with nothing around, and under no function mode but one that records for `recorder`. One function asks all that,
+    for it is asked at every call.
+    """
+    return (
+        _len_torch_function_stack() == 1
+        and not _modules._global_backward_hooks
+        and not _modules._global_backward_pre_hooks
+        and not parametrize._cache_enabled
+        and not _len_torch_dispatch_stack()
+        and forward_ad._current_level < 0
+        and _core._functorch.peek_interpreter_stack() is None
+        and getattr(_get_function_stack_at(0), "recorder", None) is recorder
+    )
 
 
 def transformation() -> str | None:

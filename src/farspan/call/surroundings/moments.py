@@ -50,9 +50,11 @@ class Moments:
 
     def see(self, around: Surroundings) -> None:
         """Look at what is around some code that is called now; at all, if that has changed: much is around several."""
-        if around.look() or around not in self.latest.snapshots:
-            others = [other for other in self.latest.snapshots if other is not around and other.look()]
-            self._come([around, *others])
+        if around in self.latest.snapshots and around.snapshot.is_present():
+            return
+        around.look()
+        others = [other for other in self.latest.snapshots if other is not around and other.look()]
+        self._come([around, *others])
 
     def see_all(self) -> Moment:
         """Look at what is around all code so far; the latest moment."""

@@ -65,7 +65,7 @@ def learn(
     if held:  # its owner alone will see which of them it writes into: they become arguments
         target.attributes.update(dict.fromkeys(held))
         target.own_objects = None
-        return recorder.call_again(target, given[0], given[1])
+        return recorder.call_leaf(target, given[0], given[1], has_number=True)
     if type(target) is Leaf and (holds_hidden(target.modules) or generators_held(target.modules, template)):
         raise LeakError("it holds an object that its owner alone would move on")
     around = target.surroundings.snapshot.tensors if type(target) is Leaf and torch.is_grad_enabled() else ()

@@ -44,7 +44,7 @@ def prepare_mutation(recorder: Recording, call: Call, tensors: list[torch.Tensor
     for argument in call.entry.mutated:
         tensor = tensors[argument]
         if type(tensor) is LazyTensor:
-            level = max(level, recorder.current.read_level.get((tensor._value, call.stage), 0))
+            level = max(level, recorder.current.read_level(tensor._value, call.stage))
     return level
 
 

@@ -62,9 +62,12 @@ def latest_stage(values: Sequence[Value]) -> int:
     Of inputs that have come as far, the largest decides, and among equals the latest. A weight that is larger than the
     data is not sent: the op runs where it lives.
     """
-    first = values[0]
-    if len(values) == 1 or all(value.stage == first.stage for value in values):
-        return max(first.stage, 0)
+    stage = values[0].stage
+    for value in values:
+        if value.stage != stage:
+            break
+    else:
+        return max(stage, 0)
     farthest, largest = max(values, key=_how_far), max(values, key=_size)
     decides = largest if largest is not farthest and _is_weight(largest) else farthest
     return max(decides.stage, 0)
