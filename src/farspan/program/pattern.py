@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from farspan.graph import OUTPUT_BITS, Backward, Call, Graph, MicroBatch, ModuleTarget, Value, Wanted
@@ -81,20 +82,7 @@ def pattern_of(graphs: Sequence[Graph], settings: Settings) -> tuple[Pattern, li
             leaf.stage,
             leaf.has_buffers,
             leaf.parameter_names,
-            tuple(
-                [
-                    (
-                        item.name,
-                        item.stage,
-                        item.meta,
-                        item.is_parameter,
-                        item.is_shared,
-                        item.is_trained,
-                        item.is_written,
-                    )
-                    for item in leaf.placed
-                ]
-            ),
+            tuple(map(_known_of, leaf.placed)),
         )
         for leaf in targets
         if isinstance(leaf, ModuleTarget)
@@ -110,16 +98,25 @@ class StandIns(NamedTuple):
     sources: list[Value]
 
 
+_known_of = attrgetter("name", "stage", "meta", "is_parameter", "is_shared", "is_written", "tensor.requires_grad")
+"""What programs depend on of a parameter or buffer, asked for all of a model at each step: without calls in Python."""
+
+
 class _Placed(NamedTuple):
-    """Stands in for a parameter or buffer."""
+    """Stands in for a parameter or buffer: what `_known_of` gives."""
 
     name: str
     stage: int
     meta: Any
     is_parameter: bool
     is_shared: bool
-    is_trained: bool
     is_written: bool
+    requires_grad: bool
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is a parameter that gets gradient."""
+        return self.is_parameter and self.requires_grad
 
 
 class _Leaf(ModuleTarget):

@@ -349,7 +349,8 @@ class Recorder:
 
     def begin_module(self, module: Any) -> None:
         """A module is called from outside any other: in forward-only code each call of a model is a micro-batch."""
-        self.draws.first_seed = host_seed()
+        if not self.draws.is_plain:
+            self.draws.first_seed = host_seed()
         self.outermost, self.reached = module, None
         if id(module) in self.roots and not torch.is_grad_enabled():
             self.next_graph()

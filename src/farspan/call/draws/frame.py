@@ -42,13 +42,27 @@ _key_of_module: dict[int, int] = {}
 
 
 class Frame:
-    """One call of a module while it runs: what it is, and what it has called so far."""
+    """One call of a module while it runs: what it is, and what it has called so far.
 
-    __slots__ = ("counts", "key")
+    Args:
+        key: Its number, if it is known.
+        path: Else what this follows from: the frame of its caller, and as in a `Path`.
+    """
 
-    def __init__(self, key: int) -> None:
-        self.key = key
+    __slots__ = ("_key", "_path", "counts")
+
+    def __init__(self, key: int = 0, path: tuple[Frame, int, int] | None = None) -> None:
+        self._key = key
+        self._path = path
         self.counts: dict[int, int] = {}
+
+    @property
+    def key(self) -> int:
+        """Its number, which nobody needs until something draws below it."""
+        if self._path is not None:
+            caller, child, number = self._path
+            self._key, self._path = mixed((caller.key, child, number)), None
+        return self._key
 
     def count(self, child: int, *, is_apart: bool = False) -> int:
         """How many calls of `child` came before this one.
@@ -69,7 +83,7 @@ class Frame:
 
     def inside(self, child: int, *, is_apart: bool = False) -> Frame:
         """The frame of a call of `child`."""
-        return Frame(mixed((self.key, child, self.count(child, is_apart=is_apart))))
+        return Frame(path=(self, child, self.count(child, is_apart=is_apart)))
 
     def copy(self) -> Frame:
         same = Frame(self.key)
