@@ -201,7 +201,7 @@ def _call_leaf(recorder: Recording, leaf: Leaf, /, *args: Any, **kwargs: Any) ->
     return recorder.call_leaf(leaf, args, kwargs)
 
 
-def _run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _run_module(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """Call a module of the model for real."""
     scope = active.scope
     if scope is None:

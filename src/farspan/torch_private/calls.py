@@ -31,12 +31,12 @@ __all__ = [
 ]
 
 
-def call_without_compiling(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+def call_without_compiling(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """Call a module, hooks and all, but for what `module.compile()` put in front."""
     return module._call_impl(*args, **kwargs)
 
 
-def call_container(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+def call_container(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """Call a module whose code is to be recorded, which torch.compile cannot trace: what it was compiled from runs."""
     if is_compiled_wrapper(module):
         return module._modules["_orig_mod"](*args, **kwargs)  # type: ignore[misc]

@@ -75,6 +75,50 @@ def test_hooks_do_what_they_do_plainly(program: Callable[[Any], Any], num_ranks:
     assert_same_as_plainly(Blocks, program, num_ranks)
 
 
+class Scale(nn.Module):
+    """Takes arguments that have the names which farspan's own functions could have for theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, *, module: float, leaf: float, recorder: Tensor, function: float) -> Tensor:
+        return self.linear(x) * module * leaf * function + recorder
+
+
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Scale() for _ in range(3)])
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor, module: float = 0.5) -> Tensor:
+        for block in self.blocks:
+            x = block(x, module=module, leaf=0.7, recorder=x, function=2.0)
+        return self.head(x)
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Scales()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, module=0.6)
+
+
+def hooked(model: Any) -> Any:
+    for block in model.inner.blocks:
+        block.register_forward_pre_hook(lambda module, args: (args[0] * 1.5,))
+    return train(model)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("program", [train, hooked])
+def test_arguments_may_have_any_name(program: Callable[[Any], Any], num_ranks: int) -> None:
+    assert_same_as_plainly(Outer, program, num_ranks)
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -117,7 +117,7 @@ active = _Active()
 """What follows this thread's module calls."""
 
 
-def called_inside(child: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def called_inside(child: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call `function`, whose draws are those of a call of `child`; functions are followed where modules are."""
     follower: Any = active.scope
     if follower is None:
