@@ -15,7 +15,9 @@ META = Meta((2, 3), (3, 1), "float32", "cpu", True)
 def add(graph: Graph, stage: int, *inputs: Value, name: str = "call") -> Value:
     """Record a call on `stage` whose one output depends on all inputs."""
     numbers = tuple(range(len(inputs)))
-    entry = SimpleNamespace(name=name, depends_on=(numbers,), differentiable=numbers, requires_grad=True)
+    entry = SimpleNamespace(
+        name=name, depends_on=(numbers,), differentiable=numbers, unused=set[int](), requires_grad=True
+    )
     call = Call(target=name, template=None, arguments=list(inputs), entry=entry, stage=stage, modes=None, where=None)
     graph.add(call, list(inputs))
     call.outputs = (Value(META, stage, call=call),)
@@ -49,6 +51,24 @@ def test_two_calls_of_one_module_at_the_same_depth_share_a_segment() -> None:
     a, b = add(graph, 0), add(graph, 0)
     add(graph, 1, add(graph, 1, a), add(graph, 1, b))
     assert shape(graph) == [(0, 0, 2), (1, 1, 3)]
+
+
+def test_what_is_written_in_place_was_read_at_this_level() -> None:
+    graph = Graph(0)
+    x = add(graph, 0)
+    y = add(graph, 1, x)
+    assert graph.read_level(x, 1) == 1
+    z = add(graph, 0, y)
+    add(graph, 0, z, x)
+    add(graph, 0, x)
+    assert graph.read_level(x, 0) == 2, "the deepest use counts, not the latest"
+    assert graph.read_level(x, 1) == 1
+    assert graph.read_level(z, 1) == 0, "nobody there has read it"
+    add(graph, 1, z, x)
+    graph.calls[-1].entry.unused.add(1)
+    assert graph.read_level(x, 1) == 1, "what only passes by is not read"
+    graph.clear()
+    assert graph.read_level(x, 0) == 0, "another cut has other levels"
 
 
 def edges(graph: Graph, root: Value) -> dict[Any, list[tuple[int, int]]]:

@@ -18,6 +18,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.func import functional_call, grad, jacrev, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import farspan
@@ -50,6 +51,11 @@ class Doubles(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         return result * 2 if func is torch.tanh else result
+
+
+class Looks(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 def rounding() -> Any:
@@ -139,6 +145,9 @@ def test_a_leaf_makes_tensors_of_the_default_type_of_its_call() -> None:
         (lambda model: torch.autograd.functional.hessian(lambda x: model(x).sum(), X), "gradient penalty"),
         (lambda model: under(FlopCounterMode(display=False), lambda: model(X)), "FlopCounterMode"),
         (lambda model: under_dual_numbers(model), "dual numbers"),
+        (lambda model: vmap(model.query)(X[None]), "per-sample"),
+        (lambda model: under(Looks(), lambda: model.query(X)), "Looks"),
+        (lambda model: under_dual_numbers(model.query), "dual numbers"),
     ],
 )
 def test_what_looks_at_data_of_all_stages_is_a_named_error(program: Callable[[Any], Any], words: str) -> None:

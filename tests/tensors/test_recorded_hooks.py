@@ -364,17 +364,19 @@ def with_forward_hooks(model: Any) -> Any:
 
 def on_all_modules(model: Any) -> Any:
     log: list[Any] = []
-    hooks = torch.nn.modules.module
-    handles = [
-        hooks.register_module_full_backward_hook(lambda m, given, got: log.append((type(m).__name__, len(given)))),
-        hooks.register_module_full_backward_pre_hook(lambda m, got: log.append(got[0].abs().sum().item())),
-    ]
-    try:
-        first = train(model)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return first, train(model), log
+    module = torch.nn.modules.module
+    hook = lambda m, given, got: log.append((type(m).__name__, len(given)))  # noqa: E731
+    pre_hook = lambda m, got: log.append(got[0].abs().sum().item())  # noqa: E731
+    register, register_pre = module.register_module_full_backward_hook, module.register_module_full_backward_pre_hook
+    results: list[Any] = []
+    for kinds in ([(register, hook), (register_pre, pre_hook)], [(register, hook)], [(register_pre, pre_hook)], []):
+        handles = [register(function) for register, function in kinds]
+        try:
+            results.append(train(model))
+        finally:
+            for handle in handles:
+                handle.remove()
+    return results, log
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
