@@ -133,7 +133,8 @@ class Console:
         if gain >= _LEAST_GAIN:
             text = (
                 "a step is one micro-batch, so one rank works at a time: farspan.distribute(model, "
-                f"micro_batches={number}) would make it {gain:.1f} times as fast (numbers then differ by rounding)"
+                f"micro_batches={number}) would make it up to {gain:.1f} times as fast, if the rows of a batch do not "
+                "depend on each other (numbers then differ by rounding)"
             )
             _log.info("%s", text)
             self._write_line(text)
