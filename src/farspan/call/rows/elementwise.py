@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ __all__ = [
     "SAME",
     "elementwise",
     "factory",
-    "in_numbers",
     "loss",
     "same",
     "written",
@@ -81,9 +79,6 @@ SAME = frozenset(
     ]
 )
 """What they give is what they are given, with the same sizes."""
-_ANY_CONTENT = frozenset(
-    ["rand_like", "randn_like", "randint_like", "empty_like", "zeros_like", "ones_like", "full_like", "bernoulli"]
-)
 FACTORIES = frozenset(
     [
         "zeros",
@@ -124,26 +119,17 @@ LOSSES = frozenset(
         "mse_loss_backward",
         "smooth_l1_loss_backward",
         "huber_loss_backward",
+        "binary_cross_entropy_with_logits",
         "binary_cross_entropy_backward",
         "soft_margin_loss_backward",
     ]
 )
+_PLAIN_ARANGE = (("start", 0), ("step", 1))
 _NONE, _MEAN, _SUM = 0, 1, 2
-
-
-def in_numbers(op: Op, names: Sequence[str] | None = None) -> bool:
-    """Whether the number of rows is among the plain arguments (all, or those of these names)."""
-    return any(
-        isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and op.units(value) != 0
-        for name, value in op.given.items()
-        if names is None or name in names
-    )
 
 
 def elementwise(op: Op) -> Layout:
     """Each element of the result is made of the elements at its place."""
-    if op.name not in _ANY_CONTENT and in_numbers(op):
-        return op.mixed()
     if any(isinstance(op.of(item), Partial) for item in op.tensors):
         return _linear(op)
     layout = joined(op, op.tensors, op.results[0].dim() if op.results else 0)
@@ -157,8 +143,10 @@ def _linear(op: Op) -> Layout:
     tensors = op.tensors
     layouts = [op.of(item) for item in tensors]
     partial = next(item for item in layouts if isinstance(item, Partial))
-    if op.name in ("zeros_like", "empty_like", "ones_like"):
+    if op.name in ("zeros_like", "empty_like"):
         return Replicate(is_zero=op.name == "zeros_like")
+    if op.name == "ones_like":  # the gradient that a loss begins with, which is not that of a mean if this is its sum
+        return op.mixed() if partial.is_mean else Replicate()
     if op.name not in _LINEAR or not all(item.is_floating_point() for item in op.results):
         return op.mixed()
     if op.name in ("add", "sub"):
@@ -176,7 +164,10 @@ def _linear(op: Op) -> Layout:
 def same(op: Op) -> Layout:
     """The same elements, in another tensor."""
     layout = op.of(op["self"])
-    if isinstance(layout, Partial) and not op.results[0].is_floating_point():
+    result = op.results[0]
+    if isinstance(layout, Partial) and not result.is_floating_point():
+        return op.mixed()
+    if isinstance(layout, Shard) and layout.is_index and result.dtype not in (torch.int64, torch.int32):
         return op.mixed()
     return layout
 
@@ -184,12 +175,12 @@ def same(op: Op) -> Layout:
 def written(op: Op) -> Layout:
     """`x.copy_(y)`, `x.fill_(1)`, `x.zero_()`, `x.normal_()`: what was in `x` is gone."""
     into, source = op["self"], op.given.get("src", op.given.get("value"))
-    if in_numbers(op) or isinstance(op.given.get("p"), torch.Tensor):
+    if isinstance(op.given.get("p"), torch.Tensor):
         return op.mixed()
     layout = joined(op, [source], into.dim()) if isinstance(source, torch.Tensor) else Replicate(op.name == "zero")
     own = op.of(into)
     if isinstance(source, torch.Tensor) and isinstance(op.of(source), Partial) and source.dim() == into.dim():
-        return op.of(source)
+        return op.of(source) if into.is_floating_point() == source.is_floating_point() else op.mixed()
     if isinstance(own, Shard) and isinstance(layout, Replicate):
         dim = own.dim - into.dim() + (source.dim() if isinstance(source, torch.Tensor) else 0)
         fits = dim < 0 or not isinstance(source, torch.Tensor) or source.shape[dim] == 1
@@ -201,17 +192,19 @@ def factory(op: Op) -> Layout:
     """A tensor that is made of nothing but sizes."""
     result = op.results[0]
     if op.name in ("arange", "linspace", "logspace"):
-        if not in_numbers(op):
+        if not op.follows_rows([*op.given.values()]):
             return Replicate()
-        is_rows = op.name == "arange" and op.given.get("start", 0) == 0 and op.given.get("step", 1) == 1
-        is_rows = is_rows and op.units(op["end"]) == 1
+        is_rows = op.name == "arange" and result.dtype in (torch.int64, torch.int32) and op.units(op["end"]) == 1
+        is_rows = is_rows and all(_is_number(op.given.get(name, number), number) for name, number in _PLAIN_ARANGE)
         return Shard(0, is_index=True) if is_rows else op.mixed()
-    if in_numbers(op, ("fill_value", "s", "value", "low", "high", "n", "m")):
-        return op.mixed()
     dim = op.sharded_dim(result)
     if dim == -2:
         return op.mixed()
     return Replicate(op.name in _ZEROS) if dim < 0 else Shard(dim)
+
+
+def _is_number(item: Any, number: int) -> bool:
+    return isinstance(item, int) and item == number
 
 
 def loss(op: Op) -> Layout:

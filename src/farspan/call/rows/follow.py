@@ -44,6 +44,17 @@ _INDEX = ("aten::index.Tensor", "aten::_unsafe_index.Tensor")
 _CHOOSES_KERNELS = ("aten::convolution", "aten::convolution_backward")
 """Operations for which torch chooses among kernels by the number of rows."""
 _UNKNOWN = Mixed("what nobody has seen being made")
+_SIZES = frozenset(
+    ["size", "stride", "end", "start", "repeats", "split_size", "split_sizes", "input_sizes", "input_size", "N"]
+)
+"""Names of arguments that may follow the number of rows, for they say how large a result is: rules look at them."""
+_OF_ROW_NUMBERS = frozenset(
+    [
+        *("view", "_unsafe_view", "squeeze", "unsqueeze", "expand", "permute", "transpose", "t", "slice", "repeat"),
+        *("detach", "alias", "_to_copy", "index", "_unsafe_index", "index_put", "_index_put_impl", "_unsafe_index_put"),
+    ]
+)
+"""Operations that know what to do with the numbers of the rows."""
 _READS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -113,13 +124,14 @@ class Follow(TorchDispatchMode):
             tensor
             for item in schema
             if item.alias_info is not None and item.alias_info.is_write
-            for tensor in tree_leaves(given.get(item.name))
-            if isinstance(tensor, torch.Tensor)
+            for tensor in _tensors(given.get(item.name))
         ]
-        results = [item for item in tree_leaves(result) if isinstance(item, torch.Tensor)]
+        name, results = func._overloadpacket.__name__, _tensors(result)
+        if name != "lift_fresh" and any(not is_fake(item) for item in _tensors([args, kwargs])):
+            is_view = any(item.alias_info is not None for item in func._schema.returns)
+            self._outside.update(map(_memory, results if is_view else []))  # of an attribute that is no buffer
         if not results and not into:
             return
-        name = func._overloadpacket.__name__
         is_random = torch.Tag.nondeterministic_seeded in func.tags and not is_switched_off(schema, given)
         name = name[:-1] if into and name.endswith("_") and not name.endswith("__") else name
         op = Op(name, given, results, self.of, self.rows, bool(into))
@@ -144,6 +156,10 @@ class Follow(TorchDispatchMode):
         mixed = next((layout for item in tensors if isinstance(layout := self.of(item), Mixed)), None)
         if mixed is not None:
             return [mixed] * number
+        if any(op.follows_rows(value) for name, value in op.given.items() if name not in _SIZES):
+            return [Mixed(f"{op.name} (the number of rows)")] * number
+        if op.name not in _OF_ROW_NUMBERS and any(_is_index(self.of(item)) for item in tensors):
+            return [Mixed(f"{op.name} (the numbers of the rows)")] * number
         rule = _WRITES.get(op.name) if op.is_in_place else None
         if rule is None:
             rule = (
@@ -155,7 +171,7 @@ class Follow(TorchDispatchMode):
             )
         if rule is None:
             is_plain = all(isinstance(self.of(item), Replicate) for item in tensors)
-            fits = is_plain and not any(op.units(item) for item in tree_leaves([*op.given.values()]))
+            fits = is_plain and not any(map(op.follows_rows, op.given.values()))
             return [Replicate() if fits else Mixed(f"{func.namespace}.{op.name}")] * number
         found = rule(op)
         return found if isinstance(found, list) else [found] * number
@@ -179,15 +195,31 @@ class Follow(TorchDispatchMode):
             for item in (tensor, *others):
                 if isinstance(self.of(item), Replicate):
                     self.set(item, layout if item is tensor and not others else Replicate())
-        elif not isinstance(layout, Mixed) and (before == layout or not others):
-            self.set(tensor, layout)
+        elif not isinstance(layout, Mixed) and (before == layout or all(_lie_alike(item, tensor) for item in others)):
+            for item in (tensor, *(others if before != layout else ())):
+                self.set(item, layout)
         else:
             for item in (tensor, *others):
                 self.set(item, layout if isinstance(layout, Mixed) else Mixed(f"{op.name} into a view"))
 
 
+def _tensors(items: Any) -> list[torch.Tensor]:
+    return [item for item in tree_leaves(items) if isinstance(item, torch.Tensor)]
+
+
+def _is_index(layout: Layout) -> bool:
+    return isinstance(layout, Shard) and layout.is_index
+
+
 def _holds_masks(indices: Sequence[Any]) -> bool:
     return any(item is not None and item.dtype in (torch.bool, torch.uint8) for item in indices)
+
+
+def _lie_alike(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors of the same memory have the same elements; in doubt not."""
+    where = [(*item.shape, *item.stride(), item.storage_offset()) for item in (one, two)]
+    are_numbers = all(isinstance(number, int) for each in where for number in each)
+    return are_numbers and one.dtype == two.dtype and where[0] == where[1]
 
 
 def _is_real(tensor: torch.Tensor) -> bool:

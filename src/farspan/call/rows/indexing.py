@@ -69,8 +69,8 @@ def _own_rows(op: Op, layout: Shard, indices: list[Any], place: int, number: int
     if op.units(tensor.shape[layout.dim]) != 1 or op.units(own.shape[numbers.dim]) != 1:
         return op.mixed()
     at = numbers.dim + number - own.dim()
-    for item in indices:
-        if item is None or item is own:
+    for dim, item in enumerate(indices):
+        if item is None or dim == layout.dim:
             continue
         found = joined(op, [item], number)
         fits = found == Shard(at) if isinstance(found, Shard) else _is_one(item, at - number + item.dim())
@@ -153,7 +153,8 @@ def _gather(op: Op) -> Layout:
         return op.mixed()
     if op.name == "gather":
         return at
-    is_sum = op.name == "scatter_add" and into.is_zero and op.of(source) == at
+    is_like = isinstance(source, torch.Tensor) and op.units(source.shape[dim]) == op.units(op["index"].shape[dim])
+    is_sum = op.name == "scatter_add" and into.is_zero and op.of(source) == at and is_like
     return Partial() if is_sum else op.mixed()
 
 

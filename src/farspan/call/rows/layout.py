@@ -100,6 +100,11 @@ class Op:
         """
         return units_of(size, self.rows)
 
+    def follows_rows(self, argument: Any) -> bool:
+        """Whether the number of rows is in a plain argument, or in a list of them."""
+        symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        return any(isinstance(item, symbols) and self.units(item) != 0 for item in tree_leaves(argument))
+
     def sharded_dim(self, tensor: torch.Tensor) -> int:
         """Which dimension's size follows the number of rows; -1 where none does, -2 where that is not plain."""
         found = [dim for dim, size in enumerate(tensor.shape) if self.units(size)]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from farspan.call.rows.elementwise import in_numbers
 from farspan.call.rows.layout import Layout, Mixed, Op, Partial, Replicate, Shard, joined, normal
 
 __all__ = ["PRODUCTS"]
@@ -19,7 +18,8 @@ def _reduced(op: Op) -> Layout:
     if isinstance(layout, Replicate):
         return Replicate(layout.is_zero and op.name == "sum")
     if isinstance(layout, Partial):
-        return layout if op.name == "sum" else op.mixed()
+        is_like = op.results[0].is_floating_point() == tensor.is_floating_point()  # else each part is rounded
+        return layout if op.name == "sum" and is_like else op.mixed()
     if not isinstance(layout, Shard) or layout.is_index:
         return op.mixed()
     given = op.given.get("dim")
@@ -72,8 +72,6 @@ def _plus_matmul(op: Op) -> Layout:
     names = {"addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"), "addmv": ("mat", "vec")}
     one, two = names[op.name]
     layout = _product(op, op[one], op[two], 1 if op.name == "baddbmm" else 0)
-    if in_numbers(op, ("alpha", "beta")):
-        return op.mixed()
     own, added, ndim = op.of(op["self"]), op["self"], op.results[0].dim()
     if isinstance(layout, Replicate) and isinstance(own, Replicate):
         return Replicate()
@@ -128,7 +126,19 @@ def _layer_norm(op: Op) -> Any:
 
 def _batch_norm(op: Op) -> Any:
     is_training = op.given.get("training", op.given.get("train", op.name != "_native_batch_norm_legit_no_training"))
-    return Mixed("batch_norm in training") if is_training else _per_row(first="input")(op)
+    if not is_training:
+        return _per_row(first="input")(op)
+    own = op.of(op["input"])
+    if not isinstance(own, Shard) or own.dim != 1 or op.name not in _NORMS_OF_CHANNELS:
+        return Mixed("batch_norm in training")
+    for item in op.tensors:  # `instance_norm`: rows and channels are one dimension, and each has statistics of its own
+        layout, dim = op.of(item), 0 if item.dim() == 1 else 1
+        if not isinstance(layout, Shard) or (layout.dim, layout.outer, layout.is_index) != (dim, own.outer, False):
+            return op.mixed()
+    return [Shard(dim, own.outer) if (dim := op.sharded_dim(item)) >= 0 else Replicate() for item in op.results]
+
+
+_NORMS_OF_CHANNELS = ("native_batch_norm", "_native_batch_norm_legit", "native_batch_norm_backward")
 
 
 def _convolution(op: Op) -> Any:

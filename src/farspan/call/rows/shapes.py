@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from farspan.call.rows.elementwise import in_numbers
 from farspan.call.rows.layout import Layout, Op, Partial, Replicate, Shard, joined, normal, reshaped
 from farspan.torch_private import product, quotient
 
@@ -14,6 +13,8 @@ __all__ = ["SHAPES"]
 
 
 def _reshaped(op: Op) -> Layout:
+    if op["self"].dtype != op.results[0].dtype:  # the same memory, read as other numbers
+        return op.mixed()
     return reshaped(op, op.of(op["self"]), op["self"].shape, op.results[0])
 
 
@@ -48,7 +49,7 @@ def _select(op: Op) -> Layout:
     if not isinstance(layout, Shard):
         return layout
     dim = normal(op["dim"], op["self"].dim())
-    if dim == layout.dim or in_numbers(op):
+    if dim == layout.dim:
         return op.mixed()
     return replace(layout, dim=layout.dim - (dim < layout.dim))
 
@@ -68,7 +69,7 @@ def _is_zero(item: Any) -> bool:
 def _slice(op: Op) -> Layout:
     layout, tensor = op.of(op["self"]), op["self"]
     if not isinstance(layout, Shard) or normal(op["dim"], tensor.dim()) != layout.dim:
-        return op.mixed() if in_numbers(op, ("start", "end")) and isinstance(layout, Shard) else layout
+        return op.mixed() if op.follows_rows([op["start"], op["end"]]) else layout
     return _cut_out(op, layout, op.inner(tensor, layout), op.results[0].shape[layout.dim])
 
 
@@ -83,14 +84,14 @@ def _cut_out(op: Op, layout: Shard, inner: Any, size: Any) -> Layout:
 def _slice_backward(op: Op) -> Layout:
     layout, grad, (result,) = op.of(op["grad_output"]), op["grad_output"], op.results
     if not isinstance(layout, Shard) or normal(op["dim"], grad.dim()) != layout.dim:
-        return layout
+        return op.mixed() if op.follows_rows([op["start"], op["end"]]) else layout
     return _cut_out(op, layout, op.inner(grad, layout), result.shape[layout.dim])
 
 
 def _split(op: Op) -> Layout | list[Layout]:
     layout, tensor = op.of(op["self"]), op["self"]
     if not isinstance(layout, Shard) or normal(op["dim"], tensor.dim()) != layout.dim:
-        return layout
+        return op.mixed() if op.follows_rows([op.given.get("split_size"), op.given.get("split_sizes")]) else layout
     inner = op.inner(tensor, layout)
     outers = [quotient(op.units(item.shape[layout.dim]), inner) for item in op.results]
     if any(not outer or op.units(item.shape[layout.dim]) == -1 for outer, item in zip(outers, op.results, strict=True)):
@@ -158,8 +159,6 @@ def _pad(op: Op) -> Layout:
     layout, tensor = op.of(op["self"]), op["self"]
     if not isinstance(layout, Shard):
         return layout if isinstance(layout, Replicate) else op.mixed()
-    if in_numbers(op, ("value",)) or any(op.units(item) != 0 for item in op["pad"]):
-        return op.mixed()
     back = tensor.dim() - 1 - layout.dim  # pairs, the last dimension's first
     return layout if all(_is_zero(item) for item in op["pad"][2 * back : 2 * back + 2]) else op.mixed()
 
@@ -170,6 +169,16 @@ def _diagonal(op: Op) -> Layout:
         return layout
     dims = (normal(op["dim1"], ndim), normal(op["dim2"], ndim))
     return op.mixed() if layout.dim in dims else replace(layout, dim=layout.dim - sum(dim < layout.dim for dim in dims))
+
+
+def _into_zeros(op: Op) -> Layout:
+    """The gradient of `diagonal` and `unfold`: zeros, but for elements of the same rows."""
+    grad, (result,) = op.of(op["grad_output" if "grad_output" in op.given else "grad_in"]), op.results
+    if not isinstance(grad, Shard):
+        return grad
+    dims = [op.given[name] for name in ("dim", "dim1", "dim2") if name in op.given]
+    dim = op.sharded_dim(result)
+    return op.mixed() if dim in {normal(each, result.dim()) for each in dims} else replace(grad, dim=dim)
 
 
 def _unfold(op: Op) -> Layout:
@@ -208,6 +217,7 @@ SHAPES: dict[str, Callable[[Op], Any]] = {
     **dict.fromkeys(["flip", "roll"], _but_dims("dims")),
     "constant_pad_nd": _pad,
     "diagonal": _diagonal,
+    **dict.fromkeys(["diagonal_backward", "unfold_backward"], _into_zeros),
     "unfold": _unfold,
     **dict.fromkeys(["tril", "triu"], _last_two),
     **dict.fromkeys(["view_as_real", "view_as_complex"], lambda op: op.of(op["self"])),

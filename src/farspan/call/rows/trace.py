@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -38,6 +39,7 @@ from farspan.torch_private import (
     silent_fakes,
     with_sizes_kept,
 )
+from farspan.torch_private.flags import transformation
 
 __all__ = ["SAME", "RowsApart", "follow_rows"]
 
@@ -179,10 +181,11 @@ def _outputs(
         tables.holding({id(item.tensor): fake for item, fake in owned}, []),
         out_of_autograds_reach(),
         contextlib.redirect_stdout(io.StringIO()) as printed,
-        Sums(losses, follow),
+        Sums(losses, follow) as sums,
     ):
         registered = Registered(modules, "", {id(fake) for item, fake in owned if not item.is_parameter})
         result = call_without_compiling(module, *args, **kwargs)
+        sums.check()
         if registered.check():
             raise RowsError("it replaces its buffers")
     after, tensors = flatten((args, kwargs))
@@ -263,23 +266,44 @@ class Sums(TorchFunctionMode):
         super().__init__()
         self.losses = losses
         self.follow = follow
-        self.num_means = 0
+        self.num_losses = 0
+        self.has_mean = False
+        self.has_gradients = False
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _SET_DATA:
+            raise RowsError("it puts other data into a tensor")
+        self.has_gradients |= func in _GRADIENTS
         if func not in self.losses:
+            return func(*args, **(kwargs or {}))
+        self.num_losses += 1
+        if transformation() is not None:  # its tensors are not those that are followed
             return func(*args, **(kwargs or {}))
         bound = inspect.signature(func).bind(*args, **(kwargs or {}))
         bound.apply_defaults()
-        if bound.arguments["reduction"] != "mean" or bound.arguments.get("size_average") is not None:
+        given = bound.arguments
+        is_weighted = given.get("weight") is not None  # what a mean is divided by is known for weights of classes only
+        is_weighted &= func not in _BY_CLASS or given["target"].is_floating_point()
+        if given["reduction"] != "mean" or given.get("size_average") is not None or is_weighted:
             return func(*args, **(kwargs or {}))
-        bound.arguments["reduction"] = "sum"
+        given["reduction"] = "sum"
         total = func(*bound.args, **bound.kwargs)
         if self.follow.of(total) == Partial():
-            self.num_means += 1
+            self.has_mean = True
             self.follow.set(total, Partial(is_mean=True))
-            if self.num_means > 1:
-                raise RowsError("it makes several losses")
         return total
+
+    def check(self) -> None:
+        """Raise if the sum of a loss is used otherwise than as its mean, but for a factor."""
+        if self.has_mean and self.num_losses > 1:
+            raise RowsError("it makes several losses")
+        if self.has_mean and self.has_gradients:
+            raise RowsError("it takes the gradient of its own loss")
+
+
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_GRADIENTS = frozenset([torch.autograd.grad, torch.Tensor.backward, torch.autograd.backward])
+_BY_CLASS = frozenset([F.cross_entropy, F.nll_loss])
 
 
 @contextlib.contextmanager

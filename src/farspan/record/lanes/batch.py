@@ -212,7 +212,7 @@ class BatchedModel:
         attempt, reasons = Attempt(recorder, self.model), list[str]()
         for chosen in [each for number in range(len(others), -1, -1) for each in combinations(others, number)]:
             positions, placed = (first, *chosen), [*recorder.placed.values()]
-            places = {numbers.place_of(metas, number) for number in positions}
+            places = frozenset([numbers.place_of(metas, number) for number in positions])
             varying = sorted(kind.varying - places)
             try:
                 apart = _aside(recorder, follow_rows, self.model, placed, numbers, metas, positions, varying, LOSSES)
@@ -225,8 +225,8 @@ class BatchedModel:
                 continue
             finally:
                 attempt.undo()
-            fixed = {place: value for place, value in enumerate(numbers.values) if place not in {*places, *varying}}
-            cut = Cut(positions, "", apart.dims, apart.is_mean, fixed=fixed, varying=varying, holds=apart.holds)
+            fixed = {place: value for place, value in enumerate(numbers.values) if place not in places.union(varying)}
+            cut = Cut(positions, "", apart.dims, apart.is_mean, False, fixed, varying, places, apart.holds)
             if not cut.fits(numbers, sizes):
                 reasons.append("what it does depends on the number of rows")
                 continue

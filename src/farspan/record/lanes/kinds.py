@@ -20,6 +20,7 @@ class Cut:
 
     Attributes:
         positions: Which of the tensors among the arguments carry the batch.
+        places: Of their numbers of rows among the numbers of such calls.
         reason: Why they are not cut, if they are not.
         dims: Along which the lanes of each output lie; None for a sum of what they give, `SAME` if all give the same.
         is_mean: Whether such a sum is a loss, to be divided by what the whole batch counts.
@@ -36,12 +37,15 @@ class Cut:
     is_provisional: bool = False
     fixed: dict[int, int] = field(default_factory=dict[int, int])
     varying: Sequence[int] = ()
+    places: frozenset[int] = frozenset()
     holds: Callable[[Sequence[int]], bool] | None = None
 
     def fits(self, numbers: Numbers, sizes: Sequence[int]) -> bool:
         """Whether it is right for a call with these numbers, and `sizes` rows in its lanes."""
         values = numbers.values
         if self.holds is None or any(values[place] != value for place, value in self.fixed.items()):
+            return False
+        if any(values[place] != sum(sizes) for place in self.places):
             return False
         others = [values[place] for place in self.varying]
         return all(self.holds([size, *others]) for size in dict.fromkeys((sum(sizes), *sizes)))

@@ -101,7 +101,8 @@ def _are_alike(item: torch.Tensor, target: Any) -> bool:
 def _count(function: Any, item: torch.Tensor, target: Any, others: dict[str, Any]) -> float | None:
     """What the mean of a loss is divided by; None where only data say that."""
     if function not in (F.cross_entropy, F.nll_loss):
-        return float(item.numel()) if item.shape == target.shape else None
+        is_divided_by_weights = function in (F.mse_loss, F.l1_loss) and others.get("weight") is not None
+        return float(item.numel()) if item.shape == target.shape and not is_divided_by_weights else None
     if isinstance(target, LazyTensor):
         return None
     if target.is_floating_point():  # probabilities of classes
