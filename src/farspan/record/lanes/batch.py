@@ -28,7 +28,7 @@ from farspan.call.user_hooks import has_user_hooks
 from farspan.launch.rank.interrupts import signals_held
 from farspan.record.lanes.batches import Lanes, NotInLanesError
 from farspan.record.lanes.examination import Lane, counting, cut_tensors, difference
-from farspan.record.lanes.kinds import Cut, Kind
+from farspan.record.lanes.kinds import Around, Cut, Kind
 from farspan.record.lanes.lane_tensor import LaneTensor, join_all
 from farspan.record.lanes.losses import LOSSES, divisor_of
 from farspan.record.lanes.window import Window
@@ -96,12 +96,13 @@ class BatchedModel:
         self.num_lanes = num_lanes
         self._say = say
         self._kinds: dict[Any, Kind] = {}
+        self._around = Around()
         self._has_cut = False
         self.is_random = False
         """Whether random numbers are drawn in calls that have been cut: lanes draw others than the whole batch."""
         self.precision = 0.0
         """Of the least precise numbers in such calls."""
-        self._compared_kinds: set[bool] = set()
+        self._is_compared = False
         self._num_first_calls = 0
         self.reasons: dict[str, None] = {}
         """Why batches have stayed whole."""
@@ -136,9 +137,9 @@ class BatchedModel:
         if any(len(meta.stride) != len(meta.shape) for meta in metas):
             return self._whole("it is given sparse tensors", call, args, kwargs)
         numbers, sizes = Numbers(template, metas), _sizes(num_rows, num_lanes)
-        key = (numbers.kind, _state_of(recorder, modules))
+        key = (numbers.kind, _state_of(recorder, modules), self._around.number(modules))
         if key not in self._kinds and len(self._kinds) >= _MOST_KINDS:
-            return self._whole("its modules hold something new in each call", call, args, kwargs)
+            return self._whole("what its modules hold or read is new in each call", call, args, kwargs)
         kind = self._kinds.setdefault(key, Kind())
         cut = kind.known(numbers, sizes)
         if cut is None or cut.is_provisional:
@@ -230,9 +231,9 @@ class BatchedModel:
             if not cut.fits(numbers, sizes):
                 reasons.append("what it does depends on the number of rows")
                 continue
-            if apart.is_mean not in self._compared_kinds:
+            if apart.is_mean or not self._is_compared:  # what a mean is divided by is known only when it runs
                 worst = self._compare(recorder, call, template, tensors, cut, sizes, apart)
-                self._compared_kinds.add(apart.is_mean)
+                self._is_compared |= not apart.is_mean
                 if worst:
                     return Cut(reason=worst)
             self.is_random |= apart.is_random

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farspan.call.infer.symbolic import Numbers
+from torch import nn
 
-__all__ = ["Cut", "Kind"]
+from farspan.call.infer.symbolic import Numbers
+from farspan.call.pytree.canonical import is_plain
+from farspan.call.side_effects.attributes import OwnObjects, own_attributes
+from farspan.call.surroundings.around import Surroundings
+from farspan.call.surroundings.code import kinds_of
+
+__all__ = ["Around", "Cut", "Kind"]
 
 _MOST = 12
 """How many calls of a kind are examined; a model that needs more is called with ever new numbers."""
@@ -85,3 +92,26 @@ class Kind:
     def is_worth_more(self) -> bool:
         """Whether another call is worth an examination."""
         return len(self._exact) < _MOST
+
+
+class Around:
+    """What a model's forward may read besides its arguments and plain attributes: objects (a config), globals."""
+
+    def __init__(self) -> None:
+        self._surroundings: Surroundings | None = None
+        self._objects: OwnObjects | None = None
+        self._held: list[Any] = []
+        self._num_changes = 0
+
+    def number(self, modules: Sequence[nn.Module]) -> tuple[int, int]:
+        """Numbers that are the same as at another call where all that is as it was."""
+        if self._surroundings is None:
+            self._surroundings = Surroundings(*kinds_of(modules))
+        self._surroundings.look()
+        attributes = [item for module in modules for item in own_attributes(module, is_copy=False).values()]
+        held = [item for item in attributes if not is_plain(item)]
+        is_known = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
+        if self._objects is None or not is_known or self._objects.has_changed():
+            self._objects, self._held = OwnObjects(modules, ()), held
+            self._num_changes += 1
+        return self._surroundings.snapshot.number, self._num_changes
