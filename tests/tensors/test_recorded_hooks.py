@@ -364,9 +364,9 @@ def with_forward_hooks(model: Any) -> Any:
 
 def on_all_modules(model: Any) -> Any:
     log: list[Any] = []
-    module = torch.nn.modules.module
-    hook = lambda m, given, got: log.append((type(m).__name__, len(given)))  # noqa: E731
-    pre_hook = lambda m, got: log.append(got[0].abs().sum().item())  # noqa: E731
+    module: Any = torch.nn.modules.module
+    hook: Any = lambda m, given, got: log.append((type(m).__name__, len(given)))  # noqa: E731
+    pre_hook: Any = lambda m, got: log.append(got[0].abs().sum().item())  # noqa: E731
     register, register_pre = module.register_module_full_backward_hook, module.register_module_full_backward_pre_hook
     results: list[Any] = []
     for kinds in ([(register, hook), (register_pre, pre_hook)], [(register, hook)], [(register_pre, pre_hook)], []):
