@@ -12,6 +12,7 @@ import weakref
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -54,6 +55,7 @@ from farspan.torch_private import (
     compile_what_it_calls,
     is_compiled_wrapper,
     is_mode_active,
+    not_passed_on,
     recompute_through,
     watch_autocast_regions,
     watch_backward_hooks,
@@ -75,6 +77,8 @@ class Intercept(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is F.l1_loss:
+            kwargs = not_passed_on(func) | kwargs
         recorder = self.recorder
         if not recorder.is_recording:
             return func(*args, **kwargs)

@@ -29,6 +29,7 @@ from farspan.torch_private.calls import is_caching_parametrizations as is_cachin
 from farspan.torch_private.calls import is_compiled as is_compiled
 from farspan.torch_private.calls import is_compiled_wrapper as is_compiled_wrapper
 from farspan.torch_private.calls import is_hook_of_all_modules as is_hook_of_all_modules
+from farspan.torch_private.calls import not_passed_on as not_passed_on
 from farspan.torch_private.calls import put_module_apply as put_module_apply
 from farspan.torch_private.calls import recompute_through as recompute_through
 from farspan.torch_private.calls import watch_backward_hooks as watch_backward_hooks
@@ -117,6 +118,7 @@ __all__ = [
     "leaves_behind",
     "make_wrapper",
     "no_dispatch",
+    "not_passed_on",
     "on_fakes",
     "product",
     "put_modes",

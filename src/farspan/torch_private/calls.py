@@ -23,6 +23,7 @@ __all__ = [
     "is_compiled",
     "is_compiled_wrapper",
     "is_hook_of_all_modules",
+    "not_passed_on",
     "put_module_apply",
     "recompute_through",
     "are_all_modules_hooked",
@@ -41,6 +42,19 @@ def call_container(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any
     if is_compiled_wrapper(module):
         return module._modules["_orig_mod"](*args, **kwargs)  # type: ignore[misc]
     return module._call_impl(*args, **kwargs)
+
+
+def not_passed_on(function: Any) -> dict[str, Any]:
+    """What torch keeps from function modes, of the arguments of a function that has just been called: the weights of
+    `F.l1_loss`, which it then leaves out.
+    """
+    if function is not torch.nn.functional.l1_loss:
+        return {}
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    weight = None if frame is None else frame.f_locals.get("weight")
+    return {} if weight is None else {"weight": weight}
 
 
 def is_caching_parametrizations() -> bool:
