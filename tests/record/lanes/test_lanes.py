@@ -324,3 +324,16 @@ def test_a_model_whose_parts_are_called_by_themselves_says_that_nothing_is_cut()
 
     for said in run_threads(2, program):
         assert said == ["parts of the model are called by themselves"]
+
+
+def test_a_loss_that_takes_the_type_of_another_tensor_is_rounded_once() -> None:
+    def program(rank: int) -> tuple[int, int]:
+        own = _model()
+        plain = copy.deepcopy(own)
+        farspan.distribute(own, measure=False, micro_batches=4)
+        x, _ = _batch()
+        counts = torch.zeros((), dtype=torch.long)
+        return plain(x).square().sum().to(counts).item(), own(x).square().sum().to(counts).item()
+
+    for expected, found in run_threads(2, program):
+        assert found == expected

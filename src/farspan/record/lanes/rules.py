@@ -72,7 +72,8 @@ def _linear_in_sum(window: Lanes, function: Any, args: Any, kwargs: Any) -> Foun
     if function in _LINEAR and len(found) == 1:
         is_divisor = len(args) > 1 and args[1] is found[0] and "div" in function.__name__
         others = [item for item in args if item is not found[0]]
-        if is_divisor or not all(_is_number(item) for item in others):
+        takes_type = function is _T.to and any(isinstance(item, torch.Tensor) for item in others)
+        if is_divisor or takes_type or not all(_is_number(item) for item in others):
             return None
     elif not (function in _ADDS and len(found) == 2 == len(args)):
         return None
