@@ -224,7 +224,7 @@ def _link_parameters(
             remote.setdefault(value.name, (value, {}))[1].update(using)
     for leaf, calls in leaf_calls.items():
         for number, placed in enumerate(leaf.placed):
-            if placed.stage != leaf.stage or not placed.is_trained:
+            if placed.stage != leaf.stage or not placed.is_parameter:
                 continue
             if wanted is not None and placed.name not in wanted.names:
                 continue
@@ -234,7 +234,7 @@ def _link_parameters(
                 or placed.is_shared
                 or placed.name in native
                 or placed.name in remote
-            ):
+            ) and placed.is_trained:
                 using = {
                     part: None
                     for part, there in calls.items()
