@@ -10,6 +10,8 @@ from farspan.launch.rank.imports import while_imported
 from farspan.launch.rank.interrupts import signals_held
 
 if TYPE_CHECKING:
+    from farspan.api import data_rank as data_rank
+    from farspan.api import data_world as data_world
     from farspan.api import distribute as distribute
     from farspan.api import flush as flush
     from farspan.api import from_rank as from_rank
@@ -20,9 +22,23 @@ if TYPE_CHECKING:
     from farspan.errors import FarspanError as FarspanError
     from farspan.plan import Plan as Plan
 
-__all__ = ["FarspanError", "Plan", "distribute", "flush", "from_rank", "last_step", "on", "plan_of", "rank"]
+__all__ = [
+    "FarspanError",
+    "Plan",
+    "data_rank",
+    "data_world",
+    "distribute",
+    "flush",
+    "from_rank",
+    "last_step",
+    "on",
+    "plan_of",
+    "rank",
+]
 
 _HOMES = {
+    "data_rank": "farspan.api",
+    "data_world": "farspan.api",
     "distribute": "farspan.api",
     "flush": "farspan.api",
     "from_rank": "farspan.api",

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
@@ -25,6 +24,7 @@ from farspan.execute.process.world import (
 from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import stages_at
 from farspan.place.alone import runs_as_it_is
+from farspan.place.asked_plan import choose_plan, hints_of
 from farspan.place.kept_plan import KeptPlan
 from farspan.place.measure.trial import current_trial
 from farspan.place.measured import is_measuring, measure_first
@@ -32,13 +32,13 @@ from farspan.place.places import place_first
 from farspan.place.suitable import check_model
 from farspan.place.weights import agree_on_model
 from farspan.plan import Plan
-from farspan.planner import Hints, auto_plan
+from farspan.planner import Hints
 from farspan.profile import atoms
 from farspan.record.lanes.batch import BatchedModel, called_parts
 from farspan.record.ops.explicit_placement import ops_at
 from farspan.record.parameters.copying import plan_by_model
 
-__all__ = ["distribute", "flush", "from_rank", "last_step", "on", "plan_of", "rank"]
+__all__ = ["data_rank", "data_world", "distribute", "flush", "from_rank", "last_step", "on", "plan_of", "rank"]
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -56,6 +56,7 @@ def distribute(
     measure: bool | None = None,
     micro_batches: int | str | None = None,
     seed: int | None = None,
+    data_parallel: int | None = None,
 ) -> _Model:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
 
@@ -96,14 +97,19 @@ def distribute(
         seed: None: dropout masks and other random numbers drawn inside the model are those of the program without
             farspan, and torch's generator ends where it would end. A number: each call seeds its own draws by where in
             the model it stands, the same for every plan; nothing that the program draws itself is moved by them.
+        data_parallel: Into how many groups of equal size the ranks are divided; group 0 has the first ones, and so on.
+            Each group holds the whole model and trains it on batches of its own (`farspan.data_rank` says which), the
+            gradients of all are averaged before the program reads them, at the latest when an optimizer steps. A plan,
+            `stages`, "rank:R" and `farspan.from_rank` are about the ranks of one group, counted from 0. None: as in the
+            first call; one group.
 
     Returns:
         `model` itself.
 
     Raises:
-        PlanError: The plan does not fit the model or the number of ranks, `remat` names no module of the model,
-            there is no such schedule, or `pins`, `together` and `max_memory` name what is not there, contradict each
-            other or leave no plan.
+        PlanError: The plan does not fit the model or the number of ranks, the ranks cannot be divided into so many
+            groups, `remat` names no module of the model, there is no such schedule, or `pins`, `together` and
+            `max_memory` name what is not there, contradict each other or leave no plan.
         DivergenceError: The ranks' models have different parameters or buffers (names, shapes, dtypes, which are
             trained), or their plans differ.
         LaunchError: The other ranks cannot be found.
@@ -126,11 +132,17 @@ def distribute(
     trial = current_trial()
     if trial is not None and seed is None:
         seed = 0  # it is about times, and may have no data
-    engine = engine_of_this_thread(seed)
+    engine = engine_of_this_thread(seed, data_parallel if trial is None else None)
     asked = (pins, max_memory, remat, schedule, seed, micro_batches)
-    is_all_open = plan == "auto" and stages == "auto" and not together and all(each is None for each in asked)
+    is_all_open = (
+        engine.groups.num_groups == 1
+        and plan == "auto"
+        and stages == "auto"
+        and not together
+        and all(each is None for each in asked)
+    )
     if is_all_open and runs_as_it_is(engine, model):
-        plan_by_model[model] = chosen = _choose_plan(model, plan, Hints(), 1)
+        plan_by_model[model] = chosen = choose_plan(model, plan, Hints(), 1)
         engine.console.show_plan(chosen)
         return model
     begin_recording(engine)
@@ -138,23 +150,24 @@ def distribute(
     if not engine.recorder.roots:
         engine.seed_draws(seed)  # from_rank may have made the engine
     agree_on_model(engine, model)
-    hints = _hints(plan, pins=pins, together=together, max_memory=max_memory, stages=stages, remat=remat)
+    hints = hints_of(plan, pins=pins, together=together, max_memory=max_memory, stages=stages, remat=remat)
     if trial is not None:
         chosen = trial.plan_for(model, hints)
         place_first(engine, model, chosen)
     else:
-        chosen = _with_micro_batches(_choose_plan(model, plan, hints, engine.num_ranks), micro_batches)
+        chosen = _with_micro_batches(choose_plan(model, plan, hints, engine.num_ranks), micro_batches)
         if remat is not None:
             chosen = dataclasses.replace(chosen, remat=remat)
         if schedule is not None:
             chosen = dataclasses.replace(chosen, schedule=schedule)
         is_open = (
             isinstance(plan, str) and plan == "auto" and hints.stages in (None, engine.num_ranks) and remat is None
-        )
+        ) and engine.groups.num_groups == 1
         if measure and not is_open:
             raise PlanError(
                 "measure=True is for automatic plans.",
-                why="plan= or remat= has chosen already, or stages= is not the number of ranks.",
+                why="plan= or remat= has chosen already, stages= is not the number of ranks, or there are groups\n"
+                "(data_parallel=), which would measure different times.",
                 hint="leave out the one or the other",
             )
         if is_open and is_measuring(measure):
@@ -166,7 +179,7 @@ def distribute(
     if chosen.micro_batches > 1:
         for part in called_parts(model):
             engine.recorder.batches.models[id(part)] = BatchedModel(part, chosen.micro_batches, engine.console.say)
-    engine.agreement.share_generators()
+    engine.agreement_of_all.share_generators()
     engine.console.show_plan(chosen)
     return model
 
@@ -290,7 +303,7 @@ def on(place: str) -> Iterator[None]:
 
 
 def rank() -> int:
-    """The number of this process among those that train the model; 0 without a launcher.
+    """The number of this process among those of its group (all, without `data_parallel`); 0 without a launcher.
 
     Hardly anything needs it: a script that is run by all ranks alike prints and saves as in one process.
 
@@ -301,6 +314,31 @@ def rank() -> int:
     """
     engine = current_engine()
     return rank_to_be() if engine is None else engine.rank
+
+
+def data_rank() -> int:
+    """The number of the group of ranks that this process is in, for samplers: from 0, below `data_world()`.
+
+    Example:
+        >>> import farspan
+        >>> batches = list(range(8))
+        >>> batches[farspan.data_rank() :: farspan.data_world()]
+        [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+    engine = current_engine()
+    return 0 if engine is None else engine.groups.number
+
+
+def data_world() -> int:
+    """The number of groups, each of which trains on batches of its own; 1 unless `distribute(data_parallel=k)` says so.
+
+    Example:
+        >>> import farspan
+        >>> farspan.data_world()
+        1
+    """
+    engine = current_engine()
+    return 1 if engine is None else engine.groups.num_groups
 
 
 def flush() -> None:
@@ -316,50 +354,3 @@ def last_step() -> StepRecord | None:
     """
     engine = current_engine()
     return None if engine is None else engine.last_training_step
-
-
-def _hints(
-    plan: Any, *, pins: Any, together: Any, max_memory: Any, stages: Any, remat: bool | Sequence[str] | None
-) -> Hints:
-    hints = Hints(
-        pins={} if pins is None else pins,
-        together=together,
-        max_memory=max_memory,
-        stages=None if stages == "auto" else stages,
-        remat=remat,
-    )
-    if hints.are_about_places and plan != "auto":
-        raise PlanError(
-            "pins, together and max_memory are for automatic plans.",
-            why="plan= says where everything lies.",
-            hint='leave out plan=, or change the plan: "head": "rank:1"',
-        )
-    return hints
-
-
-def _choose_plan(model: nn.Module, plan: Any, hints: Hints, num_ranks: int) -> Plan:
-    if isinstance(plan, str) and plan == "auto":
-        num_stages = num_ranks if hints.stages is None else hints.stages
-        return auto_plan(
-            atoms(model, num_stages, hints.patterns),
-            num_stages=num_stages,
-            devices=[f"rank:{rank}" for rank in range(num_ranks)],
-            hints=hints,
-        )
-    if isinstance(plan, Plan):
-        chosen = plan
-    elif isinstance(plan, Mapping):
-        chosen = Plan.from_mapping(plan)
-    elif isinstance(plan, (str, os.PathLike)):
-        chosen = Plan.load(Path(plan))
-    else:
-        raise PlanError(
-            f"plan={plan!r} is no plan.",
-            hint='plan="auto", a farspan.Plan, the path of its JSON file, or a mapping of names',
-        )
-    if hints.stages is not None and hints.stages != chosen.num_stages:
-        raise PlanError(
-            f"stages={hints.stages} was asked for, the plan has {chosen.num_stages}.",
-            hint="leave out one of plan= and stages=",
-        )
-    return chosen

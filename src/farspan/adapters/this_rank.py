@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 def is_first() -> bool:
     """Whether this process is the one that writes."""
     engine = current_engine()
-    return engine is None or engine.rank == 0
+    return engine is None or engine.rank == engine.groups.number == 0
 
 
 def meet(what: str) -> None:
@@ -28,6 +28,8 @@ def meet(what: str) -> None:
     engine = current_engine()
     if engine is not None:
         engine.meet(what)
+        if engine.groups.num_groups > 1:
+            engine.agreement_of_all.meet(what)
         catch_up()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,13 @@ import numpy as np
 import torch
 
 from farspan.call.wire.checked import damaged
+from farspan.torch_private import DisableTorchFunction
 
 __all__ = [
     "array_of",
     "buffer_of",
+    "crc_of",
+    "overwrite",
     "pack_tensor",
     "raw_bytes",
     "size_of",
@@ -76,6 +80,24 @@ def buffer_of(tensor: torch.Tensor) -> memoryview:
     memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
     memory._tensor = tensor  # type: ignore[attr-defined]
     return memoryview(memory).cast("B")
+
+
+def crc_of(tensor: torch.Tensor) -> int:
+    """A checksum of a tensor's data; 0 for one whose data do not lie in memory as they are."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
+        return 0
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return zlib.crc32(buffer_of(plain))
+
+
+def overwrite(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Write `data` into a tensor, which autograd does not see; one that is expanded too."""
+    with torch.no_grad(), DisableTorchFunction():
+        memory = tensor.detach()
+        for dim, step in enumerate(tensor.stride()):
+            if step == 0:  # expanded: one element stands for many
+                memory, data = memory.narrow(dim, 0, 1), data.narrow(dim, 0, 1)
+        memory.copy_(data)
 
 
 class _Memory:

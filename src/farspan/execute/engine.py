@@ -21,12 +21,14 @@ from farspan.call.naming import find_where, format_where
 from farspan.comm.channels import Channels
 from farspan.comm.transport import TransferError, Transport
 from farspan.control.channel import SideChannel
-from farspan.control.text import described, first_line
+from farspan.control.text import first_line
 from farspan.errors import FarspanError, RemoteError
 from farspan.execute.abort.aborted import check_computed
+from farspan.execute.abort.raised_alone import raised_alone
 from farspan.execute.agreement.agreement import Agreement
 from farspan.execute.agreement.history import History
 from farspan.execute.agreement.resolved import broadcast_result
+from farspan.execute.data_axis.one_group import Groups, OneGroup
 from farspan.execute.exchange import changes_state
 from farspan.execute.gradient_masks import GradientMasks, accumulate
 from farspan.execute.process.console import Console
@@ -89,7 +91,8 @@ class Engine:
         """What all ranks do together: flushes and meetings."""
         self._history = History(lambda: recorder.position)
         self.events = self._history.events
-        self.agreement = Agreement(side, deadline_s)
+        self.agreement = self.agreement_of_all = Agreement(side, deadline_s)
+        self.groups: Groups = OneGroup()  # into which all ranks are divided
         self.values = SharedValues(side, self.parameters, deadline_s)
         self.inputs = Inputs(recorder, self.agreement, self.values, self.teams)
         side.history = self._history.entries
@@ -118,7 +121,7 @@ class Engine:
     def seed_draws(self, seed: int | None) -> None:
         """Let all that the model draws follow from `seed`, or be what the plain program draws."""
         self.recorder.draws.seed = seed
-        self.recorder.root = self.recorder.frame = Frame(key_of(f"seed {seed or 0}"))
+        self.recorder.root = self.recorder.frame = Frame(key_of(self.recorder.draws.name))
 
     def compare_generators(self) -> None:
         """Let the states of the generators belong to each agreement: this rank has a process of its own."""
@@ -138,13 +141,16 @@ class Engine:
 
     # Running what was recorded.
 
-    def flush(self, reason: str, *, learning: tuple[Call, Callable[[], None]] | None = None) -> None:
+    def flush(
+        self, reason: str, *, learning: tuple[Call, Callable[[], None]] | None = None, ends_window: bool = False
+    ) -> None:
         """Run all that has been recorded.
 
         Args:
             reason: Why now, for people.
             learning: A call of which nobody could foresee what it gives, or how far it moves the random generators; and
                 what is to happen when it is known.
+            ends_window: Whether `average_gradients` is called next.
         """
         self.check()
         graphs = self.recorder.take_pending()
@@ -168,13 +174,17 @@ class Engine:
             program = self.programs.program_of(graphs, settings := self._settings())
             built_ns = time.perf_counter_ns()
             end.begin()
+            self.groups.note(graphs, program, data, ends_window=ends_window)
             is_foreseen = learning is None or learning[0].entry.is_foreseen
             self.executor.run(program, end.interruption)
             end.tell()
         self.check()  # a device may have waited too long for what has just been read from it
         self.side.wait_agreed(step, self.deadline_s)
         if reports := end.wait():
-            raise end.abort(program, reports)
+            error = end.abort(program, reports)
+            if self.groups.has_begun:
+                self._fail(error)  # gradients of a step that has not run to its end are on their way
+            raise error
         with self.executing():
             end.go_on()
             if learning is not None:
@@ -225,7 +235,7 @@ class Engine:
         except FarspanError as error:
             self._fail(error)
         except Exception as error:
-            if self.num_ranks == 1:
+            if self.num_ranks == self.groups.num_groups == 1:
                 raise  # nobody waits for this rank
             if isinstance(error, TransferError):
                 self._failed.wait(_CAUSE_S)
@@ -235,24 +245,9 @@ class Engine:
         finally:
             self.recorder.is_recording = True
 
-    @contextlib.contextmanager
-    def telling(self, raised: Raised | None) -> Iterator[None]:
-        """The user's code has `raised` something on this rank, before it had its data. If no other rank's has, and the
-        programs turn out to differ, that is why: it is raised here, and the other ranks hear of it.
-        """
-        if raised is None:
-            yield
-            return
-        self.side.raised = {**described(raised.error), "traceback": raised.traceback}
-        try:
-            yield
-        except RemoteError as error:
-            if error.rank != self.rank:
-                raise
-            raised.error.add_note(f"{error.why}\nIt was raised at\n{raised.traceback}")
-            raise raised.error from raised.error.__cause__
-        finally:
-            self.side.raised = None
+    def telling(self, raised: Raised | None) -> contextlib.AbstractContextManager[None]:
+        """The user's code has `raised` something on this rank, before it had its data (see `raised_alone`)."""
+        return raised_alone(self.side, raised)
 
     def _fail(self, error: Exception) -> NoReturn:
         if self._failure is None:
@@ -273,6 +268,7 @@ class Engine:
     def _abort(self) -> None:
         """Nothing goes from rank to rank any more."""
         self.values.pulls.abort()
+        self.groups.abort()
         if self._transport is not None:
             self._transport.abort()
 
@@ -305,6 +301,9 @@ class Engine:
         self.masks.resolve()  # which are about the parameters known so far
         self.parameters.update({item.name: item for item in placed})
 
+    def average_gradients(self, *, has_met: bool) -> None:
+        self.groups.end_window(has_met=has_met)
+
     def has_gradient(self, placed: Placed) -> bool:
         if self.num_ranks == 1:
             return raw_grad(placed.tensor) is not None
@@ -329,6 +328,7 @@ class Engine:
         set_raw_grad(placed.tensor, gradient)
 
     def accumulate(self, placed: Placed, gradient: torch.Tensor | None) -> None:
+        self.groups.touch(placed)
         accumulate(self.masks, self.recorder, placed, gradient)
 
     def gather(self, what: str, blob: bytes) -> list[bytes]:

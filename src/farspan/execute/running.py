@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from farspan.control.channel import SideChannel
     from farspan.execute.agreement.agreement import Agreement
     from farspan.execute.gradient_masks import GradientMasks
+    from farspan.execute.process.console import Console
     from farspan.execute.step.executor import Executor
     from farspan.execute.values import SharedValues
     from farspan.graph import Graph, Value
@@ -33,10 +34,13 @@ class Running(Protocol):
     executor: Executor
     agreement: Agreement
     values: SharedValues
+    console: Console
     masks: GradientMasks
+    after_step: list[Callable[[], None]]
     after_abort: list[Callable[[], None]]
 
     def check(self) -> None: ...
+    def meet(self, what: str) -> None: ...
     def executing(self) -> AbstractContextManager[None]: ...
     def is_mine(self, value: Value) -> bool: ...
     def settle(self, graphs: Sequence[Graph], program: Program) -> None: ...

@@ -26,11 +26,12 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     """
     resolved = _resolved(engine, model, plan)
     again = _computed_again(model, plan)
-    engine.agreement.agree_on("plan", plan.to_json())
+    engine.agreement_of_all.agree_on("plan", plan.to_json())
     give_weights(engine, model, resolved)
     number = len(engine.recorder.roots)
     placed = place(model, engine.recorder, resolved, prefix=f"model{number}." if number else "")
     engine.add_parameters(placed)
+    engine.groups.share_weights(placed)
     _follow(engine, plan)
     engine.executor.remat.add(model, again)
 

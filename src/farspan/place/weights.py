@@ -9,7 +9,6 @@ will hold them, and it is said once.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from array import array
 from collections.abc import Sequence
 
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from farspan.comm.tensor_bytes import buffer_of
+from farspan.comm.tensor_bytes import crc_of, overwrite
 from farspan.execute.engine import Engine
 from farspan.place.owners import ModelPlan
 from farspan.torch_private import DisableTorchFunction
@@ -31,8 +30,10 @@ def agree_on_model(engine: Engine, model: nn.Module) -> None:
     Raises:
         DivergenceError: With the first line that differs.
     """
-    if engine.num_ranks > 1:
-        engine.agreement.agree_on("model", "\n".join([f"{name}: {_described(item)}" for name, item in _items(model)]))
+    if engine.agreement_of_all.side.world_size > 1:
+        engine.agreement_of_all.agree_on(
+            "model", "\n".join([f"{name}: {_described(item)}" for name, item in _items(model)])
+        )
 
 
 def give_weights(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
@@ -41,7 +42,7 @@ def give_weights(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
         return
     items = _items(model)
     with DisableTorchFunction():
-        own = array("I", [_checksum(item) for _, item in items])
+        own = array("I", [crc_of(item) for _, item in items])
     digest = hashlib.blake2b(own.tobytes(), digest_size=16).digest()
     if len(set(engine.agreement.gather("checksum of the weights", digest))) == 1:
         return
@@ -53,7 +54,7 @@ def give_weights(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
         stage = plan.owner.get(name)
         is_needed = stage is None or plan.is_mine(stage)  # buffers are needed wherever their modules run
         if differs[number] and is_needed:
-            _assign(item, engine.values.pull(0, "offered", name))
+            overwrite(item, engine.values.pull(0, "offered", name))
     by_rank = engine.agreement.gather_at(0, "weights that differ", np.packbits(differs).tobytes())
     if by_rank:
         engine.console.warn(_words([name for name, _ in items], by_rank))
@@ -74,22 +75,6 @@ def _described(item: torch.Tensor) -> str:
     words += "" if item.layout is torch.strided else f" ({item.layout})"
     words += " without data" if item.device.type == "meta" else ""
     return words + (" that is trained" if item.requires_grad else "")
-
-
-def _checksum(item: torch.Tensor) -> int:
-    if item.layout is not torch.strided or item.device.type == "meta" or item.is_quantized:
-        return 0
-    plain = item.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return zlib.crc32(buffer_of(plain))
-
-
-def _assign(item: torch.Tensor, data: torch.Tensor) -> None:
-    with torch.no_grad(), DisableTorchFunction():
-        memory = item.detach()
-        for dim, step in enumerate(item.stride()):
-            if step == 0:  # expanded: one element stands for many
-                memory, data = memory.narrow(dim, 0, 1), data.narrow(dim, 0, 1)
-        memory.copy_(data)
 
 
 def _words(names: Sequence[str], by_rank: Sequence[bytes]) -> str:

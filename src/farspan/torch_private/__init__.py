@@ -58,6 +58,7 @@ from farspan.torch_private.symbols import product as product
 from farspan.torch_private.symbols import quotient as quotient
 from farspan.torch_private.symbols import units_of as units_of
 from farspan.torch_private.symbols import without_assumptions as without_assumptions
+from farspan.torch_private.tensors import copy_all as copy_all
 from farspan.torch_private.tensors import has_compatible_type as has_compatible_type
 from farspan.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
 from farspan.torch_private.tensors import has_other_users as has_other_users
@@ -86,6 +87,7 @@ __all__ = [
     "Symbols",
     "TorchDispatchMode",
     "autocast_region",
+    "copy_all",
     "call_container",
     "call_without_compiling",
     "check_release",

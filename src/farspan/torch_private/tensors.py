@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 __all__ = [
+    "copy_all",
     "has_compatible_type",
     "has_memory_of_its_own",
     "has_other_users",
@@ -31,6 +32,10 @@ _raw_grad = torch.Tensor.grad
 raw_grad = _raw_grad.__get__  # type: ignore[attr-defined]
 set_raw_grad = _raw_grad.__set__  # type: ignore[attr-defined]
 raw_grad_fn = torch.Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+
+
+copy_all: Any = torch._foreach_copy_
+"""Copies each of some tensors into the one at its place in another list."""
 
 
 def is_same_generator(one: torch.Generator, other: torch.Generator) -> bool:

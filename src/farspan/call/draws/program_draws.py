@@ -13,6 +13,7 @@ the plain program's stands, on every rank.
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,8 @@ class ProgramDraws:
     def __init__(self) -> None:
         self.seed: int | None = 0
         """Of paths, which seed what calls draw; None where they draw what the plain program draws."""
+        self.group = 0
+        """Which group of ranks this one is of: what the model draws differs between them."""
         self.first_seed = 0
         """What torch was seeded with when the outermost module was called."""
         self.generator = torch.default_generator
@@ -69,6 +72,11 @@ class ProgramDraws:
     @property
     def is_plain(self) -> bool:
         return self.seed is None
+
+    @property
+    def name(self) -> str:
+        """Of what paths begin with."""
+        return f"seed {self.seed or 0}" + (f" of group {self.group}" if self.group else "")
 
     # Recording.
 
@@ -177,6 +185,9 @@ class ProgramDraws:
         is_borrowed = default is not self.generator
         with GENERATORS, kept((default,)) if is_borrowed else contextlib.nullcontext():
             self._go_to(place, call)
+            is_of_group = self.group > 0 and place.end is not None
+            if is_of_group:
+                default.manual_seed(seed_of((key_of(self.name), zlib.crc32(bytes(self._start.numpy())), 0)))
             in_python = None if place.end is not None else states_in_python()
             active.draws_plainly = True
             active.draws_from_own = call.entry.draws is not None and call.entry.draws.has_own
@@ -189,6 +200,8 @@ class ProgramDraws:
             finally:
                 active.draws_plainly = active.draws_from_own = False
                 self._at = None
+            if is_of_group and place.end is not None:  # the program itself draws the same in all groups
+                default.set_state(place.stretch.state_at(place.end))
             after = default.get_state()
             if place.end is None:
                 if not call.entry.is_foreseen and call.raised is None:  # it has come to nothing
@@ -198,7 +211,8 @@ class ProgramDraws:
                 place.state = after
                 place.has_moved = not (is_as_in_python(in_python) and is_same_state(after, self._start))
                 return
-            self._verify(call, place, after)
+            if not is_of_group:
+                self._verify(call, place, after)
             self._at, self._left = (place.stretch, place.end), after
 
     def _go_to(self, place: Place, call: Call) -> None:
@@ -270,7 +284,7 @@ class ProgramDraws:
         if not self.is_plain or self.generator is not default:
             with kept((default,)):
                 if not self.is_plain:
-                    default.manual_seed(seed_of((key_of(f"seed {self.seed}"), key_of(describe()), 0)))
+                    default.manual_seed(seed_of((key_of(self.name), key_of(describe()), 0)))
                 yield
             return
         before, num_seedings = default.get_state(), active.num_seedings

@@ -72,6 +72,7 @@ class Dispute:
         hint = HINT
         if self._ended:
             what, why = describe_ended(self._ended, self.starts, histories)
+            hint = _hint_of(histories) or HINT
         else:
             what, why, hint = describe_difference(self.starts, histories)
         by_rank = self._of_all(self._raised)
@@ -83,3 +84,12 @@ class Dispute:
 
     def _of_all(self, found: Mapping[int, _T]) -> dict[int, _T]:
         return {rank: found[speaker] for rank, speaker in self._speaker.items() if speaker in found}
+
+
+def _hint_of(histories: Mapping[int, History]) -> str:
+    """What the ranks that wait say is to be tried."""
+    for _, entries in sorted(histories.items()):
+        for entry in entries[-1:]:
+            if len(entry) > 2 and entry[2]:
+                return entry[2]
+    return ""

@@ -176,6 +176,12 @@ def _check_step_in_hook(engine: Engine, optimizer: Optimizer) -> None:
             "change while later ones still need them.",
             hint="parameter.register_post_accumulate_grad_hook(hook), with an optimizer for each parameter",
         )
+    if engine.groups.num_groups > 1:
+        raise RecordError(
+            "optimizer.step() is called in a gradient hook, in a program with data_parallel.",
+            why="the hook sees the gradient of one group; what is averaged over the groups comes after the backward.",
+            hint="optimizer.step() after loss.backward()",
+        )
     others = [item.name for item in placed if not item.is_owned]
     if others:
         raise RecordError(
@@ -188,9 +194,10 @@ def _check_step_in_hook(engine: Engine, optimizer: Optimizer) -> None:
 
 def _run_recorded(engine: Engine, reason: str) -> None:
     if engine.recorder.has_pending():
-        engine.flush(reason)
+        engine.flush(reason, ends_window=True)
     else:
         engine.meet(reason)  # a slower rank may still read what the step will change
+    engine.average_gradients(has_met=True)
 
 
 def _begins_with_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> bool:
@@ -218,6 +225,7 @@ def _with_recording_closure(engine: Engine, args: Any, kwargs: Any, *, has_chang
             has_changed = True
             result = closure()  # if it raises, the program is where it may catch that: outside of the step
             _run_recorded(engine, "the closure of optimizer.step()")
+            result = engine.groups.mean(result)  # a line search must find the same in all groups
             engine.values.optimizers.depth = depth
             _enter(engine)
             return result

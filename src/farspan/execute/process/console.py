@@ -59,10 +59,16 @@ class Console:
         self.side = side
         self.deadline_s = deadline_s
         self.is_launched = os.environ.get("FARSPAN_LAUNCHER") == "run"
+        self.is_mute = False
+        """Whether another group's rank 0 speaks for all."""
         self.report_path = settings.text("REPORT")
         self._is_report_kept = True
         self.plan: Plan | None = None
         self.num_training_steps = 0
+
+    @property
+    def _speaks(self) -> bool:
+        return self.side.rank == 0 and not self.is_mute
 
     def show_plan(self, plan: Plan) -> None:
         """Print the plan as a table, once for each model."""
@@ -78,7 +84,7 @@ class Console:
     def warn(self, text: str) -> None:
         """Something about the program that the user should know, whoever has launched it: one line of rank 0's."""
         _log.info("%s", text)
-        if self.side.rank == 0:
+        if self._speaks:
             write_line(text)
 
     def step_ended(self, record: StepRecord) -> None:
@@ -86,7 +92,7 @@ class Console:
         if not record.has_backward:
             return
         self.num_training_steps += 1
-        if self.num_training_steps == _COMPARED_STEP and self.side.rank == 0:
+        if self.num_training_steps == _COMPARED_STEP and self._speaks:
             self._compare(record)
             self._hint_at_micro_batches(record)
         if not self.report_path or self.num_training_steps not in _REPORTED_STEPS:
@@ -96,7 +102,7 @@ class Console:
         if self.side.rank == 0:
             parts = self.side.gathered(key, self.deadline_s)
             timeline = Timeline.merge([Timeline.from_json(part) for part in parts])
-            if self._is_report_kept:  # else a warning has said that it cannot be
+            if self._is_report_kept and self._speaks:  # else a warning has said that it cannot be
                 self._write(timeline, record)
             self.side.forget(key)
 
@@ -141,7 +147,7 @@ class Console:
 
     def _write_line(self, text: str) -> None:
         """To standard error: standard output is the script's own, and may be piped."""
-        if self.side.rank == 0 and self.is_launched:
+        if self._speaks and self.is_launched:
             write_line(text)
 
     def _write(self, timeline: Timeline, record: StepRecord) -> None:

@@ -38,8 +38,15 @@ _SEEING_S = 1.0
 _exit_codes: list[int] = []
 
 
-def watch_end(engine: Engine, router: Router, remove_files: Callable[[], None]) -> None:
-    """Lets the other ranks know from now on how this process ends."""
+def watch_end(engine: Engine, rank: int, router: Router | None, remove_files: Callable[[], None]) -> None:
+    """Lets the other ranks know from now on how this process ends.
+
+    Args:
+        engine: This rank's.
+        rank: Its number among all ranks, of whatever groups.
+        router: What carries tensors between the ranks of its group; None where it is the only one.
+        remove_files: Ends the view of files that the rank has.
+    """
     process, previous = os.getpid(), sys.excepthook
     has_raised = False
 
@@ -53,7 +60,7 @@ def watch_end(engine: Engine, router: Router, remove_files: Callable[[], None]) 
         leave_error(error, is_heard=raised_by is not None)
         if raised_by is not None:  # and shows its traceback itself
             with contextlib.suppress(OSError):  # the disk is full
-                note_hearing(engine.rank)
+                note_hearing(rank)
             write_line(_describe_remote(error, raised_by))
             _let_torchrun_see(raised_by, router)
             return
@@ -71,7 +78,9 @@ def watch_end(engine: Engine, router: Router, remove_files: Callable[[], None]) 
             _exit_codes.append(1)  # the program has ended well by itself, but the ranks did not do the same
             leave_error(error, is_heard=isinstance(error, RemoteError))
             write_line(f"{type(error).__name__}: {error}")
-        router.close()
+        engine.groups.close()
+        if router is not None:
+            router.close()
         remove_files()
         engine.values.close()
         is_over_well = not has_raised and engine.is_healthy
@@ -87,10 +96,11 @@ def _describe_remote(error: BaseException, rank: int) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _let_torchrun_see(rank: int, router: Router) -> None:
+def _let_torchrun_see(rank: int, router: Router | None) -> None:
     """Waits for torchrun to see the end of the rank that failed: it takes the first end that it sees for the cause."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        router.wait_ended(rank, _ENDING_S)
+        if router is not None:
+            router.wait_ended(rank, _ENDING_S)
         threading.Event().wait(_SEEING_S)
 
 

@@ -11,14 +11,18 @@ import torch
 import torch.distributed as dist
 
 from farspan import settings
+from farspan.comm.collectives import Collectives
 from farspan.comm.gloo import GlooTransport
 from farspan.comm.nccl import NcclTransport
+from farspan.comm.rendezvous.data_groups import form_groups, peers_in_group
 from farspan.comm.rendezvous.group import Peers, find_peers
 from farspan.comm.rendezvous.join import Joined, join_side_channel
 from farspan.comm.router import Router
 from farspan.comm.same_host.copies import SameHostTransport
 from farspan.control.channel import SideChannel
 from farspan.execute.agreement.agreement import Agreement
+from farspan.execute.data_axis.num_groups import check_num_groups, check_same_groups
+from farspan.execute.data_axis.reduction import Reduction
 from farspan.execute.engine import Engine
 from farspan.execute.process.console import keep_log_apart
 from farspan.execute.process.program_end import watch_end
@@ -53,13 +57,23 @@ farspan: all ranks train one model. If the script asks for RANK, WORLD_SIZE or t
 _thread = threading.local()
 
 
-def engine_of_this_thread(seed: int | None) -> Engine:
+def engine_of_this_thread(seed: int | None, num_groups: int | None = None) -> Engine:
     """The engine of this thread, set up from the environment on first use; alone, it sees nothing yet
     (`begin_recording`).
+
+    Args:
+        seed: Of what the model draws.
+        num_groups: Into how many groups the ranks are divided; None for as many as there are, or one.
+
+    Raises:
+        PlanError: The ranks cannot be divided so, or are divided otherwise.
     """
     engine = current_engine()
     if engine is None:
-        engine = _thread.engine = _set_up(seed)
+        check_num_groups(num_groups, num_ranks_to_be())
+        engine = _thread.engine = _set_up(seed, num_groups or 1)
+    elif num_groups is not None:
+        check_same_groups(num_groups, engine)
     return engine
 
 
@@ -99,7 +113,7 @@ def deadline_s() -> float:
     return settings.seconds("DEADLINE", default=_DEADLINE_S)
 
 
-def _set_up(seed: int | None) -> Engine:
+def _set_up(seed: int | None, num_groups: int) -> Engine:
     keep_log_apart()
     if rank_to_be() == 0:
         for line in settings.unknown_names(os.environ):
@@ -110,33 +124,66 @@ def _set_up(seed: int | None) -> Engine:
     if peers is None:
         engine = Engine(recorder, SideChannel.alone(), None, seed=seed, deadline_s=limit_s)
         understand_places(lambda place: device_at(engine.teams, place, engine.num_ranks))
-    else:
-        install()
-        joined = join_side_channel(peers, limit_s)
-        try:
-            router = _open_router(peers, joined, limit_s)
-            joined.side.wake = router.resume
-            engine = Engine(recorder, joined.side, router, seed=seed, deadline_s=limit_s)
-            engine.compare_generators()
-            remove_files = _keep_files_apart(peers, joined.side, limit_s)
-        except Exception as error:
-            joined.side.fail(error)  # or the others would wait for this rank's part
-            raise
-        watch_end(engine, router, remove_files)
-        watch_signal(joined.side)
-        if peers.rank == 0 and peers.launcher not in ("run", "program"):
-            write_line(_VISIBLE.format(launcher=_NAMES[peers.launcher], n=peers.world_size).rstrip())
-        activate(recorder)
+        return engine
+    install()
+    joined = join_side_channel(peers, limit_s)
+    try:
+        agreement = Agreement(joined.side, limit_s)
+        agreement.agree_on("data_parallel argument", f"data_parallel={num_groups}")
+        if num_groups == 1:
+            engine, router = _engine_of(peers, joined, recorder, seed, limit_s)
+        else:
+            engine, router = _engine_in_group(peers, joined, agreement, num_groups, recorder, seed, limit_s)
+        engine.compare_generators()
+        remove_files = _keep_files_apart(peers, agreement)
+    except Exception as error:
+        joined.side.fail(error)  # or the others would wait for this rank's part
+        raise
+    watch_end(engine, peers.rank, router, remove_files)
+    watch_signal(joined.side)
+    if peers.rank == 0 and peers.launcher not in ("run", "program"):
+        write_line(_VISIBLE.format(launcher=_NAMES[peers.launcher], n=peers.world_size).rstrip())
+    activate(recorder)
     return engine
 
 
-def _keep_files_apart(peers: Peers, side: SideChannel, limit_s: float) -> Callable[[], None]:
+def _engine_of(
+    peers: Peers, joined: Joined, recorder: Recorder, seed: int | None, limit_s: float
+) -> tuple[Engine, Router | None]:
+    """The engine of a rank among `peers`, and what carries its tensors, if there are others."""
+    router = _open_router(peers, joined, limit_s) if peers.world_size > 1 else None
+    if router is not None:
+        joined.side.wake = router.resume
+    return Engine(recorder, joined.side, router, seed=seed, deadline_s=limit_s), router
+
+
+def _engine_in_group(
+    peers: Peers,
+    joined: Joined,
+    agreement: Agreement,
+    num_groups: int,
+    recorder: Recorder,
+    seed: int | None,
+    limit_s: float,
+) -> tuple[Engine, Router | None]:
+    """The same, of a rank that is in one of several groups."""
+    channel = form_groups(joined, num_groups, agreement.gather, limit_s)
+    in_group = peers_in_group(peers, channel.number, num_groups)
+    store = dist.PrefixStore(f"position {channel.rank}", peers.store)
+    recorder.draws.group = channel.number
+    engine, router = _engine_of(in_group, Joined(side=channel, address=joined.address), recorder, seed, limit_s)
+    owners = Collectives(store, channel.number, num_groups, joined.address, limit_s)
+    engine.groups, engine.agreement_of_all = Reduction(engine, channel, owners, agreement), agreement
+    engine.console.is_mute = channel.number > 0
+    return engine, router
+
+
+def _keep_files_apart(peers: Peers, agreement: Agreement) -> Callable[[], None]:
     """Leave the script's files to rank 0, and tell the launcher that the ranks have met; returns what ends it."""
     if peers.launcher == "program":
         return lambda: None  # a script for several processes
     if peers.launcher == "run":
         note_joining()
-    agreement = Agreement(side, limit_s)
     return install_late(peers.rank, lambda blob: agreement.gather("files", blob))
 
 

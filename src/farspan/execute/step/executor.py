@@ -63,6 +63,8 @@ class Executor:
         self.arrived: dict[Backward, list[tuple[Value, torch.Tensor]]] = {}
         """Gradients of tensors outside the model."""
         self.traces: list[Trace] = []
+        self.after_action: Callable[[int], None] | None = None
+        """Called with the number of each action that has run; for one step, of one worker."""
         self.interruption: Interruption
         """Of the step that runs; none between steps, for it knows what has run."""
         self._running: Program | None = None
@@ -114,6 +116,9 @@ class Executor:
                     for message in action.posts:
                         self._post(message)
                     self._run_with_messages(action)
+                    if self.after_action is not None:
+                        self.after_action(number)
+        self.after_action = None
         if program.prologue_sends:
             self.channels.drain()  # parameters and gradients, which the optimizer is about to write
         received = [message for action in program.actions for message in action.receives]

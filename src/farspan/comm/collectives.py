@@ -1,0 +1,91 @@
+"""Reductions and broadcasts among a few ranks, by torch.distributed, in a group that the program does not see."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from farspan.comm.gloo import GlooTransport
+from farspan.comm.transport import TransferError
+
+__all__ = ["Collectives", "Pending"]
+
+_SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
+
+
+class Pending:
+    """A collective that is under way."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def is_done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._work.is_completed()
+
+    def wait(self, deadline_s: float) -> None:
+        """Return when its result is here.
+
+        Raises:
+            TimeoutError: It is not in time.
+            TransferError: It cannot come any more.
+        """
+        try:
+            self._work.wait(timedelta(seconds=deadline_s))
+        except RuntimeError as error:
+            if "Timed out" in str(error):
+                raise TimeoutError(str(error)) from error
+            raise TransferError(str(error)) from error
+
+
+class Collectives:
+    """What several ranks do together, each the same in the same order.
+
+    Args:
+        store: Where they find each other; of this group alone.
+        rank: Of this process in the group.
+        size: Of the group.
+        address: Of this host, at which the others reach it.
+        deadline_s: The longest wait for another rank.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, address: str, deadline_s: float) -> None:
+        self.rank = rank
+        self.size = size
+        self._transport = GlooTransport(store, rank, size, address, deadline_s)
+
+    def sum(self, flat: torch.Tensor) -> Pending:
+        """Begin to add up a tensor over the ranks, in place; the result has the same bits on all of them."""
+        return self._reduce(flat, _SUM)
+
+    def maximum(self, flat: torch.Tensor) -> Pending:
+        """Begin to find each element's largest value over the ranks, in place."""
+        return self._reduce(flat, _MAX)
+
+    def broadcast(self, flat: torch.Tensor) -> Pending:
+        """Begin to give all ranks what rank 0 has, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        return self._begin(lambda group: group.broadcast([flat], options))
+
+    def abort(self) -> None:
+        """End what is under way; from any thread."""
+        self._transport.abort()
+
+    def close(self) -> None:
+        """End the group: nothing is reduced afterwards."""
+        self._transport.close()
+
+    def _reduce(self, flat: torch.Tensor, operation: Any) -> Pending:
+        options = dist.AllreduceOptions()
+        options.reduceOp = operation
+        return self._begin(lambda group: group.allreduce([flat], options))
+
+    def _begin(self, call: Any) -> Pending:
+        try:
+            return Pending(call(self._transport.group))
+        except RuntimeError as error:
+            raise TransferError(str(error)) from error

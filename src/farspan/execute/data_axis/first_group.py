@@ -1,0 +1,68 @@
+"""What all groups take from the first one: the weights that training begins with, and buffers that calls write.
+
+Batch statistics are those of a group's own batches. As under torch's DistributedDataParallel, the first group's count
+for all: they are given to the others when gradients have been averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from farspan.comm.tensor_bytes import crc_of, overwrite, raw_bytes
+from farspan.torch_private import DisableTorchFunction
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Placed
+    from farspan.comm.collectives import Collectives, Pending
+
+__all__ = ["find_different", "sample_of", "take_from_first"]
+
+_MOST_SAMPLED = 1 << 10
+
+
+def sample_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Some elements of a tensor, evenly spread."""
+    if tensor.layout is not torch.strided or tensor.numel() <= _MOST_SAMPLED:
+        return tensor
+    flat = tensor.detach().view(-1) if tensor.is_contiguous() else tensor.detach().reshape(-1)
+    return flat[:: tensor.numel() // _MOST_SAMPLED]
+
+
+def find_different(
+    items: Sequence[Placed],
+    peers: Collectives,
+    wait: Callable[[Pending], None],
+    part: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+) -> list[Placed]:
+    """The parameters and buffers of which not all groups have the same data; all groups call it.
+
+    Args:
+        items: This rank's.
+        peers: The ranks that have the same ones in other groups.
+        wait: Waits for a collective.
+        part: Gives what of each is compared.
+    """
+    if not items:
+        return []
+    with DisableTorchFunction():
+        numbers = torch.tensor([crc_of(part(item.tensor)) for item in items], dtype=torch.int64)
+        bounds = torch.cat([numbers, -numbers])
+        wait(peers.maximum(bounds))
+        largest, negative_of_least = bounds.tolist()[: len(items)], bounds.tolist()[len(items) :]
+    return [item for item, high, low in zip(items, largest, negative_of_least, strict=True) if high != -low]
+
+
+def take_from_first(items: Sequence[Placed], peers: Collectives, wait: Callable[[Pending], None]) -> None:
+    """Give all groups the data that the first one has; all groups call it."""
+    with torch.no_grad(), DisableTorchFunction():
+        begun: list[tuple[Placed, torch.Tensor, Pending]] = []
+        for item in items:
+            data = item.tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+            begun.append((item, data, peers.broadcast(raw_bytes(data))))
+        for item, data, work in begun:
+            wait(work)
+            if peers.rank > 0:
+                overwrite(item.tensor, data)

@@ -1,0 +1,48 @@
+"""The data axis of a program whose ranks are one group: nothing is averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Placed
+    from farspan.graph import Graph
+    from farspan.program.program import Program
+
+__all__ = ["Groups", "OneGroup"]
+
+
+class Groups(Protocol):
+    """What the engine asks of the data axis; `Reduction` says what each means."""
+
+    number: int
+    num_groups: int
+
+    @property
+    def has_begun(self) -> bool: ...
+    def share_weights(self, items: Sequence[Placed]) -> None: ...
+    def note(self, graphs: Sequence[Graph], program: Program, data: tuple[int, ...], *, ends_window: bool) -> None: ...
+    def touch(self, placed: Placed) -> None: ...
+    def end_window(self, *, has_met: bool) -> None: ...
+    def mean(self, result: Any) -> Any: ...
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class OneGroup:
+    """All ranks."""
+
+    number = 0
+    num_groups = 1
+    has_begun = False
+
+    def share_weights(self, items: Sequence[Placed]) -> None: ...
+    def note(self, graphs: Sequence[Graph], program: Program, data: tuple[int, ...], *, ends_window: bool) -> None: ...
+    def touch(self, placed: Placed) -> None: ...
+    def end_window(self, *, has_met: bool) -> None: ...
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
+
+    def mean(self, result: Any) -> Any:
+        return result

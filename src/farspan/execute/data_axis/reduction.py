@@ -1,0 +1,259 @@
+"""Averages gradients over the groups: once for all backwards between two reads of a gradient or steps of an optimizer.
+
+    backward, backward, loss.item()     each group by itself: gradients are those of its own batches
+    parameter.grad, optimizer.step()    a window ends: all groups come here, and have the mean of what they have added
+
+    everybody    window n begins, after so many steps           channel of all ranks; a difference is an error there
+    a position   which gradients have been added to             maximum of a mask        \\  among the ranks that own
+    a position   these, in buckets                              sum of shares            /   the same parameters
+    a group      which gradients there are now                  channel of the group
+
+A gradient that one group lacks counts as zeros there. What was averaged before and is added to is averaged as a whole:
+it is the same in all groups, and the mean of equal numbers is that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.call.draws.frame import key_of
+from farspan.call.naming import find_where, format_where
+from farspan.errors import DeadlineError, DivergenceError
+from farspan.execute.data_axis.batches import Batches
+from farspan.execute.data_axis.first_group import find_different, sample_of, take_from_first
+from farspan.execute.data_axis.gradient_buckets import Bucket, bucket_layout
+from farspan.execute.data_axis.window import Additions, Window, additions_of
+from farspan.execute.exchange import Exchange
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Placed
+    from farspan.comm.collectives import Collectives, Pending
+    from farspan.control.groups.group_channel import GroupChannel
+    from farspan.control.hub.divergence import Entry
+    from farspan.execute.agreement.agreement import Agreement
+    from farspan.execute.running import Running
+    from farspan.graph import Graph
+    from farspan.program.program import Program
+
+__all__ = ["Reduction"]
+
+_COMPARED_EVERY = 1024
+"""In so many windows the groups' weights are compared once; and in the first ones, further and further apart."""
+_SAME_WINDOWS = (
+    "let every group step as often as the others, each time after a backward: drop what is left over of the data\n"
+    "(drop_last=True), or give each group as many batches"
+)
+
+
+class Reduction:
+    """One rank's part in averaging over groups.
+
+    Args:
+        engine: This rank's.
+        channel: Of its group.
+        peers: The ranks at this one's position in all groups, by group.
+        agreement: Of all ranks of all groups.
+    """
+
+    def __init__(self, engine: Running, channel: GroupChannel, peers: Collectives, agreement: Agreement) -> None:
+        self.engine = engine
+        self.channel = channel
+        self.peers = peers
+        self.everybody = channel.everybody
+        self.agreement = agreement
+        self.number = channel.number
+        self.num_groups = channel.num_groups
+        self.is_due = False
+        """Whether a backward of this group has run since the last window ended."""
+        self.num_steps = 0
+        self._num_windows = 0
+        self._touched: dict[str, None] = {}
+        """Own parameters to whose gradients something has been added since then."""
+        self._layout: tuple[bytes, list[Bucket]] | None = None
+        """The latest one, and of which parameters it is."""
+        self._window: Window | None = None
+        """While gradients are on their way and a step runs."""
+        self._where = ""
+        self._batches = Batches(channel, agreement, engine.console)
+        self.everybody.history = self._history
+        engine.after_step.append(self._stepped)
+
+    def share_weights(self, items: Sequence[Placed]) -> None:
+        """Let what this rank has been given to hold be what the first group's rank has been given."""
+        own = [item for item in items if item.is_owned]
+        with self.engine.executing():
+            different = find_different(own, self.peers, self.wait)
+            take_from_first(different, self.peers, self.wait)
+            parts = self.agreement.gather_at(0, "weights that differ", "\n".join([i.name for i in different]).encode())
+            names = [name for part in parts for name in part.decode().splitlines()]
+            if names:
+                first = f"{names[0]}{', ...' if len(set(names)) > 1 else ''}"
+                self.engine.console.warn(
+                    f"farspan: the groups have built {len(set(names))} parameters and buffers differently ({first}); "
+                    "all train on from rank 0's."
+                )
+
+    # What happens before a window ends.
+
+    def note(self, graphs: Sequence[Graph], program: Program, data: tuple[int, ...], *, ends_window: bool) -> None:
+        """A step is about to run.
+
+        Args:
+            graphs: Which.
+            program: What this rank runs of them.
+            data: Checksums of the data that it is given.
+            ends_window: Whether `end_window` is called next: what has been averaged by then need not be waited for.
+        """
+        engine, recorder = self.engine, self.engine.recorder
+        has_backward = any(backward.wanted is None for graph in graphs for backward in graph.backwards)
+        self.is_due |= has_backward
+        additions = additions_of(program, engine.parameters)
+        self._touched.update(dict.fromkeys(additions.last))
+        self._batches.note(graphs, data)
+        is_whole = not (recorder.hooks.are_there or recorder.runs_each_backward or program.has_several_workers)
+        writes_gradients = any(value.gradient_of for graph in graphs for value in graph.sources)
+        if ends_window and has_backward and is_whole and not writes_gradients:
+            self._window = self._begin(additions)
+            engine.executor.after_action = self._window.go_on
+
+    def touch(self, placed: Placed) -> None:
+        """Something has been added to a gradient."""
+        self.is_due = True
+        if placed.is_parameter and placed.is_owned:
+            self._touched[placed.name] = None
+
+    def _stepped(self) -> None:
+        self.num_steps += 1
+
+    # The end of a window.
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether gradients are on their way while a step runs: it must not end with an exception."""
+        return self._window is not None
+
+    def end_window(self, *, has_met: bool) -> None:
+        """Average what has been added, if anything has; all ranks of all groups call it.
+
+        Args:
+            has_met: Whether the ranks of this group have just agreed that they come here.
+        """
+        if not self.is_due:
+            return
+        engine = self.engine
+        engine.check()
+        if not has_met:
+            engine.meet("gradients are averaged over the groups")
+        with engine.executing():
+            window = self._window or self._begin(Additions())
+            self._window = None
+            self.everybody.wait_agreed(window.number, engine.deadline_s)
+            window.end()
+            written = [item for item in engine.parameters.values() if item.is_written and item.is_owned]
+            take_from_first([item for item in written if not item.is_parameter], self.peers, self.wait)
+            if window.number & (window.number - 1) == 0 or window.number % _COMPARED_EVERY == 0:
+                self._compare_weights()
+            self._batches.end_window(window.number)
+            self._tell_group()
+
+    def _begin(self, additions: Additions) -> Window:
+        """All groups begin a window here, or a rank of one that does not hears of it.
+
+        Args:
+            additions: Of the step that is about to run.
+        """
+        number, self._num_windows = self._num_windows, self._num_windows + 1
+        self._where = format_where(find_where())
+        self.everybody.start(number, self._digest())
+        own = [item for item in self.engine.parameters.values() if item.is_parameter and item.is_owned]
+        return Window(number, own, self._touched, additions, self)
+
+    def _compare_weights(self) -> None:
+        """The groups began with the same weights, and have stepped with the same gradients."""
+        own = [item for item in self.engine.parameters.values() if item.is_trained and item.is_owned]
+        different = find_different(own, self.peers, self.wait, sample_of)
+        if different:
+            raise DivergenceError(
+                f"the groups have different weights: {different[0].name}"
+                + (f" and {len(different) - 1} more." if len(different) > 1 else "."),
+                why=f"found after {self.num_steps} steps, at {self._where}: a group has written into a parameter,\n"
+                "or into an averaged gradient, or has stepped with other hyperparameters.",
+                hint="what depends on farspan.data_rank() may choose batches, and read; not change the model",
+            )
+
+    def mean(self, result: Any) -> Any:
+        """What a closure has returned, a number or a tensor of one element, averaged over the groups."""
+        if result is None:
+            return None
+        total = torch.tensor([float(result)], dtype=torch.float64)
+        with self.engine.executing():
+            self.wait(self.peers.sum(total))
+        mean = total[0] / self.num_groups
+        return mean.to(result.dtype) if isinstance(result, torch.Tensor) else mean.item()
+
+    def _tell_group(self) -> None:
+        """Which gradients there are may have changed."""
+        engine = self.engine
+        self.is_due = False
+        self._touched.clear()
+        engine.recorder.gradients.forget()
+        if self.channel.world_size > 1:
+            key = f"gradients after window {self._num_windows}"
+            exchange = Exchange(engine.side, key, scalars=(), owner_of=(), deadline_s=engine.deadline_s)
+            exchange.contribute((), mask=engine.masks.own(), busy_s=0.0)
+            engine.masks.begin(exchange)
+        engine.values.advance()  # who asks for a gradient now gets the averaged one
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """Those of the latest window."""
+        return [] if self._layout is None else self._layout[1]
+
+    def buckets_of(self, own: Sequence[Placed], mask: bytes) -> list[Bucket]:
+        """How the gradients of parameters are laid out.
+
+        Args:
+            own: This rank's parameters.
+            mask: For each of them whether it takes part.
+        """
+        if self._layout is None or self._layout[0] != mask:
+            self._layout = None  # its memory is that of all gradients
+            self._layout = (mask, bucket_layout([placed for placed, is_in in zip(own, mask, strict=True) if is_in]))
+        return self._layout[1]
+
+    def wait(self, work: Pending) -> None:
+        """Return when a collective is over.
+
+        Raises:
+            DeadlineError: Another group has not come in time.
+        """
+        with self.everybody.waits.until(lambda: "to average gradients", {"step": self._num_windows - 1}):
+            try:
+                work.wait(self.engine.deadline_s)
+            except TimeoutError as error:
+                raise DeadlineError(
+                    f"group {self.number} waited {self.engine.deadline_s:g} s for another one to average "
+                    f"gradients, at {self._where}.",
+                    why="a rank at the same position of another group is stopped, or cannot be reached.",
+                    hint="look at the logs of the other ranks; FARSPAN_DEADLINE=seconds allows longer waits",
+                ) from error
+
+    # What all ranks of all groups must have alike.
+
+    def _digest(self) -> int:
+        return key_of(f"window after {self.num_steps} steps")
+
+    def _history(self, step: int) -> list[Entry]:
+        words = f"gradients are averaged over the groups, after {self.num_steps} steps of optimizers, at {self._where}"
+        return [(self._digest(), words, _SAME_WINDOWS)]
+
+    def abort(self) -> None:
+        """This rank or another has failed: nothing is averaged any more."""
+        self.peers.abort()
+
+    def close(self) -> None:
+        """The program is over."""
+        self.peers.close()

@@ -1,0 +1,170 @@
+"""One averaging of gradients over the groups, beside the step whose backwards compute them.
+
+F0 F1 F2 F3 B0 B1 B2 B3                     the actions of a step on one rank
+mask|                 [d d|c c] [b b|a]     collectives: which gradients, then these, the last parameters first
+                       each begins when the last that is added to it has been, in one order on all ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from farspan.call.leaf import Leaf, Placed
+from farspan.errors import RecordError
+from farspan.graph import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farspan.comm.collectives import Collectives, Pending
+    from farspan.execute.data_axis.gradient_buckets import Bucket
+    from farspan.program.program import Program
+
+__all__ = ["Additions", "Window", "additions_of"]
+
+
+@dataclass(slots=True)
+class Additions:
+    """What a step adds to the gradients of this rank's parameters last."""
+
+    last: dict[str, int] = field(default_factory=dict)
+    """By name of a parameter the number of the action."""
+    at_once: dict[int, list[Placed]] = field(default_factory=dict)
+    """By number of an action the parameters to which autograd adds all of it at once, perhaps long before its end."""
+
+
+class Groups(Protocol):
+    """What a window asks of the rank's `Reduction`."""
+
+    num_groups: int
+    peers: Collectives
+
+    def buckets_of(self, own: Sequence[Placed], mask: bytes) -> list[Bucket]: ...
+    def wait(self, work: Pending) -> None: ...
+
+
+class Window:
+    """One averaging, on one rank.
+
+    Args:
+        number: Windows are counted from 0.
+        own: This rank's parameters, in the order of the model.
+        touched: The names of those of them to whose gradients something is added before it ends.
+        additions: Of the step that is about to run; nothing where it has run.
+        groups: Of this rank.
+    """
+
+    def __init__(
+        self, number: int, own: list[Placed], touched: Collection[str], additions: Additions, groups: Groups
+    ) -> None:
+        self.number = number
+        self._own = own
+        self._groups = groups
+        self._additions = additions
+        self._pending: dict[int, list[str]] = {}
+        """By number of an action the parameters that are complete when it has run."""
+        for name, action in additions.last.items():
+            self._pending.setdefault(action, []).append(name)
+        self._incomplete = set(additions.last)
+        self._mask = torch.tensor([placed.name in touched for placed in own], dtype=torch.uint8)
+        self._coming = groups.peers.maximum(self._mask) if own else None
+        """The masks of the other groups, until they are here."""
+        self._buckets: list[Bucket] | None = None
+        self._bucket_of: dict[str, int] = {}
+        self._num_missing: list[int] = []
+        """For each bucket, how many of its gradients are incomplete."""
+        self._works: list[Pending] = []
+        """Of the first buckets."""
+        self._hooks: list[Any] = []
+        self._watch(0)
+
+    def go_on(self, action: int) -> None:
+        """An action has run: begin to reduce what is complete by now."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        for name in self._pending.get(action, ()):
+            self._complete(name)
+        self._reduce()
+        self._watch(action + 1)
+
+    def end(self) -> None:
+        """All actions have run: the gradients become what has been reduced."""
+        if self._coming is not None:
+            self._groups.wait(self._coming)
+        self._reduce()
+        assert self._buckets is not None and len(self._works) == len(self._buckets)
+        with torch.no_grad():
+            for bucket, work in zip(self._buckets, self._works, strict=True):
+                self._groups.wait(work)
+                bucket.spread()
+
+    def _watch(self, action: int) -> None:
+        """See each gradient of an action as it becomes complete."""
+        for placed in self._additions.at_once.get(action, ()):
+            if placed.tensor.requires_grad:
+                node = get_gradient_edge(placed.tensor).node
+                self._hooks.append(node.register_hook(lambda *_, placed=placed: self._added(placed)))
+
+    def _added(self, placed: Placed) -> None:
+        """Autograd has added to a gradient."""
+        if placed.name not in self._incomplete:
+            number = self._bucket_of.get(placed.name)
+            if number is not None and number < len(self._works):
+                raise RecordError(
+                    f"one backward has added to the gradient of {placed.name} twice.",
+                    why="a reentrant checkpoint runs backwards inside of backwards; the gradient is on its way to the\n"
+                    "other groups.",
+                    hint="torch.utils.checkpoint.checkpoint(..., use_reentrant=False)",
+                )
+            return
+        self._complete(placed.name)
+        self._reduce()
+
+    def _complete(self, name: str) -> None:
+        if name in self._incomplete:
+            self._incomplete.discard(name)
+            if name in self._bucket_of:
+                self._num_missing[self._bucket_of[name]] -= 1
+
+    def _reduce(self) -> None:
+        """Begin to reduce those buckets, in their order, that are complete."""
+        if self._buckets is None:
+            if self._coming is not None and not self._coming.is_done():
+                return
+            self._lay_out()
+        assert self._buckets is not None
+        while len(self._works) < len(self._buckets) and not self._num_missing[len(self._works)]:
+            bucket = self._buckets[len(self._works)]
+            with torch.no_grad():
+                bucket.fill(1 / self._groups.num_groups)
+            self._works.append(self._groups.peers.sum(bucket.flat))
+
+    def _lay_out(self) -> None:
+        self._buckets = self._groups.buckets_of(self._own, self._mask.numpy().tobytes())
+        for number, bucket in enumerate(self._buckets):
+            names = [placed.name for placed in bucket.members]
+            self._bucket_of.update(dict.fromkeys(names, number))
+            self._num_missing.append(sum(name in self._incomplete for name in names))
+
+
+def additions_of(program: Program, parameters: Mapping[str, Placed]) -> Additions:
+    """What `program` adds to the gradients of this rank's parameters last."""
+    found = Additions()
+    for number in range(len(program.actions) - 1, -1, -1):
+        work = program.actions[number].work
+        if not isinstance(work, Part) or work.backward.wanted is not None:
+            continue
+        for key in work.touches:
+            is_whole = isinstance(key, Leaf)  # a name stands for one whose gradient goes from segment to segment
+            for placed in key.placed if isinstance(key, Leaf) else [parameters[key]]:
+                if placed.is_owned and placed.is_trained and placed.name not in found.last:
+                    found.last[placed.name] = number
+                    if is_whole and not placed.is_shared:
+                        found.at_once.setdefault(number, []).append(placed)
+    return found
