@@ -50,6 +50,7 @@ def distribute(
     stages: int | str = "auto",
     remat: bool | Sequence[str] | None = None,
     schedule: str | None = None,
+    gradient_reduction: str | None = None,
     pins: Mapping[str, str | int] | None = None,
     together: Sequence[Sequence[str]] = (),
     max_memory: str | float | Mapping[str | int, str | float] | None = None,
@@ -80,6 +81,10 @@ def distribute(
             to the last bit. "auto": weight gradients are deferred, to fill gaps, where that is likely to pay;
             "zero-bubble": wherever another rank waits; "1f1b": nowhere (interleaved where a rank has several stages);
             "gpipe": nor does a backward start before all forwards. None: what the plan says.
+        gradient_reduction: How gradients are added up that come from other ranks: those of wide stages ("rank:0+rank:1"
+            in a plan), and of tied weights. "exact": in the loop's order, to the last bit as in one process; "sum":
+            each rank adds up those of its micro-batches and sends them once a step, which is less to send, and differs
+            by rounding. None: what the plan says.
         pins: What an automatic plan is to place where: names of modules or parameters (or glob patterns of them) to
             "rank:R" or "rank:R/device". The plan chooses for the rest.
         together: Groups of such names; what a group means is on one stage: `[["embed", "head"]]`.
@@ -133,7 +138,7 @@ def distribute(
     if trial is not None and seed is None:
         seed = 0  # it is about times, and may have no data
     engine = engine_of_this_thread(seed, data_parallel if trial is None else None)
-    asked = (pins, max_memory, remat, schedule, seed, micro_batches)
+    asked = (pins, max_memory, remat, schedule, gradient_reduction, seed, micro_batches)
     is_all_open = (
         engine.groups.num_groups == 1
         and plan == "auto"
@@ -160,6 +165,8 @@ def distribute(
             chosen = dataclasses.replace(chosen, remat=remat)
         if schedule is not None:
             chosen = dataclasses.replace(chosen, schedule=schedule)
+        if gradient_reduction is not None:
+            chosen = dataclasses.replace(chosen, gradient_reduction=gradient_reduction)
         is_open = (
             isinstance(plan, str) and plan == "auto" and hints.stages in (None, engine.num_ranks) and remat is None
         ) and engine.groups.num_groups == 1
@@ -206,7 +213,8 @@ def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hi
     """Place `model` where it was when its first step was measured before, or as estimated; and measure it (again)."""
     pieces = [atom.name for atom in atoms(model, engine.num_ranks, hints.patterns)]
     kept = KeptPlan(engine, model, pieces, hints, schedule)
-    begun = dataclasses.replace(kept.load() or estimated, micro_batches=estimated.micro_batches)
+    ways = {"micro_batches": estimated.micro_batches, "gradient_reduction": estimated.gradient_reduction}
+    begun = dataclasses.replace(kept.load() or estimated, **ways)
     if schedule is not None:
         begun = dataclasses.replace(begun, schedule=schedule)
 

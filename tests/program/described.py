@@ -51,10 +51,12 @@ def described(program: Program, name: Name = itself) -> dict[str, Any]:
         name: Names graphs, segments, calls, values, backwards and leaves.
     """
     sent = [message for action in program.actions for message in action.sends]
-    messages = list(dict.fromkeys([*program.prologue_sends, *program.prologue_receives, *sent]))
+    known = [*program.prologue_sends, *program.prologue_receives, *program.reduction_messages, *sent]
+    messages = list(dict.fromkeys(known))
     messages += [message for action in program.actions for message in action.posts if message not in messages]
     numbers = {message: number for number, message in enumerate(messages)}
     parts = [action.work for action in program.actions if isinstance(action.work, Part)]
+    parts += [reduction.part for reduction in program.reductions]
     received = [item for message in messages for item in message.items if isinstance(item, Value)]
     return {
         "steps": [
@@ -73,6 +75,14 @@ def described(program: Program, name: Name = itself) -> dict[str, Any]:
         ],
         "messages": [_message(message, name) for message in messages],
         "prologue": [numbers[message] for message in (*program.prologue_sends, *program.prologue_receives)],
+        "reductions": [
+            (_part(part, name), None if message is None else numbers[message]) for part, message in program.reductions
+        ],
+        "reduction messages": [numbers[message] for message in program.reduction_messages],
+        "late reductions": program.late_reductions,
+        "is summed": program.is_summed,
+        "carried": [(_edge(one, name), _edge(following, name)) for one, following in program.carried.items()],
+        "replicas": program.replicas,
         "users": [(name(value), value.num_users) for value in received],
         "reaches": program.reaches,
         "reached": [set(part.backward.wanted.reached) for part in parts if part.backward.wanted],

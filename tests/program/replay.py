@@ -107,7 +107,7 @@ class _Computing(Executor):
         super().__init__(
             written,  # pyright: ignore[reportArgumentType]
             parameters={},
-            device_of=lambda stage: torch.device(workers[stage].device),
+            device_of=lambda work: torch.device(workers[work.stage].device),
             check=lambda: None,
         )
         self.written, self.workers = written, workers

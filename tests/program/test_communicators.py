@@ -98,6 +98,7 @@ def test_receives_are_posted_in_the_order_of_sends(different: dict[str, Any], sc
 
 def _messages(program: Program) -> tuple[list[Any], list[Any], list[Any]]:
     sent = program.prologue_sends + [message for action in program.actions for message in action.sends]
-    posted = program.prologue_receives + [message for action in program.actions for message in action.posts]
-    awaited = program.prologue_receives + [message for action in program.actions for message in action.receives]
+    beside = program.prologue_receives + program.reduction_messages
+    posted = beside + [message for action in program.actions for message in action.posts]
+    awaited = beside + [message for action in program.actions for message in action.receives]
     return sent, posted, awaited

@@ -79,6 +79,13 @@ class Step:
     rank: int = 1
     num_ranks: int = 3
     lookahead: int = 2
+    members: tuple[int, ...] = ()
+    """Ranks of a wide stage in the place of stage 1, whose weights are then on stages of the first and the last."""
+    replicas: tuple[tuple[str, int], ...] = ()
+    """What ranks have from an earlier step."""
+    gradient_reduction: str = "exact"
+    gradient_of: str = ""
+    """Which parameter's gradient the position is."""
     home_stages: tuple[int, ...] = (0, 1, 2)
     schedule: str = "auto"
     least_weight_work_s: float = 2e-3
@@ -118,26 +125,35 @@ OTHERS: dict[str, Sequence[Any]] = {
     "rank": [0, 2],
     "num_ranks": [4],
     "lookahead": [0],
+    "members": [(1, 2)],
+    "replicas": [(("block.weight", 2),)],
+    "gradient_reduction": ["sum"],
+    "gradient_of": ["embed.weight"],
     "home_stages": [(0, 1, 3), (0, 1)],
     "schedule": ["gpipe", "1f1b"],
     "least_weight_work_s": [float("inf")],
 }
-BASES = {"num_outside": Step(wanted=("block.weight",))}
+BASES = {
+    "num_outside": Step(wanted=("block.weight",)),
+    "replicas": Step(members=(1, 2)),
+    "gradient_of": Step(members=(1, 2)),
+}
 """Where a field does not matter to the plain step."""
 
 META = Meta((4,), (1,), torch.float32, CPU, True)
 PLAIN = replace(META, requires_grad=False)
 
 
-def leaf(name: str, stage: int, owner: int) -> Leaf:
+def leaf(name: str, stage: int, owner: int, weight: str = "") -> Leaf:
     module = nn.Linear(2, 2, bias=False)
-    weight = f"{'embed' if owner != stage else name}.weight"
+    weight = weight or f"{'embed' if owner != stage else name}.weight"
     item = Placed(weight, owner, module.weight, replace(META, is_parameter=True), True, True, nn.Parameter)
     return Leaf(name, module, stage, [item])
 
 
 LEAVES = {name: leaf(name, stage, stage) for name, stage in (("embed", 0), ("block", 1), ("other", 1), ("norm", 3))}
 LEAVES["head"] = leaf("head", 3, 0)
+LEAVES["wide"] = leaf("wide", 1, 4, "block.weight")
 
 
 def made(step: Step) -> tuple[list[Graph], Settings]:
@@ -160,9 +176,10 @@ def made(step: Step) -> tuple[list[Graph], Settings]:
         metas = (replace(META, requires_grad=step.requires_grad), META)
         y = add(
             graph,
-            LEAVES[step.second],
+            LEAVES["wide" if step.members else step.second],
             step.stage,
             y,
+            *([Value(META, 4, name="block.weight")] if step.members else []),
             metas=metas,
             unused_parameters=step.unused_parameters,
             flops=step.flops,
@@ -191,12 +208,19 @@ def made(step: Step) -> tuple[list[Graph], Settings]:
             )
             graph.backwards.append(backward)
     names = ("rank", "num_ranks", "lookahead", "home_stages", "schedule", "least_weight_work_s")
-    teams = tuple(Team((worker,)) for worker in map(Worker, step.ranks, step.devices))
-    return graphs, Settings(teams=teams, **{name: getattr(step, name) for name in names})
+    names += ("gradient_reduction",)
+    teams = [Team((worker,)) for worker in map(Worker, step.ranks, step.devices)]
+    if step.members:
+        teams[1] = Team(tuple(Worker(rank, CPU) for rank in step.members))
+        teams.append(Team((Worker(step.members[0], CPU),)))
+    replicas = frozenset((name, Worker(rank, CPU)) for name, rank in step.replicas)
+    return graphs, Settings(teams=tuple(teams), replicas=replicas, **{name: getattr(step, name) for name in names})
 
 
 def source(step: Step) -> Value:
-    return Value(META if step.is_source_trained else PLAIN, step.source_stage, name=step.name)
+    value = Value(META if step.is_source_trained else PLAIN, step.source_stage, name=step.name)
+    value.gradient_of = step.gradient_of
+    return value
 
 
 def add(

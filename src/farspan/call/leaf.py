@@ -132,7 +132,7 @@ class Leaf(ModuleTarget):
         self.buffers = tuple(item for item in placed if not item.is_parameter)
         self.own_objects: Any = None
         """What the attributes that are not in `attributes` hold; made when it is called."""
-        self.has_buffers = bool(self.buffers)
+        self.has_buffers = any(item.stage == stage for item in self.buffers)
         self.foreign = tuple(item for item in placed if item.stage != stage)
         """Those that another stage owns (tied parameters): they come as values, gradients flow back."""
         self.num_extra = len(self.foreign) + self.tables.num_slot_tensors

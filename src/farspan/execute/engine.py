@@ -30,13 +30,13 @@ from farspan.execute.agreement.history import History
 from farspan.execute.agreement.resolved import broadcast_result
 from farspan.execute.data_axis.one_group import Groups, OneGroup
 from farspan.execute.exchange import changes_state
-from farspan.execute.gradient_masks import GradientMasks, accumulate
+from farspan.execute.gradient_masks import GradientMasks, accumulate, set_gradient
 from farspan.execute.process.console import Console
 from farspan.execute.step.end import StepEnd
 from farspan.execute.step.executor import Executor
 from farspan.execute.step.inputs import Inputs
 from farspan.execute.step.step_record import StepRecord
-from farspan.execute.teams import device_of, home_stages, stage_number, stages_at
+from farspan.execute.teams import device_of, home_stages, settle_values, stage_number, stages_at
 from farspan.execute.values import Part, SharedValues
 from farspan.graph import Call, Graph, Meta, Value, release
 from farspan.plan import Team
@@ -45,7 +45,7 @@ from farspan.program.options import Settings
 from farspan.program.program import Program
 from farspan.record.recorder import Recorder
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
-from farspan.torch_private import raw_grad, set_raw_grad, without_modes_of
+from farspan.torch_private import raw_grad, without_modes_of
 
 __all__ = ["Engine"]
 
@@ -67,6 +67,7 @@ class Engine:
         self.deadline_s = deadline_s
         self.lookahead = LOOKAHEAD
         self.schedule = "auto"
+        self.gradient_reduction = "exact"
         self.least_weight_work_s = LEAST_WEIGHT_WORK_S["auto"]
         """A backward is split if its weight gradients are likely to take so long; never, if infinite."""
         self.programs = Programs()
@@ -106,7 +107,7 @@ class Engine:
         return Executor(
             self.channels,
             parameters=self.parameters,
-            device_of=lambda stage: device_of(self.teams[stage].leader),
+            device_of=lambda work: device_of(self.teams[work.stage].member(work.turn)),
             check=self.check,
         )
 
@@ -171,6 +172,7 @@ class Engine:
         end = StepEnd(self, step, graphs, [position for _, _, position in draws])
         with self.executing():
             self.inputs.check(graphs)
+            self.executor.replicas.check()
             program = self.programs.program_of(graphs, settings := self._settings())
             built_ns = time.perf_counter_ns()
             end.begin()
@@ -193,6 +195,7 @@ class Engine:
             if learning is not None:
                 learning[1]()
         has_backward = any(graph.backwards for graph in graphs)
+        self.executor.replicas.end_step(graphs, program.replicas)
         self.settle(graphs, program)
         self.programs.end_step()
         self.last_step = StepRecord(
@@ -223,6 +226,8 @@ class Engine:
             home_stages=tuple(homes),
             schedule=self.schedule,
             least_weight_work_s=math.inf if self.recorder.hooks.are_there else self.least_weight_work_s,
+            gradient_reduction=self.gradient_reduction,
+            replicas=self.executor.replicas.known,
         )
 
     @contextlib.contextmanager
@@ -246,21 +251,15 @@ class Engine:
             self.recorder.is_recording = True
 
     def telling(self, raised: Raised | None) -> contextlib.AbstractContextManager[None]:
-        """The user's code has `raised` something on this rank, before it had its data (see `raised_alone`)."""
         return raised_alone(self.side, raised)
 
     def _fail(self, error: Exception) -> NoReturn:
         if self._failure is None:
             if not isinstance(error, RemoteError):
                 self.side.fail(error)
-            self._failure = (
-                error
-                if isinstance(error, FarspanError)
-                else FarspanError(
-                    f"this rank failed earlier: {type(error).__name__}: {first_line(error)}",
-                    hint="start the program again",
-                )
-            )
+            what = f"this rank failed earlier: {type(error).__name__}: {first_line(error)}"
+            again = FarspanError(what, hint="start the program again")
+            self._failure = error if isinstance(error, FarspanError) else again
             self._failed.set()
             self._abort()
         raise error
@@ -287,6 +286,7 @@ class Engine:
 
     def settle(self, graphs: Sequence[Graph], program: Program) -> None:
         """What has run is let go, but for what the program can still read or differentiate."""
+        settle_values(graphs, self.teams)
         self.recorder.forget_parameter_values()
         self.values.keep(
             value for graph in graphs for call in graph.calls for value in call.outputs if self.is_mine(value)
@@ -317,22 +317,14 @@ class Engine:
         return self.values.sparse_gradient(placed, self.teams[placed.stage].leader.rank)
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
-        is_sparse = isinstance(gradient, torch.Tensor) and gradient.layout is not torch.strided
-        self.masks.set(placed, has_gradient=gradient is not None, is_sparse=is_sparse)
         self.events.set_gradient(placed.name, gradient)
-        if not placed.is_owned:
-            return
-        if isinstance(gradient, Value):
-            gradient = gradient.data
-        self.values.keep_gradient(placed)
-        set_raw_grad(placed.tensor, gradient)
+        set_gradient(self.masks, self.values, placed, gradient)
 
     def accumulate(self, placed: Placed, gradient: torch.Tensor | None) -> None:
         self.groups.touch(placed)
         accumulate(self.masks, self.recorder, placed, gradient)
 
     def gather(self, what: str, blob: bytes) -> list[bytes]:
-        """What all ranks give as `blob` at this point of the program, by rank."""
         return self.agreement.gather(what, blob)
 
     def loaded(self, name: str, source: Any) -> None:
@@ -363,13 +355,13 @@ class Engine:
             return self.read_parameter(self.parameters[value.name])
         if value.state_of is not None:
             number, name, place = value.state_of
-            return self.values.pull_kept(self.teams[value.stage].leader.rank, number, name, [place])[0]
+            return self.values.pull_kept(self.owner_of(value), number, name, [place])[0]
         kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
-        return self.values.pull(self.teams[value.stage].leader.rank, kind, what, part)
+        return self.values.pull(self.owner_of(value), kind, what, part)
 
     def fetch(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]:
         """The data of values that have been computed and that other ranks have: one request to each."""
-        return self.values.fetch([(value, self.teams[value.stage].leader.rank) for value in values])
+        return self.values.fetch([(value, self.owner_of(value)) for value in values])
 
     def read_parameter(self, placed: Placed) -> torch.Tensor:
         if placed.is_owned:
@@ -380,6 +372,7 @@ class Engine:
 
     def parameters_changed(self) -> None:
         """An optimizer step or a load is over: parameters have their new values."""
+        self.executor.replicas.forget()
         self.recorder.forget_parameter_values()
         self.values.advance()
 
@@ -396,5 +389,9 @@ class Engine:
         self.side.wait_agreed(step, self.deadline_s)
         self._history.end()
 
+    def owner_of(self, value: Value) -> int:
+        """The rank that has, or will have, the data of a value."""
+        return self.teams[value.stage].member(value.turn).rank
+
     def is_mine(self, value: Value) -> bool:
-        return self.teams[value.stage].leader.rank == self.rank
+        return self.owner_of(value) == self.rank

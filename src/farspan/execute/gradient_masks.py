@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from farspan.call.leaf import Placed
-from farspan.torch_private import raw_grad, without_modes_of
+from farspan.graph import Value
+from farspan.torch_private import raw_grad, set_raw_grad, without_modes_of
 
 if TYPE_CHECKING:
     from farspan.execute.exchange import Exchange
     from farspan.plan import Team
     from farspan.record.recorder import Recorder
 
-__all__ = ["GradientMasks", "accumulate"]
+__all__ = ["GradientMasks", "accumulate", "set_gradient"]
 
 _NONE, _DENSE, _SPARSE = range(3)
+
+
+class KeepsGradients(Protocol):
+    """Keeps what others may still ask for."""
+
+    def keep_gradient(self, placed: Placed) -> None: ...
 
 
 class GradientMasks:
@@ -96,3 +103,17 @@ def accumulate(masks: GradientMasks, recorder: Recorder, placed: Placed, gradien
             torch.autograd.backward([placed.tensor], [gradient])
     finally:
         recorder.is_recording = True
+
+
+def set_gradient(
+    masks: GradientMasks, values: KeepsGradients, placed: Placed, gradient: Value | torch.Tensor | None
+) -> None:
+    """Put a gradient in the place of a parameter's, or none; only its owner has it."""
+    is_sparse = isinstance(gradient, torch.Tensor) and gradient.layout is not torch.strided
+    masks.set(placed, has_gradient=gradient is not None, is_sparse=is_sparse)
+    if not placed.is_owned:
+        return
+    if isinstance(gradient, Value):
+        gradient = gradient.data
+    values.keep_gradient(placed)
+    set_raw_grad(placed.tensor, gradient)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Sequence
 
 import torch
 
 from farspan.errors import PlanError
-from farspan.plan import Place, Team, Worker, format_place, parse_place
+from farspan.graph import Graph
+from farspan.plan import Place, Team, Worker, format_place, format_places, parse_place
 
 __all__ = [
     "check_rank",
@@ -16,34 +18,48 @@ __all__ = [
     "device_of",
     "home_stages",
     "on_device",
+    "settle_values",
     "stage_number",
     "stage_of_inputs",
     "stages_at",
     "team_at",
+    "worker_at",
 ]
 
 
-def team_at(place: Place) -> Team:
-    """The team of one that a place stands for; a rank alone stands for its GPU, if it has one.
+def team_at(places: Sequence[Place]) -> Team:
+    """The team of a stage.
+
+    Raises:
+        PlanError: torch knows no such device, or two of the places are the same device.
+    """
+    members = tuple(map(worker_at, places))
+    if len(set(members)) < len(members):
+        raise PlanError(
+            f"'{format_places(tuple(places))}' names a device twice.",
+            why="a rank alone stands for its GPU, if it has one, else for its CPU.",
+            hint=f'"{format_place(places[0])}"',
+        )
+    return Team(members)
+
+
+def worker_at(place: Place) -> Worker:
+    """The worker that a place stands for; a rank alone stands for its GPU, if it has one.
 
     Raises:
         PlanError: torch knows no such device.
     """
     if place.device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        return _team_of(place.rank, device)
+        return Worker(place.rank, str(device))
     try:
-        return _team_of(place.rank, torch.device(place.device))
+        return Worker(place.rank, str(torch.device(place.device)))
     except RuntimeError as error:
         raise PlanError(
             f"'{format_place(place)}' names a device that torch does not know.",
             why=str(error).splitlines()[0],
             hint=f'"rank:{place.rank}"  or  "rank:{place.rank}/cuda:0"',
         ) from error
-
-
-def _team_of(rank: int, device: torch.device) -> Team:
-    return Team((Worker(rank, str(device)),))
 
 
 @functools.cache
@@ -109,13 +125,13 @@ def stages_at(teams: list[Team], text: str, num_ranks: int) -> tuple[int, ...]:
     """
     place = parse_place(text)
     check_rank(place.rank, num_ranks, f'"{text}"')
-    team = team_at(place)
-    device = device_of(team.leader)
-    found = [number for number, known in enumerate(teams) if known.leader.rank == place.rank]
+    worker = worker_at(place)
+    device = device_of(worker)
+    found = [number for number, known in enumerate(teams) if not known.is_wide and known.leader.rank == place.rank]
     if place.device is not None:
         found = [number for number in found if _is_on(device_of(teams[number].leader), device)]
     found.sort(key=lambda number: device_of(teams[number].leader) != device)
-    return tuple(found) or (stage_number(teams, team, 0),)
+    return tuple(found) or (stage_number(teams, Team((worker,)), 0),)
 
 
 def device_at(teams: list[Team], text: str, num_ranks: int) -> torch.device:
@@ -125,7 +141,7 @@ def device_at(teams: list[Team], text: str, num_ranks: int) -> torch.device:
 
 def home_stages(teams: list[Team], num_ranks: int) -> list[int]:
     """A stage of each rank, one on its first device if it has none."""
-    first = {team.leader.rank: number for number, team in reversed(list(enumerate(teams)))}
+    first = {team.leader.rank: number for number, team in reversed(list(enumerate(teams))) if not team.is_wide}
     return [
         first[rank] if rank in first else stage_number(teams, Team((Worker(rank, teams[0].leader.device),)), 0)
         for rank in range(num_ranks)
@@ -135,9 +151,17 @@ def home_stages(teams: list[Team], num_ranks: int) -> list[int]:
 def stage_of_inputs(teams: list[Team], rank: int, device: torch.device) -> int:
     """The stage of `rank` where tensors of `device` lie that it has read; it is made if there is none."""
     for number, known in enumerate(teams):
-        if known.leader.rank == rank and known.leader.device_type == device.type:
+        if not known.is_wide and known.leader.rank == rank and known.leader.device_type == device.type:
             return number
-    return stage_number(teams, _team_of(rank, device), 0)
+    return stage_number(teams, Team((Worker(rank, str(device)),)), 0)
+
+
+def settle_values(graphs: Sequence[Graph], teams: list[Team]) -> None:
+    """What a wide stage has made lies, once it has run, on a stage of the member that made it."""
+    for segment in [segment for graph in graphs for segment in graph.segments if teams[segment.stage].is_wide]:
+        home = stage_number(teams, Team((teams[segment.stage].member(segment.turn),)), 0)
+        for value in [value for call in segment.calls for value in call.outputs]:
+            value.stage = home
 
 
 def _is_on(device: torch.device, wanted: torch.device) -> bool:

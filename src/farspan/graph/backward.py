@@ -111,6 +111,11 @@ class Part:
         """Values that are made here whose gradients `torch.autograd.grad` is to return."""
 
     @property
+    def turn(self) -> int:
+        """Of the micro-batch through which it goes back."""
+        return (self.backward.graph if self.segment is None else self.segment.graph).turn
+
+    @property
     def brings_outside(self) -> bool:
         """Whether the gradient of a tensor outside the model arrives here."""
         return self.segment is None and self.stop is None and not isinstance(self.incoming[0].key, str)

@@ -38,11 +38,13 @@ class ModuleTarget:
 class MicroBatch(Cut["Call", "Segment"]):
     """The calls of one micro-batch, in program order. `Graph` adds how they are recorded."""
 
-    __slots__ = ("backwards", "index")
+    __slots__ = ("backwards", "index", "turn")
 
     def __init__(self, index: int) -> None:
         super().__init__()
         self.index = index
+        self.turn = 0
+        """Which member of a wide stage runs it, counted round and round; known when it is about to run."""
         self.backwards: list[Any] = []
         """Each a `Backward` that begins here."""
 
@@ -107,6 +109,11 @@ class Value:
     def pending(self) -> bool:
         """Whether the value has yet to be computed."""
         return self.segment is not None and not self.segment.executed
+
+    @property
+    def turn(self) -> int:
+        """Of the micro-batch that made it; sources lie on stages of one member."""
+        return 0 if self.call is None else self.call.graph.turn
 
     @property
     def is_gradient(self) -> bool:
@@ -261,6 +268,11 @@ class Segment:
     def order(self) -> tuple[int, int, int]:
         """A total order that follows the data: a segment comes after all those it depends on."""
         return (self.graph.index, self.level, self.index)
+
+    @property
+    def turn(self) -> int:
+        """Of its micro-batch."""
+        return self.graph.turn
 
     def describe(self) -> str:
         return f"segment {self.index} (stage {self.stage}) of micro-batch {self.graph.index}"

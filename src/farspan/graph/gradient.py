@@ -28,13 +28,17 @@ if TYPE_CHECKING:
 __all__ = ["differentiated", "earliest_uses", "hooked_calls", "passed", "route"]
 
 
-def route(backward: Backward, home_stages: Sequence[int], released: Collection[Call] = ()) -> list[Part]:
+def route(
+    backward: Backward, home_stages: Sequence[int], released: Collection[Call] = (), *, keeps_order: bool = True
+) -> list[Part]:
     """Return the parts of `backward` in the order they can run.
 
     Args:
         backward: What was recorded.
         home_stages: A stage of each rank.
         released: Calls that earlier backwards of the same step go through without keeping the graph.
+        keeps_order: Whether the gradients of a parameter that several segments use are added up in the order of one
+            process; if not, each of them goes straight to the owner.
 
     Raises:
         RuntimeError: The backward would go a second time through what was not kept; torch's own words.
@@ -94,12 +98,13 @@ def route(backward: Backward, home_stages: Sequence[int], released: Collection[C
             reach(value)
     if backward.wanted is None:
         for leaf, using in leaf_calls.items():
-            for part in using:
-                part.touches[leaf] = None
+            if leaf.parameter_names or not leaf.placed:  # where all parameters are elsewhere, so are their sums
+                for part in using:
+                    part.touches[leaf] = None
     stops = _stops(backward, active, queued)
     _link_values(users, parts, stops)
     _link_outside(backward, users, parts, home_stages)
-    _link_parameters(backward, users, native, leaf_calls, parts)
+    _link_parameters(backward, users, native, leaf_calls, parts, keeps_order=keeps_order)
     return sorted(parts.values(), key=lambda part: part.order, reverse=True)
 
 
@@ -216,8 +221,11 @@ def _link_parameters(
     native: dict[str, tuple[Any, dict[Part, None]]],
     leaf_calls: dict[Any, dict[Part, list[Call]]],
     parts: dict[Any, Part],
+    *,
+    keeps_order: bool,
 ) -> None:
     wanted = backward.wanted
+    keeps_order |= wanted is not None or backward.stops is not None
     remote: dict[str, tuple[Value, dict[Part, None]]] = {}
     for value, using in users.items():
         if value.name:  # after each flush another value stands for the same parameter
@@ -246,9 +254,15 @@ def _link_parameters(
     for name, (meta, using) in native.items():
         for part in using:
             part.touches[name] = None
-        if name not in remote:
+        if name not in remote or not keeps_order:
             _link(name, meta, _latest_first(using))
     for name, (value, using) in remote.items():
+        if not keeps_order:
+            for part in _latest_first(using):
+                home = parts[name, part] = Part(backward, None, value.stage, (*part.order[:2], -1))
+                home.touches[name] = None
+                _link(name, value.meta, [part, home])
+            continue
         chain = _latest_first({**using, **native.get(name, (None, {}))[1]})
         if chain[-1] in using:
             last = chain[-1].order

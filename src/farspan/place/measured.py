@@ -22,6 +22,7 @@ from farspan import settings
 from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.execute.engine import Engine
+from farspan.execute.teams import device_of
 from farspan.place.kept_plan import KeptPlan
 from farspan.place.measure.assemble import assemble
 from farspan.place.measure.measurements import Measured
@@ -169,7 +170,7 @@ class _FirstSteps:
         """The plan for what all ranks have measured, and what there is to say of it; the same on every rank."""
         engine = self.engine
         own = next(stage for stage, team in enumerate(engine.teams) if engine.rank in team)
-        device = self.meter.device_of(own)
+        device = device_of(engine.teams[own].leader)
         hosts, shares = exchanged(engine, self.meter.measured(), device)
         links = links_of_hosts(engine, hosts, device)
         answer: dict[str, Any] = {}
@@ -221,7 +222,7 @@ class _FirstSteps:
             plan = dataclasses.replace(self.begun, estimates={**self.begun.estimates, **now.plan.estimates})
         if self.schedule is not None:
             plan = dataclasses.replace(plan, schedule=self.schedule)
-        return plan, said
+        return dataclasses.replace(plan, gradient_reduction=self.begun.gradient_reduction), said
 
     def _begun_stages(self, cluster: Cluster, ranks: Sequence[int]) -> list[tuple[str, list[str]]]:
         kinds = [each.name for each in cluster.classes for _ in range(each.num_devices)]

@@ -30,26 +30,30 @@ __all__ = ["Move", "ModelPlan", "can_go", "is_free_of_recorded", "moves", "place
 class ModelPlan:
     """What a plan means for one model.
 
+    Behind the stages of the plan stand those of the single members of its wide stages, which own what lies there.
+
     Attributes:
-        owner: Stage of the plan for each parameter, by its first name.
-        leaf_stage: Stage that wholly owns a module, by name; None for containers and for what is placed nowhere.
-        stages: The recorder's number of each stage of the plan.
-        teams: For each stage of the plan, who runs it.
+        owner: Stage that has each parameter, by its first name.
+        leaf_stage: Stage that runs a module as a whole, by name; None for containers and for what is placed nowhere.
+        home: For each stage the one that has the buffers of its modules: itself, or that of its first member.
+        stages: The recorder's number of each stage.
+        teams: For each stage, who runs it.
         rank: This one.
     """
 
     owner: Mapping[str, int]
     leaf_stage: Mapping[str, int | None]
+    home: Sequence[int]
     stages: Sequence[int]
     teams: Sequence[Team]
     rank: int
 
     def is_mine(self, stage: int) -> bool:
-        """Whether this rank has what a stage of the plan holds."""
+        """Whether this rank has what a stage holds, which is not a wide one."""
         return self.teams[stage].leader.rank == self.rank
 
     def device_of(self, stage: int) -> torch.device:
-        """The device of a stage of the plan."""
+        """The device of a stage, which is not a wide one."""
         return device_of(self.teams[stage].leader)
 
 
@@ -81,7 +85,7 @@ def place(model: nn.Module, recorder: Recording, plan: ModelPlan, *, prefix: str
         Everything placed: parameters, and the buffers of leaves.
     """
     placed: dict[int, Placed] = {}
-    if not all(map(plan.is_mine, range(len(plan.teams)))):
+    if not all(map(plan.is_mine, set(plan.home) | set(plan.owner.values()))):
         cut_from_parameters(model)
     with _without_weak_references(model):
         for name, parameter in model.named_parameters():
@@ -190,7 +194,7 @@ def _buffers_of_leaves(model: nn.Module, plan: ModelPlan) -> dict[str, tuple[tor
         stage = plan.leaf_stage[name]
         if stage is not None:
             for buffer_name, buffer in module.named_buffers(name):
-                found.setdefault(buffer_name, (buffer, stage))
+                found.setdefault(buffer_name, (buffer, plan.home[stage]))
     return found
 
 

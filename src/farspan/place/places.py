@@ -9,8 +9,9 @@ from farspan.execute.engine import Engine
 from farspan.execute.teams import team_at
 from farspan.place.owners import ModelPlan, place
 from farspan.place.repartition.migrate import place_elsewhere
+from farspan.place.undivided import said_of, with_undivided
 from farspan.place.weights import give_weights
-from farspan.plan import Plan, Team, parse_place, resolve, resolve_remat
+from farspan.plan import Homes, Plan, Resolved, Team, parse_places, resolve, resolve_remat
 from farspan.profile import keepers, tied
 from farspan.schedule import LEAST_WEIGHT_WORK_S
 
@@ -56,6 +57,7 @@ def replace_plan(engine: Engine, model: nn.Module, plan: Plan) -> int | None:
 def _follow(engine: Engine, plan: Plan) -> None:
     engine.lookahead = plan.lookahead
     engine.schedule = plan.schedule
+    engine.gradient_reduction = plan.gradient_reduction
     engine.least_weight_work_s = LEAST_WEIGHT_WORK_S[plan.schedule]
 
 
@@ -65,8 +67,29 @@ def _computed_again(model: nn.Module, plan: Plan) -> list[str]:
 
 
 def _resolved(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool = False) -> ModelPlan:
+    resolved = _resolve(engine, model, plan, may_idle=may_idle)
+    if any(len(plan.ranks_of(stage)) > 1 for stage in range(plan.num_stages)):
+        plan, undivided = with_undivided(plan, model, resolved)
+        if undivided:
+            engine.console.warn(said_of(undivided))
+            resolved = _resolve(engine, model, plan, may_idle=may_idle)
+    teams = [team_at(parse_places(text)) for text in plan.stages]
+    stages = [engine.stage_number(team, occurrence) for team, occurrence in _occurrences(teams)]
+    sizes = {name: each.numel() * each.element_size() for name, each in model.named_parameters()}
+    homes = Homes(teams, resolved.owner, sizes)
+    return ModelPlan(
+        owner=homes.owner,
+        leaf_stage=resolved.leaf_stage,
+        home=homes.first,
+        stages=[*stages, *(engine.stage_number(team, 0) for team in homes.teams[len(teams) :])],
+        teams=homes.teams,
+        rank=engine.rank,
+    )
+
+
+def _resolve(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool) -> Resolved:
     parameters, aliases = tied(model)
-    resolved = resolve(
+    return resolve(
         plan,
         parameters=parameters,
         aliases=aliases,
@@ -74,14 +97,6 @@ def _resolved(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool = 
         world_size=engine.num_ranks,
         indivisible=keepers(model),
         may_idle=may_idle,
-    )
-    teams = [team_at(parse_place(text)) for text in plan.stages]
-    return ModelPlan(
-        owner=resolved.owner,
-        leaf_stage=resolved.leaf_stage,
-        stages=[engine.stage_number(team, occurrence) for team, occurrence in _occurrences(teams)],
-        teams=teams,
-        rank=engine.rank,
     )
 
 

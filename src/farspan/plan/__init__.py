@@ -5,21 +5,27 @@ from farspan.plan.plan import Plan as Plan
 from farspan.plan.remat import resolve_remat as resolve_remat
 from farspan.plan.resolve import Resolved as Resolved
 from farspan.plan.resolve import resolve as resolve
+from farspan.plan.team import Homes as Homes
 from farspan.plan.team import Place as Place
 from farspan.plan.team import Team as Team
 from farspan.plan.team import Worker as Worker
 from farspan.plan.team import format_place as format_place
+from farspan.plan.team import format_places as format_places
 from farspan.plan.team import parse_place as parse_place
+from farspan.plan.team import parse_places as parse_places
 
 __all__ = [
     "PLANNED_SECONDS",
+    "Homes",
     "Place",
     "Plan",
     "Resolved",
     "Team",
     "Worker",
     "format_place",
+    "format_places",
     "parse_place",
+    "parse_places",
     "resolve",
     "resolve_remat",
 ]

@@ -8,11 +8,20 @@ from typing import TypeGuard, cast
 
 from farspan.documents import MAX_AMOUNT
 from farspan.errors import PlanError, quoted
-from farspan.plan.team import format_place, parse_place
+from farspan.plan.team import format_places, parse_places
 from farspan.schedule import SCHEDULES
 from farspan.units import MAX_COUNT
 
-__all__ = ["estimates", "lookahead", "micro_batches", "placement", "remat", "schedule", "stages"]
+__all__ = [
+    "estimates",
+    "gradient_reduction",
+    "lookahead",
+    "micro_batches",
+    "placement",
+    "remat",
+    "schedule",
+    "stages",
+]
 
 """Names of the schedules a plan may ask for."""
 
@@ -34,7 +43,7 @@ def stages(value: object) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise _wrong("stages", text, 'device strings such as "rank:0"')
         try:
-            places.append(format_place(parse_place(text)))
+            places.append(format_places(parse_places(text)))
         except PlanError as error:
             raise PlanError(f'"stages": {error.what}', why=error.why, hint=error.hint) from None
     return tuple(places)
@@ -70,6 +79,12 @@ def schedule(value: object) -> None:
             why=f"the schedules are {', '.join(SCHEDULES)}.",
             hint=f'"schedule": "{near[0] if near else SCHEDULES[0]}"',
         )
+
+
+def gradient_reduction(value: object) -> None:
+    """One of the two ways."""
+    if value not in ("exact", "sum"):
+        raise _wrong("gradient_reduction", value, '"exact", as in one process, or "sum", which sends less')
 
 
 def lookahead(value: object) -> None:

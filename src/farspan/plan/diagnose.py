@@ -22,7 +22,7 @@ def ranks_do_not_fit(plan: Plan, world_size: int, *, may_idle: bool = False) -> 
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
     mismatch = f"{processes} for a plan of {'1 rank' if len(ranks) == 1 else f'{len(ranks)} ranks'}"
     for stage, text in enumerate(plan.stages):
-        if plan.rank_of(stage) >= world_size:
+        if max(plan.ranks_of(stage)) >= world_size:
             return PlanError(
                 f"stage {stage} of the plan is on '{text}', a rank that does not exist.",
                 why=f"{mismatch}; ranks count from 0.",

@@ -17,7 +17,7 @@ from farspan.documents import read_text
 from farspan.errors import PlanError
 from farspan.outputs import write_text
 from farspan.plan import check, explain, plan_document, table
-from farspan.plan.team import format_place, parse_place
+from farspan.plan.team import format_places, parse_places
 
 __all__ = ["PLANNED_SECONDS", "Plan"]
 
@@ -30,7 +30,8 @@ class Plan:
     """Who owns what: the one thing that crosses from planning to running.
 
     Attributes:
-        stages: Device string of each pipeline stage ("rank:1", "rank:1/cuda:0"); the index is the stage.
+        stages: Device string of each pipeline stage ("rank:1", "rank:1/cuda:0"); the index is the stage. The members
+            of a wide stage ("rank:0+rank:1") take micro-batches in turn, and divide its parameters among them.
         placement: Name of a module or parameter, or glob pattern of names, to stage; "" is the whole model. Among
             patterns that match the same name the later wins, so the order counts.
         schedule: "auto": the backward of a stage that another rank waits for is split where that is likely to pay, and
@@ -43,6 +44,9 @@ class Plan:
             block (without any, each leaf), or names of modules (or globs) for each call of these.
         micro_batches: Into how many micro-batches farspan cuts each batch that the model is called with in training; 1
             leaves batches as they are.
+        gradient_reduction: How gradients are added up that come from other ranks: those of wide stages, and of tied
+            weights. "exact": one by one, in the loop's order, to the last bit as in one process; "sum": each rank adds
+            up those of its micro-batches and sends them once a step, which is less to send, and differs by rounding.
         estimates: Numbers per stage for people to read: "num_parameters", "parameter_bytes", "share" (of the cost,
             of 1), and from `farspan plan` "peak_bytes", "limit_bytes" (memory), "busy" (share of the step), and
             "micro_batch_s" (seconds of work for each). Two plans that differ only here are equal.
@@ -64,6 +68,7 @@ class Plan:
     lookahead: int = 2
     remat: bool | tuple[str, ...] = False
     micro_batches: int = 1
+    gradient_reduction: str = "exact"
     estimates: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
 
     def __post_init__(self) -> None:
@@ -73,6 +78,7 @@ class Plan:
         check.lookahead(self.lookahead)
         remat = check.remat(self.remat)
         check.micro_batches(self.micro_batches)
+        check.gradient_reduction(self.gradient_reduction)
         estimates = check.estimates(self.estimates, len(stages))
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "placement", placement)
@@ -116,30 +122,34 @@ class Plan:
     @property
     def ranks(self) -> frozenset[int]:
         """The ranks that own a stage."""
-        return frozenset(parse_place(text).rank for text in self.stages)
+        return frozenset(rank for stage in range(self.num_stages) for rank in self.ranks_of(stage))
 
     @property
     def num_ranks(self) -> int:
         """How many ranks own a stage."""
         return len(self.ranks)
 
+    def ranks_of(self, stage: int) -> tuple[int, ...]:
+        """The ranks that run `stage`, in the order in which they take micro-batches."""
+        return tuple([place.rank for place in parse_places(self.stages[stage])])
+
     def rank_of(self, stage: int) -> int:
-        """The rank that owns `stage`."""
-        return parse_place(self.stages[stage]).rank
+        """The rank that runs `stage`: the first one, if it is wide."""
+        return self.ranks_of(stage)[0]
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, str | int]) -> Plan:
         """Make a plan from names (of modules or parameters, or globs) to device strings or numbers of ranks.
 
-        Each distinct device string is a stage; stages are in order of rank, then of first appearance.
+        Each distinct device string is a stage; stages are in order of their first rank, then of first appearance.
 
         >>> Plan.from_mapping({"blocks.0": "rank:0", "blocks.*": "rank:1/cpu"}).placement
         {'blocks.0': 0, 'blocks.*': 1}
         """
-        places = {name: parse_place(text) for name, text in mapping.items()}
-        stages = sorted(dict.fromkeys(places.values()), key=lambda place: place.rank)
+        places = {name: parse_places(text) for name, text in mapping.items()}
+        stages = sorted(dict.fromkeys(places.values()), key=lambda members: members[0].rank)
         return cls(
-            stages=tuple(format_place(place) for place in stages),
+            stages=tuple(map(format_places, stages)),
             placement={name: stages.index(place) for name, place in places.items()},
         )
 
@@ -152,6 +162,7 @@ class Plan:
             lookahead=self.lookahead,
             remat=self.remat,
             micro_batches=self.micro_batches,
+            gradient_reduction=self.gradient_reduction,
             estimates=self.estimates,
         )
 
@@ -190,5 +201,5 @@ class Plan:
             raise PlanError(f"{source}: {error.what}", why=error.why, hint=error.hint) from None
 
     def _key(self) -> tuple[object, ...]:
-        placement = tuple(self.placement.items())
-        return (self.stages, placement, self.schedule, self.lookahead, self.remat, self.micro_batches)
+        ways = (self.schedule, self.lookahead, self.remat, self.micro_batches, self.gradient_reduction)
+        return (self.stages, tuple(self.placement.items()), *ways)

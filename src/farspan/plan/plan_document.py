@@ -16,7 +16,17 @@ __all__ = ["FORMAT", "read", "write"]
 
 FORMAT = "farspan-plan/1"
 _REQUIRED = ("format", "stages", "placement")
-_KEYS = ("format", "stages", "schedule", "lookahead", "remat", "micro_batches", "placement", "estimates")
+_KEYS = (
+    "format",
+    "stages",
+    "schedule",
+    "lookahead",
+    "remat",
+    "micro_batches",
+    "gradient_reduction",
+    "placement",
+    "estimates",
+)
 
 
 def write(
@@ -27,6 +37,7 @@ def write(
     lookahead: int,
     remat: bool | Sequence[str],
     micro_batches: int,
+    gradient_reduction: str,
     estimates: Mapping[str, Sequence[float]],
 ) -> str:
     """A plan's fields as JSON text that ends with a newline."""
@@ -37,6 +48,7 @@ def write(
         ("lookahead", json.dumps(lookahead)),
         *([("remat", json.dumps(remat))] if remat else []),
         *([("micro_batches", json.dumps(micro_batches))] if micro_batches > 1 else []),
+        *([("gradient_reduction", json.dumps(gradient_reduction))] if gradient_reduction != "exact" else []),
         ("placement", _block("{}", [f"{json.dumps(name)}: {stage}" for name, stage in placement.items()])),
     ]
     if estimates:

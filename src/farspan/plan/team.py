@@ -1,19 +1,22 @@
 """Who runs a stage: a team of workers, each a device of a rank.
 
 place     "rank:1", "rank:1/cuda:0"     as people write it, in the form of torch's remote devices
+places    "rank:0+rank:1"               of a wide stage: its members take micro-batches in turn
 worker    rank 1, "cuda:0"              what it stands for: one queue of work
-team      (worker, ...)                 who runs a stage together; the first one is its leader
+team      (worker, ...)                 who runs a stage
+home      stage of one member           who owns what a wide stage uses
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farspan.errors import PlanError, quoted
 from farspan.units import MAX_COUNT
 
-__all__ = ["Place", "Team", "Worker", "format_place", "parse_place"]
+__all__ = ["Homes", "Place", "Team", "Worker", "format_place", "format_places", "parse_place", "parse_places"]
 
 _PLACE = re.compile(r"rank:([0-9]{1,9})(?:/([a-z][a-z_]{0,30}(?::[0-9]{1,4})?))?")
 
@@ -54,7 +57,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The workers that run a stage together; today there is one in each.
+    """The workers that run a stage: one, or several that take micro-batches in turn.
 
     Attributes:
         members: At least one, no two of them the same.
@@ -68,8 +71,57 @@ class Team:
 
     @property
     def leader(self) -> Worker:
-        """The member that has what the stage holds."""
+        """The first member."""
         return self.members[0]
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether several members take micro-batches in turn."""
+        return len(self.members) > 1
+
+    def member(self, turn: int) -> Worker:
+        """Who runs the stage in the micro-batch of this turn."""
+        return self.members[turn % len(self.members)]
+
+
+class Homes:
+    """The stages that own parameters and buffers, all of one member: behind those of a plan the members of wide ones.
+
+        stage 0   rank:0+rank:1   w0 (4 MB)  w1 (3 MB)  w2 (2 MB)  w3 (1 MB)
+        owners                    rank 0     rank 1     rank 1     rank 0
+
+    Every parameter has one owner, so gradients, clipping, hooks, `state_dict` and optimizers mean what they mean on a
+    stage of one rank, and what an optimizer keeps is divided too.
+
+    Attributes:
+        teams: Who runs each stage: those of the plan, and behind them the members of wide ones.
+        first: For each stage the one that has the buffers used on it: itself, or that of its first member.
+        owner: Stage that owns each parameter.
+
+    Args:
+        teams: Who runs each stage of a plan.
+        stage_of: Stage of the plan for each parameter, in the model's order.
+        size_bytes: Of each parameter.
+    """
+
+    def __init__(self, teams: Sequence[Team], stage_of: Mapping[str, int], size_bytes: Mapping[str, int]) -> None:
+        self.teams = list(teams)
+        self._of_member: dict[Worker, int] = {}
+        self.first = [self._home_of(team.leader) if team.is_wide else stage for stage, team in enumerate(teams)]
+        loads = [[0] * len(team.members) for team in teams]
+        self.owner: dict[str, int] = {}
+        for name, stage in stage_of.items():
+            members, load = teams[stage].members, loads[stage]
+            number = load.index(min(load))
+            load[number] += size_bytes[name]
+            self.owner[name] = self._home_of(members[number]) if teams[stage].is_wide else stage
+        self.first += range(len(self.first), len(self.teams))
+
+    def _home_of(self, worker: Worker) -> int:
+        if worker not in self._of_member:
+            self._of_member[worker] = len(self.teams)
+            self.teams.append(Team((worker,)))
+        return self._of_member[worker]
 
 
 def parse_place(text: str | int) -> Place:
@@ -96,6 +148,37 @@ def parse_place(text: str | int) -> Place:
             hint=_hint(text),
         )
     return Place(rank=rank, device=device)
+
+
+def parse_places(text: str | int) -> tuple[Place, ...]:
+    """Read the place of a stage, or the places of a wide one, which are written with "+" between them.
+
+    Raises:
+        PlanError: One of them is no place, or is named twice.
+
+    >>> parse_places("rank:0+rank:1/cpu")
+    (Place(rank=0, device=None), Place(rank=1, device='cpu'))
+    """
+    if not isinstance(text, str) or "+" not in text:
+        return (parse_place(text),)
+    places = tuple([parse_place(part) for part in text.split("+")])
+    again = next((place for number, place in enumerate(places) if place in places[:number]), None)
+    if again is not None:
+        raise PlanError(
+            f"{quoted(text)} names '{format_place(again)}' twice.",
+            why="the members of a wide stage take micro-batches in turn, each once.",
+            hint=f'"{format_places(tuple(dict.fromkeys(places)))}"',
+        )
+    return places
+
+
+def format_places(places: tuple[Place, ...]) -> str:
+    """Write the places of a stage, the inverse of `parse_places`.
+
+    >>> format_places((Place(rank=0), Place(rank=1)))
+    'rank:0+rank:1'
+    """
+    return "+".join(map(format_place, places))
 
 
 def format_place(place: Place) -> str:

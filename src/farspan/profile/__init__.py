@@ -16,6 +16,7 @@ from farspan.profile.step import Operation as Operation
 from farspan.profile.step import PassedValue as PassedValue
 from farspan.profile.step import StepProfile as StepProfile
 from farspan.profile.tied_names import keepers as keepers
+from farspan.profile.tied_names import keeps_statistics as keeps_statistics
 from farspan.profile.tied_names import tied as tied
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "cluster_of_ranks",
     "costed_graph",
     "keepers",
+    "keeps_statistics",
     "name_of_device",
     "needs_measuring",
     "this_device",

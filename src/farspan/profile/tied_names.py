@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["keepers", "tied"]
+__all__ = ["keepers", "keeps_statistics", "tied"]
 
 _BatchNorm = (
     nn.BatchNorm1d,
@@ -41,8 +41,13 @@ def keepers(model: nn.Module) -> set[str]:
     >>> keepers(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False), nn.BatchNorm1d(2)))
     {'1'}
     """
-    return {
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.track_running_stats and not module.affine
-    }
+    return {name for name, module in model.named_modules() if keeps_statistics(module) and not module.affine}
+
+
+def keeps_statistics(module: nn.Module) -> bool:
+    """Whether a module keeps statistics of what it sees: a normalisation over batches.
+
+    >>> keeps_statistics(nn.BatchNorm1d(2)), keeps_statistics(nn.LayerNorm(2))
+    (True, False)
+    """
+    return isinstance(module, _BatchNorm) and bool(module.track_running_stats)

@@ -11,6 +11,7 @@ from farspan.program.lower import build_program
 from farspan.program.options import Settings
 from farspan.program.pattern import Pattern, pattern_of
 from farspan.program.program import Program
+from farspan.program.route import take_turns
 
 __all__ = ["Programs"]
 
@@ -33,6 +34,7 @@ class Programs:
 
     def program_of(self, graphs: Sequence[Graph], settings: Settings) -> Program:
         """What `build_program` gives, with less work where steps like this one were among the latest."""
+        take_turns(graphs, settings.teams)
         known = pattern_of(graphs, settings)
         if known is None:
             self._is_due = False

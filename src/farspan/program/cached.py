@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from farspan.graph import Edge, Graph, Part, Segment, Value, release
+from farspan.plan import Worker
 from farspan.program.lower import build_program
 from farspan.program.pattern import Pattern, stand_ins
-from farspan.program.program import Action, Channel, Message, Program
+from farspan.program.program import Action, Channel, Message, Program, Reduction
 from farspan.schedule import Kind, Schedule
 
 __all__ = ["Layout", "layout_of"]
@@ -79,6 +80,14 @@ class Layout:
     actions: tuple[_Action, ...]
     prologue_sends: tuple[int, ...]
     prologue_receives: tuple[int, ...]
+    reductions: tuple[tuple[int, int | None], ...]
+    """Parts, and messages."""
+    reduction_messages: tuple[int, ...]
+    late_reductions: frozenset[str]
+    is_summed: bool
+    carried: tuple[tuple[int, int], ...]
+    """Edges."""
+    replicas: frozenset[tuple[str, Worker]]
     reaches: tuple[tuple[int, int], ...]
     """See `Program.reaches`; by the numbers of graphs in the step."""
     released: tuple[int, ...]
@@ -150,6 +159,15 @@ class Layout:
             actions=actions,
             prologue_sends=[messages[number] for number in self.prologue_sends],
             prologue_receives=[messages[number] for number in self.prologue_receives],
+            reductions=[
+                Reduction(parts[part], None if message is None else messages[message])
+                for part, message in self.reductions
+            ],
+            reduction_messages=[messages[number] for number in self.reduction_messages],
+            late_reductions=self.late_reductions,
+            is_summed=self.is_summed,
+            carried={edges[one]: edges[following] for one, following in self.carried},
+            replicas=self.replicas,
             reaches={graphs[last].index: graphs[first].index for last, first in self.reaches},
             released=[calls[number] for number in self.released],
             parts=parts,
@@ -173,6 +191,8 @@ def layout_of(pattern: Pattern) -> Layout:
     messages: dict[Message, int] = {}
     for part in [task.work for task in program.actions if isinstance(task.work, Part)]:
         _number_of(part, parts)
+    for part, _ in program.reductions:
+        _number_of(part, parts)
     own = list(parts)
     for edge in [edge for part in own for edge in (*part.incoming, *part.outgoing)]:
         _number_of(edge, edges)
@@ -187,7 +207,7 @@ def layout_of(pattern: Pattern) -> Layout:
         )
         for edge in edges
     ]
-    for message in (*program.prologue_sends, *program.prologue_receives):
+    for message in (*program.prologue_sends, *program.prologue_receives, *program.reduction_messages):
         _number_of(message, messages)
     for message in [message for task in program.actions for message in (*task.receives, *task.posts, *task.sends)]:
         _number_of(message, messages)
@@ -239,6 +259,14 @@ def layout_of(pattern: Pattern) -> Layout:
         actions=tuple(actions),
         prologue_sends=tuple([messages[message] for message in program.prologue_sends]),
         prologue_receives=tuple([messages[message] for message in program.prologue_receives]),
+        reductions=tuple(
+            [(parts[part], None if message is None else messages[message]) for part, message in program.reductions]
+        ),
+        reduction_messages=tuple([messages[message] for message in program.reduction_messages]),
+        late_reductions=program.late_reductions,
+        is_summed=program.is_summed,
+        carried=tuple([(edges[one], edges[following]) for one, following in program.carried.items()]),
+        replicas=program.replicas,
         reaches=tuple(program.reaches.items()),
         released=tuple([calls[call] for call in program.released]),
         reached=tuple(

@@ -10,9 +10,11 @@ import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from farspan.graph import EVERYWHERE, Backward, Call, Edge, Graph, ModuleTarget, Part, Segment, Value, route
+from farspan.plan import Worker
+from farspan.program.beside import Arrival, Broadcasts, Reductions, apart, late_names
 from farspan.program.options import Settings
 from farspan.program.program import PROLOGUE, Action, Channel, Message, Program
-from farspan.program.route import Channels, queues_of
+from farspan.program.route import Channels, queues_of, take_turns
 from farspan.program.tasks import BackwardWork, ForwardWork, StepTasks, StepWork, scheduled
 from farspan.schedule import Kind, is_worth_splitting, run_ahead_of
 
@@ -23,8 +25,7 @@ class _Builder:
     def __init__(
         self, graphs: Sequence[Graph], routes: Sequence[tuple[Backward, list[Part]]], settings: Settings
     ) -> None:
-        self.workers = [team.leader for team in settings.teams]
-        self.queues = queues_of(self.workers, settings.num_ranks)
+        self.queues = queues_of(settings.teams, settings.num_ranks)
         self.settings = settings
         self.rank = settings.rank
         self.channels = Channels(settings.teams)
@@ -41,9 +42,16 @@ class _Builder:
         self.segments = [
             segment for graph in graphs for segment in sorted(graph.segments, key=lambda segment: segment.order)
         ]
-        self.parts = [part for _, parts in routes for part in parts]
+        self.all_parts = [part for _, parts in routes for part in parts]
+        keeps_order = settings.gradient_reduction == "exact"
+        self.parts, homes = apart(self.all_parts, keeps_order=keeps_order)
+        self.homes = dict.fromkeys(homes)
+        self.broadcasts = Broadcasts(settings.replicas)
+        self.reductions = Reductions(self.rank, late=late_names(graphs, self.parts))
         self.number_of_segment = {segment: number for number, segment in enumerate(self.segments)}
         self.number_of_part = {part: number for number, part in enumerate(self.parts)}
+        self.wide = {number for number, each in enumerate(self.segments) if settings.teams[each.stage].is_wide}
+        """Forwards of wide stages."""
         with_backward = {backward.graph.index for backward, _ in routes}
         releasing = _releasing(routes)
         run_ahead = run_ahead_of(settings.schedule, settings.lookahead)
@@ -51,34 +59,46 @@ class _Builder:
             tuple([self.forward(each, each.graph.index in with_backward, each in releasing) for each in self.segments]),
             tuple([self.backward(part, releasing) for part in self.parts]),
         )
-        num_queues = max([settings.num_ranks - 1, *self.queues]) + 1
+        num_queues = max([settings.num_ranks - 1, *self.queues.values()]) + 1
         self.tasks = _scheduled(work, settings.schedule, num_queues, run_ahead)
+        self.place = {task: place for order in self.tasks.schedule.orders for place, task in enumerate(order)}
+        self.place[PROLOGUE] = -1
         self.lookahead = settings.lookahead - run_ahead
         for task, segment in enumerate(self.segments):
             for value in segment.inputs:
                 if value.stage != EVERYWHERE:
                     source = self.number_of_segment.get(value.segment, PROLOGUE) if value.segment else PROLOGUE
-                    self.connect(source, value.stage, task, segment.stage, value, is_gradient=False)
+                    self.connect(source, self.worker_of(value), task, self.worker_of(segment), value)
         for part, task in zip(self.parts, self.tasks.backwards, strict=True):
             for edge in part.incoming:
                 number = self.number_of_part.get(edge.src)  # None for what an earlier flush has computed
                 source = PROLOGUE if number is None else self.tasks.backwards[number]
-                self.connect(source, edge.src.stage, task, part.stage, edge, is_gradient=True)
+                self.connect(source, self.worker_of(edge.src), task, self.worker_of(part), edge)
+        arrivals = [self.arrival(part) for part in homes]
+        if not keeps_order:
+            arrivals = self.reductions.carry(arrivals, self.place)
+        for arrival in arrivals:
+            self.reductions.add(arrival)
+
+    def worker_of(self, item: Segment | Part | Value) -> Worker:
+        """Who runs it, or has it."""
+        return self.settings.teams[item.stage].member(item.turn)
 
     def forward(self, segment: Segment, holds: bool, keeps: bool) -> ForwardWork:
         uses = {self.number_of_segment.get(value.segment, -1) for value in segment.inputs if value.segment}
         return ForwardWork(
-            rank=self.queues[segment.stage],
+            rank=self.queues[self.worker_of(segment)],
             micro_batch=self.positions[segment.graph.index],
             level=segment.level,
             uses=tuple(sorted(uses - {-1})),
             states=self.numbered([key for call in segment.calls for key in _states_of(call.target)]),
             holds=holds,
             keeps=keeps,
+            width=len(self.settings.teams[segment.stage].members),
         )
 
     def backward(self, part: Part, releasing: Mapping[Segment, Part]) -> BackwardWork:
-        queue, segment = self.queues[part.stage], part.segment
+        queue, segment = self.queues[self.worker_of(part)], part.segment
         return BackwardWork(
             rank=queue,
             micro_batch=self.positions[part.backward.graph.index],
@@ -91,8 +111,12 @@ class _Builder:
             frees=segment is not None and releasing.get(segment) is part,
             is_worth_splitting=self.is_worth_splitting(part),
             is_awaited=any(
-                edge.dst not in self.number_of_part and self.queues[edge.dst.stage] != queue for edge in part.outgoing
+                edge.dst not in self.number_of_part
+                and edge.dst not in self.homes
+                and self.queues[self.worker_of(edge.dst)] != queue
+                for edge in part.outgoing
             ),
+            width=len(self.settings.teams[part.stage].members),
         )
 
     def numbered(self, keys: Iterable[object]) -> tuple[int, ...]:
@@ -103,19 +127,21 @@ class _Builder:
         if part.backward.retain_graph or part.backward.wanted is not None:
             return False
         calls = [call for call in part.calls if has_weights(call, self.trains)]
-        flops, device = sum(call.entry.flops for call in calls), self.workers[part.stage].device_type
+        flops, device = sum(call.entry.flops for call in calls), self.worker_of(part).device_type
         return bool(calls) and is_worth_splitting(flops, device, self.settings.least_weight_work_s)
 
-    def connect(
-        self, source: int, source_stage: int, target: int, stage: int, item: Value | Edge, *, is_gradient: bool
-    ) -> None:
-        """`item` goes from task `source` to task `target`; a message if they lie on different ranks."""
-        src, dst = self.workers[source_stage], self.workers[stage]
+    def connect(self, source: int, src: Worker, target: int, dst: Worker, item: Value | Edge) -> None:
+        """`item` goes from task `source` of `src` to task `target` of `dst`; a message if these are of two ranks."""
         if src.rank == dst.rank:
             return
-        channel = self.channels.between(src, dst, is_gradient=is_gradient)
+        is_broadcast = isinstance(item, Value) and bool(item.name) and target in self.wide
+        channel = self.channels.between(src, dst, is_gradient=isinstance(item, Edge), of_parameters=is_broadcast)
         if channel.is_between_gpus:
             self.gpu_channels.add(channel)
+        if is_broadcast:
+            assert isinstance(item, Value)
+            self.broadcasts.add(item, channel, target, self.place)
+            return
         if self.rank not in (src.rank, dst.rank):
             return
         message = self.messages.get((source, channel))
@@ -127,11 +153,20 @@ class _Builder:
             self.num_users[item, dst.rank] = self.num_users.get((item, dst.rank), 0) + 1
         self.needed_by[message].append(target)
 
+    def arrival(self, part: Part) -> Arrival:
+        """What another task makes is to be added to a parameter's gradient, at its owner."""
+        (edge,) = part.incoming
+        src, dst, channel = self.worker_of(edge.src), self.worker_of(part), None
+        if src.rank != dst.rank:
+            channel = self.channels.between(src, dst, is_gradient=True, of_parameters=True)
+            if channel.is_between_gpus:
+                self.gpu_channels.add(channel)
+        return Arrival(part, edge, self.tasks.backwards[self.number_of_part[edge.src]], src, channel)
+
     def program(self) -> Program:
         rank, tasks, orders = self.rank, self.tasks.schedule.tasks, self.tasks.schedule.orders
-        own = sorted({queue for queue, worker in zip(self.queues, self.workers, strict=True) if worker.rank == rank})
-        place = {task: position for order in orders for position, task in enumerate(order)}
-        place[PROLOGUE] = -1
+        own = sorted({queue for worker, queue in self.queues.items() if worker.rank == rank})
+        place = self.place
         numbers = self._micro_batch_numbers()
         action_of = {index: self.action(index, numbers) for queue in own for index in orders[queue]}
         actions = list(action_of.values())
@@ -162,6 +197,15 @@ class _Builder:
         for action in actions:
             action.posts.reverse()  # within a channel, back to the order of sending
             action.receives.reverse()
+        for message, task in self.broadcasts.messages(place):
+            if message.src == rank:
+                prologue_sends.append(message)
+            elif message.dst == rank:
+                action_of[task].receives.append(message)
+                action_of[orders[tasks[task].rank][0]].posts.append(message)  # all at once: it has room for them
+        for message in self.reductions.messages.values():
+            if message.src == rank:
+                action_of[message.task].sends.append(message)
         if len(own) > 1:
             for index, action in action_of.items():
                 needs = [need for need in tasks[index].needs if tasks[need].rank != action.queue]
@@ -170,9 +214,15 @@ class _Builder:
             actions=actions,
             prologue_sends=prologue_sends,
             prologue_receives=prologue_receives,
+            reductions=self.reductions.here,
+            reduction_messages=self.reductions.received(place),
+            late_reductions=self.reductions.late,
+            is_summed=self.settings.gradient_reduction == "sum",
+            carried=self.reductions.carried,
+            replicas=self.broadcasts.replicas,
             reaches=_reaches(self.parts),
             released=[call for part in self.parts if not part.backward.retain_graph for call in part.calls],
-            parts=self.parts,
+            parts=self.all_parts,
             gpu_channels=self.gpu_channels,
             num_micro_batches=sum(number >= 0 for number in numbers),
             schedule=self.tasks.schedule,
@@ -202,19 +252,20 @@ def _routes(graphs: Sequence[Graph], settings: Settings) -> list[tuple[Backward,
     released: set[Call] = set()
     routes: list[tuple[Backward, list[Part]]] = []
     for backward in [backward for graph in graphs for backward in graph.backwards]:
-        routes.append((backward, _parts_now(backward, settings.home_stages, released)))
+        routes.append((backward, _parts_now(backward, settings, released)))
         if not backward.retain_graph:
             released.update(call for part in routes[-1][1] for call in part.calls)
     return routes
 
 
-def _parts_now(backward: Backward, home_stages: Sequence[int], released: Collection[Call]) -> list[Part]:
+def _parts_now(backward: Backward, settings: Settings, released: Collection[Call]) -> list[Part]:
     """The parts of `backward` that run in this step: all, or those up to where its next hooks are called."""
     stops = backward.stops
     if stops is None:
-        return route(backward, home_stages, released)
+        keeps_order = settings.gradient_reduction == "exact"
+        return route(backward, settings.home_stages, released, keeps_order=keeps_order)
     if not stops.has_begun:
-        stops.begin(route(backward, home_stages, released))
+        stops.begin(route(backward, settings.home_stages, released))
     parts = stops.next_parts()
     stops.take(parts)
     return parts
@@ -235,7 +286,8 @@ def has_weights(call: Call, trains: dict[object, bool]) -> bool:
         return any(isinstance(item, Value) and bool(item.name) for item in call.arguments)
     known = trains.get(call.target)
     if known is None:
-        known = trains[call.target] = any(item.is_trained for item in call.target.placed)
+        stage = call.target.stage
+        known = trains[call.target] = any(item.is_trained and item.stage == stage for item in call.target.placed)
     return known
 
 
@@ -274,4 +326,5 @@ def build_program(graphs: Sequence[Graph], settings: Settings) -> Program:
         graphs: All that was recorded and has not run, in order.
         settings: Whose program, and how.
     """
+    take_turns(graphs, settings.teams)
     return _Builder(graphs, _routes(graphs, settings), settings).program()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farspan.plan import Team
+from farspan.plan import Team, Worker
 from farspan.schedule import LEAST_WEIGHT_WORK_S
 
 __all__ = ["Settings"]
@@ -24,6 +24,9 @@ class Settings:
         home_stages: A stage of each rank, where gradients of tensors outside the model arrive, if there are any.
         schedule: The name of the order.
         least_weight_work_s: A backward is split if its weight gradients are likely to take so long.
+        gradient_reduction: "exact": gradients of parameters that come home are added up one by one, in the loop's
+            order; "sum": those of each worker are added up there, and come home once.
+        replicas: The parameters that members of wide stages have as they are now, from an earlier step.
     """
 
     teams: tuple[Team, ...]
@@ -33,3 +36,5 @@ class Settings:
     home_stages: tuple[int, ...] = ()
     schedule: str = "auto"
     least_weight_work_s: float = LEAST_WEIGHT_WORK_S["auto"]
+    gradient_reduction: str = "exact"
+    replicas: frozenset[tuple[str, Worker]] = frozenset()

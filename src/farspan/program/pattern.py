@@ -35,7 +35,7 @@ class Pattern:
     settings: Settings
     graphs: tuple[_GraphNote, ...]
     sources: tuple[tuple[Any, ...], ...]
-    """What is not made in the step: metadata, stage, name."""
+    """What is not made in the step: metadata, stage, name, of which parameter it is the gradient."""
     leaves: tuple[tuple[Any, ...], ...]
     """What is now known of the leaves that are called, and of their parameters."""
 
@@ -87,7 +87,7 @@ def pattern_of(graphs: Sequence[Graph], settings: Settings) -> tuple[Pattern, li
         for leaf in targets
         if isinstance(leaf, ModuleTarget)
     ]
-    outside = [(value.meta, value.stage, value.name) for value in sources]
+    outside = [(value.meta, value.stage, value.name, value.gradient_of) for value in sources]
     return Pattern(settings, tuple(notes), tuple(outside), tuple(leaves)), list(sources)
 
 
@@ -135,7 +135,10 @@ class _Leaf(ModuleTarget):
 def stand_ins(pattern: Pattern) -> StandIns:
     """Make what a program can be built from."""
     leaves = {note[0]: _Leaf(*note) for note in pattern.leaves}
-    sources = [Value(meta, stage, name=name) for meta, stage, name in pattern.sources]
+    sources: list[Value] = []
+    for meta, stage, name, gradient_of in pattern.sources:
+        sources.append(Value(meta, stage, name=name))
+        sources[-1].gradient_of = gradient_of
     graphs: list[Graph] = []
     for note in pattern.graphs:
         graph = Graph(len(graphs))

@@ -21,7 +21,8 @@ class Channel(NamedTuple):
     Attributes:
         source: Who sends.
         target: Who receives.
-        number: Tells the channels from the one rank to the other apart; even for activations, odd for gradients.
+        number: Tells the channels from the one rank to the other apart; even for activations, odd for gradients, and
+            of each two the second pair for parameters.
     """
 
     source: Worker
@@ -32,6 +33,11 @@ class Channel(NamedTuple):
     def is_gradient(self) -> bool:
         """Whether gradients go through it."""
         return bool(self.number & 1)
+
+    @property
+    def is_of_parameters(self) -> bool:
+        """Whether values or gradients of parameters go through it, beside the tasks."""
+        return bool(self.number & 2)
 
     @property
     def is_between_gpus(self) -> bool:
@@ -73,6 +79,18 @@ class Message:
         return ", ".join(item.describe() for item in self.items)
 
 
+class Reduction(NamedTuple):
+    """A gradient of a parameter that comes home, and is added to what is there: beside the tasks, when it arrives.
+
+    Among the tasks of a rank, which has an order, it would wait for another rank, and what comes behind it with it.
+    """
+
+    part: Part
+    """Of the backward that it comes from; without a segment."""
+    message: Message | None
+    """That brings it; None where it is made on this rank."""
+
+
 @dataclass(slots=True)
 class Action:
     """One task of this rank, with its messages."""
@@ -102,6 +120,20 @@ class Program:
     """Those of each worker in its order; the workers one after the other."""
     prologue_sends: list[Message]
     prologue_receives: list[Message]
+    reductions: list[Reduction]
+    """Of the parameters of this rank; those of each parameter are in the order in which they are added up."""
+    reduction_messages: list[Message]
+    """That bring them; those of each channel in the order of sending."""
+    late_reductions: frozenset[str]
+    """The parameters of which they wait for the end of the step: it reads gradients as they were before, or tasks add
+    to them too.
+    """
+    is_summed: bool
+    """Whether gradients are added up on the workers that make them."""
+    carried: dict[Edge, Edge]
+    """Where gradients of a parameter that are made on one worker are added up there: from each to the next one."""
+    replicas: frozenset[tuple[str, Worker]]
+    """The parameters that members of wide stages get in this step, on all ranks."""
     reaches: dict[int, int]
     """For each graph that ends with a backward, the first graph that this goes through; by their indices."""
     released: list[Call]

@@ -1,7 +1,8 @@
 """Between which workers what a task makes travels, and through which channels.
 
-Every pair of workers of different ranks has a channel for activations and one for gradients. Both ends number them
-alike without a word, and a channel keeps its number when stages are added:
+Every pair of workers of different ranks has a channel for activations and one for gradients; and one each for what
+belongs to parameters: their values, which go from owners to the members of wide stages, and their gradients, which come
+home. Both ends number them alike without a word, and a channel keeps its number when stages are added:
 
     devices of the sender    0 1 0 2 ..     in the order in which stages name them
     of the receiver          0 0 1 0 ..
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from farspan.graph import Graph
 from farspan.plan import Team, Worker
 from farspan.program.program import Channel
 
-__all__ = ["Channels", "queues_of"]
+__all__ = ["Channels", "queues_of", "take_turns"]
 
 
 class Channels:
@@ -24,34 +26,43 @@ class Channels:
     def __init__(self, teams: Iterable[Team]) -> None:
         self._device: dict[Worker, int] = {}
         """For each worker, how many other devices of its rank were named before it."""
-        self._known: dict[tuple[Worker, Worker, bool], Channel] = {}
+        self._known: dict[tuple[Worker, Worker, bool, bool], Channel] = {}
         num_devices: dict[int, int] = {}
         for worker in [worker for team in teams for worker in team.members]:
             if worker not in self._device:
                 self._device[worker] = num_devices.get(worker.rank, 0)
                 num_devices[worker.rank] = self._device[worker] + 1
 
-    def between(self, source: Worker, target: Worker, *, is_gradient: bool) -> Channel:
+    def between(self, source: Worker, target: Worker, *, is_gradient: bool, of_parameters: bool = False) -> Channel:
         """The channel from one worker to another one, of another rank."""
-        key = source, target, is_gradient
+        key = source, target, is_gradient, of_parameters
         channel = self._known.get(key)
         if channel is None:
             here, there = self._device[source], self._device[target]
             pair = (here + there) * (here + there + 1) // 2 + there
-            channel = self._known[key] = Channel(source, target, 2 * pair + is_gradient)
+            channel = self._known[key] = Channel(source, target, 4 * pair + 2 * of_parameters + is_gradient)
         return channel
 
 
-def queues_of(workers: Sequence[Worker], num_ranks: int) -> list[int]:
-    """For each stage, which order of a schedule its worker runs.
+def take_turns(graphs: Sequence[Graph], teams: Sequence[Team]) -> None:
+    """Let the members of wide stages take the micro-batches of a step in turn, those that such a stage runs."""
+    wide = {number for number, team in enumerate(teams) if team.is_wide}
+    turn = 0
+    for graph in graphs if wide else ():
+        graph.turn = turn
+        turn += any(segment.stage in wide for segment in graph.segments)
+
+
+def queues_of(teams: Iterable[Team], num_ranks: int) -> dict[Worker, int]:
+    """For each worker, which order of a schedule it runs.
 
     The first worker of a rank runs the rank's, further ones those after the orders of all ranks, as stages name them.
     """
     numbers: dict[Worker, int] = {}
     first: dict[int, Worker] = {}
-    for worker in workers:
+    for worker in [worker for team in teams for worker in team.members]:
         if first.setdefault(worker.rank, worker) == worker:
             numbers[worker] = worker.rank
         elif worker not in numbers:
             numbers[worker] = num_ranks + len(numbers) - len(first)
-    return [numbers[worker] for worker in workers]
+    return numbers

@@ -33,6 +33,10 @@ class ForwardWork(NamedTuple):
     """Whether a backward of its micro-batch follows."""
     keeps: bool
     """Whether it keeps something for a backward, which is released in the same micro-batch."""
+    width: int = 1
+    """How many ranks take micro-batches of its stage in turn. Each may take so many times as long for one as others
+    do, which is why there are so many.
+    """
 
 
 class BackwardWork(NamedTuple):
@@ -53,6 +57,8 @@ class BackwardWork(NamedTuple):
     """Whether its weight gradients are worth a task of their own where another rank waits for the rest."""
     is_awaited: bool
     """Whether another rank waits for it that has no backward in the step."""
+    width: int = 1
+    """As for its forward."""
 
 
 class StepWork(NamedTuple):
@@ -131,7 +137,7 @@ def _tasks_of(work: StepWork, split_from: int) -> _Tasks:
                 rank=forward.rank,
                 micro_batch=forward.micro_batch,
                 level=forward.level,
-                duration=NOMINAL_S,
+                duration=NOMINAL_S * forward.width,
                 needs=_sorted({*forward.uses, *(last_use[key] for key in forward.states if key in last_use)}),
                 holds=forward.holds,
                 memory=float(forward.keeps),
@@ -161,7 +167,7 @@ def _tasks_of(work: StepWork, split_from: int) -> _Tasks:
                 rank=rank,
                 micro_batch=micro_batch,
                 level=level,
-                duration=NOMINAL_S if is_split else 2 * NOMINAL_S,
+                duration=NOMINAL_S * backward.width * (1 if is_split else 2),
                 needs=_sorted(needs),
                 holds=False,
                 memory=0.0 if is_split else memory,
@@ -176,7 +182,7 @@ def _tasks_of(work: StepWork, split_from: int) -> _Tasks:
                     rank=rank,
                     micro_batch=micro_batch,
                     level=level,
-                    duration=NOMINAL_S,
+                    duration=NOMINAL_S * backward.width,
                     needs=_sorted({own, *before}),
                     holds=False,
                     memory=memory,

@@ -17,7 +17,9 @@ __all__ = ["Engine"]
 
 
 class GradientsOnTheWay(Protocol):
-    """The gradients that this rank holds for backwards that have stopped."""
+    """The gradients that this rank holds for backwards that have stopped, and those that it has passed on."""
+
+    passed_on: list[str]
 
     def take(self, edge: Edge) -> torch.Tensor | None: ...
     def put(self, edge: Edge, gradient: torch.Tensor) -> None: ...

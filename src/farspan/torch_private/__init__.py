@@ -14,6 +14,7 @@ from farspan.torch_private.autocast import is_any_autocast_enabled as is_any_aut
 from farspan.torch_private.autocast import watch_autocast_regions as watch_autocast_regions
 from farspan.torch_private.autograd import history_of as history_of
 from farspan.torch_private.autograd import hooks_on_saved as hooks_on_saved
+from farspan.torch_private.autograd import is_run_again_inside as is_run_again_inside
 from farspan.torch_private.autograd import leaves_behind as leaves_behind
 from farspan.torch_private.autograd import saved_by as saved_by
 from farspan.torch_private.autograd import shape_at as shape_at
@@ -117,6 +118,7 @@ __all__ = [
     "is_mode_active",
     "is_not_torchs_device",
     "is_wrapped",
+    "is_run_again_inside",
     "leaves_behind",
     "make_wrapper",
     "no_dispatch",

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["history_of", "hooks_on_saved", "leaves_behind", "saved_by", "shape_at", "with_history"]
+__all__ = [
+    "history_of",
+    "hooks_on_saved",
+    "is_run_again_inside",
+    "leaves_behind",
+    "saved_by",
+    "shape_at",
+    "with_history",
+]
 
 
 def hooks_on_saved(node: Any, names: Sequence[str]) -> list[Any] | None:
@@ -82,6 +90,22 @@ def leaves_behind(output: torch.Tensor) -> list[torch.Tensor]:
                 seen.add(following)
                 stack.append(following)
     return found
+
+
+def is_run_again_inside(output: torch.Tensor) -> bool:
+    """Whether a backward from `output` begins another one, on what a reentrant `torch.utils.checkpoint` computes again:
+    what gradient flows to in there is not behind `output`.
+    """
+    seen: set[Any] = {output.grad_fn}
+    stack = [output.grad_fn] if output.grad_fn is not None else []
+    while stack:
+        node = stack.pop()
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            return True
+        new = [following for following, _ in node.next_functions if following is not None and following not in seen]
+        seen.update(new)
+        stack += new
+    return False
 
 
 def history_of(tensor: torch.Tensor) -> str:

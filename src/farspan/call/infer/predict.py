@@ -43,6 +43,7 @@ from farspan.torch_private import (
     history_of,
     is_compiled,
     is_fake,
+    is_run_again_inside,
     is_same_generator,
     leaves_behind,
     on_fakes,
@@ -190,9 +191,13 @@ def observe(
         behind = [leaves_behind(output) for output in outputs]
         if is_leaf and not is_real:
             _check_learned(target, behind)
-        depends_on = tuple(
-            tuple(sorted({leaf_numbers[id(item)] for item in found if id(item) in leaf_numbers})) for found in behind
-        )
+        numbers = [{leaf_numbers[id(item)] for item in found if id(item) in leaf_numbers} for found in behind]
+        if is_leaf and target.foreign:
+            for found, output in zip(numbers, outputs, strict=True):
+                if is_run_again_inside(output):
+                    used = [i for i, meta in enumerate(metas) if meta.requires_grad and meta.is_parameter]
+                    found.update(i for i in used if storage_id(leaves[i]) in watch.used)
+        depends_on = tuple([tuple(sorted(found)) for found in numbers])
         output_metas = tuple(meta_of(output) for output in outputs)
         histories = tuple(map(history_of, outputs))
         is_ordered = False

@@ -12,7 +12,7 @@ from farspan.call.wire.checked import damaged
 from farspan.call.wire.exceptions import exception_from_json, exception_to_json, sendable
 from farspan.errors import RecordError
 from farspan.execute.abort.interruption import Interruption, Raised
-from farspan.execute.abort.order import Place, place_of_backward, place_of_call
+from farspan.execute.abort.order import Place, place_of_backward, place_of_call, place_of_part
 from farspan.graph import Call, Graph, Value
 from farspan.record.parameters.outside_tensors import go_on
 
@@ -77,7 +77,7 @@ def end_aborted(
         error, failed = exception_from_json(text.encode(errors="replace"), _calls_at(place, graphs)), None
         vars(error)[_RAISED_BY] = rank
     interruption.undo.check(place, f"{type(error).__name__} in {words}")
-    interruption.undo.undo(place, failed=failed)
+    interruption.undo.undo(place, failed=failed, incomplete=_incomplete(program, place))
     for backward in [backward for graph in graphs for backward in graph.backwards]:
         arrived = engine.executor.arrived.pop(backward, ())
         if place_of_backward(backward) < place[:2]:
@@ -133,6 +133,15 @@ def _drop(graphs: Sequence[Graph], end: Place, why: str) -> None:
             call.arguments = None
             for value in call.outputs:
                 value.data = value.ticket = None
+
+
+def _incomplete(program: Program, end: Place) -> set[str]:
+    """The parameters of this rank of which gradients were made on other ranks, or were to be, and will not come."""
+    return {
+        str(part.incoming[0].key)
+        for part, _ in program.reductions
+        if program.is_summed or place_of_part(part.incoming[0].src) == end
+    }
 
 
 def _is_over(call: Call, end: Place) -> bool:

@@ -74,12 +74,13 @@ class Undo:
                 hint="farspan.flush() before parameters are written: exceptions of the model are raised there",
             )
 
-    def undo(self, end: Place, *, failed: Part | None) -> None:
+    def undo(self, end: Place, *, failed: Part | None, incomplete: Iterable[str] = ()) -> None:
         """Let all that was written behind `end` be what it was, or lost.
 
         Args:
             end: Where the exception was raised.
             failed: The share of a backward that raised it, of which some gradients may have come and others not.
+            incomplete: Parameters of this rank of which gradients have been made on others that have not come.
         """
         for place, placed, before in reversed(self._before):
             if place > end:
@@ -91,11 +92,13 @@ class Undo:
         lost = {name for place, name in self._gradients if place > end}
         parts = [part for part in self._parts if place_of_part(part) > end or part is failed]
         lost.update(name for part in parts for name in _names(part.touches))
-        for name in sorted(lost):
+        for name in sorted(lost.union(incomplete)):
             tensor = self._parameters[name].tensor
             gradient = raw_grad(tensor) if self._parameters[name].is_owned else None
             if gradient is not None:
                 set_raw_grad(tensor, _nan_like(gradient))
+            elif name in incomplete:
+                set_raw_grad(tensor, torch.full_like(tensor, torch.nan, requires_grad=False))
 
     def _keep(self, call: Call, item: Placed) -> None:
         self._before.append((place_of_call(call), item, item.tensor.detach().clone()))

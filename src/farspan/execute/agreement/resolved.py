@@ -24,7 +24,7 @@ def broadcast_result(engine: Running, call: Call, *, is_foreseen: bool) -> None:
         call: Has run, at its owner.
         is_foreseen: Whether its result is known already, and only the generators are not.
     """
-    owner = engine.teams[call.stage].leader.rank
+    owner = engine.teams[call.stage].member(call.graph.turn).rank
     place, blob = call.draws, b""
     if owner == engine.rank:
         text = b"" if is_foreseen else text_for_others(call)

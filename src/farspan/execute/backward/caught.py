@@ -21,12 +21,14 @@ def caught_at(leaves: Sequence[torch.Tensor]) -> Iterator[dict[int, torch.Tensor
 
     def catch(leaf_id: int) -> Callable[[Any], tuple[None]]:
         def hook(gradients: Any) -> tuple[None]:
-            caught[leaf_id] = gradients[0]
+            before = caught.get(leaf_id)  # of a backward inside this one
+            caught[leaf_id] = gradients[0] if before is None else before + gradients[0]
             return (None,)
 
         return hook
 
-    handles = [get_gradient_edge(leaf).node.register_prehook(catch(id(leaf))) for leaf in leaves]
+    nodes = [get_gradient_edge(leaf).node for leaf in leaves]  # which autograd itself holds by weak references
+    handles = [node.register_prehook(catch(id(leaf))) for node, leaf in zip(nodes, leaves, strict=True)]
     try:
         yield caught
     finally:

@@ -94,7 +94,9 @@ class Window:
         self._watch(action + 1)
 
     def end(self) -> None:
-        """All actions have run: the gradients become what has been reduced."""
+        """The step has run: the gradients become what has been reduced."""
+        for name in sorted(self._incomplete):  # those that other ranks have added to, beside the actions
+            self._complete(name)
         if self._coming is not None:
             self._groups.wait(self._coming)
         self._reduce()
@@ -156,6 +158,8 @@ class Window:
 def additions_of(program: Program, parameters: Mapping[str, Placed]) -> Additions:
     """What `program` adds to the gradients of this rank's parameters last."""
     found = Additions()
+    for part, _ in program.reductions:  # as they arrive: the last may come behind all actions
+        found.last[str(part.incoming[0].key)] = len(program.actions)
     for number in range(len(program.actions) - 1, -1, -1):
         work = program.actions[number].work
         if not isinstance(work, Part) or work.backward.wanted is not None:

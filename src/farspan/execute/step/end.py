@@ -93,7 +93,7 @@ class StepEnd:
 
     def _new_exchange(self, key: str) -> Exchange:
         engine = self.engine
-        owners = [engine.teams[value.stage].leader.rank for value in self._scalars]
+        owners = [engine.owner_of(value) for value in self._scalars]
         return Exchange(engine.side, key, scalars=self._scalars, owner_of=owners, deadline_s=engine.deadline_s)
 
     def _contribute(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from farspan.call.leaf import Placed
 from farspan.call.modes import apply_modes
 from farspan.comm.channels import Channels
-from farspan.errors import FarspanError
+from farspan.errors import FarspanError, RecordError
 from farspan.execute.abort.interruption import Interruption
 from farspan.execute.abort.order import Place, place_of_call
 from farspan.execute.backward.split import Deferred
@@ -20,6 +20,8 @@ from farspan.execute.step.rematerialized import Remat
 from farspan.execute.step.segment import run_backward, run_forward
 from farspan.execute.step.turns import in_turn
 from farspan.execute.teams import device_of, on_device
+from farspan.execute.weights.reductions import Reductions, add_gradients
+from farspan.execute.weights.replicas import Replicas
 from farspan.graph import Backward, Edge, Meta, Part, Segment, Value
 from farspan.program.program import Action, Message, Program
 from farspan.schedule import Kind
@@ -48,7 +50,7 @@ class Executor:
         channels: Channels,
         *,
         parameters: Mapping[str, Placed],
-        device_of: Callable[[int], torch.device],
+        device_of: Callable[[Segment | Part], torch.device],
         check: Callable[[], None],
     ) -> None:
         self.channels = channels
@@ -57,16 +59,20 @@ class Executor:
         self.check = check
         """Raises if another rank has failed."""
         self.remat = Remat()
+        self.replicas = Replicas(parameters)
         self.gradients: dict[Edge, torch.Tensor] = {}
         self.deferred: dict[Part, Deferred] = {}
         """What backwards have left for later, in their order."""
         self.arrived: dict[Backward, list[tuple[Value, torch.Tensor]]] = {}
         """Gradients of tensors outside the model."""
+        self.passed_on: list[str] = []
+        """The parameters of other ranks of which the program that ran last has made gradients, in that order."""
         self.traces: list[Trace] = []
         self.after_action: Callable[[int], None] | None = None
         """Called with the number of each action that has run; for one step, of one worker."""
         self.interruption: Interruption
         """Of the step that runs; none between steps, for it knows what has run."""
+        self._reductions: Reductions
         self._running: Program | None = None
         self._number = 0
         """Of the task that runs, or that is to run next."""
@@ -87,7 +93,7 @@ class Executor:
         del self.interruption
 
     def _run(self, program: Program) -> None:
-        self.traces = []
+        self.traces, self.passed_on = [], []
         self.gradients = {edge: item for edge, item in self.gradients.items() if edge.dst.backward.stops is not None}
         self.deferred = {}
         self.arrived = {}
@@ -106,10 +112,18 @@ class Executor:
             self._send(message)
         for message in program.prologue_receives:
             self._wait(message, "before the first task")
+        self._reductions = Reductions(
+            program,
+            self.gradients,
+            post=self._post,
+            take=lambda message: self._wait(message, "at the gradients of its parameters"),
+            has_arrived=self.channels.has_arrived,
+            add=self._reduce,
+        )
         if program.has_several_workers:
             self._run_in_turn(program.actions)
         elif program.actions:
-            with on_device(self.device_of(program.actions[0].work.stage)):
+            with on_device(self.device_of(program.actions[0].work)):
                 for number, action in enumerate(program.actions):
                     self._number = number
                     self.check()
@@ -119,6 +133,8 @@ class Executor:
                     if self.after_action is not None:
                         self.after_action(number)
         self.after_action = None
+        self._reductions.finish()
+        del self._reductions  # it knows what has run
         if program.prologue_sends:
             self.channels.drain()  # parameters and gradients, which the optimizer is about to write
         received = [message for action in program.actions for message in action.receives]
@@ -153,12 +169,12 @@ class Executor:
         for number, action in in_turn(actions, begin=self._begin, has_arrived=has_arrived, wait_any=self._wait_any):
             self._number = number
             self.check()
-            with on_device(self.device_of(action.work.stage)):
+            with on_device(self.device_of(action.work)):
                 self._run_with_messages(action)
 
     def _begin(self, action: Action) -> None:
         """Post receives: this action is its worker's next one."""
-        with on_device(self.device_of(action.work.stage)):
+        with on_device(self.device_of(action.work)):
             for message in action.posts:
                 self._post(message)
 
@@ -172,6 +188,7 @@ class Executor:
         self._trace("wait", first, began)
 
     def _run_with_messages(self, action: Action) -> None:
+        self._reductions.advance()
         if action.receives:
             began = time.perf_counter_ns()
             for message in action.receives:
@@ -189,6 +206,7 @@ class Executor:
                 _drop_if_over(value)
         if isinstance(action.work, Segment):
             self._drop_received(action.work)
+        self._reductions.advance()
 
     def _run_action(self, action: Action) -> None:
         end = self.interruption.end_before(action.work)
@@ -209,7 +227,8 @@ class Executor:
             self.interruption.note(error, action.work)
 
     def _forward(self, segment: Segment) -> None:
-        device, interruption = self.device_of(segment.stage), self.interruption
+        device, interruption = self.device_of(segment), self.interruption
+        self._take_replicas(segment, device)
         run_forward(segment, device, self.remat.around, before=interruption.begin_call)
         segment.executed = True
 
@@ -217,14 +236,37 @@ class Executor:
         """Run those calls of `segment` that come before `end`."""
         chosen = {call for call in segment.calls if place_of_call(call) < end}
         if chosen:
-            device, interruption = self.device_of(segment.stage), self.interruption
+            device, interruption = self.device_of(segment), self.interruption
+            self._take_replicas(segment, device)
             run_forward(segment, device, self.remat.around, before=interruption.begin_call, chosen=chosen)
+
+    def _take_replicas(self, segment: Segment, device: torch.device) -> None:
+        """Let the parameters be here that have come in an earlier step."""
+        for value in segment.inputs:
+            if value.data is None and value.name:
+                value.data = self.replicas.find(value, str(device))
+
+    def _reduce(self, parts: Sequence[Part]) -> None:
+        """Add gradients that have come home, all of one backward."""
+        parts = [part for part in parts if self.interruption.end_before(part) is None]
+        gradients = [self.gradients.pop(part.incoming[0]).to(self.device_of(part)) for part in parts]
+        for part in parts:
+            self.interruption.begin_part(part, leaves_weights=False)
+        try:
+            if parts:
+                add_gradients(parts, gradients, self.parameters)
+        except FarspanError:
+            raise
+        except Exception as error:
+            self.interruption.note(error, parts[0])
 
     def _backward(self, part: Part, *, leaves_weights: bool) -> None:
         if self.remat.modules:
             for earlier in list(self.deferred):  # they hold what has been computed again: of one backward at most
                 self._run_weights(earlier)
-        device = self.device_of(part.stage)
+        device = self.device_of(part)
+        if part.segment is not None:
+            self._take_replicas(part.segment, device)
         incoming = {edge: self.gradients.pop(edge).to(device) for edge in part.incoming}
         if part.brings_outside:
             arrived = self.arrived.setdefault(part.backward, [])
@@ -234,6 +276,8 @@ class Executor:
             part, incoming, self.parameters, leaves_weights=leaves_weights, before=self._run_weights_before
         )
         self.gradients.update(outgoing)
+        self.passed_on += [edge.key for edge in outgoing if isinstance(edge.key, str)]
+        self._reductions.carry(outgoing)
         if deferred is not None:
             self.deferred[part] = deferred
 
@@ -275,6 +319,8 @@ class Executor:
             tensor = received.to(device)
             if isinstance(item, Value):
                 item.data = tensor
+                if message.channel.is_of_parameters:
+                    self.replicas.put(item, message.channel.target.device)
             else:
                 self.gradients[item] = tensor
         message.tensors.clear()
@@ -289,6 +335,12 @@ class Executor:
             assert self.interruption.has_ended, f"{item.describe()} is not here"
             device = item.meta.device if message.is_between_gpus else "cpu"
             return torch.zeros(item.meta.shape, dtype=item.meta.dtype, device=device)  # nobody will use it
+        if tensor.layout is not torch.strided:
+            raise RecordError(
+                f"the {item.describe()} is sparse.",
+                why="the parameter belongs to another rank, to which sparse gradients are not sent.",
+                hint="nn.Embedding(sparse=True), placed as a module, or a dense gradient",
+            )
         if isinstance(item, Value):  # a parameter's gradient may be written into while it is on its way
             tensor = tensor.detach().clone() if item.gradient_of else tensor.detach()
         return tensor

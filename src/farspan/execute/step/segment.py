@@ -31,6 +31,7 @@ from farspan.call.user_hooks import without_user_hooks
 from farspan.errors import RecordError
 from farspan.execute.backward.caught import caught_at
 from farspan.execute.backward.split import Deferred, split_backward
+from farspan.execute.weights.held import holding_foreign
 from farspan.graph import EVERYWHERE, Call, Edge, Part, Segment, Value
 from farspan.record.across_ranks.resolved_calls import learned_from_run, noting_raised, registering_nothing
 from farspan.record.around_calls import under_saved_hooks
@@ -233,7 +234,8 @@ def run_backward(
         before: Called with the accumulators of the parameters that get their gradient now, if some may not.
 
     Returns:
-        The gradient of every outgoing edge, and what is left for later.
+        The gradient of every outgoing edge, those of one run in the order in which autograd has had them, and what is
+        left for later.
     """
     segment = part.segment
     roots: list[torch.Tensor] = []
@@ -268,7 +270,7 @@ def run_backward(
     for source, _ in aside:
         set_raw_grad(source, None)
     deferred = None
-    with caught_at(leaves) as caught, _passed_on(part, parameters):
+    with caught_at(leaves) as caught, _passed_on(part, parameters), holding_foreign(part):
         part.backward.moment.go_to()
         try:
             with apply_modes(part.backward.modes), around_backward(part.describe):
@@ -286,7 +288,9 @@ def run_backward(
             _put_back(aside)
             raise
     outgoing: dict[Edge, torch.Tensor] = {}
-    for edge, (source, is_native) in zip(part.outgoing, sources, strict=True):
+    number = {leaf_id: number for number, leaf_id in enumerate(caught)}
+    found = sorted(zip(part.outgoing, sources, strict=True), key=lambda item: number.get(id(item[1][0]), -1))
+    for edge, (source, is_native) in found:
         gradient = raw_grad(source) if is_native else caught.get(id(source))
         if gradient is None:
             raise RecordError(
@@ -297,8 +301,8 @@ def run_backward(
         outgoing[edge] = gradient
     passed_on = {edge.key for edge in part.outgoing}
     if part.backward.wanted is not None:
-        found = {name: raw_grad(source) for name, source in wanted.items() if name not in passed_on}
-        part.backward.wanted.found.update(found)
+        returned = {name: raw_grad(source) for name, source in wanted.items() if name not in passed_on}
+        part.backward.wanted.found.update(returned)
         for value, tensor in values.items():
             part.backward.wanted.found[value] = raw_grad(tensor)
             set_raw_grad(tensor, None)

@@ -36,8 +36,7 @@ class StepRecord:
         """What people know the orders of the schedule by; () where each rank has one."""
         num_ranks = self.settings.num_ranks
         names = {number: f"rank {number}" for number in range(len(self.schedule.orders))}
-        workers = [team.leader for team in self.settings.teams]
-        for number, worker in zip(queues_of(workers, num_ranks), workers, strict=True):
+        for worker, number in queues_of(self.settings.teams, num_ranks).items():
             if number >= num_ranks:
                 names[number] = f"{worker.rank}/{worker.device}"
         return tuple(names.values()) if len(names) > num_ranks else ()

@@ -65,7 +65,7 @@ class Meter(Executor):
         super().__init__(
             engine.channels,
             parameters=engine.parameters,
-            device_of=lambda stage: device_of(engine.teams[stage].leader),
+            device_of=lambda work: device_of(engine.teams[work.stage].member(work.turn)),
             check=engine.check,
         )
         self.mode = mode
@@ -141,6 +141,7 @@ class Meter(Executor):
             return
         chosen = (_LOOKED_AT, self._split_micro_batch, -1)
         program.actions = [action for action in program.actions if self._number_of(action.work) in chosen]
+        program.reductions = [each for each in program.reductions if self._number_of(each.part) in chosen]
         try:
             with self.mode:
                 fakes = [

@@ -21,6 +21,7 @@ from farspan.errors import PlanError
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.states import placed_in
 from farspan.execute.process.world import current_engine, deadline_s, forget_engine, use_engine
+from farspan.execute.teams import device_of
 from farspan.place.measure.assemble import assemble, memory_of
 from farspan.place.measure.fake_parameters import with_fake_parameters
 from farspan.place.measure.profiling_executor import Meter, needs_data
@@ -226,7 +227,7 @@ class Trial:
             self._names,
             parameters=self._engine.parameters,
             states=states,
-            device=name_of_device(self._meter.device_of(0)),
+            device=name_of_device(device_of(self._engine.teams[0].leader)),
             num_micro_batches=self._num_micro_batches or self._meter.num_micro_batches,
             notes=notes,
         )

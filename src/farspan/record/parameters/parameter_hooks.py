@@ -6,7 +6,8 @@
 
 So a hook sees on every rank what it sees in one process, and what it collects, prints or counts is the same everywhere.
 Autograd has the gradient of a parameter when it is through the earliest call that uses it, and goes through calls in
-the reverse order of their recording: that orders the gradients of different ranks.
+the reverse order of their recording: that orders the gradients of different ranks. The rank that has made them knows
+in which order autograd had those of one call, for owners elsewhere too.
 
 Recorded tensors have hooks too (`nodes.hooks`): a backward runs from one of their stops to the next, and the hooks on
 parameters whose gradients are there come in between.
@@ -127,10 +128,13 @@ class Hooks:
             _Caught(name, list(item.stride()) if item.layout is torch.strided else [], item.layout is not torch.strided)
             for name, item in caught.items()
         ]
-        parts = engine.gather("gradients of hooked parameters", json.dumps(own).encode())
+        passed_on = [name for name in engine.executor.passed_on if name in self._hooked]
+        parts = engine.gather("gradients of hooked parameters", json.dumps([own, passed_on]).encode())
+        found = [json.loads(part) for part in parts]
+        turn = {name: turn for _, names in found for turn, name in enumerate(names)}
         events = sorted(
-            (_Caught(*event) for part in parts for event in json.loads(part)),
-            key=lambda event: uses[event.name],
+            (_Caught(*event) for events, _ in found for event in events),
+            key=lambda event: (uses[event.name], -turn.get(event.name, 0)),
             reverse=True,
         )
         for event in events:

@@ -1,0 +1,141 @@
+"""Gradients that come home: each is added to its parameter's as soon as it is there and its turn has come.
+
+    tasks        F0 F1 B0 ... B1 ... B2 ...
+    arriving        1:g1       0:g0   2:g2         from other members, in any order
+    added                      0 1      2          in the loop's order, between two tasks
+
+Nothing in the step waits for them, so the rank looks after them between its tasks, and waits only at the end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from farspan.call.draws.program_draws import around_backward
+from farspan.call.leaf import Placed
+from farspan.call.modes import apply_modes
+from farspan.graph import Edge, Part
+from farspan.program.program import Channel, Message, Program
+
+__all__ = ["Reductions", "add_gradients"]
+
+_POSTED = 2
+"""Messages of a channel for which there is room at a time. Between GPUs there is room when the tasks have run: until
+then a receive would stand on the device.
+"""
+
+
+class Reductions:
+    """Those of one step, on one rank.
+
+    Args:
+        program: Of the step.
+        arrived: Holds the gradients that are here and have not been added.
+        post: Makes room for a message.
+        take: Waits for a message that has been posted.
+        has_arrived: Whether that would return at once.
+        add: Adds the gradients that these parts bring.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        arrived: dict[Edge, torch.Tensor],
+        *,
+        post: Callable[[Message], None],
+        take: Callable[[Message], None],
+        has_arrived: Callable[[Message], bool],
+        add: Callable[[Sequence[Part]], None],
+    ) -> None:
+        self.arrived = arrived
+        self.post, self.take, self.has_arrived, self.add = post, take, has_arrived, add
+        self._carried = program.carried
+        self._sums: dict[Edge, torch.Tensor] = {}
+        """What has been added up so far, by the edge that adds to it next."""
+        self._own: set[Edge] = set()
+        """Those of which the sum is in memory of its own."""
+        self._late = program.late_reductions
+        self._is_over = False
+        self._queues: dict[str, deque[Part]] = {}
+        """By parameter, in the order in which they are added."""
+        for reduction in program.reductions:
+            self._queues.setdefault(str(reduction.part.incoming[0].key), deque()).append(reduction.part)
+        self._coming: dict[Channel, deque[Message]] = {}
+        self._posted: dict[Channel, deque[Message]] = {}
+        for message in program.reduction_messages:
+            self._coming.setdefault(message.channel, deque()).append(message)
+        for channel in self._coming:
+            self._posted[channel] = deque()
+            self._make_room(channel)
+
+    def carry(self, made: Iterable[Edge]) -> None:
+        """A task has made gradients: add up those that are added up on this rank."""
+        for edge in made if self._carried else ():
+            before = self._sums.pop(edge, None)
+            following = self._carried.get(edge)
+            if before is None and following is None:
+                continue
+            total = self.arrived.pop(edge)
+            if before is not None:
+                is_own = edge in self._own and before.layout is total.layout is torch.strided
+                total = before.add_(total) if is_own else total + before if before.is_sparse else before + total
+            if following is None:
+                self.arrived[edge] = total
+            else:
+                self._sums[following] = total
+                if before is not None:
+                    self._own.add(following)
+
+    def advance(self) -> None:
+        """Add what can be added now; never waits."""
+        if not self._queues:
+            return
+        for channel, posted in self._posted.items():
+            while posted and self.has_arrived(posted[0]):
+                self.take(posted.popleft())
+                self._make_room(channel)
+        self._add()
+
+    def finish(self) -> None:
+        """The tasks have run: add all that has not been added."""
+        self._late, self._is_over = frozenset(), True
+        for channel in self._coming:
+            self._make_room(channel)
+        while channels := [channel for channel, posted in self._posted.items() if posted]:
+            for channel in channels:
+                self.take(self._posted[channel].popleft())
+                self._make_room(channel)
+            self._add()
+        self._add()
+
+    def _make_room(self, channel: Channel) -> None:
+        coming, posted = self._coming[channel], self._posted[channel]
+        while coming and len(posted) < _POSTED and (self._is_over or not coming[0].is_between_gpus):
+            posted.append(coming.popleft())
+            self.post(posted[-1])
+
+    def _add(self) -> None:
+        while ready := [
+            queue.popleft()
+            for name, queue in self._queues.items()
+            if queue[0].incoming[0] in self.arrived and name not in self._late
+        ]:
+            self._queues = {key: queue for key, queue in self._queues.items() if queue}
+            by_backward: dict[Any, list[Part]] = {}
+            for part in ready:
+                by_backward.setdefault(part.backward, []).append(part)
+            for parts in by_backward.values():
+                self.add(parts)
+
+
+def add_gradients(parts: Sequence[Part], gradients: Sequence[torch.Tensor], parameters: Mapping[str, Placed]) -> None:
+    """Let autograd add `gradients` to those of the parameters that `parts` are of; all are of one backward."""
+    backward = parts[0].backward
+    roots = [parameters[str(part.incoming[0].key)].tensor for part in parts]
+    backward.moment.go_to()
+    with apply_modes(backward.modes), around_backward(parts[0].describe):
+        torch.autograd.backward(roots, list(gradients))

@@ -1,0 +1,87 @@
+"""The parameters that this rank needs for its wide stages and does not own, as they are until the next change.
+
+    optimizer.step()    flush        flush    optimizer.step()    flush
+    w changes           w arrives    w        w changes           w arrives
+
+All ranks know which member has what: what changes parameters is recorded, or an optimizer's step, on every rank alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from farspan.call.leaf import Placed
+from farspan.errors import RecordError
+from farspan.graph import Graph, Value
+from farspan.plan import Worker
+
+__all__ = ["Replicas"]
+
+
+class Replicas:
+    """One rank's, and what it knows of those of others."""
+
+    def __init__(self, parameters: Mapping[str, Placed]) -> None:
+        self.parameters = parameters
+        self.known: frozenset[tuple[str, Worker]] = frozenset()
+        """Which parameters members have as they are now, on all ranks."""
+        self._tensors: dict[tuple[str, str], torch.Tensor] = {}
+        """This rank's own, by name and device."""
+        self._versions: dict[str, int] = {}
+        """Of parameters of this rank that others have."""
+
+    def forget(self) -> None:
+        """Parameters may have changed."""
+        self.known = frozenset()
+        self._tensors.clear()
+        self._versions.clear()
+
+    def put(self, value: Value, device: str) -> None:
+        """A parameter has come to a worker of this rank."""
+        self._tensors[value.name, device] = value.data
+
+    def find(self, value: Value, device: str) -> torch.Tensor | None:
+        """The parameter as a worker of this rank has it."""
+        return self._tensors.get((value.name, device))
+
+    def end_step(self, graphs: Sequence[Graph], sent: frozenset[tuple[str, Worker]]) -> None:
+        """A step has run.
+
+        Args:
+            graphs: What it was.
+            sent: What went to whom.
+        """
+        if not (self.known or sent):
+            return
+        if _writes_parameters(graphs):
+            self.forget()
+            return
+        fixed = [entry for entry in sent if not self.parameters[entry[0]].is_written]
+        self.known |= frozenset(fixed)
+        for name, _ in fixed:
+            item = self.parameters[name]
+            if item.is_owned:
+                self._versions[name] = item.tensor._version
+
+    def check(self) -> None:
+        """Raise if a parameter has changed that others have as it was."""
+        for name, version in self._versions.items():
+            if self.parameters[name].tensor._version != version:
+                raise RecordError(
+                    f"{name} has been written to, and nobody has seen it.",
+                    why="it belongs to a wide stage, whose other members have it as it was after the last step.",
+                    hint="write to parameters with torch functions, outside of the model's modules",
+                )
+
+
+def _writes_parameters(graphs: Sequence[Graph]) -> bool:
+    """Whether calls may have written into parameters."""
+    for call in [call for graph in graphs for call in graph.calls]:
+        arguments = call.arguments or ()
+        if any(isinstance(item := arguments[i], Value) and item.name for i in call.entry.mutated if i < len(arguments)):
+            return True
+        if any(item.is_written and item.is_parameter for item in getattr(call.target, "placed", ())):
+            return True
+    return False

@@ -1,0 +1,144 @@
+"""What goes between owners of parameters and the members of wide stages, beside the tasks of a step.
+
+    owner     w ----------------------- before the step ----->  member       w, until the parameter changes
+    owner     w.grad += g0, += g1, ..   <--- when it is there ---  member    g of each of its micro-batches
+
+A value is awaited by the first task that uses it. A gradient is added in the loop's order, as it arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from farspan.graph import Edge, Graph, Part, Value
+from farspan.plan import Worker
+from farspan.program.program import PROLOGUE, Channel, Message, Reduction
+
+__all__ = ["Arrival", "Broadcasts", "Reductions", "apart", "late_names"]
+
+
+def apart(parts: Sequence[Part], *, keeps_order: bool) -> tuple[list[Part], list[Part]]:
+    """The backward segments that are tasks, and those that merely bring the gradient of a parameter home.
+
+    Where a gradient is returned or seen by hooks before it is added, all of that is tasks; also where segments on the
+    owner add to the same gradient, in the loop's order.
+    """
+    native: set[str] = set()
+    if keeps_order:
+        native.update(key for part in parts if part.segment for key in part.touches if isinstance(key, str))
+    tasks: list[Part] = []
+    homes: list[Part] = []
+    for part in parts:
+        is_home = part.segment is None and part.stop is None and part.backward.stops is None
+        key = part.incoming[0].key if is_home and part.backward.wanted is None else None
+        (homes if isinstance(key, str) and key not in native else tasks).append(part)
+    return tasks, homes
+
+
+def late_names(graphs: Iterable[Graph], tasks: Iterable[Part]) -> frozenset[str] | None:
+    """The parameters to which tasks add gradient; None, for all, if the step takes gradients as they are before it."""
+    if any(value.gradient_of for graph in graphs for value in graph.sources):
+        return None
+    return frozenset([key for part in tasks for key in part.touches if isinstance(key, str)])
+
+
+class Broadcasts:
+    """The values of parameters that members of wide stages need."""
+
+    def __init__(self, known: frozenset[tuple[str, Worker]]) -> None:
+        self.known = known
+        """What they have from an earlier step."""
+        self._first_user: dict[Channel, dict[Value, int]] = {}
+
+    def add(self, value: Value, channel: Channel, task: int, place: Mapping[int, int]) -> None:
+        """A task at the end of `channel` uses `value`."""
+        if (value.name, channel.target) in self.known:
+            return
+        users = self._first_user.setdefault(channel, {})
+        first = users.get(value, task)
+        users[value] = min(task, first, key=place.__getitem__)
+
+    @property
+    def replicas(self) -> frozenset[tuple[str, Worker]]:
+        """What they get in this step."""
+        return frozenset(
+            [(value.name, channel.target) for channel, users in self._first_user.items() for value in users]
+        )
+
+    def messages(self, place: Mapping[int, int]) -> list[tuple[Message, int]]:
+        """Each with the task that waits for it; those of a channel in the order in which they are needed."""
+        found: list[tuple[Message, int]] = []
+        for channel, users in self._first_user.items():
+            by_task: dict[int, Message] = {}
+            for value, task in sorted(users.items(), key=lambda entry: place[entry[1]]):
+                if task not in by_task:
+                    by_task[task] = Message(PROLOGUE, channel)
+                    found.append((by_task[task], task))
+                by_task[task].items[value] = None
+        return found
+
+
+class Arrival(NamedTuple):
+    """A gradient that comes home."""
+
+    part: Part
+    edge: Edge
+    task: int
+    """That makes it."""
+    worker: Worker
+    """That runs this task."""
+    channel: Channel | None
+    """To the owner; None if that is the same rank."""
+
+
+class Reductions:
+    """The gradients of parameters that come home to one rank, or leave it.
+
+    Args:
+        rank: Which.
+        late: The parameters of which they wait for the end of the step; None for all.
+    """
+
+    def __init__(self, rank: int, *, late: frozenset[str] | None) -> None:
+        self.rank = rank
+        self.here: list[Reduction] = []
+        self.messages: dict[tuple[int, Channel], Message] = {}
+        """By the task that sends it."""
+        self.carried: dict[Edge, Edge] = {}
+        self._late = late
+
+    def carry(self, arrivals: Iterable[Arrival], place: Mapping[int, int]) -> list[Arrival]:
+        """Let those of each worker be added up there, in its order; what comes home then, one for each worker."""
+        by_worker: dict[tuple[Any, Worker], list[Arrival]] = {}
+        for arrival in arrivals:
+            by_worker.setdefault((arrival.edge.key, arrival.worker), []).append(arrival)
+        for (_, worker), found in by_worker.items():
+            found.sort(key=lambda arrival: place[arrival.task])
+            if worker.rank == self.rank:
+                self.carried.update((one.edge, following.edge) for one, following in pairwise(found))
+        return [found[-1] for found in by_worker.values()]
+
+    def add(self, arrival: Arrival) -> None:
+        """What it brings is to be added behind what has been given so far."""
+        part, edge, task, worker, channel = arrival
+        message = None
+        if channel is not None:
+            if self.rank not in (channel.source.rank, channel.target.rank):
+                return
+            message = self.messages.setdefault((task, channel), Message(task, channel))
+            message.items[edge] = None
+        if self.rank == (worker if channel is None else channel.target).rank:
+            self.here.append(Reduction(part, message))
+
+    @property
+    def late(self) -> frozenset[str]:
+        """The parameters of this rank whose gradients wait for the end of the step."""
+        names = frozenset([str(part.incoming[0].key) for part, _ in self.here])
+        return names if self._late is None else names & self._late
+
+    def received(self, place: Mapping[int, int]) -> list[Message]:
+        """What comes to this rank; of each channel in the order of sending."""
+        found = [message for message in self.messages.values() if message.dst == self.rank]
+        return sorted(found, key=lambda message: place[message.task])
