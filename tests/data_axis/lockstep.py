@@ -32,6 +32,7 @@ class GroupCase:
     program: Callable[[Any, int, Found], Iterator[None]]
     plan: Mapping[str, str] | str = "auto"
     """For two ranks in each group."""
+    micro_batches: int | None = None
 
 
 def in_one_process(case: GroupCase, num_groups: int) -> list[Found]:
@@ -57,7 +58,7 @@ def in_groups(case: GroupCase, num_groups: int) -> Found:
     torch.manual_seed(0)
     found: Found = {}
     plan = case.plan if len_of_group(num_groups) > 1 else "auto"
-    model = farspan.distribute(case.build(), plan=plan, data_parallel=num_groups)
+    model = farspan.distribute(case.build(), plan=plan, data_parallel=num_groups, micro_batches=case.micro_batches)
     for _ in case.program(model, farspan.data_rank(), found):
         pass
     found = {name: item.item() if isinstance(item, torch.Tensor) else item for name, item in found.items()}

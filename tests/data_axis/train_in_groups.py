@@ -32,6 +32,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
+WIDE = {"0": "rank:0+rank:1", "1": "rank:0+rank:1", "2": "rank:0+rank:1", "3": "rank:1", "4": "rank:1"}
 HALVES = {"0": "rank:0", "1": "rank:0", "2": "rank:0", "3": "rank:1", "4": "rank:1"}
 
 
@@ -51,6 +52,20 @@ def plain(model: Any, group: int, found: Found) -> Iterator[None]:
         optimizer.zero_grad()
         found[f"loss {step}"] = accumulate(model, batches(step, group))
         yield
+        optimizer.step()
+
+
+def whole_batches(model: Any, group: int, found: Found) -> Iterator[None]:
+    """A loop without accumulation; its batches may be cut."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        x, y = (torch.cat(each) for each in zip(*batches(step, group, 4), strict=True))
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        found[f"loss {step}"] = loss.item()
+        yield
+        found[f"norm {step}"] = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
 
@@ -293,6 +308,11 @@ CASES = {
     "unequal": GroupCase(net, unequal, HALVES),
     "unused": GroupCase(Heads, unused, HEADS_APART),
     "tied": GroupCase(Tied, tied, {"embed": "rank:0", "body": "rank:1", "head": "rank:1"}),
+    "wide": GroupCase(net, clipped, WIDE),
+    "wide, read between": GroupCase(net, read_between, WIDE),
+    "wide and tied": GroupCase(Tied, tied, {"embed": "rank:0", "body": "rank:0+rank:1", "head": "rank:1"}),
+    "cut": GroupCase(net, whole_batches, HALVES, micro_batches=4),
+    "cut and wide": GroupCase(net, whole_batches, WIDE, micro_batches=4),
     "two optimizers": GroupCase(net, two_optimizers, HALVES),
     "two backwards": GroupCase(net, two_backwards, HALVES),
     "frozen": GroupCase(net, frozen, HALVES),
