@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -67,11 +67,14 @@ class Follow(TorchDispatchMode):
 
     Args:
         rows: The symbol for the number of rows.
+        outside: Ids of tensors for which others stand, that have no data: they must not be met themselves, for only
+            some ranks have their data.
     """
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: Any, outside: Collection[int] = ()) -> None:
         super().__init__()
         self.rows = rows
+        self.outside = outside
         self.is_random = False
         self.precision = 0.0
         """Of the least precise numbers that have been made: the difference of 1 and the next larger one."""
@@ -102,6 +105,8 @@ class Follow(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(id(item) in self.outside for item in tree_leaves((args, kwargs))):
+            self.error = self.error or RowsError("it uses a parameter that its modules do not hold under a name")
         with self:
             result = decomposed(func, args, kwargs)
         if result is not NotImplemented:

@@ -100,7 +100,7 @@ def follow_rows(
         for place in varying:
             given[place] = symbols.make(numbers.values[place], is_size=place >= numbers.first_size)
         template, changed = numbers.with_others(metas, given)
-        follow = Follow(rows)
+        follow = Follow(rows, {id(item.tensor) for item in placed})
         try:
             return _followed(module, placed, template, changed, positions, losses, symbols, follow)
         except Exception as error:  # whatever the model raises where sizes are symbols and there are no data
@@ -140,7 +140,10 @@ def _followed(
         owned = [(item, _weight(item)) for item in placed]
         for _, item in owned:
             follow.begin(item, Replicate())
-        with follow, with_sizes_kept():
+        tables = Tables(tuple(module.modules()), {id(item.tensor) for item, _ in owned})
+        if tables.slots:
+            raise RowsError("tensors have been put in the place of its weights")
+        with follow, with_sizes_kept(), tables.holding({id(item.tensor): fake for item, fake in owned}, []):
             outputs = _outputs(module, owned, template, given, follow, losses)
             _check_gradients(owned, given, positions, outputs, follow)
     if follow.error is not None:
@@ -154,7 +157,13 @@ def _followed(
     dims = tuple(
         [item.dim if isinstance(item, Shard) else None if isinstance(item, Partial) else SAME for item in layouts]
     )
-    return RowsApart(dims, any(item.is_mean for item in sums), follow.is_random, follow.precision, _assumed(symbols))
+    is_random = follow.is_random or any(_drops_between_layers(part) for part in module.modules())
+    return RowsApart(dims, any(item.is_mean for item in sums), is_random, follow.precision, _assumed(symbols))
+
+
+def _drops_between_layers(module: nn.Module) -> bool:
+    """Whether it is an RNN that draws a mask between its layers, which torch's rules for symbols leave out."""
+    return isinstance(module, nn.RNNBase) and module.training and module.num_layers > 1 and module.dropout > 0
 
 
 def _outputs(
@@ -171,14 +180,10 @@ def _outputs(
         RowsError: They are not made of the rows of the batch one by one.
     """
     modules = tuple(module.modules())
-    tables = Tables(modules, {id(item.tensor) for item, _ in owned})
-    if tables.slots:
-        raise RowsError("tensors have been put in the place of its weights")
     args, kwargs = rebuild(template, given)
     with (
         nothing_changed_around(modules, must_copy=False),
         torch_tables_kept(modules),
-        tables.holding({id(item.tensor): fake for item, fake in owned}, []),
         out_of_autograds_reach(),
         contextlib.redirect_stdout(io.StringIO()) as printed,
         Sums(losses, follow) as sums,
