@@ -64,7 +64,7 @@ class Segment:
         taken_bytes: What earlier segments have handed to it that it saves itself.
         ended_bytes: What they have handed to it that goes when it has run.
         has_backward: Whether gradients come to it.
-        has_weights: Whether there are parameters among them.
+        has_weights: Whether parameters of its stage get a gradient from it.
         saved_bytes: The same of what autograd saves, and no segment of the stage before it.
         passed_bytes: By node, what is there in its forward because another node has made it, and for no other reason.
     """
@@ -250,9 +250,9 @@ def _note_backwards(graph: CostedGraph, segments: Sequence[Segment], segment_of:
         segment.has_backward = segment.has_weights or saves
     for edge in graph.edges:
         if edge.has_gradient:
-            user = segments[segment_of[edge.target]]
-            user.has_backward = segments[segment_of[edge.source]].has_backward = True
-            user.has_weights |= edge.is_parameter
+            user, source = segments[segment_of[edge.target]], segments[segment_of[edge.source]]
+            user.has_backward = source.has_backward = True
+            user.has_weights |= edge.is_parameter and source.stage == user.stage
 
 
 def _takes_time(seconds: Seconds) -> bool:
