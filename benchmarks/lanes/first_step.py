@@ -69,8 +69,10 @@ def _without_dropout() -> None:
         setattr(nn.functional, name, keep)
     attention: Any = nn.functional.scaled_dot_product_attention
 
-    def attend(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> Any:
-        return attention(*args, **kwargs)
+    def attend(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
+    ):
+        return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
 
     nn.functional.scaled_dot_product_attention = functools.wraps(attention)(attend)
 
