@@ -11,6 +11,7 @@ import re
 import reprlib
 
 __all__ = [
+    "CheckpointError",
     "DeadlineError",
     "DivergenceError",
     "FarspanError",
@@ -106,6 +107,10 @@ class RemoteError(FarspanError):
 
 class DeadlineError(FarspanError):
     """A wait took longer than its deadline: who waited for what, from whom, at which task."""
+
+
+class CheckpointError(FarspanError):
+    """A checkpoint that cannot be written, or that is damaged: which file of it, which tensor."""
 
 
 class LaunchError(FarspanError):

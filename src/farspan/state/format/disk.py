@@ -1,0 +1,177 @@
+"""The file operations of checkpoints, each by one name: on the disk itself, on every rank.
+
+`farspan run` gives each rank but the first a view of its own of the files that the script changes (`launch.files`), by
+standing in for the functions of `os` and `open`. A checkpoint is one folder that all ranks write, so these are the
+functions below those. Tests let any of them fail.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posix
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+
+__all__ = [
+    "close",
+    "create",
+    "exists",
+    "fsync",
+    "fsync_folder",
+    "make_folder",
+    "names_in",
+    "open_to_read",
+    "opened",
+    "read_into",
+    "read_small",
+    "remove_tree",
+    "rename",
+    "size_of",
+    "unlink",
+    "write",
+    "write_small",
+]
+
+_MOST_SMALL_BYTES = 64 * 2**20
+"""Of a file that is read as a whole."""
+
+
+def make_folder(path: str) -> None:
+    """Make one folder.
+
+    Raises:
+        OSError: Also if it is there already.
+    """
+    posix.mkdir(path, 0o777)
+
+
+def create(path: str) -> int:
+    """Make a file that is not there yet, and open it to be written."""
+    return posix.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def write(file: int, data: bytes | memoryview) -> None:
+    """Write all of `data` where the file stands."""
+    left = memoryview(data)
+    while left:
+        left = left[posix.write(file, left) :]
+
+
+def fsync(file: int) -> None:
+    posix.fsync(file)
+
+
+def close(file: int) -> None:
+    posix.close(file)
+
+
+def fsync_folder(path: str) -> None:
+    """Let the names in a folder be on the disk."""
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
+        fsync(folder)
+
+
+def rename(source: str, target: str) -> None:
+    """Give a file or folder another name, at once or not at all; a file with that name is replaced."""
+    posix.rename(source, target)
+
+
+def unlink(path: str) -> None:
+    posix.unlink(path)
+
+
+def write_small(path: str, data: bytes) -> None:
+    """Make a file, and let its data be on the disk."""
+    file = create(path)
+    try:
+        write(file, data)
+        fsync(file)
+    finally:
+        close(file)
+
+
+def open_to_read(path: str) -> int:
+    """Open a regular file.
+
+    Raises:
+        OSError: Also if it is of another kind.
+    """
+    file = posix.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would be waited for
+    if not stat.S_ISREG(posix.fstat(file).st_mode):
+        posix.close(file)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return file
+
+
+@contextmanager
+def opened(path: str, flags: int | None = None) -> Generator[int]:
+    """A file that is open in the body, to be read."""
+    file = open_to_read(path) if flags is None else posix.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        close(file)
+
+
+def read_into(file: int, view: memoryview, at: int) -> int:
+    """Fill `view` with what begins at byte `at`; how much there was."""
+    done = 0
+    while done < len(view):
+        count = posix.preadv(file, [view[done:]], at + done)
+        if count == 0:
+            break
+        done += count
+    return done
+
+
+def read_small(path: str) -> bytes:
+    """All of a file that is small.
+
+    Raises:
+        OSError: Also if it is not.
+    """
+    with opened(path) as file:
+        size = posix.fstat(file).st_size
+        if size > _MOST_SMALL_BYTES:
+            raise OSError(errno.EFBIG, f"it is larger than {_MOST_SMALL_BYTES >> 20} MiB", path)
+        data = bytearray(size)
+        return bytes(data[: read_into(file, memoryview(data), 0)])
+
+
+def size_of(file: int) -> int:
+    return posix.fstat(file).st_size
+
+
+def names_in(path: str) -> list[str]:
+    """What is in a folder, sorted; nothing if it is not there."""
+    try:
+        return sorted(posix.listdir(path))
+    except FileNotFoundError:
+        return []
+
+
+def exists(path: str) -> bool:
+    try:
+        posix.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def remove_tree(path: str) -> None:
+    """Remove a folder of files, and of folders of files; what is gone already is no matter."""
+    for name in names_in(path):
+        below = f"{path}/{name}"
+        try:
+            if stat.S_ISDIR(posix.lstat(below).st_mode):
+                remove_tree(below)
+            else:
+                unlink(below)
+        except FileNotFoundError:
+            continue
+    try:
+        posix.rmdir(path)
+    except FileNotFoundError:
+        return

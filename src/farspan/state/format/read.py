@@ -1,0 +1,240 @@
+"""Reading a checkpoint: every byte is compared with its checksum before anybody sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from farspan.errors import CheckpointError
+from farspan.state.format import disk
+from farspan.state.format.checksum import blocks_of, checksum_of
+from farspan.state.format.dtypes import ITEM_BYTES, num_bytes
+from farspan.state.format.manifest import Manifest, Piece, StoredTensor
+from farspan.state.format.manifest_text import manifest_from_text
+
+__all__ = ["Damage", "Reader", "damaged", "read_manifest", "verify"]
+
+_HINT = "farspan.load(..., strict=False), which takes the newest checkpoint that is whole"
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """What is wrong with a checkpoint.
+
+    Attributes:
+        file: Its path.
+        tensor: Of which tensor; "" where it is about the whole file.
+        what: In words.
+    """
+
+    file: str
+    tensor: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file}{f', {self.tensor}' if self.tensor else ''}: {self.what}"
+
+
+def damaged(damage: Damage) -> CheckpointError:
+    """The error of somebody who needs what is damaged."""
+    whose = f"{damage.tensor} in {damage.file}" if damage.tensor else damage.file
+    return CheckpointError(f"{whose} is damaged.", why=f"{damage.what}.", hint=_HINT)
+
+
+def read_manifest(folder: str) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: It is missing, damaged, or of another format.
+    """
+    path = f"{folder}/{MANIFEST}"
+    try:
+        text = disk.read_small(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read.", why=f"{error.strerror}.", hint=_HINT) from None
+    return manifest_from_text(text, path)
+
+
+class Reader:
+    """Reads tensors of one checkpoint; to be used as a context.
+
+    Args:
+        folder: The checkpoint's.
+        manifest: Its manifest.
+    """
+
+    def __init__(self, folder: str, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._files: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        while self._files:
+            disk.close(self._files.popitem()[1])
+
+    def path_of(self, number: int) -> str:
+        return f"{self.folder}/{self.manifest.files[number].name}"
+
+    def read(self, name: str, view: memoryview) -> None:
+        """Read a whole tensor.
+
+        Args:
+            name: Of the tensor.
+            view: Its memory, of just its size, in row-major order. If this raises, what is in it means nothing.
+
+        Raises:
+            CheckpointError: It is damaged.
+        """
+        tensor = self.manifest.tensors[name]
+        if len(tensor.pieces) == 1 and tensor.pieces[0].shape == tensor.shape:
+            self.read_piece(name, tensor.pieces[0], view)
+        elif tensor.pieces:
+            self.read_box(name, (0,) * len(tensor.shape), tensor.shape, view)
+
+    def read_box(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...], view: memoryview) -> None:
+        """Read a box of a tensor: of all pieces, what lies in it.
+
+        Args:
+            name: Of the tensor.
+            offset: Of the box.
+            shape: Of the box.
+            view: Its memory, of just the size of the box.
+
+        Raises:
+            CheckpointError: A piece is damaged.
+        """
+        import numpy as np
+
+        tensor = self.manifest.tensors[name]
+        kind = np.dtype(f"V{ITEM_BYTES[tensor.dtype]}")
+        target = np.frombuffer(view, dtype=kind).reshape(shape)
+        for piece in tensor.pieces:
+            first = [max(one, other) for one, other in zip(offset, piece.offset, strict=True)]
+            last = [
+                min(one + size, other + length)
+                for one, size, other, length in zip(offset, shape, piece.offset, piece.shape, strict=True)
+            ]
+            if any(begin >= end for begin, end in zip(first, last, strict=True)):
+                continue
+            data = bytearray(num_bytes(tensor.dtype, piece.shape))
+            self.read_piece(name, piece, memoryview(data))
+            source = np.frombuffer(data, dtype=kind).reshape(piece.shape)
+            target[_slices(first, last, offset)] = source[_slices(first, last, piece.offset)]
+
+    def read_piece(self, name: str, piece: Piece, view: memoryview) -> None:
+        """Read one piece of the tensor `name`.
+
+        Raises:
+            CheckpointError: It is damaged.
+        """
+        file = self._open(piece.file)
+        flat = view.cast("B") if view.nbytes else view
+        for number, (begin, end) in enumerate(blocks_of(flat.nbytes)):
+            block = flat[begin:end]
+            count = self._read_into(file, block, piece, begin, name)
+            if count < len(block) or checksum_of(block) != piece.checksums[number]:
+                raise damaged(self._damage_of(piece, name, begin, end))
+
+    def verify(self, name: str, tensor: StoredTensor, buffer: bytearray) -> Iterator[Damage]:
+        """What is wrong with a tensor; `buffer` has room for one block."""
+        for piece in tensor.pieces:
+            try:
+                file = self._open(piece.file)
+                for number, (begin, end) in enumerate(blocks_of(num_bytes(tensor.dtype, piece.shape))):
+                    block = memoryview(buffer)[: end - begin]
+                    count = self._read_into(file, block, piece, begin, name)
+                    if count < len(block) or checksum_of(block) != piece.checksums[number]:
+                        yield self._damage_of(piece, name, begin, end)
+            except _FileDamageError as error:
+                yield error.damage
+
+    def check_file(self, number: int) -> None:
+        """Raise unless a file is there, has its size, and the header that was written.
+
+        Raises:
+            CheckpointError: It is not.
+        """
+        self._open(number)
+
+    def _open(self, number: int) -> int:
+        file = self._files.get(number)
+        if file is None:
+            file = self._files[number] = self._open_anew(number)
+        return file
+
+    def _open_anew(self, number: int) -> int:
+        stored, path = self.manifest.files[number], self.path_of(number)
+        try:
+            file = disk.open_to_read(path)
+        except OSError as error:
+            raise _FileDamageError(path, f"it cannot be read: {error.strerror}") from None
+        try:
+            size = disk.size_of(file)
+            if size != stored.size_bytes:
+                raise _FileDamageError(path, f"it has {size} bytes, and was written with {stored.size_bytes}")
+            header = bytearray(stored.header_bytes)
+            count = disk.read_into(file, memoryview(header), 0)
+            if count < len(header) or checksum_of(header) != stored.header_checksum:
+                why = "its header is not the one that was written: it is damaged, or the file of another checkpoint"
+                raise _FileDamageError(path, why)
+        except OSError as error:
+            disk.close(file)
+            raise _FileDamageError(path, f"it cannot be read: {error.strerror}") from None
+        except BaseException:
+            disk.close(file)
+            raise
+        return file
+
+    def _read_into(self, file: int, block: memoryview, piece: Piece, begin: int, name: str) -> int:
+        try:
+            return disk.read_into(file, block, piece.begin + begin)
+        except OSError as error:
+            raise _FileDamageError(self.path_of(piece.file), f"it cannot be read: {error.strerror}", name) from None
+
+    def _damage_of(self, piece: Piece, name: str, begin: int, end: int) -> Damage:
+        where = f"the bytes {piece.begin + begin} to {piece.begin + end} of the file are not those that were written"
+        return Damage(file=self.path_of(piece.file), tensor=name, what=where)
+
+
+class _FileDamageError(CheckpointError):
+    """A file that cannot be read, or is not the one that was written."""
+
+    def __init__(self, path: str, what: str, tensor: str = "") -> None:
+        self.damage = Damage(file=path, tensor=tensor, what=what)
+        error = damaged(self.damage)
+        super().__init__(error.what, why=error.why, hint=error.hint)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_FileDamageError, (self.damage.file, self.damage.what, self.damage.tensor))
+
+
+def verify(folder: str) -> list[Damage]:
+    """Read all of a checkpoint; what is wrong with it, nothing if it is whole."""
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError as error:
+        return [Damage(file=f"{folder}/{MANIFEST}", tensor="", what=error.why.rstrip(".") or error.what)]
+    found: list[Damage] = []
+    with Reader(folder, manifest) as reader:
+        for number in range(len(manifest.files)):
+            try:
+                reader.check_file(number)
+            except _FileDamageError as error:
+                found.append(error.damage)
+        broken = {damage.file for damage in found}
+        largest = max((tensor.size_bytes for tensor in manifest.tensors.values()), default=0)
+        buffer = bytearray(next((end for _, end in blocks_of(largest)), 0))
+        for name, tensor in manifest.tensors.items():
+            if not any(reader.path_of(piece.file) in broken for piece in tensor.pieces):
+                found += reader.verify(name, tensor, buffer)
+    return found
+
+
+def _slices(first: list[int], last: list[int], offset: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple([slice(begin - at, end - at) for begin, end, at in zip(first, last, offset, strict=True)])
