@@ -199,7 +199,7 @@ def test_every_order_is_complete_and_can_run(case: tuple[list[Task], int]) -> No
     orders = list_schedule(tasks, num_ranks)
     assert sorted(index for order in orders for index in order) == list(range(len(tasks)))
     assert all(tasks[index].rank == rank for rank, order in enumerate(orders) for index in order)
-    # Play it: every rank runs its next task as soon as all that it needs has run. Nothing may be left over.
+    # Simulation it: every rank runs its next task as soon as all that it needs has run. Nothing may be left over.
     done: set[int] = set()
     places = [0] * num_ranks
     moved = True

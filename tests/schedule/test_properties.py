@@ -28,7 +28,7 @@ from tests.schedule.graphs import any_segments, capacity
 from farspan.errors import PlanError
 from farspan.planner import own_links, simulate
 from farspan.schedule import Limits, Schedule, Task, channels_of, limits_of_1f1b, list_schedule
-from farspan.schedule.timing import play_orders
+from farspan.schedule.timing import simulate_orders
 
 _NAMED: list[tuple[Callable[[Chain], Schedule], Callable[..., Chain]]] = [
     (gpipe, straight),
@@ -138,7 +138,7 @@ def test_the_simulator_agrees_with_the_scheduler_where_links_are_free(
 ) -> None:
     tasks, num_ranks = case
     orders = list_schedule(tasks, num_ranks, latency=latency)
-    times = play_orders(tasks, orders, latency)
+    times = simulate_orders(tasks, orders, latency)
     assert times is not None
     simulated = simulate(as_schedule(tasks, orders), link_of=own_links(latency=latency))
     assert simulated.ends == pytest.approx(times.ends)

@@ -10,7 +10,7 @@ from hypothesis import given
 from tests.schedule.graphs import any_segments
 
 from farspan.schedule import Kind, Task, orders_by_name, split_from, whole_until
-from farspan.schedule.timing import play_orders
+from farspan.schedule.timing import simulate_orders
 
 WHOLE, SPLIT = Costs(backward=2), Costs(weight=1)
 
@@ -58,4 +58,4 @@ def test_any_step_still_runs_with_all_its_work_and_memory(graph) -> None:
         assert sum(task.memory for task in fewer) == pytest.approx(sum(task.memory for task in tasks))
         assert all(need < number for number, task in enumerate(fewer) for need in task.needs)
         assert not any(task.kind is Kind.WEIGHT and task.micro_batch < first for task in fewer)
-        assert play_orders(fewer, orders_by_name("auto", fewer, num_ranks), 0.0) is not None
+        assert simulate_orders(fewer, orders_by_name("auto", fewer, num_ranks), 0.0) is not None

@@ -2,7 +2,7 @@
 
 Tried are several shares of the memory for forwards whose backward has not come back, each growing with a rank's depth
 (the rest is for weight gradients that are put off), several degrees of patience, forwards before and after backwards.
-Some dozen plays of a step and some hundred exchanges: a few seconds for 8 ranks and 32 micro-batches.
+Some dozen simulations of a step and some hundred exchanges: a few seconds for 8 ranks and 32 micro-batches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from benchmarks.bubble_rates.schedules.improve import improve
 
 from farspan.schedule.limits import Limits, depths
-from farspan.schedule.listing import Play
+from farspan.schedule.listing import Simulation
 from farspan.schedule.schedule import Schedule
 from farspan.schedule.task import Task
 
@@ -34,15 +34,15 @@ def automatic(tasks: Sequence[Task], *, memory: Sequence[float], latency: float 
     Raises:
         PlanError: The memory does not do.
     """
-    best: Play | None = None
+    best: Simulation | None = None
     for in_flight, patience, forwards_first in itertools.product(
         _profiles(tasks, len(memory)), _PATIENCES, (False, True)
     ):
         limits = [Limits(in_flight=count, memory=limit) for count, limit in zip(in_flight, memory, strict=True)]
-        play = Play(tasks, limits, latency, patience=patience, forwards_first=forwards_first)
-        play.run()
-        if best is None or play.cost < best.cost:
-            best = play
+        simulation = Simulation(tasks, limits, latency, patience=patience, forwards_first=forwards_first)
+        simulation.run()
+        if best is None or simulation.cost < best.cost:
+            best = simulation
     assert best is not None
     orders = improve(tasks, best.orders, memory=memory, latency=latency)
     return Schedule(tasks=tuple(tasks), orders=tuple(map(tuple, orders)))

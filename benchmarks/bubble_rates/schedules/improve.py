@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farspan.schedule.task import Kind, Task
-from farspan.schedule.timing import Times, play_orders
+from farspan.schedule.timing import Times, simulate_orders
 
 __all__ = ["improve"]
 
@@ -36,10 +36,10 @@ def improve(
         orders: For each rank the indices of its tasks; they can be run.
         memory: The most each rank may hold.
         latency: From the end of a task to when another rank has what it made.
-        effort: How many tasks to play at most, over all attempts.
+        effort: How many tasks to simulation at most, over all attempts.
     """
     best = [list(order) for order in orders]
-    times = play_orders(tasks, best, latency)
+    times = simulate_orders(tasks, best, latency)
     assert times is not None
     while effort > 0:
         found = None
@@ -51,7 +51,7 @@ def improve(
                     continue
                 effort -= len(tasks)
                 candidate = [*best[:rank], order, *best[rank + 1 :]]
-                simulated = play_orders(tasks, candidate, latency)
+                simulated = simulate_orders(tasks, candidate, latency)
                 if simulated is not None and _score(tasks, simulated) < score:
                     found = candidate, simulated
                     break

@@ -1,4 +1,4 @@
-"""In which order every rank runs its tasks. Imports no torch."""
+"""Decides in which order every rank runs its tasks. Imports no torch."""
 
 from farspan.schedule.limits import Limits as Limits
 from farspan.schedule.limits import limits_of_1f1b as limits_of_1f1b

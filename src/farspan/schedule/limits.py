@@ -1,4 +1,4 @@
-"""How much a rank may hold at once, which is what makes a list schedule 1F1B or anything else."""
+"""Limits on how much a rank may hold at once: they make a list schedule 1F1B or anything else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much a rank may hold at once.
+    """The most that a rank may hold at once.
 
     Attributes:
         in_flight: Micro-batches between their forward and their backward.
@@ -31,7 +31,8 @@ class Limits:
 
 
 def limits_of_1f1b(tasks: Sequence[Task], num_ranks: int, *, run_ahead: int = 0, latency: float = 0.0) -> list[Limits]:
-    """As many micro-batches in flight as a rank is deep, as many held as the deepest rank may hold.
+    """Returns limits that let a rank have as many micro-batches in flight as it is deep, and hold as many as the
+    deepest rank.
 
     With a latency, as many more as keep all ranks busy. On links as slow as a forward:
 
@@ -66,7 +67,7 @@ def limits_of_1f1b(tasks: Sequence[Task], num_ranks: int, *, run_ahead: int = 0,
 
 
 def depths(tasks: Sequence[Task], num_ranks: int) -> list[int]:
-    """How many ranks lie between a rank's first task and the last of its micro-batch, both counted each time."""
+    """Counts for each rank the ranks from its first task to the last task of the micro-batch, both included."""
     found = [1] * num_ranks
     for number, after in hops_after(tasks).items():
         rank = tasks[number].rank
@@ -75,7 +76,7 @@ def depths(tasks: Sequence[Task], num_ranks: int) -> list[int]:
 
 
 def hops_after(tasks: Sequence[Task]) -> dict[int, int]:
-    """For each forward, by its index: how many stages still come after it until the last of its micro-batch.
+    """Counts for each forward, by its index, the stages that still come after it until the last of its micro-batch.
 
     Stages that follow each other on one rank are one for this: they hold no micro-batch more than a single one would.
     Where data come back to a rank (a V, a loop) all count: a turn is shorter with one micro-batch more.
@@ -93,7 +94,7 @@ def hops_after(tasks: Sequence[Task]) -> dict[int, int]:
 
 
 def _comes_back(tasks: Sequence[Task]) -> bool:
-    """Whether some rank has forwards of a micro-batch with another rank's in between."""
+    """Returns whether some rank has two forwards of a micro-batch with another rank's in between."""
     since: dict[int, set[int]] = {}
     for number, task in enumerate(tasks):
         if task.kind is not Kind.FORWARD:
@@ -111,7 +112,7 @@ def _comes_back(tasks: Sequence[Task]) -> bool:
 
 
 def _on_their_way(tasks: Sequence[Task], num_ranks: int, latency: float) -> list[int]:
-    """For each rank how many micro-batches more it takes to keep all ranks busy."""
+    """Returns for each rank how many more micro-batches in flight keep all ranks busy."""
     work = [0.0] * num_ranks
     for task in tasks:
         work[task.rank] += task.duration
@@ -127,7 +128,7 @@ def _on_their_way(tasks: Sequence[Task], num_ranks: int, latency: float) -> list
 
 
 def _round_trips(tasks: Sequence[Task], latency: float) -> dict[tuple[int, int], float]:
-    """By rank and micro-batch the time from its first forward to its last backward, if nothing else were to do."""
+    """Maps (rank, micro-batch) to the time from its first forward to its last backward on otherwise idle ranks."""
     ends: list[float] = []
     first: dict[tuple[int, int], float] = {}
     last: dict[tuple[int, int], float] = {}

@@ -1,4 +1,4 @@
-"""List scheduling: the order of every rank's tasks, found by playing the step once with the planned durations.
+"""List scheduling: the order of every rank's tasks, found by simulating the step once with the planned durations.
 
 Each rank, whenever it is free, takes a task that is ready: the oldest micro-batch's backward if another rank waits for
 it, else the oldest micro-batch's forward, unless that would leave more micro-batches in flight than its depth, else
@@ -17,7 +17,7 @@ or, where weight gradients are tasks of their own, close to ZB-H1 (P. Qi et al.,
     rank 2   .. .. F0 B0 F1 B1 F2 B2 W0 W1 F3 B3 W2 W3
 
 On any other graph of segments (skips, V shapes, encoder-decoder, micro-batches that differ) the order is still a valid
-one, since it comes from a play in which every task ran after all it needs.
+one, since it comes from a simulation in which every task ran after all it needs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from farspan.schedule.limits import Limits, limits_of_1f1b
 from farspan.schedule.memory import Memory
 from farspan.schedule.task import Kind, Task
 
-__all__ = ["Play", "list_schedule"]
+__all__ = ["Simulation", "list_schedule"]
 
 
 _AT_ONCE, _FORWARD, _LATER = range(3)
 _Turn = tuple[int, int, int]
 _ROUNDING = 1 + 1e-9
-"""Sums of fractions are not exact."""
+"""Tolerance for sums of fractions, which are not exact."""
 
 
 def list_schedule(
@@ -57,7 +57,7 @@ def list_schedule(
         limits: Of each rank. By default as many micro-batches are in flight as the rank is deep: the number of levels
             from its first task to the last of the micro-batch (1F1B); and as many held as the deepest rank may.
         run_ahead: How many more than that: memory for latency. With one more, a rank has a forward to run while the
-            gradient it waits for is on its way, and can put off weight gradients for longer.
+            gradient it waits for is on its way, and can defer weight gradients for longer.
         latency: From the end of a task to when another rank has what it made, in the unit of the durations. The order
             is made for it; the limits are not (see `limits_of_1f1b`).
 
@@ -67,13 +67,13 @@ def list_schedule(
     Raises:
         PlanError: A rank's memory does not do for one micro-batch, or for some that wait for each other.
     """
-    play = Play(tasks, limits or limits_of_1f1b(tasks, num_ranks, run_ahead=run_ahead), latency)
-    play.run()
-    return play.orders
+    simulation = Simulation(tasks, limits or limits_of_1f1b(tasks, num_ranks, run_ahead=run_ahead), latency)
+    simulation.run()
+    return simulation.orders
 
 
-class Play:
-    """One play of a step: who does what, when.
+class Simulation:
+    """One simulated step, in which every rank that is free chooses its next task.
 
     Args:
         tasks: All tasks of the step.
@@ -105,7 +105,7 @@ class Play:
         self.orders: list[list[int]] = [[] for _ in range(num_ranks)]
         self.waiting = [len(task.needs) for task in tasks]
         self.arrival = [0.0] * len(tasks)
-        """When the last of what a task needs is there, as far as it is known."""
+        """The time at which the last of what a task needs arrives, as far as it is known."""
         self.followers: list[list[int]] = [[] for _ in tasks]
         for index, task in enumerate(tasks):
             for need in task.needs:
@@ -113,25 +113,25 @@ class Play:
         self.is_free = [True] * num_ranks
         self.urgency = _urgency(tasks, self.followers)
         self.ready: list[list[list[tuple[_Turn, int]]]] = [[[] for _ in range(num_ranks)] for _ in range(3)]
-        """By urgency and rank a heap of (whose turn it is, task)."""
+        """Heaps of (turn, task), indexed by urgency and rank."""
         self.coming: list[dict[int, float]] = [{} for _ in range(num_ranks)]
-        """Tasks of which it is known when they will be ready."""
+        """For each rank the tasks whose inputs are known to arrive, and when."""
         self.events: list[tuple[float, int, bool]] = []
-        """(time, task, whether it ends or becomes ready)."""
+        """Heap of (time, task, whether it ends rather than becomes ready)."""
         self.left: dict[Kind, list[dict[int, int]]] = {kind: [{} for _ in range(num_ranks)] for kind in Kind}
-        """Per rank and micro-batch, how many tasks of a kind have not ended."""
+        """Counts of tasks that have not ended, indexed by kind, rank and micro-batch."""
         for task in tasks:
             counts = self.left[task.kind][task.rank]
             counts[task.micro_batch] = counts.get(task.micro_batch, 0) + 1
         self.in_flight: list[set[int]] = [set() for _ in range(num_ranks)]
-        self.put_off: list[set[int]] = [set() for _ in range(num_ranks)]
+        self.deferred: list[set[int]] = [set() for _ in range(num_ranks)]
         """Micro-batches whose backward has run, and whose weight gradients have not."""
         self.memories = _memories(tasks, limits)
         self.stored = [0.0] * num_ranks
-        """The sum of `Task.memory`, by rank."""
+        """The sum of `Task.memory` for each rank."""
         self.begins = [math.inf] * num_ranks
         self.ends = [0.0] * num_ranks
-        """When each rank's first task begins, and when its last one ends."""
+        """The time at which each rank's last task ends; `begins` is when its first one begins."""
 
     def run(self) -> None:
         for index, count in enumerate(self.waiting):
@@ -174,7 +174,7 @@ class Play:
         heapq.heappush(self.ready[self.urgency[index]][task.rank], (self._turn_of(task), index))
 
     def _turn_of(self, task: Task) -> _Turn:
-        """Forwards go down the stages, backwards up."""
+        """Returns the order among ready tasks: forwards with the lower level first, backwards with the higher one."""
         depth = task.level if task.kind is Kind.FORWARD else -task.level
         return task.micro_batch // self.group, depth, task.micro_batch
 
@@ -191,7 +191,7 @@ class Play:
                 self._start(_LATER, rank, now)
 
     def _is_welcome(self, index: int) -> bool:
-        """Whether a task would be begun at once when it is ready."""
+        """Returns whether a task would start as soon as it is ready."""
         task, urgency = self.tasks[index], self.urgency[index]
         return urgency == _AT_ONCE or (urgency == _FORWARD and self._has_room(task.rank, index))
 
@@ -204,7 +204,7 @@ class Play:
         if task.micro_batch in self.in_flight[rank]:
             return True
         num_in_flight = len(self.in_flight[rank])
-        return num_in_flight < limit.in_flight and num_in_flight + len(self.put_off[rank]) + 1 <= limit.held
+        return num_in_flight < limit.in_flight and num_in_flight + len(self.deferred[rank]) + 1 <= limit.held
 
     def _fits(self, rank: int, index: int) -> bool:
         memory = self.memories[rank]
@@ -257,13 +257,13 @@ class Play:
         if task.kind is Kind.BACKWARD:
             self.in_flight[rank].discard(micro_batch)
             if self.left[Kind.WEIGHT][rank].get(micro_batch):
-                self.put_off[rank].add(micro_batch)
+                self.deferred[rank].add(micro_batch)
         elif task.kind is Kind.WEIGHT:
-            self.put_off[rank].discard(micro_batch)
+            self.deferred[rank].discard(micro_batch)
 
 
 def _memories(tasks: Sequence[Task], limits: Sequence[Limits]) -> list[Memory | None]:
-    """Of each rank whose memory has a limit."""
+    """Returns for each rank its `Memory`, or None where the rank has no limit."""
     return [
         None if limit.memory == math.inf else Memory(limit.memory, (task for task in tasks if task.rank == rank))
         for rank, limit in enumerate(limits)

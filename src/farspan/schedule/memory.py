@@ -1,4 +1,4 @@
-"""What one rank holds while a schedule is being made, and whether it may hold more.
+"""Tracks what one rank holds while its schedule is being made, and decides whether it may hold more.
 
 A forward of a micro-batch that has more to run on this rank must leave enough for the rest of it, or nobody could ever
 go on. So a forward may start only if, afterwards, the micro-batches that have begun here could all be finished one
@@ -19,7 +19,7 @@ from farspan.schedule.task import Kind, Task
 __all__ = ["Memory"]
 
 _SLACK = 1e-9
-"""Of the limit: sums of fractions are not exact."""
+"""Tolerance relative to the limit, for sums of fractions, which are not exact."""
 
 
 class Memory:
@@ -34,7 +34,7 @@ class Memory:
         self.limit = limit * (1 + _SLACK)
         self.held = 0.0
         self.kept: dict[int, float] = {}
-        """By micro-batch that has begun and has not ended here, in order."""
+        """What each micro-batch holds that has begun here and has not ended, in order of its beginning."""
         self.still: dict[int, float] = {}
         self.left: dict[int, int] = {}
         for task in tasks:
@@ -42,10 +42,10 @@ class Memory:
             if _takes(task):
                 self.still[task.micro_batch] = self.still.get(task.micro_batch, 0.0) + task.memory
         self.waiting = sorted(self.still, reverse=True)
-        """Micro-batches that take memory here and have not begun, the first one last."""
+        """Micro-batches that take memory here and have not begun, in reverse order."""
 
     def fits(self, task: Task) -> bool:
-        """Whether `task`, a forward, may start."""
+        """Returns whether the forward `task` may start."""
         if not _takes(task):
             return True
         if task.micro_batch not in self.kept and task.micro_batch != self.waiting[-1]:
@@ -59,7 +59,7 @@ class Memory:
         return True
 
     def start(self, task: Task) -> None:
-        """Take what `task` adds."""
+        """Adds the memory that `task` takes."""
         if _takes(task):
             self.held += task.memory
             self.still[task.micro_batch] -= task.memory
@@ -68,7 +68,7 @@ class Memory:
                 self.waiting.pop()
 
     def end(self, task: Task) -> None:
-        """Give back what `task` lets go of."""
+        """Releases the memory that `task` gives back."""
         self.left[task.micro_batch] -= 1
         if task.memory < 0:
             self.held += task.memory

@@ -47,7 +47,7 @@ class Message:
 
 
 def channels_of(schedule: Schedule, *, lookahead: int = 0) -> dict[Channel, list[Message]]:
-    """For each channel its messages, in the order in which they are sent and received.
+    """Returns for each channel its messages, in the order in which they are sent and received.
 
     Args:
         schedule: The tasks and their orders.

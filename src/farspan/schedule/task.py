@@ -1,4 +1,4 @@
-"""A task: the forward of one segment of one micro-batch, its backward, or the part of that which nobody waits for."""
+"""A task: the forward of one segment of one micro-batch, its backward, or the deferred weight gradients of that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Kind(enum.Enum):
     FORWARD = "F"
     BACKWARD = "B"
     WEIGHT = "W"
-    """The weight gradients of a backward task that left them for later."""
+    """The weight gradients that a backward task has deferred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,5 +45,5 @@ class Task:
     output_bytes: tuple[tuple[int, float], ...] = ()
 
     def bytes_to(self, rank: int) -> float:
-        """The size of its message to that rank."""
+        """Returns the size of its message to that rank."""
         return sum(size for other, size in self.output_bytes if other == rank)

@@ -1,4 +1,4 @@
-"""When every task of given orders runs, if each starts as early as it can and links are never busy.
+"""Computes when every task of given orders runs, if each starts as early as it can and links are never busy.
 
 The simulator (planner.simulate) knows links; this is for making schedules, thousands of times.
 """
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from farspan.schedule.task import Task
 
-__all__ = ["Times", "play_orders"]
+__all__ = ["Times", "simulate_orders"]
 
 _NOT_YET = -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """The result of playing some orders.
+    """The times at which the tasks of some orders run.
 
     Attributes:
         starts: When each task begins.
@@ -34,8 +34,8 @@ class Times:
         return max(self.spans, default=0.0)
 
 
-def play_orders(tasks: Sequence[Task], orders: Sequence[Sequence[int]], latency: float) -> Times | None:
-    """Play `orders`; None where they wait for each other."""
+def simulate_orders(tasks: Sequence[Task], orders: Sequence[Sequence[int]], latency: float) -> Times | None:
+    """Simulates `orders`; returns None where they wait for each other."""
     starts, ends = [0.0] * len(tasks), [_NOT_YET] * len(tasks)
     places, clocks = [0] * len(orders), [0.0] * len(orders)
     blocked: dict[int, list[int]] = {}

@@ -8,11 +8,11 @@ import pytest
 from benchmarks.bubble_rates.schedules import Chain, Costs, automatic, one_f_one_b, straight, vee, zb_2p, zb_h1, zb_v
 from benchmarks.bubble_rates.schedules.improve import improve
 
-from farspan.schedule.timing import play_orders
+from farspan.schedule.timing import simulate_orders
 
 
 def cost(chain: Chain, orders: object, latency: float = 0.0) -> float:
-    times = play_orders(chain.tasks, orders, latency)  # type: ignore[arg-type]
+    times = simulate_orders(chain.tasks, orders, latency)  # type: ignore[arg-type]
     assert times is not None
     return times.cost
 
@@ -20,7 +20,7 @@ def cost(chain: Chain, orders: object, latency: float = 0.0) -> float:
 def test_orders_that_wait_for_each_other_have_no_times() -> None:
     chain = straight(2, 2)
     first, second = one_f_one_b(chain).orders
-    assert play_orders(chain.tasks, [first, second[::-1]], 0.0) is None
+    assert simulate_orders(chain.tasks, [first, second[::-1]], 0.0) is None
 
 
 def test_weight_gradients_give_way_to_what_the_longest_rank_waits_for() -> None:
@@ -47,7 +47,7 @@ def test_it_finds_the_best_there_is_on_two_ranks(memory: float) -> None:
     own = [[index for index, task in enumerate(chain.tasks) if task.rank == rank] for rank in (0, 1)]
     allowed = [[order for order in permutations(tasks) if fits(chain, order, memory)] for tasks in own]
     best = min(
-        times.cost for orders in product(*allowed) if (times := play_orders(chain.tasks, orders, 0.5)) is not None
+        times.cost for orders in product(*allowed) if (times := simulate_orders(chain.tasks, orders, 0.5)) is not None
     )
     found = automatic(chain.tasks, memory=[memory] * 2, latency=0.5)
     assert cost(chain, found.orders, 0.5) == best

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from farspan.schedule.limits import Limits, hops_after, limits_of_1f1b
-from farspan.schedule.listing import Play
+from farspan.schedule.listing import Simulation
 from farspan.schedule.named.split_rule import LOOKAHEAD
 from farspan.schedule.task import Kind, Task
 
@@ -33,7 +33,7 @@ _Orders = list[list[int]]
 
 
 def orders_by_name(name: str, tasks: Sequence[Task], num_ranks: int, *, run_ahead: int = 0) -> _Orders:
-    """For each rank the indices of its tasks, in the order of the schedule called `name`.
+    """Returns for each rank the indices of its tasks, in the order of the schedule called `name`.
 
     Args:
         name: One of `SCHEDULES`.
@@ -47,25 +47,25 @@ def orders_by_name(name: str, tasks: Sequence[Task], num_ranks: int, *, run_ahea
 
 def _gpipe(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
     del run_ahead
-    play = _finished(Play(tasks, [Limits(in_flight=len(tasks))] * num_ranks, 0.0, forwards_first=True))
-    # No forward needs a backward, so they can all go first where one came late in the play.
-    return [sorted(order, key=lambda index: tasks[index].kind is not Kind.FORWARD) for order in play.orders]
+    simulation = _finished(Simulation(tasks, [Limits(in_flight=len(tasks))] * num_ranks, 0.0, forwards_first=True))
+    # No forward needs a backward, so they can all go first where one came late.
+    return [sorted(order, key=lambda index: tasks[index].kind is not Kind.FORWARD) for order in simulation.orders]
 
 
 def _one_f_one_b(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
     del run_ahead
-    return _shortest(_plays_of_1f1b(tasks, num_ranks)).orders
+    return _shortest(_candidates_of_1f1b(tasks, num_ranks)).orders
 
 
 def _zero_bubble(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
-    return _shortest(_plays_of_zero_bubble(tasks, num_ranks, run_ahead)).orders
+    return _shortest(_candidates_of_zero_bubble(tasks, num_ranks, run_ahead)).orders
 
 
 def _auto(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
-    plays = _plays_of_zero_bubble(tasks, num_ranks, run_ahead)
+    candidates = _candidates_of_zero_bubble(tasks, num_ranks, run_ahead)
     if _is_interleaved(tasks):
-        plays += _plays_of_1f1b(tasks, num_ranks)
-    return _shortest(plays).orders
+        candidates += _candidates_of_1f1b(tasks, num_ranks)
+    return _shortest(candidates).orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,49 +92,51 @@ _BY_NAME = {
     "gpipe": NamedSchedule(orders=_gpipe),
 }
 SCHEDULES = tuple(_BY_NAME)
-"""The names, the default first."""
+"""The names that `schedule=` takes, the default first."""
 LEAST_WEIGHT_WORK_S = {name: schedule.least_weight_work_s for name, schedule in _BY_NAME.items()}
 
 
 def run_ahead_of(name: str, lookahead: int = LOOKAHEAD) -> int:
-    """How many forwards more than it needs a schedule has in flight; the rest of `lookahead` is for receives that are
-    posted so many tasks ahead: one, or all where the schedule does not run ahead.
+    """Returns how many more forwards than it needs a schedule has in flight. The rest of `lookahead` is for receives
+    that are posted ahead of the task that needs them: one task, or all of `lookahead` where the schedule does not run
+    ahead.
     """
     return max(0, lookahead - 1) if _BY_NAME[name].runs_ahead else 0
 
 
-def _plays_of_1f1b(tasks: Sequence[Task], num_ranks: int) -> list[Play]:
-    """Micro-batches one by one; where a rank has several segments of one, also in groups, and with less memory."""
+def _candidates_of_1f1b(tasks: Sequence[Task], num_ranks: int) -> list[Simulation]:
+    """Returns simulations that take micro-batches one by one; where a rank has several segments of a micro-batch, also
+    in groups, and with less memory."""
     alone = [Limits(in_flight=limit.in_flight) for limit in limits_of_1f1b(tasks, num_ranks)]
-    plays = [Play(tasks, alone, 0.0)]
+    candidates = [Simulation(tasks, alone, 0.0)]
     if _is_interleaved(tasks):
         grouped = [Limits(in_flight=len(tasks), stored=size) for size in _stored_when_interleaved(tasks, num_ranks)]
-        plays.insert(0, Play(tasks, grouped, 0.0, patience=0.0, forwards_first=True, group=num_ranks))
-        plays += _plays_of_zero_bubble(tasks, num_ranks, 0)
-    return plays
+        candidates.insert(0, Simulation(tasks, grouped, 0.0, patience=0.0, forwards_first=True, group=num_ranks))
+        candidates += _candidates_of_zero_bubble(tasks, num_ranks, 0)
+    return candidates
 
 
-def _plays_of_zero_bubble(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> list[Play]:
+def _candidates_of_zero_bubble(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> list[Simulation]:
     of_one, of_1f1b = _stored(tasks, num_ranks)
     most = min(max(of_1f1b), max(*of_one, *_stored_when_interleaved(tasks, num_ranks)))
     limits = [
         Limits(in_flight=limit.in_flight, memory=most + run_ahead * one)
         for limit, one in zip(limits_of_1f1b(tasks, num_ranks, run_ahead=run_ahead), of_one, strict=True)
     ]
-    return [Play(tasks, limits, 0.0, patience=0.0, forwards_first=first) for first in (False, True)]
+    return [Simulation(tasks, limits, 0.0, patience=0.0, forwards_first=first) for first in (False, True)]
 
 
-def _finished(play: Play) -> Play:
-    play.run()
-    return play
+def _finished(simulation: Simulation) -> Simulation:
+    simulation.run()
+    return simulation
 
 
-def _shortest(plays: Sequence[Play]) -> Play:
-    return min(map(_finished, plays), key=lambda play: max(play.ends, default=0.0))
+def _shortest(candidates: Sequence[Simulation]) -> Simulation:
+    return min(map(_finished, candidates), key=lambda simulation: max(simulation.ends, default=0.0))
 
 
 def _forwards(tasks: Sequence[Task]) -> dict[tuple[int, int], list[int]]:
-    """By rank and micro-batch the indices of those that keep something."""
+    """Maps (rank, micro-batch) to the indices of its forwards that hold memory."""
     found: dict[tuple[int, int], list[int]] = {}
     for number, task in enumerate(tasks):
         if task.kind is Kind.FORWARD and task.memory > 0:
@@ -143,12 +145,12 @@ def _forwards(tasks: Sequence[Task]) -> dict[tuple[int, int], list[int]]:
 
 
 def _is_interleaved(tasks: Sequence[Task]) -> bool:
-    """Whether a rank has several segments of one micro-batch."""
+    """Returns whether a rank has several segments of one micro-batch."""
     return any(len(own) > 1 for own in _forwards(tasks).values())
 
 
 def _stored(tasks: Sequence[Task], num_ranks: int) -> tuple[list[float], list[float]]:
-    """For each rank what it holds of one micro-batch at most, and of all in 1F1B."""
+    """Returns for each rank the most that it holds of one micro-batch, and of all micro-batches in 1F1B."""
     of_one, of_1f1b = [0.0] * num_ranks, [0.0] * num_ranks
     after = hops_after(tasks)
     for (rank, _), own in _forwards(tasks).items():
@@ -159,8 +161,8 @@ def _stored(tasks: Sequence[Task], num_ranks: int) -> tuple[list[float], list[fl
 
 
 def _stored_when_interleaved(tasks: Sequence[Task], num_ranks: int) -> list[float]:
-    """What interleaved 1F1B holds (D. Narayanan et al., 2021, arXiv 2104.04473): a group for each segment but the last,
-    and of the last twice the way to the last level and back."""
+    """Returns what interleaved 1F1B holds (D. Narayanan et al., 2021, arXiv 2104.04473): a group for each segment but
+    the last, and of the last twice the way to the last level and back."""
     sizes = [0.0] * num_ranks
     after = hops_after(tasks)
     for (rank, _), own in _forwards(tasks).items():

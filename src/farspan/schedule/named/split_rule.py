@@ -1,4 +1,4 @@
-"""What orders are made for, and which backwards are worth splitting.
+"""Nominal durations for making orders, and the rule for which backwards are worth splitting.
 
 All ranks decide alike, and so does the planner, which simulates the same orders: from the work there is, not from
 seconds.
@@ -11,16 +11,16 @@ __all__ = ["LOOKAHEAD", "NOMINAL_S", "SPLIT_COST_S", "is_worth_splitting"]
 LOOKAHEAD = 2
 """How many boundary buffers a rank may hold beyond one for each stage, to hide transfers."""
 NOMINAL_S = 1.0
-"""Of a forward, of input gradients, of weight gradients: what orders are made for. All ranks know them, and noise does
-not change them."""
+"""The duration of a forward, of input gradients and of weight gradients for which orders are made. All ranks know it,
+and noise does not change it."""
 SPLIT_COST_S = 0.1 * NOMINAL_S
-"""What splitting a backward costs besides: a tenth of its weight gradients, for blocks of a transformer on a CPU."""
+"""The extra cost of splitting a backward: a tenth of its weight gradients, for blocks of a transformer on a CPU."""
 _FLOPS_PER_S = {"cpu": 2e10, "cuda": 2e13}
-"""Of one core, of one GPU, as models use them: an order of magnitude."""
+"""Speed of one CPU core and of one GPU, as models use them: an order of magnitude."""
 
 
 def is_worth_splitting(flops: float, device: str, least_s: float) -> bool:
-    """Whether weight gradients are worth a task of their own.
+    """Returns whether weight gradients are worth a task of their own.
 
     Args:
         flops: Of the forward of what has weights: a product takes as many for the gradient of either side.

@@ -1,4 +1,4 @@
-"""Of which micro-batches backwards are split under "auto": of the last ones, or of all.
+"""Chooses the micro-batches whose backwards are split under "auto": the last ones, or all.
 
     all split      rank 0   F0 F1 F2 B0 F3 B1 W0 B2 W1 B3 W2 W3          each W costs a little besides
     the last two   rank 0   F0 F1 F2 BW0 F3 BW1 B2 .. W2 B3 W3
@@ -16,13 +16,13 @@ from dataclasses import replace
 from farspan.schedule.named.recorded import orders_by_name
 from farspan.schedule.named.split_rule import SPLIT_COST_S
 from farspan.schedule.task import Kind, Task
-from farspan.schedule.timing import play_orders
+from farspan.schedule.timing import simulate_orders
 
 __all__ = ["split_from", "whole_until"]
 
 
 def split_from(schedule: str, tasks: Sequence[Task], num_ranks: int, *, run_ahead: int) -> int:
-    """The first micro-batch of which backwards are to be split.
+    """Returns the first micro-batch whose backwards are to be split.
 
     Args:
         schedule: The name of the order.
@@ -37,7 +37,7 @@ def split_from(schedule: str, tasks: Sequence[Task], num_ranks: int, *, run_ahea
         fewer = whole_until(tasks, first)
         orders = orders_by_name(schedule, fewer, num_ranks, run_ahead=run_ahead)
         costs = {Kind.WEIGHT: SPLIT_COST_S}
-        simulated = play_orders(
+        simulated = simulate_orders(
             [replace(task, duration=task.duration + costs.get(task.kind, 0.0)) for task in fewer], orders, 0.0
         )
         return math.inf if simulated is None else max(simulated.ends)
@@ -47,7 +47,7 @@ def split_from(schedule: str, tasks: Sequence[Task], num_ranks: int, *, run_ahea
 
 
 def whole_until(tasks: Sequence[Task], first: int) -> tuple[Task, ...]:
-    """The same step with whole backwards of the micro-batches before `first`.
+    """Returns the same step with unsplit backwards for the micro-batches before `first`.
 
     >>> backward = Task(kind=Kind.BACKWARD, rank=0, micro_batch=0, level=0, duration=2.0, needs=(), holds=False)
     >>> weight = replace(backward, kind=Kind.WEIGHT, duration=1.0, needs=(0,))
@@ -78,6 +78,6 @@ def whole_until(tasks: Sequence[Task], first: int) -> tuple[Task, ...]:
 
 
 def _is_own(backward: Task, weight: Task) -> bool:
-    """Whether a task that `weight` needs is its own backward."""
+    """Returns whether `backward`, which `weight` needs, is its own backward."""
     same = (backward.rank, backward.level, backward.micro_batch) == (weight.rank, weight.level, weight.micro_batch)
     return same and backward.kind is Kind.BACKWARD
