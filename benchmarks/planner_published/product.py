@@ -1,7 +1,7 @@
 """The product's own prediction of the zero-bubble tables: what `farspan plan --roofline` does, on the stages they had.
 
     Trial (nothing is computed, no weights are held)  ->  work of each module  ->  costed_graph(roofline=True)
-    ->  stages, each of an equal number of blocks     ->  forecast: the step, simulated as the runtime would run it
+    ->  stages, each of an equal number of blocks     ->  predicted: the step, simulated as the runtime would run it
 
     stage 0            stage 1 ..         last stage
     embedding, 2       3 blocks           2 blocks, head and loss       embedding and head count as a block, as there
@@ -26,7 +26,7 @@ import farspan
 from farspan.cluster import Cluster, DeviceClass
 from farspan.place.measure.trial import Trial
 from farspan.planner.cost_model import CostedGraph
-from farspan.planner.optimize import Forecast, forecast
+from farspan.planner.optimize import Prediction, predict_step
 from farspan.planner.pipeline import Pipeline, PipelineStage
 from farspan.profile import StepProfile, costed_graph
 
@@ -132,8 +132,8 @@ def _print_stages(program: Program, rows: Sequence[dict[str, str]]) -> None:
         )
 
 
-def predict(program: Program, row: dict[str, str], schedule: str, *, flops_per_s: float = 0.0) -> Forecast:
-    """The step that the product forecasts.
+def predict(program: Program, row: dict[str, str], schedule: str, *, flops_per_s: float = 0.0) -> Prediction:
+    """The step that the product predicts.
 
     Args:
         program: What runs.
@@ -154,7 +154,7 @@ def predict(program: Program, row: dict[str, str], schedule: str, *, flops_per_s
     cluster = _cluster(num_stages, flops_per_s)
     graph = costed_graph(_recorded(sizes, int(row["microbatch"]), num_stages), cluster, roofline=True)
     pipeline = Pipeline(stages=_stages(graph, sizes.layers, num_stages))
-    return forecast(graph, cluster, pipeline, int(row["m"]), schedules=(SCHEDULES[schedule],))
+    return predict_step(graph, cluster, pipeline, int(row["m"]), schedules=(SCHEDULES[schedule],))
 
 
 def _measured_s(row: dict[str, str], schedule: str) -> float:

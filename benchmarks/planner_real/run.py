@@ -37,7 +37,7 @@ import farspan  # noqa: E402
 from farspan.cluster import Cluster, DeviceClass  # noqa: E402
 from farspan.execute.process.world import current_engine  # noqa: E402
 from farspan.place.measure.trial import Trial  # noqa: E402
-from farspan.planner.optimize import Forecast, best_plan, forecast_of_stages  # noqa: E402
+from farspan.planner.optimize import Prediction, best_plan, predict_stages  # noqa: E402
 from farspan.profile import costed_graph  # noqa: E402
 from farspan.schedule import LEAST_WEIGHT_WORK_S  # noqa: E402
 
@@ -114,7 +114,7 @@ def cluster_of(speeds: Sequence[float]) -> Cluster:
     return Cluster(classes=tuple(classes))
 
 
-def forecasts_of(case: Case, args: Any) -> dict[str, Forecast]:
+def predictions_of(case: Case, args: Any) -> dict[str, Prediction]:
     """farspan's plan, and those made by hand."""
     with Trial(num_devices=lambda: len(case.speeds)) as trial:
         side = Side(case, args, None)
@@ -141,7 +141,7 @@ def forecasts_of(case: Case, args: Any) -> dict[str, Forecast]:
             (f"speed {speed:g}", [node.name for node in graph.nodes[begin:end]])
             for begin, end, speed in zip([0, *cuts], cuts, classes, strict=False)
         ]
-        one = forecast_of_stages(graph, cluster, stages, profile.num_micro_batches)
+        one = predict_stages(graph, cluster, stages, profile.num_micro_batches)
         same = [label for label, each in found.items() if places_of(each) == places_of(one)]
         if same:  # it is run once
             found[f"{same[0]} = {name}"] = found.pop(same[0])
@@ -150,7 +150,7 @@ def forecasts_of(case: Case, args: Any) -> dict[str, Forecast]:
     return found
 
 
-def places_of(each: Forecast) -> dict[str, str]:
+def places_of(each: Prediction) -> dict[str, str]:
     return {node: stage.where for stage in each.stages for node in stage.nodes}
 
 
@@ -227,7 +227,7 @@ def resident_bytes(side: Side) -> int:
 
 def measure(name: str, args: Any) -> list[dict[str, Any]]:
     case = CASES[name]
-    found = forecasts_of(case, args)
+    found = predictions_of(case, args)
     with tempfile.TemporaryDirectory() as folder:
         plans = Path(folder, "plans.json")
         plans.write_text(json.dumps([each.plan.to_json() for each in found.values()]))
@@ -260,7 +260,7 @@ def measure(name: str, args: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def check_order(name: str, label: str, rank: int, ran: str, each: Forecast) -> None:
+def check_order(name: str, label: str, rank: int, ran: str, each: Prediction) -> None:
     """What has been played is what has run."""
     schedule = each.simulation.schedule
     simulated = [schedule.tasks[index] for index in schedule.orders[rank]]

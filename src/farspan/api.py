@@ -33,7 +33,7 @@ from farspan.place.suitable import check_model
 from farspan.place.weights import agree_on_model
 from farspan.plan import Plan
 from farspan.planner import Hints
-from farspan.profile import atoms
+from farspan.profile import units_of
 from farspan.record.lanes.batch import BatchedModel, called_parts
 from farspan.record.ops.explicit_placement import ops_at
 from farspan.record.parameters.copying import plan_by_model
@@ -211,8 +211,8 @@ def _with_micro_batches(chosen: Plan, micro_batches: Any) -> Plan:
 
 def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hints, schedule: str | None) -> Plan:
     """Place `model` where it was when its first step was measured before, or as estimated; and measure it (again)."""
-    pieces = [atom.name for atom in atoms(model, engine.num_ranks, hints.patterns)]
-    kept = KeptPlan(engine, model, pieces, hints, schedule)
+    units = [unit.name for unit in units_of(model, engine.num_ranks, hints.patterns)]
+    kept = KeptPlan(engine, model, units, hints, schedule)
     ways = {"micro_batches": estimated.micro_batches, "gradient_reduction": estimated.gradient_reduction}
     begun = dataclasses.replace(kept.load() or estimated, **ways)
     if schedule is not None:
@@ -224,7 +224,7 @@ def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hi
         engine.console.show_plan(plan)
 
     is_measured = not begun.remat and measure_first(
-        engine, model, begun, pieces, hints, schedule=schedule, kept=kept, settled=settled
+        engine, model, begun, units, hints, schedule=schedule, kept=kept, settled=settled
     )
     if not is_measured:
         place_first(engine, model, begun)

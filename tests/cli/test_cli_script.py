@@ -60,7 +60,7 @@ def test_a_plan_for_machines_that_are_not_there(folder, capsys) -> None:
     assert "width 4096" in err  # the script had the words that are its own
     assert "2 stages on 2 ranks" in out and "one device" in out and "peak memory" in out and "gap" in out
     page = (folder / "plan.html").read_text()
-    assert "<svg" in page and "A forecast" in page and "http" not in page.replace("http://www.w3.org", "")
+    assert "<svg" in page and "A prediction" in page and "http" not in page.replace("http://www.w3.org", "")
     plan = farspan.Plan.load(folder / "plan.json")
     assert plan.placement == {"0": 0, "1": 0, "2": 1, "3": 1}
 

@@ -1,4 +1,4 @@
-"""Modules that differentiate inside themselves: while their pieces are measured, and under the plan that is found."""
+"""Modules that differentiate inside themselves: while their units are measured, and under the plan that is found."""
 
 from __future__ import annotations
 

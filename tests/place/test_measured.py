@@ -127,7 +127,7 @@ def test_it_is_measured_unless_somebody_says_no(monkeypatch: pytest.MonkeyPatch)
 
 
 def begun(model: nn.Module) -> list[int]:
-    """Where the pieces are at first."""
+    """Where the units are at first."""
     plan = farspan.plan_of(model)
     return [plan.rank_of(plan.placement[str(number)]) for number in range(len(list(model.children())))]
 
@@ -243,7 +243,7 @@ def test_a_slower_device_gets_less(said_times: dict[int, float]) -> None:
 
 
 def share(seconds: dict[str, float], *others: dict[str, float]) -> RankMeasured:
-    """What a rank has measured: of each kind of piece the seconds in one micro-batch, and in others."""
+    """What a rank has measured: of each kind of unit the seconds in one micro-batch, and in others."""
     notes = {
         (0, number): SegmentNote(key=(0, number), is_called=True, first_call=number, inputs=[], likeness=kind)
         for number, kind in enumerate(seconds)

@@ -18,7 +18,7 @@ from torch import nn
 import farspan
 from farspan.place.places import replace_plan
 from farspan.plan import Plan
-from farspan.profile import atoms
+from farspan.profile import units_of
 
 RANKS = 3
 _SEVERAL = ("gpt_tied", "batchnorm", "frozen")
@@ -26,11 +26,11 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "moving.py"
 
 
 def random_plan(model: nn.Module, generator: random.Random) -> Plan:
-    """Each piece on any rank, as a stage of its own or with others; some ranks may have none."""
-    pieces = [atom.name for atom in atoms(model, RANKS)]
+    """Each unit on any rank, as a stage of its own or with others; some ranks may have none."""
+    units = [unit.name for unit in units_of(model, RANKS)]
     ranks = generator.sample(range(RANKS), generator.randint(1, RANKS))
     stages = [f"rank:{generator.choice(ranks)}" for _ in range(generator.randint(1, 4))]
-    return Plan(stages=tuple(stages), placement={name: generator.randrange(len(stages)) for name in pieces})
+    return Plan(stages=tuple(stages), placement={name: generator.randrange(len(stages)) for name in units})
 
 
 def train_moving(model: nn.Module, case: Case, seed: int, moved: list[int | None]) -> Any:
@@ -42,8 +42,8 @@ def train_moving(model: nn.Module, case: Case, seed: int, moved: list[int | None
 
 def random_whole_plan(model: nn.Module, seed: int) -> Plan:
     """Of each rank a stage, as `distribute` asks for."""
-    pieces = [atom.name for atom in atoms(model, RANKS)]
-    stages = {name: number % RANKS for number, name in enumerate(random.Random(seed).sample(pieces, len(pieces)))}
+    units = [unit.name for unit in units_of(model, RANKS)]
+    stages = {name: number % RANKS for number, name in enumerate(random.Random(seed).sample(units, len(units)))}
     return Plan(stages=tuple(f"rank:{rank}" for rank in range(RANKS)), placement=stages)
 
 
@@ -58,7 +58,7 @@ def random_whole_plan(model: nn.Module, seed: int) -> Plan:
 def test_same_numbers_whatever_moves_after_each_step(name: str, seed: int) -> None:
     case = CASES[name]
     if case.most_stages < RANKS:
-        pytest.skip("it has fewer pieces than there are ranks")
+        pytest.skip("it has fewer units than there are ranks")
     wanted = train_plainly(case)
     models = [build(case) for _ in range(RANKS)]
     moved: list[list[int | None]] = [[] for _ in range(RANKS)]

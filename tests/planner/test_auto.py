@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from farspan.errors import PlanError
-from farspan.planner import Atom, auto_plan
+from farspan.planner import Unit, auto_plan
 
 BLOCKS = [
-    Atom(name="embed", cost=0.0, num_parameters=100, parameter_bytes=400),
-    *(Atom(name=f"blocks.{i}", cost=1.0, num_parameters=10, parameter_bytes=40) for i in range(4)),
-    Atom(name="head", cost=0.1, num_parameters=5, parameter_bytes=20),
+    Unit(name="embed", cost=0.0, num_parameters=100, parameter_bytes=400),
+    *(Unit(name=f"blocks.{i}", cost=1.0, num_parameters=10, parameter_bytes=40) for i in range(4)),
+    Unit(name="head", cost=0.1, num_parameters=5, parameter_bytes=20),
 ]
 RANKS = ["rank:0", "rank:1", "rank:2"]
 
@@ -33,17 +33,17 @@ def test_stages_go_round_the_devices() -> None:
     assert set(plan.placement.values()) == set(range(5))
 
 
-def test_one_stage_owns_the_whole_model_even_without_atoms() -> None:
+def test_one_stage_owns_the_whole_model_even_without_units() -> None:
     assert auto_plan(BLOCKS, num_stages=1, devices=RANKS).placement == {"": 0}
     assert auto_plan([], num_stages=1, devices=RANKS).placement == {"": 0}
 
 
 def test_a_block_is_cut_only_where_that_pays() -> None:
     halves = [
-        Atom(name=f"blocks.{i}.{part}", cost=cost) for i in range(2) for part, cost in (("attn", 1.0), ("mlp", 1.04))
+        Unit(name=f"blocks.{i}.{part}", cost=cost) for i in range(2) for part, cost in (("attn", 1.0), ("mlp", 1.04))
     ]
     assert auto_plan(halves, num_stages=2, devices=RANKS[:2]).placement == {"blocks.0": 0, "blocks.1": 1}
-    halves = [Atom(name=f"blocks.{i}.{part}", cost=1.0) for i in range(3) for part in ("attn", "mlp")]
+    halves = [Unit(name=f"blocks.{i}.{part}", cost=1.0) for i in range(3) for part in ("attn", "mlp")]
     assert auto_plan(halves, num_stages=2, devices=RANKS[:2]).placement == {
         "blocks.0": 0,
         "blocks.1.attn": 0,
@@ -52,12 +52,12 @@ def test_a_block_is_cut_only_where_that_pays() -> None:
     }
 
 
-def test_the_parts_of_a_cut_block_that_stay_in_one_piece_are_one_entry() -> None:
-    parts = [Atom(name=f"net.0.{name}", cost=1.0) for name in ("attn.qkv", "attn.out", "mlp.0", "mlp.1")]
+def test_the_parts_of_a_cut_block_that_stay_whole_are_one_entry() -> None:
+    parts = [Unit(name=f"net.0.{name}", cost=1.0) for name in ("attn.qkv", "attn.out", "mlp.0", "mlp.1")]
     assert auto_plan(parts, num_stages=2, devices=RANKS[:2]).placement == {"net.0.attn": 0, "net.0.mlp": 1}
 
 
-def test_fewer_atoms_than_stages_is_a_plan_error_with_their_names() -> None:
+def test_fewer_units_than_stages_is_a_plan_error_with_their_names() -> None:
     with pytest.raises(PlanError) as caught:
         auto_plan(BLOCKS[:2], num_stages=3, devices=RANKS)
     assert caught.value.what == "no plan has 3 stages for this model."

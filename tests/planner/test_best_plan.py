@@ -13,9 +13,9 @@ from farspan.errors import PlanError
 from farspan.plan import Plan
 from farspan.planner.bound import bound_of
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
-from farspan.planner.forecast.given import forecast_of_stages
-from farspan.planner.optimize import best_plan, explain, forecast, format_result
+from farspan.planner.optimize import best_plan, explain, format_result, predict_step
 from farspan.planner.pipeline import Pipeline
+from farspan.planner.prediction.given import predict_stages
 from farspan.schedule import orders_by_name
 
 AGAIN = NodeOption(name="remat", forward_s=0.01, backward_s=0.03, saved_bytes=1e6, memory_bytes=16e6)
@@ -76,7 +76,7 @@ def test_each_link_carries_what_its_receiver_needs() -> None:
     graph = chain(3)
     tied = CostedEdge(source="blocks.0", target="blocks.2", size_bytes=64e6, value="weight", is_parameter=True)
     stages = [("gpu", [f"blocks.{i}"]) for i in range(3)]
-    simulated = forecast_of_stages(replace(graph, edges=(*graph.edges, tied)), devices(3), stages, 4)
+    simulated = predict_stages(replace(graph, edges=(*graph.edges, tied)), devices(3), stages, 4)
     assert simulated.link_bytes == {(0, 1): 4e6, (1, 2): 4e6, (2, 1): 4e6, (1, 0): 4e6, (2, 0): 4 * 64e6}
 
 
@@ -84,7 +84,7 @@ def test_so_it_is_where_data_flow_back_to_a_stage() -> None:
     graph = chain(4)
     skip = CostedEdge(source="blocks.0", target="blocks.2", size_bytes=64e6, value="skip")
     stages = [("gpu", ["blocks.0", "blocks.3"]), ("gpu", ["blocks.1"]), ("gpu", ["blocks.2"])]
-    simulated = forecast_of_stages(replace(graph, edges=(*graph.edges, skip)), devices(3), stages, 4)
+    simulated = predict_stages(replace(graph, edges=(*graph.edges, skip)), devices(3), stages, 4)
     assert {ends: size / 4e6 for ends, size in simulated.link_bytes.items()} == {
         (0, 1): 1,
         (1, 2): 1,
@@ -102,7 +102,7 @@ def test_peak_memory_counts_the_micro_batches_in_flight() -> None:
     assert [stage.memory_bytes for stage in best.stages] == [first, 32e6 + (20e6 + 1e6) + 1e6]
     tight = best_plan(chain(), devices(2, memory=80e6), 8).best
     assert tight.plan.schedule == "1f1b"
-    first = 32e6 + 2 * (20e6 + 1e6) + 2e6 + 1e6  # and in the forward what its second piece is given by its first
+    first = 32e6 + 2 * (20e6 + 1e6) + 2e6 + 1e6  # and in the forward what its second unit is given by its first
     assert [stage.memory_bytes for stage in tight.stages] == [first, 32e6 + (20e6 + 1e6) + 1e6 + 1e6]
 
 
@@ -127,7 +127,7 @@ def test_where_nothing_fits_the_error_says_what_would() -> None:
     assert caught.value.hint == "16 micro-batches, each 2 times smaller, or\n4 devices, or\ndevices of 122.1 MiB"
 
 
-def test_peak_memory_counts_what_a_piece_needs_while_it_runs() -> None:
+def test_peak_memory_counts_what_a_unit_needs_while_it_runs() -> None:
     def peaks(*working: float) -> list[float]:
         graph = chain(2)
         nodes = tuple(replace(node, working_bytes=size) for node, size in zip(graph.nodes, working, strict=True))
@@ -159,7 +159,7 @@ def test_what_is_saved_anyway_is_not_held_again_to_be_sent() -> None:
     assert [stage.memory_bytes for stage in best.stages] == [32e6 + 3 * 20e6 + 2e6, 32e6 + 21e6 + 1e6]
 
 
-def test_a_plan_that_fits_only_without_what_pieces_need_is_not_taken() -> None:
+def test_a_plan_that_fits_only_without_what_units_need_is_not_taken() -> None:
     graph = chain(options=(AGAIN,))
     needing = replace(graph, nodes=tuple(replace(node, working_bytes=6e6) for node in graph.nodes))
     cluster = devices(2, memory=77e6)
@@ -173,7 +173,7 @@ def test_the_order_is_the_one_that_the_runtime_makes() -> None:
     even = best_plan(graph, cluster, 8).best.pipeline
     uneven = replace(graph.nodes[1], forward_s=0.2, backward_s=0.01)
     uneven_graph = replace(graph, nodes=(graph.nodes[0], uneven, graph.nodes[2]))
-    schedule = forecast(uneven_graph, cluster, even, 8).simulation.schedule
+    schedule = predict_step(uneven_graph, cluster, even, 8).simulation.schedule
     nominal = tuple(replace(task, duration=2.0 if task.kind.value == "B" else 1.0) for task in schedule.tasks)
     orders = orders_by_name("auto", nominal, 3, run_ahead=1)
     assert orders != orders_by_name("auto", schedule.tasks, 3, run_ahead=1)
@@ -198,7 +198,7 @@ def test_no_cut_beats_the_bound() -> None:
         cluster = devices(num_devices)
         result = best_plan(graph, cluster, micro_batches)
         simulated = [
-            forecast(graph, cluster, _cut(result.best.pipeline, (0, *cuts, 6)), micro_batches).step_s
+            predict_step(graph, cluster, _cut(result.best.pipeline, (0, *cuts, 6)), micro_batches).step_s
             for count in range(num_devices)
             for cuts in itertools.combinations(range(1, 6), count)
         ]
@@ -235,7 +235,7 @@ def test_why_a_module_is_where_it_is() -> None:
     text = explain(result, "blocks.1")
     assert "blocks.1 is on rank:0, stage 0" in text
     assert "with rank:1 the step would take 390 ms" in text  # 30 ms, then 4 x 90 ms
-    with pytest.raises(PlanError, match=r"no piece called 'blocks\.9'"):
+    with pytest.raises(PlanError, match=r"no unit called 'blocks\.9'"):
         explain(result, "blocks.9")
 
 
@@ -256,5 +256,5 @@ def test_a_node_of_next_to_no_time_is_no_part_of_the_row() -> None:
     fast = DeviceClass(name="fast", kind="fast", speed=10.0, memory_bytes=5.0)
     cluster = Cluster(classes=(fast, DeviceClass(name="slow", kind="slow", memory_bytes=20.0)))
     for num_micro_batches in (1, 4):
-        found = forecast_of_stages(graph, cluster, [("fast", ["a"]), ("slow", ["b", "tiny"])], num_micro_batches)
+        found = predict_stages(graph, cluster, [("fast", ["a"]), ("slow", ["b", "tiny"])], num_micro_batches)
         assert found.fits and bound_of(graph, cluster, num_micro_batches).seconds <= found.step_s

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from tests.documents.edits import edited
 
 from farspan.profile import ProfileCache
-from farspan.profile.step import AtomProfile, Operation, PassedValue, StepProfile
+from farspan.profile.step import Operation, PassedValue, StepProfile, UnitProfile
 
 WORK = (Operation(flops=2e9, moved_bytes=1e6, dtype="float32"),)
 PROFILE = StepProfile(
-    atoms=(
-        AtomProfile(name="0", forward_s=0.5, forward_work=WORK, saved_with_others=(("x", 8.0),), can_remat=True),
-        AtomProfile(name="1", backward_s=1.0, weight_work=WORK, memory_bytes=4096.0),
+    units=(
+        UnitProfile(name="0", forward_s=0.5, forward_work=WORK, saved_with_others=(("x", 8.0),), can_remat=True),
+        UnitProfile(name="1", backward_s=1.0, weight_work=WORK, memory_bytes=4096.0),
     ),
     values=(PassedValue(source=0, target=1, size_bytes=64.0, name="x", is_saved=True),),
     num_micro_batches=4,
@@ -46,16 +46,16 @@ def test_a_profile_is_read_as_it_was_measured(tmp_path: Path) -> None:
         (("measured",), 5),
         (("more",), 1),
         (("profile",), []),
-        (("profile", "atoms"), {}),
+        (("profile", "units"), {}),
         (("profile", "device"), None),
         (("profile", "num_micro_batches"), 1.5),
         (("profile", "num_micro_batches"), -1),
-        (("profile", "atoms", 0, "forward_s"), "0.5"),
-        (("profile", "atoms", 0, "forward_s"), -1),
-        (("profile", "atoms", 0, "can_remat"), 1),
-        (("profile", "atoms", 0, "nmae"), "0"),
-        (("profile", "atoms", 0, "forward_work", 0, "flops"), None),
-        (("profile", "atoms", 0, "saved_with_others", 0), ["x"]),
+        (("profile", "units", 0, "forward_s"), "0.5"),
+        (("profile", "units", 0, "forward_s"), -1),
+        (("profile", "units", 0, "can_remat"), 1),
+        (("profile", "units", 0, "nmae"), "0"),
+        (("profile", "units", 0, "forward_work", 0, "flops"), None),
+        (("profile", "units", 0, "saved_with_others", 0), ["x"]),
         (("profile", "values", 0, "source"), 2),
         (("profile", "values", 0, "target"), 2),
         (("profile", "values", 0), 7),

@@ -8,7 +8,7 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import read_graph
 from farspan.planner.cost_model import write_graph
-from farspan.profile import AtomProfile, Operation, PassedValue, StepProfile, costed_graph, needs_measuring
+from farspan.profile import Operation, PassedValue, StepProfile, UnitProfile, costed_graph, needs_measuring
 
 WORK = (
     Operation(flops=6e11, moved_bytes=8.0, dtype="float32"),
@@ -17,8 +17,8 @@ WORK = (
 
 
 def profile(device: str = "cpu") -> StepProfile:
-    atoms = [
-        AtomProfile(
+    units = [
+        UnitProfile(
             name=f"blocks.{i}",
             forward_s=1.0,
             backward_s=2.0,
@@ -33,9 +33,9 @@ def profile(device: str = "cpu") -> StepProfile:
         )
         for i in range(3)
     ]
-    unused = AtomProfile(name="unused", memory_bytes=8.0)
+    unused = UnitProfile(name="unused", memory_bytes=8.0)
     values = tuple(PassedValue(source=i, target=i + 1, size_bytes=10.0, name=f"x{i}") for i in range(2))
-    return StepProfile(atoms=(*atoms, unused), values=values, num_micro_batches=4, device=device)
+    return StepProfile(units=(*units, unused), values=values, num_micro_batches=4, device=device)
 
 
 def cluster(*classes: DeviceClass) -> Cluster:

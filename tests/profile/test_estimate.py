@@ -7,7 +7,7 @@ from torch import nn
 from farspan.errors import PlanError
 from farspan.plan import resolve
 from farspan.planner import auto_plan
-from farspan.profile import atoms, tied
+from farspan.profile import tied, units_of
 
 WIDTH = 32
 
@@ -35,11 +35,11 @@ class GPT(nn.Module):
 
 
 def _names(model: nn.Module, num_stages: int) -> list[str]:
-    return [atom.name for atom in atoms(model, num_stages)]
+    return [unit.name for unit in units_of(model, num_stages)]
 
 
 def _costs(model: nn.Module, num_stages: int) -> dict[str, float]:
-    return {atom.name: atom.cost for atom in atoms(model, num_stages)}
+    return {unit.name: unit.cost for unit in units_of(model, num_stages)}
 
 
 def test_blocks_in_a_list_stay_whole() -> None:
@@ -53,12 +53,12 @@ def test_blocks_too_heavy_for_the_number_of_stages_are_opened() -> None:
     assert "blocks.0.mlp.1" not in names  # no parameters: runs where its input is
 
 
-def test_what_is_to_be_apart_is_an_atom_of_its_own() -> None:
-    names = [atom.name for atom in atoms(GPT(8), 2, ["blocks.3.mlp.2", "blocks.4.*", "drop"])]
+def test_what_is_to_be_apart_is_a_unit_of_its_own() -> None:
+    names = [unit.name for unit in units_of(GPT(8), 2, ["blocks.3.mlp.2", "blocks.4.*", "drop"])]
     assert {"blocks.3.norm", "blocks.3.mlp.0", "blocks.3.mlp.2", "blocks.4.attention", "blocks.5"} <= set(names)
     assert "blocks.3.attention.in_proj_weight" not in names  # it cannot be
     with pytest.raises(PlanError, match=r"the hint 'block\.\*' matches nothing"):
-        atoms(GPT(8), 2, ["block.*"])
+        units_of(GPT(8), 2, ["block.*"])
 
 
 def test_the_parameters_of_a_list_are_placed_one_by_one() -> None:
@@ -72,20 +72,20 @@ def test_a_sequential_too_short_for_the_stages_is_opened_down_to_its_layers() ->
     assert _names(model, 3) == ["0.0", "0.2", "1"]
 
 
-def test_a_model_of_one_layer_is_one_atom() -> None:
+def test_a_model_of_one_layer_is_one_unit() -> None:
     assert _costs(nn.Linear(3, 2), 1) == {"": 8.0}
     assert _names(nn.Linear(3, 2), 4) == [""]
-    assert atoms(nn.ReLU(), 2) == []
+    assert units_of(nn.ReLU(), 2) == []
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("num_blocks", [1, 2, 6, 8])
 def test_every_automatic_plan_owns_every_parameter_once(num_stages: int, num_blocks: int) -> None:
     model = GPT(num_blocks)
-    found = atoms(model, num_stages)
+    found = units_of(model, num_stages)
     total = sum(parameter.numel() for parameter in model.parameters())
-    assert sum(atom.num_parameters for atom in found) == total
-    assert sum(atom.parameter_bytes for atom in found) == 4 * total
+    assert sum(unit.num_parameters for unit in found) == total
+    assert sum(unit.parameter_bytes for unit in found) == 4 * total
     plan = auto_plan(found, num_stages=num_stages, devices=[f"rank:{rank}" for rank in range(num_stages)])
     parameters, aliases = tied(model)
     resolved = resolve(
@@ -102,13 +102,14 @@ def test_every_automatic_plan_owns_every_parameter_once(num_stages: int, num_blo
 @pytest.mark.parametrize(("num_blocks", "num_stages"), [(8, 2), (8, 4), (8, 8), (6, 3), (12, 4)])
 def test_blocks_that_divide_evenly_are_leaves_of_one_stage(num_blocks: int, num_stages: int) -> None:
     model = GPT(num_blocks)
-    plan = auto_plan(atoms(model, num_stages), num_stages=num_stages, devices=[f"rank:{i}" for i in range(num_stages)])
+    devices = [f"rank:{i}" for i in range(num_stages)]
+    plan = auto_plan(units_of(model, num_stages), num_stages=num_stages, devices=devices)
     per_stage = num_blocks // num_stages
     assert [plan.placement[f"blocks.{i}"] for i in range(num_blocks)] == [i // per_stage for i in range(num_blocks)]
 
 
 def test_tied_parameters_cost_compute_where_they_are_used_and_bytes_once() -> None:
-    found = {atom.name: atom for atom in atoms(GPT(8), 2)}
+    found = {unit.name: unit for unit in units_of(GPT(8), 2)}
     assert (found["embed"].cost, found["embed"].num_parameters) == (0.0, 64 * WIDTH)
     assert (found["head"].cost, found["head"].num_parameters, found["head"].parameter_bytes) == (64.0 * WIDTH, 0, 0)
 
@@ -119,7 +120,7 @@ def test_tied_names_follow_the_order_of_the_model() -> None:
     assert aliases == {"head.weight": "embed.weight"}
 
 
-def test_a_module_registered_twice_is_one_atom() -> None:
+def test_a_module_registered_twice_is_one_unit() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     model.append(model[0])
     assert _names(model, 3) == ["0", "1", "2"]
@@ -154,7 +155,7 @@ def test_parametrized_layers_stay_whole() -> None:
 
 def test_parameters_without_a_shape_yet_are_a_plan_error() -> None:
     with pytest.raises(PlanError, match=r"'0\.weight' has no shape yet"):
-        atoms(nn.Sequential(nn.LazyLinear(3)), 1)
+        units_of(nn.Sequential(nn.LazyLinear(3)), 1)
 
 
 def test_models_on_the_meta_device_are_estimated_too() -> None:

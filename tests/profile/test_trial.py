@@ -76,9 +76,9 @@ def profile_of(program: Callable[[], None], *, is_dry: bool = False, has_fake_we
 
 
 @pytest.mark.parametrize("is_dry", [False, True])
-def test_the_pieces_of_a_model_and_what_flows_between_them(is_dry) -> None:
+def test_the_units_of_a_model_and_what_flows_between_them(is_dry) -> None:
     profile = profile_of(lambda: train(Net()), is_dry=is_dry)
-    names = [atom.name for atom in profile.atoms]
+    names = [unit.name for unit in profile.units]
     assert names == ["shift", "embed", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "unused", "head"]
     size = 6 * WIDTH * 4
     assert sorted((names[v.source], names[v.target], v.size_bytes) for v in profile.values) == sorted(
@@ -115,17 +115,17 @@ def test_attention_in_one_operation_counts_as_its_products(is_dry) -> None:
             optimizer.step()
 
     profile = profile_of(program, is_dry=is_dry)
-    atom = next(each for each in profile.atoms if each.name.startswith("1"))
+    unit = next(each for each in profile.units if each.name.startswith("1"))
     linear, attention = 2 * 15 * WIDTH * 3 * WIDTH, 2 * (2 * 3 * 5 * 5 * WIDTH)
-    assert sum(each.flops for each in atom.forward_work) == linear + attention
-    assert sum(each.flops for each in atom.backward_work) == 2 * linear + 2.5 * attention  # scores are computed again
+    assert sum(each.flops for each in unit.forward_work) == linear + attention
+    assert sum(each.flops for each in unit.backward_work) == 2 * linear + 2.5 * attention  # scores are computed again
 
 
 @pytest.mark.parametrize("has_fake_weights", [False, True])
 def test_counting_without_data_finds_what_running_finds(has_fake_weights) -> None:
     real = profile_of(lambda: train(Net()))
     dry = profile_of(lambda: train(Net()), is_dry=True, has_fake_weights=has_fake_weights)
-    for ran, counted in zip(real.atoms, dry.atoms, strict=True):
+    for ran, counted in zip(real.units, dry.units, strict=True):
         assert (ran.name, ran.saved_bytes, ran.memory_bytes) == (
             counted.name,
             counted.saved_bytes,
@@ -133,15 +133,15 @@ def test_counting_without_data_finds_what_running_finds(has_fake_weights) -> Non
         )
         assert sum(each.flops for each in ran.forward_work) == sum(each.flops for each in counted.forward_work)
         assert sum(each.flops for each in ran.backward_work) == sum(each.flops for each in counted.backward_work)
-    block = dry.atoms[2]
+    block = dry.units[2]
     assert sum(each.flops for each in block.forward_work) == 2 * 6 * WIDTH * 2 * WIDTH * 2
     assert sum(each.flops for each in block.backward_work) == 2 * sum(each.flops for each in block.forward_work)
     assert block.saved_bytes == 6 * WIDTH * 4 + 6 * 2 * WIDTH * 4  # the input, and what tanh gives
-    for ran, counted in zip(real.atoms, dry.atoms, strict=True):
+    for ran, counted in zip(real.units, dry.units, strict=True):
         assert (ran.working_bytes, ran.let_go_bytes) == (counted.working_bytes, counted.let_go_bytes), ran.name
 
 
-def test_what_a_piece_needs_while_it_runs() -> None:
+def test_what_a_unit_needs_while_it_runs() -> None:
     class Wide(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -151,20 +151,20 @@ def test_what_a_piece_needs_while_it_runs() -> None:
             return (x * self.scale).expand(100, *x.shape).contiguous().sum(0)
 
     for is_dry in (False, True):
-        atom = profile_of(
+        unit = profile_of(
             lambda: train_on(nn.Sequential(Wide(), Wide(), Wide()), torch.ones(WIDTH)),
             is_dry=is_dry,
             has_fake_weights=False,
-        ).atoms[1]
-        assert atom.saved_bytes == WIDTH * 4  # the input
-        assert 100 * WIDTH * 4 <= atom.working_bytes <= 104 * WIDTH * 4, is_dry
+        ).units[1]
+        assert unit.saved_bytes == WIDTH * 4  # the input
+        assert 100 * WIDTH * 4 <= unit.working_bytes <= 104 * WIDTH * 4, is_dry
 
 
 def test_what_a_backward_lets_go_of_in_the_middle_of_a_stage() -> None:
-    piece = nn.Sequential(nn.Linear(256, 64), nn.Tanh())
-    model = nn.Sequential(nn.Linear(8, 256), piece, nn.Linear(64, 8))
-    atom = profile_of(lambda: train_on(model, torch.ones(100, 8))).atoms[1]
-    assert atom.let_go_bytes == 2 * 100 * 64 * 4  # its output and the gradient of that, before its input's gradient
+    unit = nn.Sequential(nn.Linear(256, 64), nn.Tanh())
+    model = nn.Sequential(nn.Linear(8, 256), unit, nn.Linear(64, 8))
+    unit = profile_of(lambda: train_on(model, torch.ones(100, 8))).units[1]
+    assert unit.let_go_bytes == 2 * 100 * 64 * 4  # its output and the gradient of that, before its input's gradient
 
 
 def test_what_is_sent_and_saved_is_known() -> None:
@@ -183,11 +183,11 @@ def train_on(model: nn.Module, x: torch.Tensor) -> None:
 
 def test_repeated_blocks_have_one_row_of_costs() -> None:
     profile = profile_of(lambda: train(Net()))
-    blocks = [atom for atom in profile.atoms if atom.name in ("blocks.0", "blocks.1", "blocks.2")]
-    assert len({atom.likeness for atom in blocks}) == 1
-    assert len({(atom.forward_s, atom.backward_s) for atom in blocks}) == 1
-    assert all(atom.forward_s and atom.backward_s for atom in blocks)
-    assert profile.atoms[6].forward_s == 0.0  # never used
+    blocks = [unit for unit in profile.units if unit.name in ("blocks.0", "blocks.1", "blocks.2")]
+    assert len({unit.likeness for unit in blocks}) == 1
+    assert len({(unit.forward_s, unit.backward_s) for unit in blocks}) == 1
+    assert all(unit.forward_s and unit.backward_s for unit in blocks)
+    assert profile.units[6].forward_s == 0.0  # never used
 
 
 @pytest.mark.parametrize(
@@ -200,11 +200,11 @@ def test_repeated_blocks_have_one_row_of_costs() -> None:
 )
 def test_memory_is_parameters_gradients_and_what_the_optimizer_keeps(optimizer, times) -> None:
     profile = profile_of(lambda: train(Net(), optimizer=optimizer))
-    block = profile.atoms[2]
+    block = profile.units[2]
     assert block.trained_bytes == 4 * (WIDTH * 2 * WIDTH * 2 + 3 * WIDTH)
     assert block.memory_bytes == times * block.trained_bytes
     assert profile.notes == ()
-    assert profile.atoms[-1].memory_bytes == 0  # the head is the embedding
+    assert profile.units[-1].memory_bytes == 0  # the head is the embedding
 
 
 def test_an_optimizer_that_cannot_be_tried_is_said_so() -> None:
@@ -231,7 +231,7 @@ def test_micro_batches_are_counted_where_each_is_read_at_once() -> None:
 
 def test_one_micro_batch_is_timed_over_several_steps() -> None:
     profile = profile_of(lambda: train(Net(), micro_batches=1))
-    assert profile.num_micro_batches == 1 and profile.atoms[2].forward_s
+    assert profile.num_micro_batches == 1 and profile.units[2].forward_s
 
 
 class Chain(nn.Module):
@@ -267,8 +267,8 @@ def test_a_micro_batch_may_be_read_before_its_backward(reads: str) -> None:
             optimizer.step()
 
     profile = profile_of(program)
-    assert len(profile.atoms) == 5
-    assert all(atom.forward_s and atom.backward_s and atom.saved_bytes for atom in profile.atoms)
+    assert len(profile.units) == 5
+    assert all(unit.forward_s and unit.backward_s and unit.saved_bytes for unit in profile.units)
     flows = {(value.source, value.target) for value in profile.values if value.size_bytes == 4 * WIDTH * 4}
     assert flows == {(number, number + 1) for number in range(4)}
     assert profile.num_micro_batches == 2
@@ -295,10 +295,10 @@ def test_a_dry_run_needs_no_memory_for_the_weights() -> None:
 
 def test_a_model_without_weights_changes_its_dtype_and_stays_tied() -> None:
     profile = profile_of(lambda: train(Net().to(torch.bfloat16)), is_dry=True)
-    block = profile.atoms[2]
+    block = profile.units[2]
     assert block.trained_bytes == 2 * (WIDTH * 2 * WIDTH * 2 + 3 * WIDTH)
     assert {each.dtype for each in block.forward_work} == {"bfloat16"}
-    assert profile.atoms[-1].memory_bytes == 0
+    assert profile.units[-1].memory_bytes == 0
 
 
 def test_modules_on_a_circle_have_words_together() -> None:
@@ -386,7 +386,7 @@ def test_a_program_that_is_under_way_is_left_as_it_was() -> None:
         model = farspan.distribute(nn.Linear(4, 4))
         with Trial(num_devices=lambda: 2) as trial:
             train(Net())
-        assert len(trial.profile().atoms) > 4
+        assert len(trial.profile().units) > 4
         model(torch.ones(2, 4)).sum().backward()
         farspan.flush()
         step = farspan.last_step()

@@ -34,7 +34,7 @@ def plan_script(arguments: argparse.Namespace) -> int:
     # What follows imports torch, and may take long.
     from farspan.planner.optimize import best_plan, explain, format_result
     from farspan.profile import costed_graph, this_machine
-    from farspan.report import forecast_page
+    from farspan.report import predicted_page
 
     profile, hints = profile_script(script_argv, given, roofline=arguments.roofline, fresh=arguments.fresh, hints=hints)
     cluster = given or this_machine()
@@ -57,7 +57,7 @@ def plan_script(arguments: argparse.Namespace) -> int:
     result.best.plan.save(output)
     write_text(
         page,
-        forecast_page(
+        predicted_page(
             result.best.simulation,
             title=f"farspan plan: {' '.join(script_argv)}",
             names=[f"{stage.nodes[0]} .. {stage.nodes[-1]}" for stage in result.best.stages],
@@ -79,9 +79,9 @@ def plan_script(arguments: argparse.Namespace) -> int:
 
 
 def _facts(profile: StepProfile) -> list[str]:
-    how = f"measured on {profile.device}" if any(atom.forward_s for atom in profile.atoms) else "counted, not measured"
+    how = f"measured on {profile.device}" if any(unit.forward_s for unit in profile.units) else "counted, not measured"
     return [
-        f"costs: {len(profile.atoms)} pieces, {profile.num_unique} kinds, {how}",
+        f"costs: {len(profile.units)} units, {profile.num_unique} kinds, {how}",
         *(f"note: {note}" for note in profile.notes),
     ]
 

@@ -48,7 +48,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     for note in profile.notes:
         write_output(f"note: {note}")
     write_output(
-        f"{len(graph.nodes)} pieces, {profile.num_unique} kinds; wrote {arguments.output}\n"
+        f"{len(graph.nodes)} units, {profile.num_unique} kinds; wrote {arguments.output}\n"
         f"farspan plan --graph {arguments.output} --micro-batches {profile.num_micro_batches} --cluster cluster.toml"
     )
     return 0

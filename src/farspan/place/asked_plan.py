@@ -12,7 +12,7 @@ from torch import nn
 from farspan.errors import PlanError
 from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
-from farspan.profile import atoms
+from farspan.profile import units_of
 
 __all__ = ["choose_plan", "hints_of"]
 
@@ -50,7 +50,7 @@ def choose_plan(model: nn.Module, plan: Any, hints: Hints, num_ranks: int) -> Pl
     if isinstance(plan, str) and plan == "auto":
         num_stages = num_ranks if hints.stages is None else hints.stages
         return auto_plan(
-            atoms(model, num_stages, hints.patterns),
+            units_of(model, num_stages, hints.patterns),
             num_stages=num_stages,
             devices=[f"rank:{rank}" for rank in range(num_ranks)],
             hints=hints,

@@ -30,19 +30,19 @@ class KeptPlan:
     Args:
         engine: This rank's.
         model: Not yet placed.
-        pieces: Names of what is placed as a whole.
+        units: Names of what is placed as a whole.
         hints: What is wanted of its plan.
         schedule: The same; None for any.
     """
 
     def __init__(
-        self, engine: Engine, model: nn.Module, pieces: Sequence[str], hints: Hints, schedule: str | None
+        self, engine: Engine, model: nn.Module, units: Sequence[str], hints: Hints, schedule: str | None
     ) -> None:
         self._engine = engine
-        self._pieces = pieces
+        self._units = units
         shapes = [(name, tuple(item.shape), str(item.dtype)) for name, item in model.named_parameters()]
         here = (_VERSION, torch.__version__, this_device(), torch.get_num_threads(), engine.num_ranks)
-        signature = (here, pieces, shapes, hints, schedule)
+        signature = (here, units, shapes, hints, schedule)
         digest = hashlib.sha256(repr(signature).encode()).hexdigest()
         self.path: Path = cache_folder("plans") / f"{digest[:32]}.json"
 
@@ -68,7 +68,7 @@ class KeptPlan:
             _log.warning("%s is no plan (%s): it is found anew", self.path, error.what)
             return ""
         ranks = sorted(plan.rank_of(stage) for stage in range(plan.num_stages))
-        is_whole = all(any(each in plan.placement for each in _above(name)) for name in self._pieces)
+        is_whole = all(any(each in plan.placement for each in _above(name)) for name in self._units)
         if not is_whole or ranks != list(range(self._engine.num_ranks)):
             _log.warning("%s is another model's plan: it is found anew", self.path)
             return ""

@@ -1,8 +1,8 @@
 """The automatic plan, in two parts: begun with an estimate, then found from what the model's first step takes.
 
-    distribute              estimate, or what was found before: each piece on the rank that it is likely to belong to
-    first step              every rank measures the pieces that it runs; one micro-batch is looked at closely
-    after optimizer.step()  all tell what they measured; rank 0 looks for the best plan; who gets a piece fetches it
+    distribute              estimate, or what was found before: each unit on the rank that it is likely to belong to
+    first step              every rank measures the units that it runs; one micro-batch is looked at closely
+    after optimizer.step()  all tell what they measured; rank 0 looks for the best plan; who gets a unit fetches it
 
 The plan changes once, between two steps, and only if that is likely to be worth it. Numbers do not depend on it.
 """
@@ -33,7 +33,7 @@ from farspan.place.repartition.gathered_profile import RankMeasured, exchanged
 from farspan.place.repartition.link_speeds import links_of_hosts
 from farspan.plan import Plan, format_place, parse_place
 from farspan.plan.hints import Hints
-from farspan.planner.optimize import Forecast, best_plan, forecast_of_stages
+from farspan.planner.optimize import Prediction, best_plan, predict_stages
 from farspan.profile import HostLink, RankDevice, StepProfile, cluster_of_ranks, costed_graph
 from farspan.units import format_bytes, format_seconds
 
@@ -59,7 +59,7 @@ def measure_first(
     engine: Engine,
     model: nn.Module,
     begun: Plan,
-    pieces: Sequence[str],
+    units: Sequence[str],
     hints: Hints,
     *,
     schedule: str | None,
@@ -71,8 +71,8 @@ def measure_first(
     Args:
         engine: This rank's.
         model: The user's model.
-        begun: Where its pieces are to be at first.
-        pieces: Names of what is placed as a whole, in the model's order; together they hold every parameter.
+        begun: Where its units are to be at first.
+        units: Names of what is placed as a whole, in the model's order; together they hold every parameter.
         hints: What is wanted of the plan that is found.
         schedule: That it is to have; None for its own.
         kept: Where it is kept.
@@ -81,15 +81,15 @@ def measure_first(
     Returns:
         Whether it will be measured; if not, it has not been placed.
     """
-    if engine.num_ranks == 1 or engine.teams or len(pieces) <= engine.num_ranks:
+    if engine.num_ranks == 1 or engine.teams or len(units) <= engine.num_ranks:
         return False
     engine.agreement.agree_on("plan", f"{begun.to_json()}\n{hints}")
-    owner = [_stage_of(name, begun) for name in pieces]
-    first = _FirstSteps(engine, model, begun, pieces, owner, hints, schedule, kept, settled)
+    owner = [_stage_of(name, begun) for name in units]
+    first = _FirstSteps(engine, model, begun, units, owner, hints, schedule, kept, settled)
     stages = tuple(begun.stages[stage] for stage in owner)
-    placement = {name: number for number, name in enumerate(pieces)}
-    pieces_apart = dataclasses.replace(begun, stages=stages, placement=placement, schedule=_SCHEDULE, estimates={})
-    place_first(engine, model, pieces_apart)
+    placement = {name: number for number, name in enumerate(units)}
+    units_apart = dataclasses.replace(begun, stages=stages, placement=placement, schedule=_SCHEDULE, estimates={})
+    place_first(engine, model, units_apart)
     engine.after_step.append(first.step_over)
     return True
 
@@ -102,7 +102,7 @@ class _FirstSteps:
         engine: Engine,
         model: nn.Module,
         begun: Plan,
-        pieces: Sequence[str],
+        units: Sequence[str],
         owner: Sequence[int],
         hints: Hints,
         schedule: str | None,
@@ -112,9 +112,9 @@ class _FirstSteps:
         self.engine = engine
         self.model = model
         self.begun = begun
-        self.pieces = pieces
+        self.units = units
         self.owner = owner
-        """Stage of each piece in the plan it began with."""
+        """Stage of each unit in the plan it began with."""
         self.hints = hints
         self.schedule = schedule
         self.kept = kept
@@ -133,7 +133,7 @@ class _FirstSteps:
         if self.meter.num_micro_batches < _LEAST_MEASURED or self.engine.recorder.has_pending():
             return
         engine = self.engine
-        if list(engine.recorder.roots) != [id(self.model)] or len(engine.teams) > len(self.pieces):
+        if list(engine.recorder.roots) != [id(self.model)] or len(engine.teams) > len(self.units):
             self._end("the model stays where it began: the program has another, or places of its own")
             return
         if _parts_of(self.model) != self.parts:
@@ -205,10 +205,10 @@ class _FirstSteps:
         graph = costed_graph(profile, cluster)
         hints = dataclasses.replace(self.hints, stages=len(ranks)).renumbered(ranks)
         best = best_plan(graph, cluster, self.num_micro_batches, hints=hints).best
-        now = forecast_of_stages(graph, cluster, self._begun_stages(cluster, ranks), self.num_micro_batches)
+        now = predict_stages(graph, cluster, self._begun_stages(cluster, ranks), self.num_micro_batches)
         error = max(profile.spread, _LEAST_GAIN)
         said = (
-            f"measured {len(self.pieces)} pieces of {profile.num_unique} kinds: a step is likely to take "
+            f"measured {len(self.units)} units of {profile.num_unique} kinds: a step is likely to take "
             f"{format_seconds(now.step_s)} as it is, {format_seconds(best.step_s)} under the best plan"
         )
         if best.step_s < (1 - error) * now.step_s or not self._fits(now):
@@ -230,12 +230,12 @@ class _FirstSteps:
         return [
             (
                 kind_of[self.begun.rank_of(stage)],
-                [name for name, its in zip(self.pieces, self.owner, strict=True) if its == stage],
+                [name for name, its in zip(self.units, self.owner, strict=True) if its == stage],
             )
             for stage in range(self.begun.num_stages)
         ]
 
-    def _fits(self, now: Forecast) -> bool:
+    def _fits(self, now: Prediction) -> bool:
         """Whether the plan it began with has the memory that it needs, and is allowed."""
         limits = [self.hints.memory_of(self.begun.rank_of(stage)) for stage in range(self.begun.num_stages)]
         return now.fits and all(
@@ -260,7 +260,7 @@ class _FirstSteps:
         states = {id(parameters[name].tensor): size for share in shares for name, size in share.state_bytes.items()}
         return assemble(
             merged,
-            self.pieces,
+            self.units,
             parameters=parameters,
             states=states,
             device=shares[0].device,
@@ -284,7 +284,7 @@ def _largest(tables: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _stage_of(name: str, plan: Plan) -> int:
-    """The stage of a piece in an automatic plan: by its own entry, or by the nearest one above."""
+    """The stage of a unit in an automatic plan: by its own entry, or by the nearest one above."""
     while name not in plan.placement:
         name = name.rpartition(".")[0]
     return plan.placement[name]

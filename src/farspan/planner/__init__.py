@@ -1,11 +1,11 @@
 """Finding a plan. Imports no torch, needs no accelerator and no process group."""
 
 from farspan.plan.hints import Hints as Hints
-from farspan.planner.atoms import Atom as Atom
 from farspan.planner.auto import auto_plan as auto_plan
 from farspan.planner.cost_model import read_graph as read_graph
 from farspan.planner.links import Link as Link
 from farspan.planner.links import own_links as own_links
+from farspan.planner.model_unit import Unit as Unit
 from farspan.planner.partition import partition as partition
 from farspan.planner.partition_dp.stages import Rules as Rules
 from farspan.planner.pipeline import Pipeline as Pipeline
@@ -14,7 +14,7 @@ from farspan.planner.simulate import simulate as simulate
 from farspan.planner.simulation import Simulation as Simulation
 
 __all__ = [
-    "Atom",
+    "Unit",
     "Hints",
     "Link",
     "Pipeline",

@@ -10,14 +10,14 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.plan import Plan
 from farspan.plan.hints import Hints, meaning_of
-from farspan.planner.atoms import Atom, cut_costs, placement_of
 from farspan.planner.constraints import hinted_problem
 from farspan.planner.cost_model import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode
-from farspan.planner.forecast import Forecast, forecast
+from farspan.planner.model_unit import Unit, cut_costs, placement_of
 from farspan.planner.optimize.impossible import in_the_way
 from farspan.planner.partition import partition
 from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import plan_pipeline
+from farspan.planner.prediction import Prediction, predict_step
 
 __all__ = ["auto_plan"]
 
@@ -27,56 +27,56 @@ _COPIES = 2
 """Of a parameter that hold memory as far as is known before a step: itself, and its gradient."""
 
 
-def auto_plan(atoms: Sequence[Atom], *, num_stages: int, devices: Sequence[str], hints: Hints | None = None) -> Plan:
-    """Cut `atoms`, in the order in which they run, into stages of equal cost.
+def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str], hints: Hints | None = None) -> Plan:
+    """Cut `units`, in the order in which they run, into stages of equal cost.
 
     Of memory only the parameters are known: `max_memory` is compared with the size of a stage's parameters and of as
     large gradients, without optimizer state and activations.
 
     Args:
-        atoms: What there is to place; together they hold every parameter.
-        num_stages: How many stages; each gets at least one atom.
+        units: What there is to place; together they hold every parameter.
+        num_stages: How many stages; each gets at least one unit.
         devices: Stage k lies on devices[k % len(devices)].
         hints: Pins, groups and memory that the plan is to keep, with one stage on each rank.
 
     Raises:
-        PlanError: There are fewer atoms than stages, or hints cannot be kept.
+        PlanError: There are fewer units than stages, or hints cannot be kept.
 
     Example:
-        >>> atoms = [Atom(name=f"blocks.{i}", cost=1.0) for i in range(4)]
-        >>> auto_plan(atoms, num_stages=2, devices=["rank:0", "rank:1"]).placement
+        >>> units = [Unit(name=f"blocks.{i}", cost=1.0) for i in range(4)]
+        >>> auto_plan(units, num_stages=2, devices=["rank:0", "rank:1"]).placement
         {'blocks.0': 0, 'blocks.1': 0, 'blocks.2': 1, 'blocks.3': 1}
     """
     if num_stages < 1 or not devices:
         raise PlanError(
             f"no plan has {num_stages} stages on {len(devices)} devices.",
             why="there must be at least one stage and one device.",
-            hint='auto_plan(atoms, num_stages=1, devices=["rank:0"])',
+            hint='auto_plan(units, num_stages=1, devices=["rank:0"])',
         )
     if hints is not None and hints.are_about_places:
-        return _hinted_plan(atoms, num_stages, len(devices), hints)
+        return _hinted_plan(units, num_stages, len(devices), hints)
     if num_stages == 1:  # holds for a model without any parameter too
-        stage_of, placement = [0] * len(atoms), {"": 0}
-    elif len(atoms) < num_stages:
+        stage_of, placement = [0] * len(units), {"": 0}
+    elif len(units) < num_stages:
         raise PlanError(
             f"no plan has {num_stages} stages for this model.",
-            why=f"it has {len(atoms)} modules with parameters that can be placed on their own"
-            + (f": {', '.join(repr(atom.name) for atom in atoms)}." if atoms else "."),
-            hint=f"stages={max(len(atoms), 1)} on as many ranks, or a model of more modules",
+            why=f"it has {len(units)} modules with parameters that can be placed on their own"
+            + (f": {', '.join(repr(unit.name) for unit in units)}." if units else "."),
+            hint=f"stages={max(len(units), 1)} on as many ranks, or a model of more modules",
         )
     else:
-        stage_of = partition([atom.cost for atom in atoms], num_stages, cut_costs=cut_costs(atoms), slack=_SLACK)
-        placement = placement_of(atoms, stage_of)
+        stage_of = partition([unit.cost for unit in units], num_stages, cut_costs=cut_costs(units), slack=_SLACK)
+        placement = placement_of(units, stage_of)
     return Plan(
         stages=tuple(devices[stage % len(devices)] for stage in range(num_stages)),
         placement=placement,
-        estimates=_estimates(atoms, stage_of, num_stages),
+        estimates=_estimates(units, stage_of, num_stages),
     )
 
 
-def _hinted_plan(atoms: Sequence[Atom], num_stages: int, num_ranks: int, hints: Hints) -> Plan:
+def _hinted_plan(units: Sequence[Unit], num_stages: int, num_ranks: int, hints: Hints) -> Plan:
     """The plan whose costliest stage costs least among those that keep the hints."""
-    names = [atom.name for atom in atoms]
+    names = [unit.name for unit in units]
     if num_stages != num_ranks:
         raise PlanError(
             f"stages={num_stages} on {num_ranks} ranks cannot be planned with pins, together or max_memory.",
@@ -84,18 +84,18 @@ def _hinted_plan(atoms: Sequence[Atom], num_stages: int, num_ranks: int, hints: 
             hint=f"stages={num_ranks}, or a plan of your own: plan={{'embed': 'rank:0', ...}}",
         )
     meaning_of(hints, names, num_ranks)  # raises if they mean nothing
-    if len(atoms) < num_stages:
-        return auto_plan(atoms, num_stages=num_stages, devices=[f"rank:{rank}" for rank in range(num_ranks)])
+    if len(units) < num_stages:
+        return auto_plan(units, num_stages=num_stages, devices=[f"rank:{rank}" for rank in range(num_ranks)])
     nodes = tuple(
         CostedNode(
-            name=atom.name or WHOLE_MODEL, forward_s=atom.cost, memory_bytes=float(_COPIES * atom.parameter_bytes)
+            name=unit.name or WHOLE_MODEL, forward_s=unit.cost, memory_bytes=float(_COPIES * unit.parameter_bytes)
         )
-        for atom in atoms
+        for unit in units
     )
-    mean = sum(atom.cost for atom in atoms) / num_stages
+    mean = sum(unit.cost for unit in units) / num_stages
     edges = tuple(
         CostedEdge(source=above.name, target=below.name, time_s=_SLACK * mean * cost)
-        for (above, below), cost in zip(pairwise(nodes), cut_costs(atoms)[1:], strict=True)
+        for (above, below), cost in zip(pairwise(nodes), cut_costs(units)[1:], strict=True)
     )
     graph = CostedGraph(nodes=nodes, edges=edges, source="the model")
     found = _hinted(graph, num_ranks, hints)
@@ -103,11 +103,11 @@ def _hinted_plan(atoms: Sequence[Atom], num_stages: int, num_ranks: int, hints: 
         raise in_the_way(hints, lambda others: _hinted(graph, num_ranks, others) is not None)
     stage_of = {name: number for number, stage in enumerate(found.stages) for name in stage.nodes}
     return replace(
-        found.plan, schedule="auto", estimates=_estimates(atoms, [stage_of[node.name] for node in nodes], num_stages)
+        found.plan, schedule="auto", estimates=_estimates(units, [stage_of[node.name] for node in nodes], num_stages)
     )
 
 
-def _hinted(graph: CostedGraph, num_ranks: int, hints: Hints) -> Forecast | None:
+def _hinted(graph: CostedGraph, num_ranks: int, hints: Hints) -> Prediction | None:
     cluster = Cluster(classes=(DeviceClass(name="rank", kind="rank", devices_per_host=num_ranks),))
     problem = hinted_problem(graph, cluster, replace(hints, stages=num_ranks, remat=None))
     rules = Rules(micro_batches=1, passes=1.0, max_replicas=1, num_stages=num_ranks, least=problem.least)
@@ -115,15 +115,15 @@ def _hinted(graph: CostedGraph, num_ranks: int, hints: Hints) -> Forecast | None
         pipeline = plan_pipeline(problem.searched, problem.cluster, rules=rules, objective="bottleneck")
     except PlanError:
         return None
-    return forecast(problem.graph, problem.cluster, pipeline, 1)
+    return predict_step(problem.graph, problem.cluster, pipeline, 1)
 
 
-def _estimates(atoms: Sequence[Atom], stage_of: Sequence[int], num_stages: int) -> dict[str, list[float]]:
+def _estimates(units: Sequence[Unit], stage_of: Sequence[int], num_stages: int) -> dict[str, list[float]]:
     costs, counts, sizes = [0.0] * num_stages, [0] * num_stages, [0] * num_stages
-    for atom, stage in zip(atoms, stage_of, strict=True):
-        costs[stage] += atom.cost
-        counts[stage] += atom.num_parameters
-        sizes[stage] += atom.parameter_bytes
+    for unit, stage in zip(units, stage_of, strict=True):
+        costs[stage] += unit.cost
+        counts[stage] += unit.num_parameters
+        sizes[stage] += unit.parameter_bytes
     total = sum(costs) or 1.0
     return {
         "num_parameters": [*counts],

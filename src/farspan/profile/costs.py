@@ -17,7 +17,7 @@ from farspan.planner.cost_model import (
     strongly_connected,
 )
 from farspan.profile.roofline import roofline_s, speeds_here
-from farspan.profile.step import AtomProfile, Operation, StepProfile
+from farspan.profile.step import Operation, StepProfile, UnitProfile
 
 __all__ = ["costed_graph", "is_measured", "needs_measuring"]
 
@@ -62,12 +62,12 @@ def costed_graph(profile: StepProfile, cluster: Cluster, *, roofline: bool = Fal
                 why="without measuring, a device is known by its speeds.",
                 hint='flops = "312 TFLOP/s" and memory_bandwidth = "2 TB/s" in its table of cluster.toml',
             )
-    nodes = [_node(atom, measured, speeds) for atom in profile.atoms]
+    nodes = [_node(unit, measured, speeds) for unit in profile.units]
     words = _words(profile)
     edges = [
         CostedEdge(
-            source=_name(profile.atoms[value.source]),
-            target=_name(profile.atoms[value.target]),
+            source=_name(profile.units[value.source]),
+            target=_name(profile.units[value.target]),
             size_bytes=value.size_bytes,
             value=value.name,
             is_saved=value.is_saved,
@@ -86,51 +86,51 @@ def costed_graph(profile: StepProfile, cluster: Cluster, *, roofline: bool = Fal
 
 
 def _order_of_calls(profile: StepProfile) -> list[int]:
-    """The atoms in the order in which the program first calls them; what it never calls after the atom before it."""
+    """The units in the order in which the program first calls them; what it never calls after the unit before it."""
     places: list[tuple[int, int]] = []
     place = 0
-    for index, atom in enumerate(profile.atoms):
-        place = place if atom.first_call is None else atom.first_call
+    for index, unit in enumerate(profile.units):
+        place = place if unit.first_call is None else unit.first_call
         places.append((place, index))
     return [index for _, index in sorted(places)]
 
 
-def _node(atom: AtomProfile, measured: Sequence[DeviceClass], speeds: Mapping[str, Speeds]) -> CostedNode:
-    forward = _seconds(atom.forward_s, atom.forward_work, measured, speeds)
-    backward = _seconds(atom.backward_s, atom.backward_work, measured, speeds)
+def _node(unit: UnitProfile, measured: Sequence[DeviceClass], speeds: Mapping[str, Speeds]) -> CostedNode:
+    forward = _seconds(unit.forward_s, unit.forward_work, measured, speeds)
+    backward = _seconds(unit.backward_s, unit.backward_work, measured, speeds)
     options: tuple[NodeOption, ...] = ()
-    if atom.can_remat and atom.input_bytes < atom.saved_bytes:
+    if unit.can_remat and unit.input_bytes < unit.saved_bytes:
         again = NodeOption(
             name="remat",
             forward_s=forward,
             backward_s=_sum(forward, backward),
-            parameter_bytes=atom.trained_bytes,
-            saved_bytes=atom.input_bytes,
-            memory_bytes=atom.memory_bytes,
+            parameter_bytes=unit.trained_bytes,
+            saved_bytes=unit.input_bytes,
+            memory_bytes=unit.memory_bytes,
         )
         options = (again,)
     return CostedNode(
-        name=_name(atom),
+        name=_name(unit),
         forward_s=forward,
         backward_s=backward,
-        parameter_bytes=atom.trained_bytes,
-        saved_bytes=atom.saved_bytes,
-        memory_bytes=atom.memory_bytes,
-        working_bytes=atom.working_bytes,
-        forward_working_bytes=atom.forward_working_bytes,
-        halved_working_bytes=atom.halved_working_bytes,
-        weight_s=_seconds(atom.weight_s, atom.weight_work, measured, speeds),
-        weight_flops=atom.weight_flops,
-        let_go_bytes=atom.let_go_bytes,
-        halved_let_go_bytes=atom.halved_let_go_bytes,
-        left_bytes=atom.left_bytes,
-        shared_bytes=dict(atom.saved_with_others),
+        parameter_bytes=unit.trained_bytes,
+        saved_bytes=unit.saved_bytes,
+        memory_bytes=unit.memory_bytes,
+        working_bytes=unit.working_bytes,
+        forward_working_bytes=unit.forward_working_bytes,
+        halved_working_bytes=unit.halved_working_bytes,
+        weight_s=_seconds(unit.weight_s, unit.weight_work, measured, speeds),
+        weight_flops=unit.weight_flops,
+        let_go_bytes=unit.let_go_bytes,
+        halved_let_go_bytes=unit.halved_let_go_bytes,
+        left_bytes=unit.left_bytes,
+        shared_bytes=dict(unit.saved_with_others),
         options=options,
     )
 
 
-def _name(atom: AtomProfile) -> str:
-    return atom.name or WHOLE_MODEL
+def _name(unit: UnitProfile) -> str:
+    return unit.name or WHOLE_MODEL
 
 
 def _seconds(
@@ -154,16 +154,16 @@ def _sum(a: Seconds, b: Seconds) -> Seconds:
 
 
 def _words(profile: StepProfile) -> list[str | None]:
-    """For each atom a word that it shares with those it cannot be separated from; None where it can from all.
+    """For each unit a word that it shares with those it cannot be separated from; None where it can from all.
 
-    These are atoms on a circle; and what the step never uses goes with the atom before it.
+    These are units on a circle; and what the step never uses goes with the unit before it.
     """
-    count = len(profile.atoms)
+    count = len(profile.units)
     component = strongly_connected(count, {(value.source, value.target) for value in profile.values})
     used = {end for value in profile.values for end in (value.source, value.target)}
-    used |= {index for index, atom in enumerate(profile.atoms) if atom.likeness}
+    used |= {index for index, unit in enumerate(profile.units) if unit.likeness}
     group = list(component)
     for index in range(1, count):
         if index not in used:
             group[index] = group[index - 1]
-    return [f"with {_name(profile.atoms[group.index(each)])}" if group.count(each) > 1 else None for each in group]
+    return [f"with {_name(profile.units[group.index(each)])}" if group.count(each) > 1 else None for each in group]

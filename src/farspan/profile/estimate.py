@@ -1,12 +1,12 @@
 """Choosing the units in which a model is placed: small enough to balance the stages, large enough to be called whole.
 
     GPT                      opened: it carries everything
-      embedding, position    atoms
+      embedding, position    units
       blocks                 opened: a list of blocks
-        0, 1, .. 7           atoms, unless one alone is more than half a stage: then attention, mlp, ... instead
-      norm, head             atoms
+        0, 1, .. 7           units, unless one alone is more than half a stage: then attention, mlp, ... instead
+      norm, head             units
 
-Opening costs nothing by itself: a module all of whose atoms end up on one stage is called whole.
+Opening costs nothing by itself: a module all of whose units end up on one stage is called whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from farspan.errors import PlanError
 from farspan.plan.hints import names_meant
-from farspan.planner import Atom
+from farspan.planner import Unit
 from farspan.profile.cost import (
     PARAMETER_LISTS,
     children_with_parameters,
@@ -28,7 +28,7 @@ from farspan.profile.cost import (
     widest_convolution,
 )
 
-__all__ = ["atoms"]
+__all__ = ["units_of"]
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, *PARAMETER_LISTS)
 
@@ -51,18 +51,18 @@ class _Unit:
         return isinstance(self.what, _LISTS) and not self.is_in_list
 
 
-def atoms(model: nn.Module, num_stages: int, apart: Sequence[str] = ()) -> list[Atom]:
+def units_of(model: nn.Module, num_stages: int, apart: Sequence[str] = ()) -> list[Unit]:
     """Choose what is placed as a whole, in the order of registration, with estimated costs.
 
-    Modules without parameters inside an opened module are no atoms: they run where their inputs are.
+    Modules without parameters inside an opened module are no units: they run where their inputs are.
 
     Args:
         model: Any module; it is not run.
-        num_stages: For how many stages the atoms are meant: more stages, finer atoms.
-        apart: Names or patterns; what they mean is not in one atom with other things, where it can be placed by itself.
+        num_stages: For how many stages the units are meant: more stages, finer units.
+        apart: Names or patterns; what they mean is not in one unit with other things, where it can be placed by itself.
 
     Returns:
-        Atoms that together hold every parameter of `model`; costs as in `farspan.profile.cost`.
+        Units that together hold every parameter of `model`; costs as in `farspan.profile.cost`.
 
     Raises:
         PlanError: The model has parameters whose shapes are not known yet (`nn.LazyLinear` and the like), or a name
@@ -70,7 +70,7 @@ def atoms(model: nn.Module, num_stages: int, apart: Sequence[str] = ()) -> list[
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-        >>> [(atom.name, atom.cost) for atom in atoms(model, 2)]
+        >>> [(unit.name, unit.cost) for unit in units_of(model, 2)]
         [('0', 72.0), ('2', 72.0)]
     """
     for name, parameter in model.named_parameters():
@@ -144,14 +144,14 @@ def _parts(unit: _Unit, widest: int, seen: set[int]) -> Iterator[_Unit]:
             yield _Unit(name=prefix + name, what=child, cost=module_cost(child, widest=widest), is_in_list=is_list)
 
 
-def _weigh(units: list[_Unit]) -> Iterator[Atom]:
-    """Atoms with their sizes, each parameter counted at the first that holds it."""
+def _weigh(units: list[_Unit]) -> Iterator[Unit]:
+    """Units with their sizes, each parameter counted at the first that holds it."""
     seen: set[int] = set()
     for unit in units:
         held = [unit.what] if isinstance(unit.what, nn.Parameter) else list(unit.what.parameters())
         new = [parameter for parameter in held if id(parameter) not in seen]
         seen.update(id(parameter) for parameter in new)
-        yield Atom(
+        yield Unit(
             name=unit.name,
             cost=unit.cost,
             num_parameters=sum(parameter.numel() for parameter in new),

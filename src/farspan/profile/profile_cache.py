@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from farspan.documents import as_count, as_flag, as_list, as_number, as_object, as_text, parse_json, read_text
 from farspan.errors import PlanError
 from farspan.outputs import keep_text
-from farspan.profile.step import AtomProfile, Operation, PassedValue, StepProfile
+from farspan.profile.step import Operation, PassedValue, StepProfile, UnitProfile
 
 __all__ = ["ProfileCache", "cache_folder"]
 
@@ -67,14 +67,14 @@ def _read(value: object, path: Path) -> StepProfile:
     where = str(path)
     members = as_object(value, where, known=("measured", "profile"), needed=("measured", "profile"))
     profile = as_object(members["profile"], where)
-    atoms = as_list(profile.get("atoms"), f"{where}: atoms")
+    units = as_list(profile.get("units"), f"{where}: units")
     values = as_list(profile.get("values"), f"{where}: values")
-    last = len(atoms) - 1
+    last = len(units) - 1
     for each in (as_object(each, f"{where}: values") for each in values):
         as_count(each.get("source"), f"{where}: source", most=last)
         as_count(each.get("target"), f"{where}: target", most=last)
     made = {
-        "atoms": tuple(_made(AtomProfile, atom, f"{where}: atoms[{i}]") for i, atom in enumerate(atoms)),
+        "units": tuple(_made(UnitProfile, unit, f"{where}: units[{i}]") for i, unit in enumerate(units)),
         "values": tuple(_made(PassedValue, each, f"{where}: values[{i}]") for i, each in enumerate(values)),
         "notes": (
             f"seconds of {as_text(members['measured'], f'{where}: measured')}, from {path}; --fresh measures anew",

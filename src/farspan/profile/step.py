@@ -1,6 +1,6 @@
 """A training step in numbers: what each part of the model that is placed as a whole takes and keeps. Knows no torch.
 
-atom          forward, backward, saved, ...            value        from -> to, bytes
+unit          forward, backward, saved, ...            value        from -> to, bytes
 embedding     ..                                       x            embedding -> blocks.0
 blocks.0      ..  \\ alike: the mean of both            blocks.0's   blocks.0 -> blocks.1
 blocks.1      ..  /
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["AtomProfile", "Operation", "PassedValue", "StepProfile"]
+__all__ = ["UnitProfile", "Operation", "PassedValue", "StepProfile"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +30,10 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedValue:
-    """What one atom makes, or holds, and another uses in every micro-batch.
+    """What one unit makes, or holds, and another uses in every micro-batch.
 
     Attributes:
-        source: Index of the atom it comes from.
+        source: Index of the unit it comes from.
         target: Index of the one that uses it.
         size_bytes: Its size.
         name: Equal for all uses of one value.
@@ -54,7 +54,7 @@ class PassedValue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtomProfile:
+class UnitProfile:
     """A module (or a parameter) that is placed as a whole, with the operations of the program that go with it.
 
     Attributes:
@@ -67,7 +67,7 @@ class AtomProfile:
         weight_work: The same of backward_work.
         weight_flops: Of the forward of what has weights.
         saved_bytes: What stays of a micro-batch between forward and backward.
-        saved_with_others: What of that other atoms keep too: a name that they share, and the size.
+        saved_with_others: What of that other units keep too: a name that they share, and the size.
         working_bytes: What it needs besides, while it runs, at most.
         forward_working_bytes: The same of its forward alone.
         halved_working_bytes: The same of its backward without the gradients of weights.
@@ -78,7 +78,7 @@ class AtomProfile:
         input_bytes: How much of saved_bytes comes from outside, and would stay if the rest were computed again.
         trained_bytes: Of its parameters that get a gradient.
         memory_bytes: Parameters, gradients, optimizer state, buffers.
-        likeness: Equal for atoms that do the same work: repeated blocks.
+        likeness: Equal for units that do the same work: repeated blocks.
         can_remat: Whether it is a module that is called, whose activations can be computed again.
         first_call: The place of the first of its calls among all of a micro-batch; None where it is not used.
     """
@@ -112,7 +112,7 @@ class StepProfile:
     """What a step of one training loop takes.
 
     Attributes:
-        atoms: In the order of the model's modules; together they hold every parameter.
+        units: In the order of the model's modules; together they hold every parameter.
         values: What flows between them.
         num_micro_batches: Of a step, as the loop has it.
         device: Kind of the device of the measured seconds.
@@ -120,7 +120,7 @@ class StepProfile:
         notes: What a reader should know.
     """
 
-    atoms: tuple[AtomProfile, ...]
+    units: tuple[UnitProfile, ...]
     values: tuple[PassedValue, ...]
     num_micro_batches: int
     device: str
@@ -129,5 +129,5 @@ class StepProfile:
 
     @property
     def num_unique(self) -> int:
-        """How many kinds of atoms there are."""
-        return len({atom.likeness or atom.name for atom in self.atoms})
+        """How many kinds of units there are."""
+        return len({unit.likeness or unit.name for unit in self.units})

@@ -5,13 +5,13 @@ print(farspan.report.summary(timeline))         # 312 ms | bubble 9.1 % | busy 9
 Path("step.html").write_text(farspan.report.html(timeline))
 """
 
-from farspan.report.forecast_page import forecast_page as forecast_page
-from farspan.report.forecast_page import timeline_of as timeline_of
 from farspan.report.html import html as html
 from farspan.report.measured_step import MeasuredStep as MeasuredStep
 from farspan.report.measured_step import Shares as Shares
 from farspan.report.measured_step import page_of as page_of
 from farspan.report.perfetto import perfetto as perfetto
+from farspan.report.predicted_page import predicted_page as predicted_page
+from farspan.report.predicted_page import timeline_of as timeline_of
 from farspan.report.svg import svg as svg
 from farspan.report.text_report import lanes as lanes
 from farspan.report.text_report import summary as summary
@@ -25,7 +25,7 @@ __all__ = [
     "Shares",
     "Span",
     "Timeline",
-    "forecast_page",
+    "predicted_page",
     "html",
     "lanes",
     "page_of",

@@ -52,7 +52,7 @@ def html(
     shares: str = "",
     plan: str = "",
     environment: Sequence[str] = (),
-    is_forecast: bool = False,
+    is_predicted: bool = False,
 ) -> str:
     """The page.
 
@@ -63,7 +63,7 @@ def html(
         shares: Where the time went, as a text table; left out where it is empty.
         plan: The plan as a text table, shown as it is; the section is left out where it is empty.
         environment: One fact per line ("torch 2.13.0", "2 x H100"); left out where it is empty.
-        is_forecast: The step has been simulated, and not run.
+        is_predicted: The step has been simulated, and not run.
 
     Returns:
         A whole HTML document with everything in it; all texts are escaped.
@@ -87,7 +87,7 @@ def html(
     if environment:
         lines = "\n".join(escape(line) for line in environment)
         parts.append(f'<h2>Environment</h2>\n<div class="card"><pre>{lines}</pre></div>')
-    kind = "A forecast: nothing has been run. " if is_forecast else ""
+    kind = "A prediction: nothing has been run. " if is_predicted else ""
     parts.append(f"<footer>Written by farspan. {kind}Times run from the first task to the last on any rank.</footer>")
     parts.append("</main>\n</body>\n</html>\n")
     return "\n".join(parts)

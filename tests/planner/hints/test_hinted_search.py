@@ -16,7 +16,7 @@ from farspan.errors import PlanError
 from farspan.planner import Hints, Pipeline, Rules, plan_pipeline
 from farspan.planner.constraints import hinted_problem
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.optimize import Forecast, best_plan, forecast
+from farspan.planner.optimize import Prediction, best_plan, predict_step
 from farspan.planner.pipeline import PipelineStage
 
 CLOSE = 1 + 1e-6
@@ -151,7 +151,7 @@ def test_no_hint_is_broken_and_no_plan_that_keeps_them_beats_the_bound(problem: 
     try:
         result = best_plan(problem.graph, problem.cluster, MICRO_BATCHES, hints=problem.hints)
     except PlanError:
-        assert not any(forecast_of(problem, each).fits for each in rows(problem))
+        assert not any(prediction_of(problem, each).fits for each in rows(problem))
         return
     best = result.best
     stages = {best.plan.rank_of(number): list(stage.nodes) for number, stage in enumerate(best.stages)}
@@ -163,12 +163,12 @@ def test_no_hint_is_broken_and_no_plan_that_keeps_them_beats_the_bound(problem: 
             for number, stage in enumerate(best.stages)
             if best.plan.rank_of(number) < result.problem.num_named
         )
-    simulated = [forecast_of(problem, each) for each in rows(problem)]
+    simulated = [prediction_of(problem, each) for each in rows(problem)]
     assert result.bound <= min([best.step_s, *(each.step_s for each in simulated if each.fits)]) * CLOSE
 
 
-def forecast_of(problem: Problem, stages: dict[int, list[str]]) -> Forecast:
+def prediction_of(problem: Problem, stages: dict[int, list[str]]) -> Prediction:
     """The step of a chain of stages, simulated on devices that are each of a class of its own."""
     kinds = [replace(kind, name=str(rank), devices_per_host=1) for rank, kind in enumerate(problem.kinds())]
     row = tuple(PipelineStage(device_class=str(rank), nodes=tuple(nodes)) for rank, nodes in stages.items())
-    return forecast(problem.graph, Cluster(classes=tuple(kinds)), Pipeline(stages=row), MICRO_BATCHES)
+    return predict_step(problem.graph, Cluster(classes=tuple(kinds)), Pipeline(stages=row), MICRO_BATCHES)

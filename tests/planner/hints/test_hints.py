@@ -11,15 +11,15 @@ from tests.planner.test_best_plan import AGAIN, chain, devices
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
-from farspan.planner import Atom, Hints, Rules, auto_plan, plan_pipeline
+from farspan.planner import Hints, Rules, Unit, auto_plan, plan_pipeline
 from farspan.planner.constraints import hinted_problem
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.optimize import best_plan, explain, format_result
 
 ATOMS = [
-    Atom(name="embed", cost=0.2, num_parameters=100, parameter_bytes=400),
-    *(Atom(name=f"blocks.{i}", cost=1.0, num_parameters=10, parameter_bytes=40) for i in range(4)),
-    Atom(name="head", cost=0.1, num_parameters=5, parameter_bytes=20),
+    Unit(name="embed", cost=0.2, num_parameters=100, parameter_bytes=400),
+    *(Unit(name=f"blocks.{i}", cost=1.0, num_parameters=10, parameter_bytes=40) for i in range(4)),
+    Unit(name="head", cost=0.1, num_parameters=5, parameter_bytes=20),
 ]
 
 

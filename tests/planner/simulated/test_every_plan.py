@@ -19,9 +19,9 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
 from farspan.planner import Hints
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode, NodeOption
-from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.optimize import best_plan
 from farspan.planner.pipeline import Pipeline, PipelineStage
+from farspan.planner.prediction import Prediction, predict_step
 
 CLOSE = 1 + 1e-6
 SCHEDULES = (("auto", "1f1b"), ("zero-bubble",))
@@ -110,7 +110,7 @@ def ways_of(node: CostedNode, hints: Hints) -> tuple[str, ...]:
     return node.names_of_ways[-1:] if is_again else ("",)
 
 
-def every_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hints: Hints) -> Iterator[Forecast]:
+def every_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hints: Hints) -> Iterator[Prediction]:
     devices = [each.name for each in cluster.classes for _ in range(each.num_devices)]
     for chain in all_chains(graph):
         if hints.stages not in (None, len(chain)):
@@ -127,7 +127,7 @@ def every_plan(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hin
                     for kind, names in zip(order, chain, strict=True)
                 )
                 for schedules in SCHEDULES:
-                    yield forecast(graph, cluster, Pipeline(stages=stages), num_micro_batches, schedules=schedules)
+                    yield predict_step(graph, cluster, Pipeline(stages=stages), num_micro_batches, schedules=schedules)
 
 
 def check(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hints: Hints) -> None:

@@ -10,8 +10,8 @@ import pytest
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.bound import bound_of
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.forecast import Forecast
 from farspan.planner.optimize import best_plan
+from farspan.planner.prediction import Prediction
 
 NUM_MICRO_BATCHES = 16
 COSTS: dict[str, Any] = {"forward_s": 1.0, "backward_s": 2.0, "parameter_bytes": 1.0, "saved_bytes": 1.0}
@@ -25,7 +25,7 @@ def two_devices(*, latency_s: float, memory_bytes: float = math.inf) -> Cluster:
     return Cluster(classes=(kind,))
 
 
-def best(*, latency_s: float, memory_bytes: float = math.inf) -> Forecast:
+def best(*, latency_s: float, memory_bytes: float = math.inf) -> Prediction:
     return best_plan(GRAPH, two_devices(latency_s=latency_s, memory_bytes=memory_bytes), NUM_MICRO_BATCHES).best
 
 

@@ -13,7 +13,7 @@ import pytest
 from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.bound import bound_of
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
-from farspan.planner.optimize import best_plan, forecast, forecast_of_stages
+from farspan.planner.optimize import best_plan, predict_stages, predict_step
 
 SCHEDULES = ("auto", "1f1b", "zero-bubble", "gpipe")
 COUNTS = ((2,), (3,), (1, 1), (2, 1), (1, 2), (1, 1, 1))
@@ -21,7 +21,7 @@ Stages = list[tuple[str, list[str]]]
 
 
 def a_chain(seed: int) -> tuple[CostedGraph, Cluster, int]:
-    """Pieces of which some have weight gradients to put off, on devices and links of several speeds."""
+    """Units of which some have weight gradients to put off, on devices and links of several speeds."""
     rng = random.Random(seed)
     nodes: list[CostedNode] = []
     for number in range(rng.choice((4, 5, 6))):
@@ -72,7 +72,7 @@ def all_plans(graph: CostedGraph, cluster: Cluster) -> Iterator[Stages]:
 def test_no_plan_is_played_to_be_faster_than_the_one_found(seed: int) -> None:
     graph, cluster, micro_batches = a_chain(seed)
     result = best_plan(graph, cluster, micro_batches)
-    best = min(forecast_of_stages(graph, cluster, stages, micro_batches).step_s for stages in all_plans(graph, cluster))
+    best = min(predict_stages(graph, cluster, stages, micro_batches).step_s for stages in all_plans(graph, cluster))
     assert result.best.step_s <= best * 1.000001
     assert result.best.plan.stages == tuple(stage.where for stage in result.best.stages)
 
@@ -81,8 +81,8 @@ def test_no_plan_is_played_to_be_faster_than_the_one_found(seed: int) -> None:
 def test_no_plan_under_any_schedule_beats_the_bound(seed: int) -> None:
     graph, cluster, micro_batches = a_chain(seed)
     steps = [
-        forecast(graph, cluster, one.pipeline, micro_batches, schedules=[schedule]).step_s
-        for one in (forecast_of_stages(graph, cluster, stages, micro_batches) for stages in all_plans(graph, cluster))
+        predict_step(graph, cluster, one.pipeline, micro_batches, schedules=[schedule]).step_s
+        for one in (predict_stages(graph, cluster, stages, micro_batches) for stages in all_plans(graph, cluster))
         for schedule in SCHEDULES
     ]
     bound = bound_of(graph, cluster, micro_batches)
@@ -149,7 +149,7 @@ def test_a_plan_is_found_where_memory_is_just_enough_as_it_is_played() -> None:
     for memory in range(8, 24):
         kind = DeviceClass(name="x", kind="x", devices_per_host=2, memory_bytes=float(memory))
         cluster = Cluster(classes=(kind,))
-        simulated = [forecast_of_stages(graph, cluster, stages, 2) for stages in all_plans(graph, cluster)]
+        simulated = [predict_stages(graph, cluster, stages, 2) for stages in all_plans(graph, cluster)]
         best = min((each.step_s for each in simulated if each.fits), default=math.inf)
         if math.isfinite(best):
             assert best_plan(graph, cluster, 2).best.step_s <= best * 1.000001, memory

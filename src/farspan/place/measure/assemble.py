@@ -1,4 +1,4 @@
-"""From what a meter has noted to the profile of a step: segments become atoms, what they pass on becomes values."""
+"""From what a meter has noted to the profile of a step: segments become units, what they pass on becomes values."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from statistics import fmean, median
 
 from farspan.call.leaf import Placed
 from farspan.place.measure.measurements import Measured, SegmentNote
-from farspan.profile.step import AtomProfile, Operation, PassedValue, StepProfile
+from farspan.profile.step import Operation, PassedValue, StepProfile, UnitProfile
 
 __all__ = ["assemble", "memory_of"]
 
 
 @dataclass(slots=True)
 class _Sums:
-    """What is known of one atom."""
+    """What is known of one unit."""
 
     keys: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     first_calls: list[int] = field(default_factory=list[int])
@@ -46,22 +46,22 @@ def assemble(
     num_micro_batches: int,
     notes: Sequence[str],
 ) -> StepProfile:
-    """The profile of a step of which each atom was a stage.
+    """The profile of a step of which each unit was a stage.
 
     Args:
         measured: The step.
-        names: Of the atoms, by stage.
+        names: Of the units, by stage.
         parameters: All that is placed.
         states: Bytes of optimizer state, by id of the parameter.
         device: The kind of it.
         num_micro_batches: Of a step.
         notes: What a reader should know.
     """
-    atom_of = _atoms_of(measured.notes)
+    unit_of = _units_of(measured.notes)
     sums = [_Sums() for _ in names]
     values: dict[tuple[int, int, str], PassedValue] = {}
     for key, note in measured.notes.items():
-        at = atom_of[key]
+        at = unit_of[key]
         own = sums[at]
         own.keys.append(key)
         own.first_calls.append(note.first_call)
@@ -79,7 +79,7 @@ def assemble(
         own.left_bytes += note.left_bytes
         own.is_called |= note.is_called
         for item in note.inputs:
-            source = item.stage if item.source is None else atom_of.get(item.source, item.stage)
+            source = item.stage if item.source is None else unit_of.get(item.source, item.stage)
             if source == at:
                 continue
             own.inputs[item.name] = item.size_bytes
@@ -93,7 +93,7 @@ def assemble(
                 gradient_bytes=measured.gradient_bytes.get(item.name, 0),
                 is_parameter=item.is_parameter,
             )
-    seconds, spread = _seconds(measured, atom_of)
+    seconds, spread = _seconds(measured, unit_of)
     kept = [memory_of(parameters, stage, states) for stage in range(len(names))]
     alike = [
         repr((own.likeness, [item.flops for item in own.backward_work if item.flops])) if own.keys else ""
@@ -112,7 +112,7 @@ def assemble(
         return fmean(by_likeness[alike[stage], kind]) if (stage, kind) in seconds else 0.0
 
     profiles = [
-        AtomProfile(
+        UnitProfile(
             name=name,
             forward_s=seconds_of(stage, "F"),
             backward_s=seconds_of(stage, "B"),
@@ -141,7 +141,7 @@ def assemble(
         for stage, (name, own) in enumerate(zip(names, sums, strict=True))
     ]
     return StepProfile(
-        atoms=tuple(profiles),
+        units=tuple(profiles),
         values=tuple(values.values()),
         num_micro_batches=num_micro_batches,
         device=device,
@@ -150,25 +150,25 @@ def assemble(
     )
 
 
-def _atoms_of(notes: Mapping[tuple[int, int], SegmentNote]) -> dict[tuple[int, int], int]:
-    """For each segment its atom: its own stage, but an operation of the program between two modules that comes back to
+def _units_of(notes: Mapping[tuple[int, int], SegmentNote]) -> dict[tuple[int, int], int]:
+    """For each segment its unit: its own stage, but an operation of the program between two modules that comes back to
     an earlier stage goes with what it waits for. So it closes no circle, and can stay where the pipeline ends.
     """
-    atom_of: dict[tuple[int, int], int] = {}
+    unit_of: dict[tuple[int, int], int] = {}
     seen: set[int] = set()
     for key in sorted(notes):
         note, stage = notes[key], key[1]
-        sources = [item.source for item in note.inputs if item.source in atom_of]
+        sources = [item.source for item in note.inputs if item.source in unit_of]
         if note.is_called or stage not in seen or not sources:
-            atom_of[key] = stage
+            unit_of[key] = stage
             seen.add(stage)
         else:
-            atom_of[key] = atom_of[max(source for source in sources if source is not None)]
-    return atom_of
+            unit_of[key] = unit_of[max(source for source in sources if source is not None)]
+    return unit_of
 
 
-def _seconds(measured: Measured, atom_of: Mapping[tuple[int, int], int]) -> tuple[dict[tuple[int, str], float], float]:
-    """Seconds of a micro-batch by atom and kind of task, and how much they differ."""
+def _seconds(measured: Measured, unit_of: Mapping[tuple[int, int], int]) -> tuple[dict[tuple[int, str], float], float]:
+    """Seconds of a micro-batch by unit and kind of task, and how much they differ."""
     taken: dict[tuple[int, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     whole: dict[int, float] = defaultdict(float)
     timed = [sample for sample in measured.samples if 0 <= sample.number < measured.num_micro_batches]
@@ -176,7 +176,7 @@ def _seconds(measured: Measured, atom_of: Mapping[tuple[int, int], int]) -> tupl
         others = [sample for sample in timed if sample.number != looked_at]
         timed = others or timed
     for sample in timed:
-        stage = atom_of.get(sample.key, sample.key[1])
+        stage = unit_of.get(sample.key, sample.key[1])
         taken[stage, sample.kind][sample.number] += sample.seconds
         if sample.kind != "W":
             whole[sample.number] += sample.seconds

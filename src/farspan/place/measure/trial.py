@@ -28,7 +28,7 @@ from farspan.place.measure.profiling_executor import Meter, needs_data
 from farspan.place.measure.state_sizes import state_bytes
 from farspan.plan import Plan, resolve_remat
 from farspan.plan.hints import Hints
-from farspan.profile import ProfileCache, atoms, name_of_device, this_device
+from farspan.profile import ProfileCache, name_of_device, this_device, units_of
 from farspan.profile.step import StepProfile
 from farspan.record.intercept import activate, install
 from farspan.record.recorder import Recorder
@@ -54,7 +54,7 @@ class Trial:
     """What is running in the body of `with Trial(...)` runs on one rank, alone, until its first steps are over.
 
     Args:
-        num_devices: For how many devices the model is to be cut: more devices, finer pieces. Asked for when the program
+        num_devices: For how many devices the model is to be cut: more devices, finer units. Asked for when the program
             distributes its model.
         is_dry: Nothing is computed; the work is counted.
         is_hollow: The model's weights are never there; only for what is dry.
@@ -73,7 +73,7 @@ class Trial:
         ...     for _ in range(9):
         ...         model(torch.ones(2, 4)).sum().backward()
         ...         optimizer.step()
-        >>> [atom.name for atom in trial.profile().atoms]
+        >>> [unit.name for unit in trial.profile().units]
         ['0', '1']
     """
 
@@ -140,7 +140,7 @@ class Trial:
         return False
 
     def plan_for(self, model: nn.Module, hints: Hints) -> Plan:
-        """The plan that the trial runs under: each piece that can be placed is a stage of its own.
+        """The plan that the trial runs under: each unit that can be placed is a stage of its own.
 
         Args:
             model: The program's.
@@ -163,7 +163,7 @@ class Trial:
             again = resolve_remat(self.hints.remat, names, repeated_blocks(model))
             self.hints = replace(self.hints, remat=again)
             apart += again
-        self._names = [atom.name for atom in atoms(model, max(self.num_devices(), 2), apart)]
+        self._names = [unit.name for unit in units_of(model, max(self.num_devices(), 2), apart)]
         placement = {name: stage for stage, name in enumerate(self._names)}
         if not placement:
             raise PlanError("the model has no parameters.", why="there is nothing to place.")
@@ -210,11 +210,11 @@ class Trial:
         parameters = self._engine.parameters
         states, notes = state_bytes({id(item.tensor): item.tensor for item in parameters.values()})
         kept = [memory_of(parameters, stage, states) for stage in range(len(self._names))]
-        atoms = tuple(
-            replace(atom, trained_bytes=trained, memory_bytes=memory)
-            for atom, (trained, memory) in zip(known.atoms, kept, strict=True)
+        units = tuple(
+            replace(unit, trained_bytes=trained, memory_bytes=memory)
+            for unit, (trained, memory) in zip(known.units, kept, strict=True)
         )
-        self._profile = replace(known, atoms=atoms, notes=(*known.notes, *notes))
+        self._profile = replace(known, units=units, notes=(*known.notes, *notes))
         raise TrialEnded
 
     def _end(self) -> NoReturn:

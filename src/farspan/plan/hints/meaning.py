@@ -1,6 +1,6 @@
-"""What hints mean for the pieces of one model: where each is pinned, and which pieces are one group.
+"""What hints mean for the units of one model: where each is pinned, and which units are one group.
 
-pieces         pins                 together               groups
+units         pins                 together               groups
 embed                               ("embed", "head")      embed, head
 blocks.0       "blocks.*": rank:1                          blocks.0, blocks.1    pinned to one rank: on its one stage
 blocks.1       "
@@ -23,12 +23,12 @@ __all__ = ["Meaning", "meaning_of", "names_meant"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """Hints, applied to the pieces of one model.
+    """Hints, applied to the units of one model.
 
     Attributes:
-        places: Of each pinned piece the place of its group.
-        groups: Pieces that must be on one stage, two or more, or pinned.
-        whys: Of each piece that a hint speaks of, which, in words.
+        places: Of each pinned unit the place of its group.
+        groups: Units that must be on one stage, two or more, or pinned.
+        whys: Of each unit that a hint speaks of, which, in words.
     """
 
     places: Mapping[str, Place]
@@ -62,43 +62,43 @@ def names_meant(patterns: Sequence[str], names: Sequence[str]) -> set[str]:
 
 
 def meaning_of(
-    hints: Hints, pieces: Sequence[str], num_ranks: int, *, inseparable: Sequence[Sequence[str]] = ()
+    hints: Hints, units: Sequence[str], num_ranks: int, *, inseparable: Sequence[Sequence[str]] = ()
 ) -> Meaning:
     """Find out what `hints` mean.
 
     Args:
         hints: The user's.
-        pieces: Names of what is placed as a whole.
+        units: Names of what is placed as a whole.
         num_ranks: How many ranks there are.
-        inseparable: Pieces that are on one stage anyway.
+        inseparable: Units that are on one stage anyway.
 
     Raises:
         PlanError: A pattern matches nothing, there is no such rank, or hints contradict each other.
     """
     _check_ranks(hints, num_ranks)
-    nodes = with_ancestors(pieces)
+    nodes = with_ancestors(units)
     entries = assign({pattern: pattern for pattern in hints.pins}, nodes, lambda entry: _unknown(entry, nodes))
-    pinned = {piece: entry for piece in pieces if (entry := entries[piece]) is not None}
-    groups = _Groups(pieces)
-    whys = {piece: f"pinned to {hints.pins[entry]} by {entry!r}" for piece, entry in pinned.items()}
+    pinned = {unit: entry for unit in units if (entry := entries[unit]) is not None}
+    groups = _Groups(units)
+    whys = {unit: f"pinned to {hints.pins[entry]} by {entry!r}" for unit, entry in pinned.items()}
     for patterns in hints.together:
         names = names_meant(patterns, nodes)
-        inside = [piece for piece in pieces if any(_is_in(piece, name) for name in names)]
+        inside = [unit for unit in units if any(_is_in(unit, name) for name in names)]
         groups.join(inside)
         why = f"together: {', '.join(map(repr, patterns))}"
-        for piece in inside:
-            whys[piece] = f"{whys[piece]}, and {why}" if piece in whys else why
-    for pieces_of_one in inseparable:
-        groups.join(pieces_of_one)
+        for unit in inside:
+            whys[unit] = f"{whys[unit]}, and {why}" if unit in whys else why
+    for units_of_one in inseparable:
+        groups.join(units_of_one)
     by_rank: dict[int, list[str]] = {}
-    for piece, entry in pinned.items():
-        by_rank.setdefault(parse_place(hints.pins[entry]).rank, []).append(piece)
+    for unit, entry in pinned.items():
+        by_rank.setdefault(parse_place(hints.pins[entry]).rank, []).append(unit)
     for found in by_rank.values():
         groups.join(found)
     sets = groups.sets()
     places: dict[str, Place] = {}
     for group in sets:
-        place = _place(hints, [(piece, pinned[piece]) for piece in group if piece in pinned])
+        place = _place(hints, [(unit, pinned[unit]) for unit in group if unit in pinned])
         if place is not None:
             places |= dict.fromkeys(group, place)
     return Meaning(
@@ -133,10 +133,10 @@ def _check_rank(what: str, text: str, count: int, num_ranks: int) -> None:
 
 
 def _place(hints: Hints, pinned: Sequence[tuple[str, str]]) -> Place | None:
-    """Where a group is pinned to; its pieces with their entries."""
+    """Where a group is pinned to; its units with their entries."""
     found: dict[Place, tuple[str, str]] = {}
-    for piece, entry in pinned:
-        found.setdefault(parse_place(hints.pins[entry]), (piece, entry))
+    for unit, entry in pinned:
+        found.setdefault(parse_place(hints.pins[entry]), (unit, entry))
     if len(found) == 2 and len({place.rank for place in found}) == 1:
         found = {place: of for place, of in found.items() if place.device is not None} or found
     if len(found) < 2:
@@ -158,27 +158,27 @@ def _unknown(pattern: str, nodes: Sequence[str]) -> PlanError:
         pattern,
         nodes,
         f"the hint {pattern!r} matches nothing that can be placed.",
-        "piece that can be placed by itself",
+        "unit that can be placed by itself",
     )
 
 
-def _is_in(piece: str, name: str) -> bool:
-    return not name or piece == name or piece.startswith(f"{name}.")
+def _is_in(unit: str, name: str) -> bool:
+    return not name or unit == name or unit.startswith(f"{name}.")
 
 
 class _Groups:
-    """Sets of pieces, joined one by one."""
+    """Sets of units, joined one by one."""
 
-    def __init__(self, pieces: Sequence[str]) -> None:
-        self._of = {piece: [piece] for piece in pieces}
+    def __init__(self, units: Sequence[str]) -> None:
+        self._of = {unit: [unit] for unit in units}
 
-    def join(self, pieces: Sequence[str]) -> None:
-        for piece in pieces[1:]:
-            first, second = self._of[pieces[0]], self._of[piece]
+    def join(self, units: Sequence[str]) -> None:
+        for unit in units[1:]:
+            first, second = self._of[units[0]], self._of[unit]
             if first is not second:
                 first += second
                 self._of |= dict.fromkeys(second, first)
 
     def sets(self) -> list[list[str]]:
-        """In the order of their first pieces."""
+        """In the order of their first units."""
         return list({id(group): group for group in self._of.values()}.values())

@@ -4,7 +4,7 @@ With M micro-batches, t(s) the seconds that stage s takes for each, and T those 
 devices. A device is v times as fast at most. No stage can do more than all the work that falls to it, so
 
     step >= M * T / sum of v                 all devices, busy all the time
-    step >= M * the longest piece            which is on one device; a piece is all that must be together
+    step >= M * the longest unit            which is on one device; a unit is all that must be together
     step >= the longest path                 of one micro-batch: forwards, then backwards
 
 Gradients of weights can be deferred to any later time: of what waits, and is waited for, they are no part. With f(s)
@@ -135,18 +135,18 @@ def bound_of(
     total = sum(whole.values())
     if not total or not math.isfinite(total):
         return Bound(seconds=0.0)
-    pieces: dict[str | int, list[float]] = {}
+    units: dict[str | int, list[float]] = {}
     for number, node in enumerate(graph.nodes):
-        sums = pieces.setdefault(number if node.together is None else node.together, [0.0] * len(classes))
+        sums = units.setdefault(number if node.together is None else node.together, [0.0] * len(classes))
         sums[:] = map(sum, zip(sums, (each.whole_s for each in work[node.name]), strict=True))
-    longest = max(map(min, pieces.values()))
+    longest = max(map(min, units.values()))
     forwards = [edge for edge in graph.edges if not edge.is_parameter]
     backwards = [edge for edge in forwards if edge.has_gradient]
     ends = _ends(forwards, whole)
     is_chain = is_chain and max(ends.values()) >= total * _SAME
     returns = is_chain and max(_ends(backwards, whole).values()) >= total * _SAME
     path = max(*_ends(forwards, forward).values(), *_ends(backwards, waited).values())
-    most = min(len(pieces), num_stages or len(pieces))
+    most = min(len(units), num_stages or len(units))
     share = min(each.forward_share for row in work.values() for each in row) if is_chain else 0.0
 
     def busy(least: Mapping[str, float], of: Callable[[Work], float], part: float) -> float:
@@ -282,7 +282,7 @@ def _speeds(cluster: Cluster, least: Mapping[str, float], rows: Mapping[str, Seq
 
 
 def _ends(edges: Sequence[CostedEdge], least: Mapping[str, float]) -> dict[str, float]:
-    """When each piece ends at the earliest, by name."""
+    """When each unit ends at the earliest, by name."""
     targets: dict[str, list[str]] = {}
     waits = dict.fromkeys(least, 0)
     for source, target in {(edge.source, edge.target) for edge in edges}:

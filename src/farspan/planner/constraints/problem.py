@@ -1,14 +1,14 @@
 """What there is to search where a user has hints: the same problem, with fewer ways to go.
 
 hint          what becomes of it
-pins          a class of one device for each such rank, on which alone the pieces may run; and, as a plan numbers its
+pins          a class of one device for each such rank, on which alone the units may run; and, as a plan numbers its
               ranks without gaps, a stage on each rank before it
 together      a `together` word of the graph
 max_memory    memory of the device
 stages        exactly so many stages
-remat         the costs of the pieces with it, and no choice
+remat         the costs of the units with it, and no choice
 
-A search cuts a graph into a chain of stages. Pieces of one group that cannot be in one stage of a chain (`embed` and
+A search cuts a graph into a chain of stages. Units of one group that cannot be in one stage of a chain (`embed` and
 `head` with the blocks between them elsewhere) are searched as if all lay where most of their work is: the edges of the
 others are taken out.
 """
@@ -42,7 +42,7 @@ class HintedProblem:
         searched: The graph without the edges that no chain of stages can keep.
         hints: The user's.
         num_named: There must be so many ranks at least.
-        whys: Of each piece that a hint speaks of, which, in words.
+        whys: Of each unit that a hint speaks of, which, in words.
         again: Nodes that the hints have computed again.
     """
 
@@ -127,7 +127,7 @@ def _devices(node: CostedNode, name: str, meaning: Meaning, cluster: Cluster) ->
 
 
 def _chosen(remat: bool | Sequence[str] | None, names: Sequence[str]) -> set[str] | None:
-    """The pieces that are computed again; None where the search is to choose."""
+    """The units that are computed again; None where the search is to choose."""
     if remat is None:
         return None
     if isinstance(remat, bool):
@@ -137,8 +137,8 @@ def _chosen(remat: bool | Sequence[str] | None, names: Sequence[str]) -> set[str
     return {name for name in names if any(_is_in(name, each) for each in chosen)}
 
 
-def _is_in(piece: str, name: str) -> bool:
-    return not name or piece == name or piece.startswith(f"{name}.")
+def _is_in(unit: str, name: str) -> bool:
+    return not name or unit == name or unit.startswith(f"{name}.")
 
 
 def _forced(node: CostedNode, is_again: bool) -> CostedNode:

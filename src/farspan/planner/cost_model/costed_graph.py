@@ -16,7 +16,7 @@ from farspan.errors import PlanError, quoted
 __all__ = ["MORE_COSTS", "WHOLE_MODEL", "CostedEdge", "CostedGraph", "CostedNode", "NodeOption", "Seconds"]
 
 WHOLE_MODEL = "(the model)"
-"""Name of the node of a model that is one piece."""
+"""Name of the node of a model that is one unit."""
 
 MORE_COSTS = (
     "working_bytes",

@@ -10,13 +10,13 @@ from farspan.plan.hints import Hints
 from farspan.planner.bound import bound_of
 from farspan.planner.constraints import HintedProblem, hinted_problem
 from farspan.planner.cost_model import CostedGraph
-from farspan.planner.forecast import Forecast, can_run
 from farspan.planner.optimize.fitting import best_pipeline, fitting, rules_of
 from farspan.planner.optimize.impossible import nothing_fits
 from farspan.planner.optimize.moves import Judge, improved
 from farspan.planner.optimize.orders import Orders
 from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import Pipeline
+from farspan.planner.prediction import Prediction, can_run
 from farspan.units import format_seconds
 
 __all__ = ["SearchResult", "RejectedPlan", "best_plan"]
@@ -51,14 +51,14 @@ class SearchResult:
 
     Attributes:
         best: The plan.
-        bound: No plan of consecutive stages takes less. One in which the pieces of a device do not follow each other
+        bound: No plan of consecutive stages takes less. One in which the units of a device do not follow each other
             may: of a U-Net such a plan was simulated 0.2 % below.
         rejected: The others, the best first.
         search_s: Seconds of all searches together.
         problem: What was searched: the graph and the cluster, as the hints have made them.
     """
 
-    best: Forecast
+    best: Prediction
     bound: float
     rejected: tuple[RejectedPlan, ...]
     search_s: float
@@ -117,7 +117,7 @@ def best_plan(
     )
     allowed = [bound.devices_within(times * bound.seconds) for times in _WITHIN]
     best = improved(found, orders, Judge(problem, num_micro_batches), allowed)
-    by_count: dict[int, Forecast] = {}
+    by_count: dict[int, Prediction] = {}
     for each in sorted(found, key=lambda each: each.step_s):
         by_count.setdefault(len(each.stages), each)
     rejected += [_rejected(each, best) for count, each in by_count.items() if count != len(best.stages)]
@@ -130,7 +130,7 @@ def best_plan(
     )
 
 
-def _with_remat(best: Forecast, problem: HintedProblem) -> Forecast:
+def _with_remat(best: Prediction, problem: HintedProblem) -> Prediction:
     """The same, saying what the hints have computed again."""
     remat = problem.hints.remat
     if remat is None:
@@ -186,7 +186,7 @@ def _devices(count: int) -> str:
     return "one device" if count == 1 else f"{count} devices"
 
 
-def _rejected(each: Forecast, best: Forecast) -> RejectedPlan:
+def _rejected(each: Prediction, best: Prediction) -> RejectedPlan:
     slowest = max(each.stages, key=lambda stage: stage.forward_s + stage.backward_s)
     of_best = max(stage.forward_s + stage.backward_s for stage in best.stages)
     taken = slowest.forward_s + slowest.backward_s

@@ -11,12 +11,12 @@ from farspan.errors import PlanError
 from farspan.planner.constraints import HintedProblem
 from farspan.planner.cost_model import CostedEdge, CostedGraph, CostedNode
 from farspan.planner.cost_model.colocation import seconds_on
-from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.optimize.every import every_pipeline
 from farspan.planner.optimize.moves import Judge
 from farspan.planner.optimize.orders import Orders
 from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import Objective, Pipeline, PipelineStage, plan_pipeline
+from farspan.planner.prediction import Prediction, predict_step
 
 __all__ = ["best_pipeline", "fitting", "rules_of"]
 
@@ -39,7 +39,7 @@ def rules_of(problem: HintedProblem, num_micro_batches: int) -> Rules:
 
 def fitting(
     problem: HintedProblem, searched: Cluster, num_micro_batches: int, *, is_question: bool = False
-) -> Forecast | None:
+) -> Prediction | None:
     """The best plan for the devices in `searched`, by the objective of the search; None where none fits.
 
     Args:
@@ -53,7 +53,7 @@ def fitting(
     """
     rules = rules_of(problem, num_micro_batches)
     less = replace(rules, counts_working=False)
-    first = _forecast_of(problem, searched, less)
+    first = _prediction_of(problem, searched, less)
     if first is not None and first.fits:
         return first
     emptiest = _emptiest(problem, searched, rules)
@@ -65,26 +65,26 @@ def fitting(
         found = [each for each in (_with_less_memory(problem, searched, way) for way in ways) if each is not None]
         if found:
             return min(found, key=lambda each: each.step_s)
-    found = forecast(problem.graph, problem.cluster, emptiest, num_micro_batches)
+    found = predict_step(problem.graph, problem.cluster, emptiest, num_micro_batches)
     if found.fits or is_question:
         return found if found.fits else None
     return _first_that_fits(problem, searched, less)
 
 
-def _forecast_of(problem: HintedProblem, cluster: Cluster, rules: Rules) -> Forecast | None:
+def _prediction_of(problem: HintedProblem, cluster: Cluster, rules: Rules) -> Prediction | None:
     """Simulates the best pipeline that the search finds; None where it finds none."""
     pipeline = best_pipeline(problem.searched, cluster, rules)
-    return pipeline and forecast(problem.graph, problem.cluster, pipeline, rules.micro_batches)
+    return pipeline and predict_step(problem.graph, problem.cluster, pipeline, rules.micro_batches)
 
 
-def _with_less_memory(problem: HintedProblem, searched: Cluster, rules: Rules) -> Forecast | None:
+def _with_less_memory(problem: HintedProblem, searched: Cluster, rules: Rules) -> Prediction | None:
     """Searches again, with so much less memory for the devices of a class, while what is found exceeds one of them."""
     less = dict.fromkeys((each.name for each in searched.classes), 0.0)
     for _ in range(_MOST_SEARCHES):
         classes = tuple(
             replace(each, memory_bytes=max(0.0, each.memory_bytes - less[each.name])) for each in searched.classes
         )
-        found = _forecast_of(problem, Cluster(classes=classes), rules)
+        found = _prediction_of(problem, Cluster(classes=classes), rules)
         if found is None or found.fits:
             return found
         for name in less:
@@ -134,7 +134,7 @@ def _emptiest(problem: HintedProblem, searched: Cluster, rules: Rules) -> Pipeli
     return replace(emptiest, stages=tuple(stages))
 
 
-def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) -> Forecast | None:
+def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) -> Prediction | None:
     """Simulates the best cuts for some orders of devices, then all plans there are, until one fits."""
     orders = Orders(problem.searched, searched, rules)
     some = (each for order in orders.plain() for each in itertools.islice(orders.cuts(order), _MOST_CUTS))

@@ -17,14 +17,14 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.planner.constraints import HintedProblem
 from farspan.planner.cost_model import CostedGraph, CostedNode
 from farspan.planner.cost_model.colocation import seconds_on
-from farspan.planner.forecast import Forecast, forecast, shortest_step
 from farspan.planner.optimize.orders import Orders
 from farspan.planner.pipeline import Pipeline, PipelineStage
+from farspan.planner.prediction import Prediction, predict_step, shortest_step
 
 __all__ = ["Borders", "Judge", "improved"]
 
 _MOST_AT_ONCE = 2
-"""Pieces that change sides together."""
+"""Units that change sides together."""
 _NUM_KEPT = 3
 """Orders of devices whose neighbours are looked at."""
 _CLOSE = 1.15
@@ -48,7 +48,7 @@ class Judge:
         """Returns whether no more than a share `kept` of the tasks that it may simulate is left."""
         return self.num_tasks_left <= kept * self.num_tasks
 
-    def better(self, pipeline: Pipeline, than_s: float) -> Forecast | None:
+    def better(self, pipeline: Pipeline, than_s: float) -> Prediction | None:
         """What its step will be like, if it fits and is shorter than that; None too if asked again."""
         key = tuple((stage.device_class, stage.nodes, tuple(stage.options.items())) for stage in pipeline.stages)
         if key in self._seen or self.is_done():
@@ -61,7 +61,7 @@ class Judge:
         self.num_tasks_left -= 8 * len(pipeline.stages) * self.num_micro_batches + len(graph.nodes)
         if shortest_step(graph, cluster, pipeline, self.num_micro_batches) >= than_s * _SAME:
             return None
-        found = forecast(graph, cluster, pipeline, self.num_micro_batches)
+        found = predict_step(graph, cluster, pipeline, self.num_micro_batches)
         return found if found.fits and found.step_s < than_s * _SAME else None
 
     def _seconds(self, stage: PipelineStage) -> float:
@@ -71,8 +71,8 @@ class Judge:
 
 
 def improved(
-    starts: Sequence[Forecast], orders: Orders, judge: Judge, allowed: Sequence[tuple[str, ...]] = ()
-) -> Forecast:
+    starts: Sequence[Prediction], orders: Orders, judge: Judge, allowed: Sequence[tuple[str, ...]] = ()
+) -> Prediction:
     """The best plan that is found from those, with devices in other orders and other borders.
 
     Args:
@@ -81,7 +81,7 @@ def improved(
         judge: Whose word counts.
         allowed: Orders of devices that the bound allows a short step.
     """
-    known: dict[tuple[str, ...], Forecast | None] = {}
+    known: dict[tuple[str, ...], Prediction | None] = {}
     for each in starts:
         order = _order_of(each)
         before = known.get(order)
@@ -110,7 +110,7 @@ def improved(
     return best
 
 
-_Known = dict[tuple[str, ...], Forecast | None]
+_Known = dict[tuple[str, ...], Prediction | None]
 
 
 def _look_at(order: tuple[str, ...], known: _Known, orders: Orders, judge: Judge) -> None:
@@ -122,16 +122,16 @@ def _look_at(order: tuple[str, ...], known: _Known, orders: Orders, judge: Judge
     known[order] = best
 
 
-def _by_step(known: _Known) -> list[Forecast]:
+def _by_step(known: _Known) -> list[Prediction]:
     return sorted((each for each in known.values() if each is not None), key=lambda each: each.step_s)
 
 
-def _order_of(each: Forecast) -> tuple[str, ...]:
+def _order_of(each: Prediction) -> tuple[str, ...]:
     return tuple(stage.device_class for stage in each.pipeline.stages)
 
 
-def _with_borders_moved(best: Forecast, borders: Borders, judge: Judge) -> Forecast:
-    """Pieces change sides one by one for as long as that gains; then at two borders at once."""
+def _with_borders_moved(best: Prediction, borders: Borders, judge: Judge) -> Prediction:
+    """Units change sides one by one for as long as that gains; then at two borders at once."""
     gains = True
     while gains:
         gains = False
@@ -168,7 +168,7 @@ class Borders:
     def moved(self, pipeline: Pipeline, name: str, stage: int, other: int, most: float = math.inf) -> Pipeline | None:
         """The pipeline with `name`, and what lies between it and the stage beside, in that stage.
 
-        None if that leaves nothing where it was, may not run there, or is more than so many pieces.
+        None if that leaves nothing where it was, may not run there, or is more than so many units.
         """
         stages = list(pipeline.stages)
         going = self._going(pipeline, name, stage, other, most)
@@ -221,7 +221,7 @@ class Borders:
         return going
 
     def beside(self, pipeline: Pipeline, near: Sequence[int] | None = None) -> Iterator[Pipeline]:
-        """Pipelines with few pieces on the other side of a border; of one of the stages `near` only."""
+        """Pipelines with few units on the other side of a border; of one of the stages `near` only."""
         for stage in range(len(pipeline.stages)):
             for other in (stage - 1, stage + 1):
                 is_near = near is None or stage in near or other in near
@@ -233,7 +233,7 @@ class Borders:
                         yield found
 
     def twice_beside(self, pipeline: Pipeline) -> Iterator[Pipeline]:
-        """The same with pieces on the other side of one border more, of the same stages."""
+        """The same with units on the other side of one border more, of the same stages."""
         for once in self.beside(pipeline):
             pairs = zip(pipeline.stages, once.stages, strict=True)
             near = [stage for stage, (old, new) in enumerate(pairs) if old.nodes != new.nodes]

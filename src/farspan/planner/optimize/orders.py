@@ -46,7 +46,7 @@ class Orders:
         without_transfers = replace(one_each, passes=0.0)
         self.loads = StageLoads(graph, cluster, group_of, lattice, one_each).of_one_device()
         self.computing = StageLoads(graph, cluster, group_of, lattice, without_transfers).of_one_device()
-        self.num_pieces = max(group_of) + 1
+        self.num_units = max(group_of) + 1
         self.number_of = {each.name: number for number, each in enumerate(cluster.classes)}
         weights = np.zeros((max(group_of) + 1, len(cluster.classes)))
         for node, group in zip(graph.nodes, group_of, strict=True):
@@ -90,7 +90,7 @@ class Orders:
     def plain(self) -> Iterator[tuple[str, ...]]:
         """Of each number of devices, the most first, some orders."""
         every = [each.name for each in self.cluster.classes for _ in range(each.num_devices)]
-        for count in range(min(len(every), self.num_pieces), 0, -1):
+        for count in range(min(len(every), self.num_units), 0, -1):
             found = (each[:count] for each in self.sorted(every))
             yield from (order for order in dict.fromkeys(found) if self.may_be(order))
 
@@ -114,7 +114,7 @@ class Orders:
         rules = self.rules
         is_enough = all(order.count(name) >= count for name, count in rules.least.items())
         return is_enough and len(order) in (
-            range(1, self.num_pieces + 1) if rules.num_stages is None else (rules.num_stages,)
+            range(1, self.num_units + 1) if rules.num_stages is None else (rules.num_stages,)
         )
 
     def _seconds(self, device_class: int, depth: int) -> tuple[FloatArray, FloatArray]:

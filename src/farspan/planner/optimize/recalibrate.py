@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from farspan.cluster import Cluster
 from farspan.plan.hints import Hints
 from farspan.planner.cost_model import CostedGraph, Seconds
-from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.optimize.best_plan import SearchResult, best_plan
+from farspan.planner.prediction import Prediction, predict_step
 
 __all__ = ["Recalibration", "StageSeconds", "recalibrate"]
 
@@ -47,7 +47,7 @@ class Recalibration:
 
     graph: CostedGraph
     factors: tuple[float, ...]
-    ran: Forecast
+    ran: Prediction
     result: SearchResult
     measured_s: float
 
@@ -70,7 +70,7 @@ class Recalibration:
 def recalibrate(
     graph: CostedGraph,
     cluster: Cluster,
-    ran: Forecast,
+    ran: Prediction,
     seconds: Sequence[StageSeconds],
     measured_s: float,
     *,
@@ -114,7 +114,7 @@ def recalibrate(
             _ratio(taken.forward_s + taken.backward_s, stage.forward_s + stage.backward_s)
             for stage, taken in zip(ran.stages, seconds, strict=True)
         ),
-        ran=forecast(result.problem.graph, result.problem.cluster, ran.pipeline, ran.num_micro_batches),
+        ran=predict_step(result.problem.graph, result.problem.cluster, ran.pipeline, ran.num_micro_batches),
         result=result,
         measured_s=measured_s,
     )

@@ -6,9 +6,9 @@ import math
 
 from farspan.errors import PlanError
 from farspan.plan.table import compress_runs
-from farspan.planner.forecast import Forecast, forecast
 from farspan.planner.optimize.best_plan import SearchResult
 from farspan.planner.optimize.moves import Borders
+from farspan.planner.prediction import Prediction, predict_step
 from farspan.units import format_bytes, format_seconds
 
 __all__ = ["explain", "format_result"]
@@ -49,7 +49,7 @@ def format_result(result: SearchResult, *, spread: float = 0.0) -> str:
     return "\n".join(lines)
 
 
-def _ranks(best: Forecast) -> str:
+def _ranks(best: Prediction) -> str:
     """Which ranks are to be on devices of which class: those of a class follow each other."""
     of_class: dict[str, list[int]] = {}
     for number, stage in enumerate(best.stages):
@@ -68,7 +68,7 @@ def _hinted(result: SearchResult) -> list[str]:
     return [f"{', '.join(compress_runs(names))}: {why}" for why, names in by_why.items()]
 
 
-def _links(best: Forecast) -> list[str]:
+def _links(best: Prediction) -> list[str]:
     """What each link carries in a step."""
     used = (ends for ends, size in best.link_bytes.items() if size)
     links = sorted(used, key=lambda ends: -best.link_bytes[ends])
@@ -85,15 +85,15 @@ def explain(result: SearchResult, name: str) -> str:
     """Why a module is where it is: its costs, its stage, and the step with the nearest cut on its other side.
 
     Raises:
-        PlanError: There is no such piece.
+        PlanError: There is no such unit.
     """
     best, graph, cluster = result.best, result.problem.graph, result.problem.cluster
     stage = next((number for number, each in enumerate(best.stages) if name in each.nodes), None)
     if stage is None:
         known = ", ".join(f"'{node.name}'" for node in graph.nodes[:6])
         raise PlanError(
-            f"the plan has no piece called '{name}'.",
-            why=f"its {len(graph.nodes)} pieces are {known}{', ...' if graph.nodes[6:] else '.'}",
+            f"the plan has no unit called '{name}'.",
+            why=f"its {len(graph.nodes)} units are {known}{', ...' if graph.nodes[6:] else '.'}",
             hint=f"--explain {graph.nodes[-1].name}",
         )
     node = next(each for each in graph.nodes if each.name == name)
@@ -115,7 +115,7 @@ def explain(result: SearchResult, name: str) -> str:
             obstacle = borders.obstacle(best.pipeline, name, stage, other)
             lines.append(f"  it cannot join {best.stages[other].where}: {obstacle}")
             continue
-        found = forecast(graph, cluster, pipeline, best.num_micro_batches)
+        found = predict_step(graph, cluster, pipeline, best.num_micro_batches)
         peak = found.stages[other].memory_bytes
         fits = "" if peak <= found.stages[other].limit_bytes else f", and {format_bytes(peak)} do not fit there"
         lines.append(f"  with {best.stages[other].where} the step would take {format_seconds(found.step_s)}{fits}")

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from farspan.cluster import Cluster
 from farspan.planner.cost_model import CostedGraph
-from farspan.planner.forecast.forecast import Forecast, forecast
 from farspan.planner.pipeline import Pipeline, PipelineStage
+from farspan.planner.prediction.prediction import Prediction, predict_step
 
-__all__ = ["forecast_of_stages"]
+__all__ = ["predict_stages"]
 
 
-def forecast_of_stages(
+def predict_stages(
     graph: CostedGraph, cluster: Cluster, stages: Sequence[tuple[str, Sequence[str]]], num_micro_batches: int
-) -> Forecast:
+) -> Prediction:
     """Simulate a step of given stages, each on one device.
 
     Args:
@@ -24,4 +24,4 @@ def forecast_of_stages(
         num_micro_batches: Of a step.
     """
     given = tuple(PipelineStage(device_class=name, nodes=tuple(nodes)) for name, nodes in stages)
-    return forecast(graph, cluster, Pipeline(stages=given), num_micro_batches)
+    return predict_step(graph, cluster, Pipeline(stages=given), num_micro_batches)

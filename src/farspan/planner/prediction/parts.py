@@ -1,6 +1,6 @@
 """The stages of a pipeline as they run, and the step they make: the tasks and orders of the runtime, simulated.
 
-Both are made by `program.tasks`, of the same numbers: what is forecast is what runs.
+Both are made by `program.tasks`, of the same numbers: what is predicted is what runs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.plan import Place, format_place
 from farspan.planner.cost_model import CostedGraph, CostedNode
 from farspan.planner.cost_model.colocation import seconds_on
-from farspan.planner.forecast.segments import make_segments
 from farspan.planner.links import Link
 from farspan.planner.pipeline import PipelineStage
+from farspan.planner.prediction.segments import make_segments
 from farspan.planner.simulate import simulate
 from farspan.planner.simulation import Simulation
 from farspan.program.tasks import BackwardWork, ForwardWork, StepTasks, StepWork, scheduled

@@ -1,4 +1,4 @@
-"""What a plan forecasts of memory is what its ranks need: counted, tensor by tensor, on ranks that are threads."""
+"""The memory that a plan predicts is what its ranks need: counted, tensor by tensor, on ranks that are threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.comm.local import LocalTransport
-from tests.profile.forecast_models import Dense, Encoder, Frozen, Masked, Residual, Skip, Tied, UNet
+from tests.profile.predicted_models import Dense, Encoder, Frozen, Masked, Residual, Skip, Tied, UNet
 from tests.support.ranks import run_threads
 from torch import nn
 
@@ -20,7 +20,7 @@ from farspan.cluster import Cluster, DeviceClass
 from farspan.execute.process.world import current_engine
 from farspan.place.measure.trial import Trial
 from farspan.planner.cost_model import CostedGraph
-from farspan.planner.optimize import Forecast, forecast
+from farspan.planner.optimize import Prediction, predict_step
 from farspan.planner.pipeline import Pipeline, PipelineStage
 from farspan.profile import costed_graph
 from farspan.schedule import Schedule
@@ -109,9 +109,9 @@ def in_a_row(graph: CostedGraph, shares: tuple[float, ...]) -> list[list[str]]:
     return [names[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def forecast_of(graph: CostedGraph, stages: list[list[str]], schedule: str) -> Forecast:
+def prediction_of(graph: CostedGraph, stages: list[list[str]], schedule: str) -> Prediction:
     pipeline = Pipeline(stages=tuple(PipelineStage(device_class="cpu", nodes=tuple(names)) for names in stages))
-    return forecast(graph, cluster(len(stages)), pipeline, NUM_MICRO_BATCHES, schedules=(schedule,))
+    return predict_step(graph, cluster(len(stages)), pipeline, NUM_MICRO_BATCHES, schedules=(schedule,))
 
 
 def tasks_of(schedule: Schedule, rank: int) -> list[str]:
@@ -119,7 +119,7 @@ def tasks_of(schedule: Schedule, rank: int) -> list[str]:
     return [f"{task.kind.value}{task.micro_batch} at level {task.level}" for task in tasks]
 
 
-def peaks_of(build: Callable[[], nn.Module], example: torch.Tensor, found: Forecast) -> list[float]:
+def peaks_of(build: Callable[[], nn.Module], example: torch.Tensor, found: Prediction) -> list[float]:
     models = [build() for _ in found.stages]
 
     def rank_of(rank: int) -> float:
@@ -166,10 +166,10 @@ MODELS = {
 def check(name: str, cut: Callable[[CostedGraph], list[list[str]]], schedule: str, *, within: float = WITHIN) -> None:
     build, example = MODELS[name]
     graph = profile_of(build, example())
-    compare(name, forecast_of(graph, cut(graph), schedule), within)
+    compare(name, prediction_of(graph, cut(graph), schedule), within)
 
 
-def compare(name: str, found: Forecast, within: float = WITHIN) -> None:
+def compare(name: str, found: Prediction, within: float = WITHIN) -> None:
     build, example = MODELS[name]
     for rank, measured in enumerate(peaks_of(build, example(), found)):
         stage = next(stage for stage in found.stages if stage.where == f"rank:{rank}")
@@ -190,7 +190,7 @@ def compare(name: str, found: Forecast, within: float = WITHIN) -> None:
         ("frozen", (10 / 12, 1.0)),
     ],
 )
-def test_the_forecast_peak_memory_is_what_a_rank_needs(name: str, shares: tuple[float, ...], schedule: str) -> None:
+def test_the_predicted_peak_memory_is_what_a_rank_needs(name: str, shares: tuple[float, ...], schedule: str) -> None:
     check(name, lambda graph: in_a_row(graph, shares), schedule)
 
 
@@ -219,35 +219,35 @@ def test_what_gets_no_gradient_is_there_until_it_is_sent_and_used(others: list[s
 def test_what_a_fast_stage_has_sent_counts_until_it_is_taken() -> None:
     graph = profile_of(Masked, rows())
     stages = [["first"], [node.name for node in graph.nodes if node.name != "first"]]
-    found = forecast_of(graph, stages, "1f1b")
+    found = prediction_of(graph, stages, "1f1b")
     mask_bytes = 400 * 64 * 4
     assert found.stages[0].memory_bytes > found.stages[0].parameter_bytes + 3 * mask_bytes
 
 
 @pytest.mark.parametrize("schedule", ["auto", "zero-bubble"])
-def test_a_stage_whose_only_weight_is_elsewhere_runs_the_tasks_of_the_forecast(schedule: str) -> None:
+def test_a_stage_whose_only_weight_is_elsewhere_runs_the_tasks_of_the_prediction(schedule: str) -> None:
     build, example = MODELS["tied"]
     graph = profile_of(build, example())
     names = [node.name for node in graph.nodes]
-    peaks_of(build, example(), forecast_of(graph, [names[:-1], names[-1:]], schedule))
+    peaks_of(build, example(), prediction_of(graph, [names[:-1], names[-1:]], schedule))
 
 
-def test_a_stage_that_begins_frozen_and_ends_trained_runs_the_tasks_of_the_forecast() -> None:
+def test_a_stage_that_begins_frozen_and_ends_trained_runs_the_tasks_of_the_prediction() -> None:
     """Its frozen segment counts as in flight until the backward of the micro-batch, as in the runtime."""
     build, example = MODELS["frozen"]
     graph = profile_of(build, example())
     names = [node.name for node in graph.nodes]
     stages = [names[:5] + names[10:], names[5:10]]
-    peaks_of(build, example(), forecast_of(graph, stages, "1f1b"))
+    peaks_of(build, example(), prediction_of(graph, stages, "1f1b"))
 
 
 @pytest.mark.parametrize("name", ["residual", "unet"])
 def test_so_it_is_where_more_micro_batches_are_in_flight(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build, example = MODELS[name]
     graph = profile_of(build, example())
-    near = forecast_of(graph, in_a_row(graph, (0.5, 1.0)), "zero-bubble")
-    monkeypatch.setattr(sys.modules["farspan.planner.forecast.forecast"], "LOOKAHEAD", 4)
-    found = forecast_of(graph, in_a_row(graph, (0.5, 1.0)), "zero-bubble")
+    near = prediction_of(graph, in_a_row(graph, (0.5, 1.0)), "zero-bubble")
+    monkeypatch.setattr(sys.modules["farspan.planner.prediction.prediction"], "LOOKAHEAD", 4)
+    found = prediction_of(graph, in_a_row(graph, (0.5, 1.0)), "zero-bubble")
     assert (found.plan.lookahead, near.plan.lookahead) == (4, 2)
     assert found.stages[0].in_flight == near.stages[0].in_flight + 2
     compare(name, found)

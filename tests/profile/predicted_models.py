@@ -1,4 +1,4 @@
-"""Models of the forms that a forecast must get right: branches, skips, several users of a value, no gradients, ties."""
+"""Models of the forms that a prediction must get right: branches, skips, several users of a value, frozen, tied."""
 
 from __future__ import annotations
 

@@ -7,16 +7,16 @@ what the gradients of weights still need                         from there to t
 what has been received for a task that is yet to come            from when it is posted to that task
 gradients, small tensors, and what else only the message needs,
 on their way to another rank                                     until that rank has taken them
-what one piece needs while it runs                               during its forward or backward, less what the
-                                                                 pieces after it have given back by then
+what one unit needs while it runs                               during its forward or backward, less what the
+                                                                 units after it have given back by then
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from farspan.planner.forecast.parts import Part, Stages
-from farspan.planner.forecast.segments import Hop, Segment
+from farspan.planner.prediction.parts import Part, Stages
+from farspan.planner.prediction.segments import Hop, Segment
 from farspan.planner.simulation import Simulation
 from farspan.schedule import Channel, Kind, Message, channels_of, run_ahead_of
 

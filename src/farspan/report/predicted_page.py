@@ -9,7 +9,7 @@ from farspan.report.html import html
 from farspan.report.timeline import Kind, Span, Timeline
 from farspan.schedule import Kind as TaskKind
 
-__all__ = ["forecast_page", "timeline_of"]
+__all__ = ["predicted_page", "timeline_of"]
 
 _KINDS: dict[TaskKind, Kind] = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B", TaskKind.WEIGHT: "W"}
 
@@ -36,7 +36,7 @@ def timeline_of(simulation: Simulation, *, title: str = "", names: Sequence[str]
     return Timeline(spans=tuple(spans), num_ranks=simulation.schedule.num_ranks, title=title)
 
 
-def forecast_page(
+def predicted_page(
     simulation: Simulation, *, title: str, names: Sequence[str], plan: str, environment: Sequence[str] = ()
 ) -> str:
     """The step as one self-contained HTML page.
@@ -49,4 +49,4 @@ def forecast_page(
         environment: One fact per line.
     """
     timeline = timeline_of(simulation, title=title, names=names)
-    return html(timeline, title=title, plan=plan, environment=environment, is_forecast=True)
+    return html(timeline, title=title, plan=plan, environment=environment, is_predicted=True)

@@ -1,8 +1,8 @@
 """What is placed as a whole, and the placement of a plan that it makes.
 
-atoms                                          stage   placement
+units                                          stage   placement
 embed                                          0       "embed": 0
-blocks.0.attn, blocks.0.mlp                    0, 0    "blocks.0": 0          what stayed in one piece is one entry
+blocks.0.attn, blocks.0.mlp                    0, 0    "blocks.0": 0          what stayed whole is one entry
 blocks.1.attn, blocks.1.mlp                    0, 1    "blocks.1.attn": 0, "blocks.1.mlp": 1
 """
 
@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["Atom", "cut_costs", "placement_of"]
+__all__ = ["Unit", "cut_costs", "placement_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Atom:
+class Unit:
     """A module, or a parameter held directly by a container, that is placed as a whole.
 
     Attributes:
         name: Its name in the model.
-        cost: What running it costs, in any unit that all atoms share.
+        cost: What running it costs, in any unit that all units share.
         num_parameters: Elements of its parameters; a tied parameter counts at its first name only.
         parameter_bytes: Their size.
     """
@@ -32,32 +32,32 @@ class Atom:
     parameter_bytes: int = 0
 
 
-def cut_costs(atoms: Sequence[Atom]) -> list[float]:
-    """What a cut before each atom costs: the number of numbered modules (blocks) it goes through.
+def cut_costs(units: Sequence[Unit]) -> list[float]:
+    """What a cut before each unit costs: the number of numbered modules (blocks) it goes through.
 
-    >>> cut_costs([Atom(name=name, cost=0.0) for name in ("embed", "blocks.0.mlp", "blocks.1.attn", "blocks.1.mlp")])
+    >>> cut_costs([Unit(name=name, cost=0.0) for name in ("embed", "blocks.0.mlp", "blocks.1.attn", "blocks.1.mlp")])
     [0.0, 0.0, 0.0, 1.0]
     """
     costs = [0.0]
-    for above, below in pairwise(atoms):
+    for above, below in pairwise(units):
         shared = 0
         for left, right in zip(above.name.split("."), below.name.split("."), strict=False):
             if left != right:
                 break
             shared += left.isdecimal()
         costs.append(float(shared))
-    return costs[: len(atoms)]
+    return costs[: len(units)]
 
 
-def placement_of(atoms: Sequence[Atom], stage_of: Sequence[int]) -> dict[str, int]:
-    """Atoms to stages; the atoms of a block, or of a part of it, that stayed in one piece become one entry."""
+def placement_of(units: Sequence[Unit], stage_of: Sequence[int]) -> dict[str, int]:
+    """Units to stages; the units of a block, or of a part of it, that stayed whole become one entry."""
     stages_of: dict[str, set[int]] = {}
-    for atom, stage in zip(atoms, stage_of, strict=True):
-        for name in _from_block(atom.name):
+    for unit, stage in zip(units, stage_of, strict=True):
+        for name in _from_block(unit.name):
             stages_of.setdefault(name, set()).add(stage)
     placement: dict[str, int] = {}
-    for atom, stage in zip(atoms, stage_of, strict=True):
-        placement[next(name for name in _from_block(atom.name) if len(stages_of[name]) == 1)] = stage
+    for unit, stage in zip(units, stage_of, strict=True):
+        placement[next(name for name in _from_block(unit.name) if len(stages_of[name]) == 1)] = stage
     return placement
 
 

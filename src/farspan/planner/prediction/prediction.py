@@ -18,15 +18,15 @@ from typing import NamedTuple
 
 from farspan.cluster import Cluster
 from farspan.plan import PLANNED_SECONDS, Plan
-from farspan.planner.atoms import Atom, placement_of
 from farspan.planner.cost_model import CostedGraph
-from farspan.planner.forecast.parts import Part, Stages
-from farspan.planner.forecast.peak_memory import in_flight, peak_bytes, saved_bytes
+from farspan.planner.model_unit import Unit, placement_of
 from farspan.planner.pipeline import Pipeline
+from farspan.planner.prediction.parts import Part, Stages
+from farspan.planner.prediction.peak_memory import in_flight, peak_bytes, saved_bytes
 from farspan.planner.simulation import Simulation
 from farspan.schedule import LOOKAHEAD, run_ahead_of
 
-__all__ = ["Forecast", "StageForecast", "can_run", "forecast", "shortest_step"]
+__all__ = ["Prediction", "StagePrediction", "can_run", "predict_step", "shortest_step"]
 
 _SCHEDULES = ("auto", "1f1b")
 """Those that are compared."""
@@ -36,7 +36,7 @@ _IS_WORTH_MEMORY = 1 - 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageForecast:
+class StagePrediction:
     """One stage.
 
     Attributes:
@@ -69,7 +69,7 @@ class StageForecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class Prediction:
     """A pipeline that distribute can run, and the step it will give.
 
     Attributes:
@@ -85,7 +85,7 @@ class Forecast:
     plan: Plan
     pipeline: Pipeline
     simulation: Simulation
-    stages: tuple[StageForecast, ...]
+    stages: tuple[StagePrediction, ...]
     link_bytes: Mapping[tuple[int, int], float]
     transfer_s: Mapping[tuple[int, int], float]
     num_micro_batches: int
@@ -111,14 +111,14 @@ def can_run(pipeline: Pipeline) -> bool:
     return all(stage.replicas == stage.tensor_parallel == 1 for stage in pipeline.stages)
 
 
-def forecast(
+def predict_step(
     graph: CostedGraph,
     cluster: Cluster,
     pipeline: Pipeline,
     num_micro_batches: int,
     *,
     schedules: Sequence[str] = _SCHEDULES,
-) -> Forecast:
+) -> Prediction:
     """Simulate a step of `pipeline`, of which each stage has one device.
 
     Args:
@@ -137,7 +137,7 @@ def forecast(
         ends = (channel.source, channel.destination)
         link_bytes[ends] = link_bytes.get(ends, 0.0) + transfer.message.size_bytes
         transfer_s[ends] = transfer_s.get(ends, 0.0) + transfer.free - transfer.start
-    return Forecast(
+    return Prediction(
         plan=_plan(graph, best),
         pipeline=pipeline,
         simulation=simulation,
@@ -160,7 +160,7 @@ class _Run(NamedTuple):
     schedule: str
     lookahead: int
     simulation: Simulation
-    stages: tuple[StageForecast, ...]
+    stages: tuple[StagePrediction, ...]
 
     @property
     def fits(self) -> bool:
@@ -200,8 +200,8 @@ def _best_schedule(stages: Stages, num_micro_batches: int, schedules: Sequence[s
     return best
 
 
-def _stage(stages: Stages, part: Part, simulation: Simulation, peaks: Mapping[int, float]) -> StageForecast:
-    return StageForecast(
+def _stage(stages: Stages, part: Part, simulation: Simulation, peaks: Mapping[int, float]) -> StagePrediction:
+    return StagePrediction(
         where=part.where,
         device=part.kind.whole,
         nodes=part.nodes,
@@ -224,8 +224,8 @@ def _plan(graph: CostedGraph, run: _Run) -> Plan:
     if len(stages) == 1:
         placement = {"": 0}
     else:
-        atoms = [Atom(name=node.name, cost=0.0) for node in nodes]
-        placement = placement_of(atoms, [stage_of[node.name] for node in nodes])
+        units = [Unit(name=node.name, cost=0.0) for node in nodes]
+        placement = placement_of(units, [stage_of[node.name] for node in nodes])
     return Plan(
         stages=tuple(stage.where for stage in stages),
         placement=placement,
