@@ -62,12 +62,12 @@ def worker(file: str, turns: int) -> None:
 
     def phase(name: str, act: Callable[[], Any]) -> None:
         nonlocal num_phases
-        engine.agreement.meet(f"begin {num_phases}")
+        engine.agreement.barrier(f"begin {num_phases}")
         before, began = counted(), time.perf_counter()
         if engine.rank == READER:
             act()
         rows.setdefault(name, []).append(time.perf_counter() - began)
-        engine.agreement.meet(f"end {num_phases}")
+        engine.agreement.barrier(f"end {num_phases}")
         passed.setdefault(name, []).append(counted() - before)
         num_phases += 1
 

@@ -20,7 +20,7 @@ def test_names_of_many_experts_are_agreed_on_by_many_ranks(differs: int | None) 
 
     def act(channel):  # type: ignore[no-untyped-def]
         agreement = Agreement(channel, LONG_S)
-        assert agreement.tell("the plan", text.encode(), 3) == text.encode()
+        assert agreement.broadcast("the plan", text.encode(), 3) == text.encode()
         agreement.agree_on("model", other if channel.rank == differs else text)
 
     with open_ranks() as make:

@@ -37,7 +37,7 @@ class Ranks:
         self.store.set(f"{self.num_exchanges}/{self.rank}", blob.decode())
         return [self.store.get(f"{self.num_exchanges}/{rank}") for rank in range(NUM_RANKS)]
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         self.exchange(b"-")
 
     def join(self) -> SameHostTransport:
@@ -89,7 +89,7 @@ def run(cases: Sequence[Callable[[Ranks], None]]) -> None:
         began = time.monotonic()
         case(ranks)
         if case is not cases[-1]:
-            ranks.meet()
+            ranks.barrier()
         print(case.__name__, f"{time.monotonic() - began:.2f} s", flush=True)
 
 

@@ -63,7 +63,7 @@ def copied_together(ranks: Ranks) -> None:
                     sending.wait(LONG_S)
                     assert not written
                 writing.__dict__.pop("write", None)
-    ranks.meet()
+    ranks.barrier()
 
 
 def late_chunk(ranks: Ranks) -> None:
@@ -96,7 +96,7 @@ def take_late(ranks: Ranks, is_aborted: bool) -> None:
             assert torch.equal(found, content(LARGE, 7))
             del work, found
             assert alive() is None
-        ranks.meet()
+        ranks.barrier()
     elif ranks.rank == 0:
 
         def hold_up() -> None:
@@ -105,9 +105,9 @@ def take_late(ranks: Ranks, is_aborted: bool) -> None:
 
         wait_first(transport._connections[1].memory, "write", hold_up)
         transport.send(content(LARGE, 7), 1, 0).wait(LONG_S)  # it was acked before
-        ranks.meet()
+        ranks.barrier()
     else:
-        ranks.meet()
+        ranks.barrier()
     OutstandingWrites._kept.clear()
 
 
@@ -138,7 +138,7 @@ def copying_fails(ranks: Ranks) -> None:
                 wait_first(memory, "write", lambda: (ranks.store.set("refused", ""), ranks.store.wait(["acked"])))
                 raises(RuntimeError, "cannot write", sending.wait, LONG_S)
                 raises(RuntimeError, "of rank 1's memory", sending.wait, LONG_S)
-        ranks.meet()
+        ranks.barrier()
     OutstandingWrites._kept.clear()
 
 

@@ -48,11 +48,11 @@ def fifo(ranks: Ranks, is_posted_before: bool = True) -> None:
         return [transport.receive(flat, src, channel) for src, channel in order for flat in arrived[src, channel]]
 
     works = post() if is_posted_before else []
-    ranks.meet()
+    ranks.barrier()
     for dst in others:
         for number, size in enumerate(SIZES):
             works += [transport.send(content(size, ranks.rank + number + channel), dst, channel) for channel in (-3, 5)]
-    ranks.meet()
+    ranks.barrier()
     works += [] if is_posted_before else post()
     for work in reversed(works):
         work.wait(LONG_S)
@@ -86,15 +86,15 @@ def many_sends(ranks: Ranks) -> None:
         if ranks.rank == 0:
             works = [[transport.send(source[i : i + size], 1, channel) for i in range(MANY)] for channel in (0, 1)]
             assert not works[1][-1].is_done()
-            ranks.meet()
-            ranks.meet()
+            ranks.barrier()
+            ranks.barrier()
             for work in works[0][:num_first] + works[1][:num_first]:
                 work.wait(LONG_S)
-            ranks.meet()
+            ranks.barrier()
             for work in works[1] + works[0]:
                 work.wait(LONG_S)
         elif ranks.rank == 1:
-            ranks.meet()
+            ranks.barrier()
             for numbers in (range(num_first), range(num_first, MANY)):
                 for channel in (1, 0):  # the second first: channels do not wait for each other
                     for i in numbers:
@@ -102,11 +102,11 @@ def many_sends(ranks: Ranks) -> None:
                         transport.receive(found, 0, channel).wait(LONG_S)
                         assert torch.equal(found, source[i : i + size]), (size, channel, i)
                 if numbers.stop == num_first:
-                    ranks.meet()
-                    ranks.meet()
+                    ranks.barrier()
+                    ranks.barrier()
         else:
             for _ in range(3):
-                ranks.meet()
+                ranks.barrier()
 
 
 def times_out(ranks: Ranks) -> None:
@@ -118,16 +118,16 @@ def times_out(ranks: Ranks) -> None:
             work = transport.receive(found, 1, 0)
             raises(TimeoutError, "rank 1", work.wait, 0.0)
             raises(TimeoutError, "rank 1", work.wait, 0.05)
-            ranks.meet()
+            ranks.barrier()
             work.wait(LONG_S)
             assert torch.equal(found, content(size, 3))
         elif ranks.rank == 1:
             unread = transport.send(content(1 << 20, 4), 2, 0)
             raises(TimeoutError, "rank 2", unread.wait, 0.05)
-            ranks.meet()
+            ranks.barrier()
             transport.send(content(size, 3), 0, 0).wait(LONG_S)
         else:
-            ranks.meet()
+            ranks.barrier()
 
 
 def wrong_size(ranks: Ranks) -> None:
@@ -138,7 +138,7 @@ def wrong_size(ranks: Ranks) -> None:
             found = [empty(size - 1), empty(size)]
             if ranks.rank == 1:
                 works = [transport.receive(flat, 0, 0) for flat in found if is_posted_before]
-                ranks.meet()
+                ranks.barrier()
                 works = works or [transport.receive(flat, 0, 0) for flat in found]
                 raises(RuntimeError, f"rank 0 sent {size} bytes where {size - 1} were", works[0].wait, LONG_S)
                 raises(RuntimeError, f"rank 0 sent {size} bytes where {size - 1} were", works[0].is_done)
@@ -146,7 +146,7 @@ def wrong_size(ranks: Ranks) -> None:
                 assert torch.equal(found[1], content(size, 2))
             else:
                 works = [transport.send(content(size, seed), 1, 0) for seed in (1, 2) if ranks.rank == 0]
-                ranks.meet()
+                ranks.barrier()
                 for work in works:
                     work.wait(LONG_S)
 
@@ -163,11 +163,11 @@ def lets_go(ranks: Ranks) -> None:
         assert not work.is_done() and alive() is not None
         del work
         assert alive() is not None
-        ranks.meet()
+        ranks.barrier()
         later.wait(LONG_S)
         assert alive() is None
     else:
-        ranks.meet()
+        ranks.barrier()
         for seed in (4, 5) if ranks.rank == 1 else ():
             found = empty(1 << 20)
             buffer = weakref.ref(found)
@@ -186,7 +186,7 @@ def abort(ranks: Ranks) -> None:
         transport.send(content(1 << 20, 0), peer, 0),
         transport.receive(empty(10), 0 if ranks.rank else peer, 1),
     ]
-    ranks.meet()
+    ranks.barrier()
     if ranks.rank == 0:
         threading.Timer(0.2, transport.abort).start()
         raises(RuntimeError, "connection aborted", works[2].wait, LONG_S)
@@ -214,12 +214,12 @@ def sent_before_the_end(ranks: Ranks) -> None:
         transport.send(content(10, 4), 0, 1).wait(LONG_S)
         del transport
         gc.collect()  # the large send refers to the transport
-        ranks.meet()
+        ranks.barrier()
     elif ranks.rank == 0:
         sending = transport.send(content(1 << 20, 1), 1, 0)
         unread = transport.send(content(10, 1), 1, 7)  # makes the other's close a reset
         assert unread.is_done()
-        ranks.meet()
+        ranks.barrier()
         first, later = empty(10), empty(10)
         transport.receive(first, 1, 0).wait(LONG_S)
         sending.wait(LONG_S)
@@ -231,7 +231,7 @@ def sent_before_the_end(ranks: Ranks) -> None:
         transport.receive(first, 1, 1).wait(LONG_S)
         assert torch.equal(first, content(10, 4))
     else:
-        ranks.meet()
+        ranks.barrier()
 
 
 def copying_is_forbidden(ranks: Ranks) -> None:
@@ -273,7 +273,7 @@ def killed(ranks: Ranks) -> None:
     """The others notice before their wait ends, though a fork of the killed rank keeps its sockets; they go on."""
     transport = ranks.join()
     waiting = [transport.receive(empty(10), 2, 0), transport.send(content(1 << 20, 0), 2, 0)] if ranks.rank < 2 else []
-    ranks.meet()
+    ranks.barrier()
     if ranks.rank == 2:
         if os.fork() == 0:
             for descriptor in range(3):

@@ -94,7 +94,7 @@ def test_between_steps_nothing_of_the_last_one_is_there() -> None:
         left: list[int] = []
         for _ in range(5):
             _accumulate(model, optimizer, 6)
-            left.append(_count()["Part"])
+            left.append(_count()["BackwardSegment"])
         return left
 
     gc.disable()

@@ -16,7 +16,7 @@ from farspan.call.leaf import Leaf
 from farspan.errors import PlanError
 from farspan.graph import Segment
 from farspan.place.measure.measurements import Measured, Sample, SegmentNote
-from farspan.place.measure.profiling_executor import Meter
+from farspan.place.measure.profiling_executor import ProfilingExecutor
 from farspan.place.repartition.device_speeds import speeds_of_ranks
 from farspan.place.repartition.gathered_profile import RankMeasured
 from farspan.profile import cache_folder
@@ -47,9 +47,9 @@ def said_times(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
         By rank, how many times as long its device takes.
     """
     slowness: dict[int, float] = {}
-    trace = Meter._trace
+    trace = ProfilingExecutor._trace
 
-    def said(meter: Meter, kind: Any, action: Action, began_ns: int) -> None:
+    def said(meter: ProfilingExecutor, kind: Any, action: Action, began_ns: int) -> None:
         trace(meter, kind, action, began_ns)
         segment = action.work if isinstance(action.work, Segment) else action.work.segment
         if kind != "wait" and segment is not None:
@@ -57,7 +57,7 @@ def said_times(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
             seconds = sum(layer.seconds for layer in layers if isinstance(layer, Slow))
             meter.taken[-1] = (*meter.taken[-1][:3], seconds * slowness.get(engine().rank, 1.0))
 
-    monkeypatch.setattr(Meter, "_trace", said)
+    monkeypatch.setattr(ProfilingExecutor, "_trace", said)
     return slowness
 
 
@@ -80,7 +80,7 @@ def train(
             losses.append(loss.item())
         optimizer.step()
     state = {name: item.clone() for name, item in model.state_dict().items()}
-    engine().agreement.meet("the end") if model in plan_by_model else None
+    engine().agreement.barrier("the end") if model in plan_by_model else None
     return losses, state, optimizer
 
 

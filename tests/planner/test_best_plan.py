@@ -144,7 +144,7 @@ def test_peak_memory_counts_what_a_unit_needs_while_it_runs() -> None:
 def test_what_is_let_go_counts_where_the_gradient_was_made_at_the_same_stage() -> None:
     def first_peak(num_devices: int, release: float) -> float:
         first, second = chain(2).nodes
-        first = replace(first, working_bytes=15e6, let_go_bytes=release)
+        first = replace(first, working_bytes=15e6, released_bytes=release)
         graph = replace(chain(2), nodes=(first, second))
         return best_plan(graph, devices(num_devices), 4).best.stages[0].memory_bytes
 

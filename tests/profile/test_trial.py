@@ -138,7 +138,7 @@ def test_counting_without_data_finds_what_running_finds(has_fake_weights) -> Non
     assert sum(each.flops for each in block.backward_work) == 2 * sum(each.flops for each in block.forward_work)
     assert block.saved_bytes == 6 * WIDTH * 4 + 6 * 2 * WIDTH * 4  # the input, and what tanh gives
     for ran, counted in zip(real.units, dry.units, strict=True):
-        assert (ran.working_bytes, ran.let_go_bytes) == (counted.working_bytes, counted.let_go_bytes), ran.name
+        assert (ran.working_bytes, ran.released_bytes) == (counted.working_bytes, counted.released_bytes), ran.name
 
 
 def test_what_a_unit_needs_while_it_runs() -> None:
@@ -164,7 +164,7 @@ def test_what_a_backward_lets_go_of_in_the_middle_of_a_stage() -> None:
     unit = nn.Sequential(nn.Linear(256, 64), nn.Tanh())
     model = nn.Sequential(nn.Linear(8, 256), unit, nn.Linear(64, 8))
     unit = profile_of(lambda: train_on(model, torch.ones(100, 8))).units[1]
-    assert unit.let_go_bytes == 2 * 100 * 64 * 4  # its output and the gradient of that, before its input's gradient
+    assert unit.released_bytes == 2 * 100 * 64 * 4  # its output and the gradient of that, before its input's gradient
 
 
 def test_what_is_sent_and_saved_is_known() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from farspan.call.leaf import Leaf
-from farspan.graph import Backward, Call, Edge, Graph, Part, Segment, Value
+from farspan.graph import Backward, BackwardSegment, Call, Edge, Graph, Segment, Value
 from farspan.program.cache import Programs
 from farspan.program.cached import layout_of
 from farspan.program.lower import build_program
@@ -55,13 +55,13 @@ def described(program: Program, name: Name = itself) -> dict[str, Any]:
     messages = list(dict.fromkeys(known))
     messages += [message for action in program.actions for message in action.posts if message not in messages]
     numbers = {message: number for number, message in enumerate(messages)}
-    parts = [action.work for action in program.actions if isinstance(action.work, Part)]
+    parts = [action.work for action in program.actions if isinstance(action.work, BackwardSegment)]
     parts += [reduction.part for reduction in program.reductions]
     received = [item for message in messages for item in message.items if isinstance(item, Value)]
     return {
         "steps": [
             (
-                _part(action.work, name) if isinstance(action.work, Part) else name(action.work),
+                _part(action.work, name) if isinstance(action.work, BackwardSegment) else name(action.work),
                 action.kind,
                 action.micro_batch,
                 action.leaves_weights,
@@ -85,7 +85,7 @@ def described(program: Program, name: Name = itself) -> dict[str, Any]:
         "replicas": program.replicas,
         "users": [(name(value), value.num_users) for value in received],
         "reaches": program.reaches,
-        "reached": [set(part.backward.wanted.reached) for part in parts if part.backward.wanted],
+        "reached": [set(part.backward.requested.reached) for part in parts if part.backward.requested],
         "released": list(map(name, program.released)),
         "gpu channels": program.gpu_channels,
         "micro-batches": program.num_micro_batches,
@@ -105,17 +105,17 @@ def _message(message: Message, name: Name) -> Any:
     )
 
 
-def _part(part: Part, name: Name) -> Any:
+def _part(part: BackwardSegment, name: Name) -> Any:
     return (
         _outline(part, name),
         list(map(name, part.calls)),
-        list(map(name, part.touches)),
+        list(map(name, part.accumulates_into)),
         [_edge(edge, name) for edge in part.incoming],
         [_edge(edge, name) for edge in part.outgoing],
     )
 
 
-def _outline(part: Part, name: Name) -> Any:
+def _outline(part: BackwardSegment, name: Name) -> Any:
     return name(part.backward), part.segment and name(part.segment), part.stage, part.order
 
 
@@ -131,19 +131,19 @@ class CheckedPrograms(Programs):
         self.num_laid_out = 0
 
     def program_of(self, graphs: Sequence[Graph], settings: Settings) -> Program:
-        wanted = described(build_program(graphs, settings))
+        requested = described(build_program(graphs, settings))
         known = pattern_of(graphs, settings)
         if known is None:
             return super().program_of(graphs, settings)
         for value in [value for graph in graphs for segment in graph.segments for value in segment.inputs]:
             value.num_users = 0
-        for backward in [backward for graph in graphs for backward in graph.backwards if backward.wanted]:
-            assert backward.wanted is not None
-            backward.wanted.reached.clear()
+        for backward in [backward for graph in graphs for backward in graph.backwards if backward.requested]:
+            assert backward.requested is not None
+            backward.requested.reached.clear()
         kept = super()._layout_of(known[0]) or layout_of(known[0])
         program = kept.bind(graphs, known[1])
         found = described(program)
-        for what, part in wanted.items():
+        for what, part in requested.items():
             assert found[what] == part, f"{what} of a kept program"
         self.num_laid_out += 1
         return program

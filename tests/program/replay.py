@@ -141,7 +141,7 @@ def chain(workers: Sequence[Worker], num_micro_batches: int, schedule: str, *, h
             for stage, block in list(enumerate(blocks))[1:]:
                 inputs = (x, first) if has_skip and stage == len(blocks) - 1 else (x,)
                 x = add(graph, block, stage, *inputs, flops=10**15)
-            graph.backwards.append(Backward(graph, [x], [None], retain_graph=False, wanted=None, where=None))
+            graph.backwards.append(Backward(graph, [x], [None], retain_graph=False, requested=None, where=None))
             graphs.append(graph)
         settings = Settings(teams=teams, rank=rank, num_ranks=num_ranks, lookahead=2, schedule=schedule)
         programs.append(build_program(graphs, settings))

@@ -35,12 +35,12 @@ def programs() -> CheckedPrograms:
 @pytest.mark.parametrize("name", CASES)
 def test_a_kept_program_is_the_one_built_afresh(name: str) -> None:
     case = CASES[name]
-    wanted = train_plainly(case)
+    requested = train_plainly(case)
     models = [build(case) for _ in range(3)]
 
     def program(rank: int) -> tuple[list[str], int]:
         for plan in last_plan(case, 3).values():
-            differences = train_distributed(models[rank], case, plan, schedule="zero-bubble").differences(wanted)
+            differences = train_distributed(models[rank], case, plan, schedule="zero-bubble").differences(requested)
             return differences, programs().num_laid_out
         raise AssertionError("no plan")
 
@@ -132,7 +132,7 @@ def of_other_sizes(model: nn.Module) -> Any:
     "loop", [asked_for, twice, trained_outside, frozen_later, hooked_later, carried, of_other_sizes]
 )
 def test_other_loops_too(loop: Callable[[nn.Module], Any]) -> None:
-    wanted = loop(mlp())
+    requested = loop(mlp())
     for found, num_laid_out in on_ranks(3, lambda model: (loop(farspan.distribute(model)), programs().num_laid_out)):
-        assert found == wanted
+        assert found == requested
         assert num_laid_out

@@ -13,7 +13,7 @@ from tests.program.described import described, number_of
 from torch import nn
 
 from farspan.call.leaf import Leaf, Placed
-from farspan.graph import EVERYWHERE, Backward, Call, Graph, Meta, Value, Wanted
+from farspan.graph import EVERYWHERE, Backward, Call, Graph, Meta, RequestedGradients, Value
 from farspan.plan import Team, Worker
 from farspan.program.cache import Programs
 from farspan.program.lower import build_program
@@ -70,7 +70,7 @@ class Step:
     """The stage of the tied weight."""
     roots: tuple[int, ...] = (7,)
     retain_graph: bool = False
-    wanted: tuple[str, ...] | None = None
+    requested: tuple[str, ...] | None = None
     num_outside: int = 0
     num_backwards: int = 1
     num_micro_batches: int = 2
@@ -116,7 +116,7 @@ OTHERS: dict[str, Sequence[Any]] = {
     "tied_to": [3],
     "roots": [(6,), (4,)],
     "retain_graph": [True],
-    "wanted": [("block.weight",), ("embed.weight",), ("position",)],
+    "requested": [("block.weight",), ("embed.weight",), ("position",)],
     "num_outside": [1],
     "num_backwards": [0, 2],
     "num_micro_batches": [1, 3],
@@ -134,7 +134,7 @@ OTHERS: dict[str, Sequence[Any]] = {
     "least_weight_work_s": [float("inf")],
 }
 BASES = {
-    "num_outside": Step(wanted=("block.weight",)),
+    "num_outside": Step(requested=("block.weight",)),
     "replicas": Step(members=(1, 2)),
     "gradient_of": Step(members=(1, 2)),
 }
@@ -195,7 +195,9 @@ def made(step: Step) -> tuple[list[Graph], Settings]:
         y = add(graph, LEAVES["norm"], 3, y)
         add(graph, "loss", 3, y)
         for _ in range(step.num_backwards):
-            wanted = None if step.wanted is None else Wanted(step.wanted, [None] * step.num_outside)
+            requested = (
+                None if step.requested is None else RequestedGradients(step.requested, [None] * step.num_outside)
+            )
             roots = [graph.calls[call].outputs[0] for call in step.roots]
             is_last = len(graph.backwards) == step.num_backwards - 1
             backward = Backward(
@@ -203,7 +205,7 @@ def made(step: Step) -> tuple[list[Graph], Settings]:
                 roots,
                 [None] * len(roots),
                 retain_graph=step.retain_graph or not is_last or step.is_carried,
-                wanted=wanted,
+                requested=requested,
                 where=None,
             )
             graph.backwards.append(backward)
@@ -269,11 +271,11 @@ def test_no_field_is_left_out() -> None:
 def test_a_step_that_differs_gets_a_program_of_its_own(field: str, value: Any) -> None:
     base = BASES.get(field, Step())
     other = replace(base, **{field: value})
-    wanted = {step: afresh(step) for step in (base, other)}
-    assert wanted[base] != wanted[other], "the difference matters"
+    requested = {step: afresh(step) for step in (base, other)}
+    assert requested[base] != requested[other], "the difference matters"
     programs = Programs()
     for step in (base, base, base, other, base, other, other, base):
-        assert described(programs.program_of(*made(step)), number_of) == wanted[step]
+        assert described(programs.program_of(*made(step)), number_of) == requested[step]
         programs.end_step()
     assert programs.num_kept == 2
 
@@ -292,10 +294,10 @@ def test_where_gradient_flows_into_an_earlier_step_nothing_is_kept() -> None:
         (earlier, graph), settings = made(Step(num_micro_batches=2, is_carried=True, is_outside=False))
         for segment in earlier.segments:
             segment.executed = True
-        wanted = described(build_program([graph], settings))
+        requested = described(build_program([graph], settings))
         for value in [value for segment in graph.segments for value in segment.inputs]:
             value.num_users = 0
-        assert described(programs.program_of([graph], settings)) == wanted
+        assert described(programs.program_of([graph], settings)) == requested
     assert programs.num_kept == 0
 
 

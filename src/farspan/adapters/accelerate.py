@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from farspan.adapters.this_rank import as_alone, existing, is_first, meet, run_recorded
+from farspan.adapters.this_rank import as_alone, barrier, existing, is_first, run_recorded
 from farspan.errors import PlanError
 
 __all__ = ["ADAPTERS"]
@@ -46,7 +46,7 @@ def _adapt_state(module: Any) -> None:
             original(self, *args, **kwargs)
 
     partial.__init__ = init
-    partial.wait_for_everyone = lambda self: meet("accelerate's wait_for_everyone()")
+    partial.wait_for_everyone = lambda self: barrier("accelerate's wait_for_everyone()")
     for name in ("is_main_process", "is_local_main_process", "is_last_process"):
         setattr(partial, name, property(lambda self: is_first()))
 
@@ -75,11 +75,11 @@ def _adapt_accelerator(module: Any) -> None:
         return None
 
     @functools.wraps(load)
-    def meet_and_load(self: Any, *args: Any, **kwargs: Any) -> Any:
-        meet("accelerate's load_state()")
+    def load_with_barrier(self: Any, *args: Any, **kwargs: Any) -> Any:
+        barrier("accelerate's load_state()")
         return load(self, *args, **kwargs)
 
-    accelerator.save_state, accelerator.load_state = save_once, meet_and_load
+    accelerator.save_state, accelerator.load_state = save_once, load_with_barrier
 
 
 def _check_in_time(kind: Any, known: list[Any]) -> None:

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from farspan.adapters.this_rank import existing, is_first, meet, say_once
+from farspan.adapters.this_rank import barrier, existing, is_first, say_once
 from farspan.errors import PlanError, RecordError
 from farspan.execute.process.world import current_engine
 from farspan.record.tensor import LazyTensor
@@ -25,7 +25,7 @@ def _adapt_strategy(module: Any) -> None:
     """`...strategies.single_device`."""
     strategy = module.SingleDeviceStrategy
     strategy.is_global_zero = property(lambda self: is_first())
-    strategy.barrier = lambda self, name=None: meet(f"Lightning's barrier {name or ''}")
+    strategy.barrier = lambda self, name=None: barrier(f"Lightning's barrier {name or ''}")
     strategy.broadcast = lambda self, obj, src=0: _broadcast(obj, src)
 
 
@@ -35,7 +35,7 @@ def _broadcast(obj: Any, src: int) -> Any:
     if engine is None or engine.num_ranks == 1:
         return obj
     text = json.dumps(_described(obj)) if engine.rank == src else ""
-    found = json.loads(engine.agreement.tell("Lightning's broadcast", text.encode(), src))
+    found = json.loads(engine.agreement.broadcast("Lightning's broadcast", text.encode(), src))
     if "cannot" in found:
         raise RecordError(
             f"Lightning's broadcast cannot carry a {found['cannot']}.",

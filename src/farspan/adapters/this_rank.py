@@ -12,7 +12,7 @@ import torch
 from farspan.execute.process.world import current_engine
 from farspan.launch.files import catch_up
 
-__all__ = ["as_alone", "existing", "is_first", "meet", "run_recorded", "say_once"]
+__all__ = ["as_alone", "existing", "is_first", "barrier", "run_recorded", "say_once"]
 
 _log = logging.getLogger(__name__)
 
@@ -23,13 +23,13 @@ def is_first() -> bool:
     return engine is None or engine.rank == engine.groups.number == 0
 
 
-def meet(what: str) -> None:
+def barrier(what: str) -> None:
     """Wait until all ranks have come here: what rank 0 has written before, all can read after."""
     engine = current_engine()
     if engine is not None:
-        engine.meet(what)
+        engine.barrier(what)
         if engine.groups.num_groups > 1:
-            engine.agreement_of_all.meet(what)
+            engine.agreement_of_all.barrier(what)
         catch_up()
 
 

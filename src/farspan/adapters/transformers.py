@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from farspan.adapters.this_rank import as_alone, is_first, meet, run_recorded, say_once
+from farspan.adapters.this_rank import as_alone, barrier, is_first, run_recorded, say_once
 
 __all__ = ["ADAPTERS"]
 
@@ -29,16 +29,16 @@ def _adapt_trainer(module: Any) -> None:
         return train(self, *args, **kwargs)
 
     @functools.wraps(save_model)
-    def save_model_and_meet(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    def save_model_with_barrier(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
         save_model(self, output_dir, _internal_call)
         if _internal_call:  # else one rank alone may save; in a checkpoint all ranks look whether it is there
-            meet("the Trainer saves the model")
+            barrier("the Trainer saves the model")
 
     @functools.wraps(save)
-    def save_and_meet(self: Any, *args: Any, **kwargs: Any) -> None:
+    def save_with_barrier(self: Any, *args: Any, **kwargs: Any) -> None:
         run_recorded("the Trainer saves a checkpoint")
         save(self, *args, **kwargs)
-        meet("the Trainer saves a checkpoint")
+        barrier("the Trainer saves a checkpoint")
 
     @functools.wraps(save_rng)
     def save_rng_once(self: Any, output_dir: str) -> None:
@@ -46,8 +46,8 @@ def _adapt_trainer(module: Any) -> None:
             save_rng(self, output_dir)
 
     trainer.train = train_without_reading
-    trainer.save_model = save_model_and_meet
-    trainer._save_checkpoint = save_and_meet
+    trainer.save_model = save_model_with_barrier
+    trainer._save_checkpoint = save_with_barrier
     trainer._save_rng_state = save_rng_once
     trainer.is_world_process_zero = trainer.is_local_process_zero = lambda self: is_first()
 

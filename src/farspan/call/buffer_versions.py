@@ -84,7 +84,7 @@ def is_as_it_was(leaf: Leaf) -> bool:
     they held when the leaf was made, it has no hooks of the program's, and needs no versions of its buffers.
     """
     return (
-        not leaf.is_learned
+        not leaf.is_resolved
         and leaf.tables.are_unchanged()
         and not has_user_hooks(leaf.module)
         and not (leaf.has_buffers and _versioned(leaf))

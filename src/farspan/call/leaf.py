@@ -86,7 +86,7 @@ class Leaf(ModuleTarget):
         "foreign",
         "has_buffers",
         "has_been_called",
-        "is_learned",
+        "is_resolved",
         "is_open",
         "key",
         "module",
@@ -119,7 +119,7 @@ class Leaf(ModuleTarget):
         """Kept until a flag of one of the modules or parameters is set."""
         self.is_open = False
         """Whether its parts are called one by one instead, since it reaches outside itself."""
-        self.is_learned = False
+        self.is_resolved = False
         """Whether what a call gives was known only when it ran, since it depends on data: another run may differ."""
         self.attributes: dict[str, None] = {}
         """What its calls have been seen to write on its modules."""

@@ -37,7 +37,7 @@ from farspan.execute.step.executor import Executor
 from farspan.execute.step.inputs import Inputs
 from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import device_of, home_stages, settle_values, stage_number, stages_at
-from farspan.execute.values import Part, SharedValues
+from farspan.execute.values import SharedValues, ValueSlice
 from farspan.graph import Call, Graph, Meta, Value, release
 from farspan.plan import Team
 from farspan.program.cache import Programs
@@ -143,13 +143,13 @@ class Engine:
     # Running what was recorded.
 
     def flush(
-        self, reason: str, *, learning: tuple[Call, Callable[[], None]] | None = None, ends_window: bool = False
+        self, reason: str, *, resolving: tuple[Call, Callable[[], None]] | None = None, ends_window: bool = False
     ) -> None:
         """Run all that has been recorded.
 
         Args:
             reason: Why now, for people.
-            learning: A call of which nobody could foresee what it gives, or how far it moves the random generators; and
+            resolving: A call whose result, or whose use of the random generators, can only be known by running it; and
                 what is to happen when it is known.
             ends_window: Whether `average_gradients` is called next.
         """
@@ -166,7 +166,7 @@ class Engine:
         digest, data = self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}", draws)
         self.side.start(step, digest, data)
         self.channels.agree = functools.partial(self.side.wait_agreed, step, self.deadline_s)
-        if learning is not None or self.recorder.runs_each_backward or changes_state(graphs):
+        if resolving is not None or self.recorder.runs_each_backward or changes_state(graphs):
             self.channels.agree()  # a slower rank may still read what the step will change
             self.channels.agree = None
         end = StepEnd(self, step, graphs, [position for _, _, position in draws])
@@ -177,9 +177,9 @@ class Engine:
             built_ns = time.perf_counter_ns()
             end.begin()
             self.groups.note(graphs, program, data, ends_window=ends_window)
-            is_foreseen = learning is None or learning[0].entry.is_foreseen
+            is_foreseen = resolving is None or resolving[0].entry.is_foreseen
             self.executor.run(program, end.interruption)
-            end.tell()
+            end.contribute()
         self.check()  # a device may have waited too long for what has just been read from it
         self.side.wait_agreed(step, self.deadline_s)
         if reports := end.wait():
@@ -189,11 +189,11 @@ class Engine:
             raise error
         with self.executing():
             end.go_on()
-            if learning is not None:
-                broadcast_result(self, learning[0], is_foreseen=is_foreseen)
+            if resolving is not None:
+                broadcast_result(self, resolving[0], is_foreseen=is_foreseen)
             self.recorder.draws.end_flush()
-            if learning is not None:
-                learning[1]()
+            if resolving is not None:
+                resolving[1]()
         has_backward = any(graph.backwards for graph in graphs)
         self.executor.replicas.end_step(graphs, program.replicas)
         self.settle(graphs, program)
@@ -250,7 +250,7 @@ class Engine:
         finally:
             self.recorder.is_recording = True
 
-    def telling(self, raised: Raised | None) -> contextlib.AbstractContextManager[None]:
+    def broadcasting(self, raised: Raised | None) -> contextlib.AbstractContextManager[None]:
         return raised_alone(self.side, raised)
 
     def _fail(self, error: Exception) -> NoReturn:
@@ -301,8 +301,8 @@ class Engine:
         self.masks.resolve()  # which are about the parameters known so far
         self.parameters.update({item.name: item for item in placed})
 
-    def average_gradients(self, *, has_met: bool) -> None:
-        self.groups.end_window(has_met=has_met)
+    def average_gradients(self, *, has_passed_barrier: bool) -> None:
+        self.groups.end_window(has_passed_barrier=has_passed_barrier)
 
     def has_gradient(self, placed: Placed) -> bool:
         if self.num_ranks == 1:
@@ -339,7 +339,7 @@ class Engine:
 
     # Reading.
 
-    def read(self, value: Value, part: Part | None = None) -> torch.Tensor:
+    def read(self, value: Value, part: ValueSlice | None = None) -> torch.Tensor:
         """The data of a value, or `part` of one that another rank has; what is recorded runs if it is not yet known."""
         if self.recorder.deferred.can_read(value):
             return self.recorder.deferred.read(value).detach()
@@ -376,7 +376,7 @@ class Engine:
         self.recorder.forget_parameter_values()
         self.values.advance()
 
-    def meet(self, what: str) -> None:
+    def barrier(self, what: str) -> None:
         """Wait until all ranks have come here.
 
         Raises:

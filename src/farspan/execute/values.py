@@ -26,9 +26,9 @@ from farspan.execute.reading.ahead import ParametersAhead
 from farspan.graph import Meta, Value
 from farspan.torch_private import raw_grad
 
-__all__ = ["Part", "SharedValues"]
+__all__ = ["ValueSlice", "SharedValues"]
 
-Part = tuple[Sequence[int], Sequence[int], int]
+ValueSlice = tuple[Sequence[int], Sequence[int], int]
 """Of a tensor: the size, the strides and the offset of a view of it."""
 
 
@@ -107,7 +107,7 @@ class SharedValues:
         meta = placed.meta
         return sparse_tensor(indices, values, meta.shape, bool(is_coalesced)).to(meta.device)
 
-    def pull(self, rank: int, kind: str, what: Any, part: Part | None = None) -> torch.Tensor:
+    def pull(self, rank: int, kind: str, what: Any, part: ValueSlice | None = None) -> torch.Tensor:
         """Ask `rank` for a "gradient" or what is "offered" by name, or for a "value", or part of one, by key."""
         if part is not None:
             kind, what = "part", [what, *map(list, part[:2]), part[2]]

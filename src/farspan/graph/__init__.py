@@ -1,10 +1,10 @@
 """One micro-batch as data: calls produce and consume values, and lie in segments. Imports no torch."""
 
 from farspan.graph.backward import Backward as Backward
+from farspan.graph.backward import BackwardSegment as BackwardSegment
 from farspan.graph.backward import Edge as Edge
-from farspan.graph.backward import Part as Part
+from farspan.graph.backward import RequestedGradients as RequestedGradients
 from farspan.graph.backward import Stops as Stops
-from farspan.graph.backward import Wanted as Wanted
 from farspan.graph.call import EVERYWHERE as EVERYWHERE
 from farspan.graph.call import Call as Call
 from farspan.graph.call import MicroBatch as MicroBatch
@@ -30,12 +30,12 @@ __all__ = [
     "Graph",
     "Meta",
     "MicroBatch",
-    "Part",
+    "BackwardSegment",
     "Segment",
     "Stops",
     "ModuleTarget",
     "Value",
-    "Wanted",
+    "RequestedGradients",
     "release",
     "earliest_uses",
     "hooked_calls",

@@ -14,10 +14,10 @@ from typing import Any
 
 from farspan.graph.call import Call, MicroBatch, Segment, Value
 
-__all__ = ["Backward", "Edge", "Part", "Stops", "Wanted"]
+__all__ = ["Backward", "Edge", "BackwardSegment", "Stops", "RequestedGradients"]
 
 
-class Wanted:
+class RequestedGradients:
     """What `torch.autograd.grad` is asked for: gradients that are returned instead of being added to `.grad`."""
 
     __slots__ = ("before_hooks", "found", "gradients", "names", "outside", "reached", "values")
@@ -43,7 +43,7 @@ class Wanted:
 class Backward:
     """One recorded `backward()`: the values it starts from and their gradients (None: ones)."""
 
-    __slots__ = ("gradients", "graph", "modes", "moment", "retain_graph", "roots", "stops", "wanted", "where")
+    __slots__ = ("gradients", "graph", "modes", "moment", "retain_graph", "roots", "stops", "requested", "where")
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Backward:
         *,
         retain_graph: bool,
         modes: Any = (),
-        wanted: Wanted | None = None,
+        requested: RequestedGradients | None = None,
         where: Any,
     ) -> None:
         self.graph = graph
@@ -64,7 +64,7 @@ class Backward:
         """Autocast, under which torch runs a backward that is called in its region."""
         self.moment: Any = None
         """When the program called it: what its autograd functions read is as it was then."""
-        self.wanted = wanted
+        self.requested = requested
         """None for what goes to all parameters."""
         self.stops: Stops | None = None
         """Where hooks are called; None if nowhere."""
@@ -76,7 +76,7 @@ class Edge:
 
     __slots__ = ("dst", "key", "meta", "src")
 
-    def __init__(self, key: Value | str, meta: Any, src: Part, dst: Part) -> None:
+    def __init__(self, key: Value | str, meta: Any, src: BackwardSegment, dst: BackwardSegment) -> None:
         self.key = key
         """Of which value, or of which parameter (by name)."""
         self.meta = meta
@@ -87,12 +87,23 @@ class Edge:
         return f"gradient of {self.key if isinstance(self.key, str) else self.key.describe()}"
 
 
-class Part:
+class BackwardSegment:
     """One segment's share of one backward; without a segment, where a gradient arrives: that of a parameter at its
     owner, that of a tensor outside the model on each rank.
     """
 
-    __slots__ = ("backward", "calls", "incoming", "order", "outgoing", "segment", "stage", "stop", "touches", "wanted")
+    __slots__ = (
+        "backward",
+        "calls",
+        "incoming",
+        "order",
+        "outgoing",
+        "segment",
+        "stage",
+        "stop",
+        "accumulates_into",
+        "requested",
+    )
 
     def __init__(self, backward: Backward, segment: Segment | None, stage: int, order: tuple[int, ...]) -> None:
         self.backward = backward
@@ -105,9 +116,9 @@ class Part:
         self.outgoing: list[Edge] = []
         self.calls: list[Call] = []
         """What is differentiated here, latest first."""
-        self.touches: dict[Any, None] = {}
+        self.accumulates_into: dict[Any, None] = {}
         """The leaves, and names of parameters, that receive gradient here: micro-batches must add up in order."""
-        self.wanted: dict[Value, None] = {}
+        self.requested: dict[Value, None] = {}
         """Values that are made here whose gradients `torch.autograd.grad` is to return."""
 
     @property
@@ -133,18 +144,18 @@ class Stops:
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = frozenset(calls)
-        self.waiting: dict[Call, list[Part]] = {call: [] for call in calls}
+        self.waiting: dict[Call, list[BackwardSegment]] = {call: [] for call in calls}
         """Calls whose hooks have not been called, the latest first; for each output that gets gradient the part that
         stands for the stop."""
         self.has_begun = False
-        self.left: list[Part] = []
+        self.left: list[BackwardSegment] = []
         """The parts of the backward that have not run, in the order in which they can run."""
-        self.done: set[Part] = set()
+        self.done: set[BackwardSegment] = set()
         """What has run, and the stops behind which the backward has gone on."""
         self.arrived: list[tuple[Value, Any]] = []
         """The gradients of tensors outside the model, which autograd takes on at the end."""
 
-    def begin(self, parts: Sequence[Part]) -> None:
+    def begin(self, parts: Sequence[BackwardSegment]) -> None:
         """The backward takes these parts, stops among them."""
         self.has_begun = True
         for part in parts:
@@ -161,22 +172,22 @@ class Stops:
                 return call
         return None
 
-    def next_parts(self) -> list[Part]:
+    def next_parts(self) -> list[BackwardSegment]:
         """What can run now: what the next hooks wait for, and what comes before them in one process."""
         call = self.next_call()
         if call is None:
             return list(self.left)
-        wanted = self._before(self.waiting[call])
-        found: list[Part] = []
+        requested = self._before(self.waiting[call])
+        found: list[BackwardSegment] = []
         ready = set(self.done)
         for part in self.left:
             is_behind = all((item.graph.index, item.index) > (call.graph.index, call.index) for item in part.calls)
-            if (part in wanted or is_behind) and all(edge.src in ready for edge in part.incoming):
+            if (part in requested or is_behind) and all(edge.src in ready for edge in part.incoming):
                 found.append(part)
                 ready.add(part)
         return found
 
-    def take(self, parts: Sequence[Part]) -> None:
+    def take(self, parts: Sequence[BackwardSegment]) -> None:
         """These run now."""
         self.done.update(parts)
         self.left = [part for part in self.left if part not in self.done]
@@ -185,9 +196,9 @@ class Stops:
         """The hooks of `call` have been called."""
         self.done.update(self.waiting.pop(call))
 
-    def _before(self, parts: Sequence[Part]) -> set[Part]:
+    def _before(self, parts: Sequence[BackwardSegment]) -> set[BackwardSegment]:
         """All that `parts` wait for and that has not run, stops included."""
-        found: set[Part] = set()
+        found: set[BackwardSegment] = set()
         stack = [edge.src for part in parts for edge in part.incoming]
         while stack:
             part = stack.pop()
@@ -197,7 +208,7 @@ class Stops:
         return found
 
 
-def _output(part: Part) -> int:
+def _output(part: BackwardSegment) -> int:
     key = part.outgoing[0].key
     assert isinstance(key, Value)
     return key.index

@@ -16,21 +16,27 @@ import heapq
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from farspan.graph.backward import Edge, Part
+from farspan.graph.backward import BackwardSegment, Edge
 from farspan.graph.call import EVERYWHERE, ModuleTarget
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from farspan.graph.backward import Backward, Wanted
+    from farspan.graph.backward import Backward, RequestedGradients
     from farspan.graph.call import Call, Segment, Value
 
 __all__ = ["differentiated", "earliest_uses", "hooked_calls", "passed", "route"]
 
+if TYPE_CHECKING:
+    _Users = dict[Value, dict[BackwardSegment, None]]
+    """The backward segments in which a value gets gradient."""
+    _Segments = dict[Any, BackwardSegment]
+    """Backward segments by their segment; those without one by what arrives in them."""
+
 
 def route(
     backward: Backward, home_stages: Sequence[int], released: Collection[Call] = (), *, keeps_order: bool = True
-) -> list[Part]:
+) -> list[BackwardSegment]:
     """Return the parts of `backward` in the order they can run.
 
     Args:
@@ -43,19 +49,19 @@ def route(
     Raises:
         RuntimeError: The backward would go a second time through what was not kept; torch's own words.
     """
-    parts: dict[Any, Part] = {}
-    leading = None if backward.wanted is None else _leading(backward.roots, backward.wanted)
+    parts: _Segments = {}
+    leading = None if backward.requested is None else _leading(backward.roots, backward.requested)
     active: set[Value] = set()
     queue: list[tuple[int, int, Call]] = []
     queued: set[Call] = set()
-    users: dict[Value, dict[Part, None]] = {}
-    leaf_calls: dict[Any, dict[Part, list[Call]]] = {}
-    native: dict[str, tuple[Any, dict[Part, None]]] = {}  # parameters used as such, where they live, by name
+    users: _Users = {}
+    leaf_calls: dict[Any, dict[BackwardSegment, list[Call]]] = {}
+    native: dict[str, tuple[Any, dict[BackwardSegment, None]]] = {}  # parameters used as such, where they live, by name
 
-    def part_of(segment: Segment) -> Part:
+    def part_of(segment: Segment) -> BackwardSegment:
         part = parts.get(segment)
         if part is None:
-            part = parts[segment] = Part(backward, segment, segment.stage, segment.order)
+            part = parts[segment] = BackwardSegment(backward, segment, segment.stage, segment.order)
         return part
 
     def activate(value: Value) -> None:
@@ -67,9 +73,9 @@ def route(
             heapq.heappush(queue, (-call.graph.index, -call.index, call))
 
     def reach(value: Value) -> None:
-        if backward.wanted is not None and value in backward.wanted.values and value.segment is not None:
-            backward.wanted.reached.add(value)
-            part_of(value.segment).wanted[value] = None
+        if backward.requested is not None and value in backward.requested.values and value.segment is not None:
+            backward.requested.reached.add(value)
+            part_of(value.segment).requested[value] = None
 
     for root in backward.roots:
         activate(root)
@@ -96,11 +102,11 @@ def route(
                 users.setdefault(value, {})[part] = None
             activate(value)
             reach(value)
-    if backward.wanted is None:
+    if backward.requested is None:
         for leaf, using in leaf_calls.items():
             if leaf.parameter_names or not leaf.placed:  # where all parameters are elsewhere, so are their sums
                 for part in using:
-                    part.touches[leaf] = None
+                    part.accumulates_into[leaf] = None
     stops = _stops(backward, active, queued)
     _link_values(users, parts, stops)
     _link_outside(backward, users, parts, home_stages)
@@ -153,8 +159,8 @@ def differentiated(call: Call, active: Collection[Any]) -> list[Value]:
     return [item for item in arguments if hasattr(item, "meta") and item.meta.requires_grad]
 
 
-def _leading(roots: Sequence[Value], wanted: Wanted) -> set[Value | Call]:
-    """The values and calls by way of which the roots depend on what is wanted."""
+def _leading(roots: Sequence[Value], requested: RequestedGradients) -> set[Value | Call]:
+    """The values and calls by way of which the roots depend on what is requested."""
     calls: set[Call] = set()
     todo = [root.call for root in roots]
     while todo:
@@ -165,31 +171,35 @@ def _leading(roots: Sequence[Value], wanted: Wanted) -> set[Value | Call]:
     leading: set[Value | Call] = set()
     for call in sorted(calls, key=lambda call: (call.graph.index, call.index)):
         for value in differentiated(call, call.outputs):
-            is_outside = value.stage == EVERYWHERE and bool(wanted.outside)
-            if value.name in wanted.names or is_outside or value in wanted.values:
+            is_outside = value.stage == EVERYWHERE and bool(requested.outside)
+            if value.name in requested.names or is_outside or value in requested.values:
                 leading.add(value)
-        has_wanted = not wanted.names.isdisjoint(getattr(call.target, "parameter_names", ()))
+        has_requested = not requested.names.isdisjoint(getattr(call.target, "parameter_names", ()))
         for output in call.outputs:
-            if has_wanted or not leading.isdisjoint(differentiated(call, [output])):
+            if has_requested or not leading.isdisjoint(differentiated(call, [output])):
                 leading.update((call, output))
     return leading
 
 
-def _stops(backward: Backward, active: Collection[Value], queued: Collection[Call]) -> dict[Value, Part]:
+def _stops(backward: Backward, active: Collection[Value], queued: Collection[Call]) -> dict[Value, BackwardSegment]:
     """By value the parts that stand for the stops of `backward`."""
-    stops: dict[Value, Part] = {}
+    stops: dict[Value, BackwardSegment] = {}
     if backward.stops is None:
         return stops
-    wanted = () if backward.wanted is None else backward.wanted.values
+    requested = () if backward.requested is None else backward.requested.values
     for call in backward.stops.calls:
         for value in call.outputs:
-            if value in active and (call in queued or value in wanted):
-                stop = stops[value] = Part(backward, None, value.stage, (*call.segment.order, value.index))
+            if value in active and (call in queued or value in requested):
+                stop = stops[value] = BackwardSegment(backward, None, value.stage, (*call.segment.order, value.index))
                 stop.stop = call
     return stops
 
 
-def _link_values(users: dict[Value, dict[Part, None]], parts: dict[Any, Part], stops: Mapping[Value, Part]) -> None:
+def _link_values(
+    users: _Users,
+    parts: _Segments,
+    stops: Mapping[Value, BackwardSegment],
+) -> None:
     for value, using in [*users.items(), *((value, {}) for value in stops if value not in users)]:
         if not value.name and value.stage != EVERYWHERE:
             assert value.segment is not None
@@ -203,7 +213,10 @@ def _link_values(users: dict[Value, dict[Part, None]], parts: dict[Any, Part], s
 
 
 def _link_outside(
-    backward: Backward, users: dict[Value, dict[Part, None]], parts: dict[Any, Part], home_stages: Sequence[int]
+    backward: Backward,
+    users: _Users,
+    parts: _Segments,
+    home_stages: Sequence[int],
 ) -> None:
     for value, using in users.items():
         if value.stage == EVERYWHERE:
@@ -211,22 +224,22 @@ def _link_outside(
             _link(value, value.meta, chain)
             last = chain[-1]
             for stage in home_stages:
-                home = parts[value, stage] = Part(backward, None, stage, (last.order[0], last.order[1], -1))
+                home = parts[value, stage] = BackwardSegment(backward, None, stage, (last.order[0], last.order[1], -1))
                 _link(value, value.meta, [last, home])
 
 
 def _link_parameters(
     backward: Backward,
-    users: dict[Value, dict[Part, None]],
-    native: dict[str, tuple[Any, dict[Part, None]]],
-    leaf_calls: dict[Any, dict[Part, list[Call]]],
-    parts: dict[Any, Part],
+    users: _Users,
+    native: dict[str, tuple[Any, dict[BackwardSegment, None]]],
+    leaf_calls: dict[Any, dict[BackwardSegment, list[Call]]],
+    parts: _Segments,
     *,
     keeps_order: bool,
 ) -> None:
-    wanted = backward.wanted
-    keeps_order |= wanted is not None or backward.stops is not None
-    remote: dict[str, tuple[Value, dict[Part, None]]] = {}
+    requested = backward.requested
+    keeps_order |= requested is not None or backward.stops is not None
+    remote: dict[str, tuple[Value, dict[BackwardSegment, None]]] = {}
     for value, using in users.items():
         if value.name:  # after each flush another value stands for the same parameter
             remote.setdefault(value.name, (value, {}))[1].update(using)
@@ -234,10 +247,10 @@ def _link_parameters(
         for number, placed in enumerate(leaf.placed):
             if placed.stage != leaf.stage or not placed.is_parameter:
                 continue
-            if wanted is not None and placed.name not in wanted.names:
+            if requested is not None and placed.name not in requested.names:
                 continue
             if (
-                wanted is not None
+                requested is not None
                 or len(calls) > 1
                 or placed.is_shared
                 or placed.name in native
@@ -249,34 +262,34 @@ def _link_parameters(
                     if any(number not in call.entry.unused_parameters for call in there)
                 }
                 native.setdefault(placed.name, (placed.meta, {}))[1].update(using)
-    if wanted is not None:
-        wanted.reached.update(name for name, (_, using) in [*native.items(), *remote.items()] if using)
+    if requested is not None:
+        requested.reached.update(name for name, (_, using) in [*native.items(), *remote.items()] if using)
     for name, (meta, using) in native.items():
         for part in using:
-            part.touches[name] = None
+            part.accumulates_into[name] = None
         if name not in remote or not keeps_order:
             _link(name, meta, _latest_first(using))
     for name, (value, using) in remote.items():
         if not keeps_order:
             for part in _latest_first(using):
-                home = parts[name, part] = Part(backward, None, value.stage, (*part.order[:2], -1))
-                home.touches[name] = None
+                home = parts[name, part] = BackwardSegment(backward, None, value.stage, (*part.order[:2], -1))
+                home.accumulates_into[name] = None
                 _link(name, value.meta, [part, home])
             continue
         chain = _latest_first({**using, **native.get(name, (None, {}))[1]})
         if chain[-1] in using:
             last = chain[-1].order
-            home = parts[name] = Part(backward, None, value.stage, (last[0], last[1], -1))
-            home.touches[name] = None
+            home = parts[name] = BackwardSegment(backward, None, value.stage, (last[0], last[1], -1))
+            home.accumulates_into[name] = None
             chain.append(home)
         _link(name, value.meta, chain)
 
 
-def _latest_first(using: dict[Part, None]) -> list[Part]:
+def _latest_first(using: dict[BackwardSegment, None]) -> list[BackwardSegment]:
     return sorted(using, key=lambda part: part.order, reverse=True)
 
 
-def _link(key: Value | str, meta: Any, chain: list[Part]) -> None:
+def _link(key: Value | str, meta: Any, chain: list[BackwardSegment]) -> None:
     for src, dst in pairwise(chain):
         edge = Edge(key, meta, src, dst)
         src.outgoing.append(edge)

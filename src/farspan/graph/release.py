@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from farspan.graph.backward import Part
+from farspan.graph.backward import BackwardSegment
 from farspan.graph.call import Call, Segment, Value
 from farspan.graph.graph import Graph
 
@@ -31,7 +31,7 @@ class _Living(Sequence[Any]):
         return self._references[index]()
 
 
-def release(graphs: Sequence[Graph], released: Iterable[Call], parts: Iterable[Part]) -> None:
+def release(graphs: Sequence[Graph], released: Iterable[Call], parts: Iterable[BackwardSegment]) -> None:
     """Drop data, arguments and autograd graphs that nothing can ask for any more.
 
     Args:

@@ -49,7 +49,7 @@ class KeptPlan:
     def load(self) -> Plan | None:
         """The plan that was found before; None where there is none. All ranks call it, and get the same."""
         text = self._read() if self._engine.rank == 0 else ""
-        text = self._engine.agreement.tell("the plan of before", text.encode(), 0).decode()
+        text = self._engine.agreement.broadcast("the plan of before", text.encode(), 0).decode()
         return Plan.from_json(text) if text else None
 
     def save(self, plan: Plan) -> None:

@@ -26,7 +26,7 @@ from farspan.execute.teams import device_of
 from farspan.place.kept_plan import KeptPlan
 from farspan.place.measure.assemble import assemble
 from farspan.place.measure.measurements import Measured
-from farspan.place.measure.profiling_executor import Meter
+from farspan.place.measure.profiling_executor import ProfilingExecutor
 from farspan.place.places import place_first, replace_plan
 from farspan.place.repartition.device_speeds import speeds_of_ranks
 from farspan.place.repartition.gathered_profile import RankMeasured, exchanged
@@ -119,8 +119,8 @@ class _FirstSteps:
         self.schedule = schedule
         self.kept = kept
         self.settled = settled
-        self.meter = Meter(engine, mode=None, ended=lambda: None, about_to_time=lambda signature: None)
-        engine.executor = self.meter
+        self.profiler = ProfilingExecutor(engine, mode=None, ended=lambda: None, about_to_time=lambda signature: None)
+        engine.executor = self.profiler
         engine.after_abort.append(self.interrupted)
         self.parts = _parts_of(model)
         self.num_micro_batches = 0
@@ -129,8 +129,8 @@ class _FirstSteps:
 
     def step_over(self) -> None:
         """An optimizer has stepped, on every rank."""
-        self.num_micro_batches = self.num_micro_batches or self.meter.num_micro_batches
-        if self.meter.num_micro_batches < _LEAST_MEASURED or self.engine.recorder.has_pending():
+        self.num_micro_batches = self.num_micro_batches or self.profiler.num_micro_batches
+        if self.profiler.num_micro_batches < _LEAST_MEASURED or self.engine.recorder.has_pending():
             return
         engine = self.engine
         if list(engine.recorder.roots) != [id(self.model)] or len(engine.teams) > len(self.units):
@@ -163,7 +163,7 @@ class _FirstSteps:
         engine.after_abort.remove(self.interrupted)
         engine.after_step.remove(self.step_over)
         engine.executor = engine.plain_executor()
-        engine.executor.remat = self.meter.remat
+        engine.executor.remat = self.profiler.remat
         self.settled(self.begun, why)
 
     def _find(self) -> tuple[Plan, str]:
@@ -171,7 +171,7 @@ class _FirstSteps:
         engine = self.engine
         own = next(stage for stage, team in enumerate(engine.teams) if engine.rank in team)
         device = device_of(engine.teams[own].leader)
-        hosts, shares = exchanged(engine, self.meter.measured(), device)
+        hosts, shares = exchanged(engine, self.profiler.measured(), device)
         links = links_of_hosts(engine, hosts, device)
         answer: dict[str, Any] = {}
         if engine.rank == 0:
@@ -180,7 +180,7 @@ class _FirstSteps:
                 answer = {"plan": plan.to_json(), "said": said}
             except PlanError as error:
                 answer = {"error": f"{error.what} {error.why}"}
-        answer = json.loads(engine.agreement.tell("the plan", json.dumps(answer).encode(), 0))
+        answer = json.loads(engine.agreement.broadcast("the plan", json.dumps(answer).encode(), 0))
         if "error" in answer:  # and yet it has run
             _log.warning("the plan stays as it was: %s", answer["error"])
             return self.begun, f"the plan stays as it was: {answer['error']}"

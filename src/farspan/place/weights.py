@@ -48,7 +48,7 @@ def give_weights(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
         return
     if engine.rank == 0:
         engine.values.offered = dict(items)
-    first = np.frombuffer(engine.agreement.tell("checksums of the weights", own.tobytes(), 0), dtype=np.uint32)
+    first = np.frombuffer(engine.agreement.broadcast("checksums of the weights", own.tobytes(), 0), dtype=np.uint32)
     differs = first != np.frombuffer(own, dtype=np.uint32)
     for number, (name, item) in enumerate(items):
         stage = plan.owner.get(name)
@@ -58,7 +58,7 @@ def give_weights(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
     by_rank = engine.agreement.gather_at(0, "weights that differ", np.packbits(differs).tobytes())
     if by_rank:
         engine.console.warn(_words([name for name, _ in items], by_rank))
-    engine.agreement.meet("rank 0's weights are everybody's")
+    engine.agreement.barrier("rank 0's weights are everybody's")
     engine.values.offered = {}
 
 

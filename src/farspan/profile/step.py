@@ -70,10 +70,10 @@ class UnitProfile:
         saved_with_others: What of that other units keep too: a name that they share, and the size.
         working_bytes: What it needs besides, while it runs, at most.
         forward_working_bytes: The same of its forward alone.
-        halved_working_bytes: The same of its backward without the gradients of weights.
-        let_go_bytes: How much less than working_bytes its backward needs where what it begins with is made at the same
-            stage: autograd lets go of that as soon as it was used.
-        halved_let_go_bytes: The same of halved_working_bytes.
+        split_working_bytes: The same of its backward without the gradients of weights.
+        released_bytes: How much less than working_bytes its backward needs where what it begins with is made at the
+            same stage: autograd releases that as soon as it was used.
+        split_released_bytes: The same of split_working_bytes.
         left_bytes: What stays between the backward and the gradients of weights, where these are computed later.
         input_bytes: How much of saved_bytes comes from outside, and would stay if the rest were computed again.
         trained_bytes: Of its parameters that get a gradient.
@@ -95,9 +95,9 @@ class UnitProfile:
     saved_with_others: tuple[tuple[str, float], ...] = ()
     working_bytes: float = 0.0
     forward_working_bytes: float = 0.0
-    halved_working_bytes: float = 0.0
-    let_go_bytes: float = 0.0
-    halved_let_go_bytes: float = 0.0
+    split_working_bytes: float = 0.0
+    released_bytes: float = 0.0
+    split_released_bytes: float = 0.0
     left_bytes: float = 0.0
     input_bytes: float = 0.0
     trained_bytes: float = 0.0

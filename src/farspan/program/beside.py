@@ -12,14 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from farspan.graph import Edge, Graph, Part, Value
+from farspan.graph import BackwardSegment, Edge, Graph, Value
 from farspan.plan import Worker
 from farspan.program.program import PROLOGUE, Channel, Message, Reduction
 
 __all__ = ["Arrival", "Broadcasts", "Reductions", "apart", "late_names"]
 
 
-def apart(parts: Sequence[Part], *, keeps_order: bool) -> tuple[list[Part], list[Part]]:
+def apart(
+    parts: Sequence[BackwardSegment], *, keeps_order: bool
+) -> tuple[list[BackwardSegment], list[BackwardSegment]]:
     """The backward segments that are tasks, and those that merely bring the gradient of a parameter home.
 
     Where a gradient is returned or seen by hooks before it is added, all of that is tasks; also where segments on the
@@ -27,21 +29,21 @@ def apart(parts: Sequence[Part], *, keeps_order: bool) -> tuple[list[Part], list
     """
     native: set[str] = set()
     if keeps_order:
-        native.update(key for part in parts if part.segment for key in part.touches if isinstance(key, str))
-    tasks: list[Part] = []
-    homes: list[Part] = []
+        native.update(key for part in parts if part.segment for key in part.accumulates_into if isinstance(key, str))
+    tasks: list[BackwardSegment] = []
+    homes: list[BackwardSegment] = []
     for part in parts:
         is_home = part.segment is None and part.stop is None and part.backward.stops is None
-        key = part.incoming[0].key if is_home and part.backward.wanted is None else None
+        key = part.incoming[0].key if is_home and part.backward.requested is None else None
         (homes if isinstance(key, str) and key not in native else tasks).append(part)
     return tasks, homes
 
 
-def late_names(graphs: Iterable[Graph], tasks: Iterable[Part]) -> frozenset[str] | None:
+def late_names(graphs: Iterable[Graph], tasks: Iterable[BackwardSegment]) -> frozenset[str] | None:
     """The parameters to which tasks add gradient; None, for all, if the step takes gradients as they are before it."""
     if any(value.gradient_of for graph in graphs for value in graph.sources):
         return None
-    return frozenset([key for part in tasks for key in part.touches if isinstance(key, str)])
+    return frozenset([key for part in tasks for key in part.accumulates_into if isinstance(key, str)])
 
 
 class Broadcasts:
@@ -83,7 +85,7 @@ class Broadcasts:
 class Arrival(NamedTuple):
     """A gradient that comes home."""
 
-    part: Part
+    part: BackwardSegment
     edge: Edge
     task: int
     """That makes it."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from farspan.graph import Edge, Graph, Part, Segment, Value, release
+from farspan.graph import BackwardSegment, Edge, Graph, Segment, Value, release
 from farspan.plan import Worker
 from farspan.program.lower import build_program
 from farspan.program.pattern import Pattern, stand_ins
@@ -30,7 +30,7 @@ class _Part(NamedTuple):
     order: tuple[int, ...]
     """With the number of the graph in the step."""
     calls: tuple[int, ...]
-    touches: tuple[Any, ...]
+    accumulates_into: tuple[Any, ...]
     incoming: tuple[int, ...]
     outgoing: tuple[int, ...]
 
@@ -92,7 +92,7 @@ class Layout:
     """See `Program.reaches`; by the numbers of graphs in the step."""
     released: tuple[int, ...]
     reached: tuple[tuple[int, frozenset[str | Value]], ...]
-    """By number of a backward of which gradients are wanted: see `Wanted.reached`."""
+    """By number of a backward of which gradients are requested: see `RequestedGradients.reached`."""
     gpu_channels: frozenset[Channel]
     num_micro_batches: int
     schedule: Schedule
@@ -110,16 +110,16 @@ class Layout:
         for value, count in self.num_users:
             values[value].num_users = count
         for number, names in self.reached:
-            wanted = backwards[number].wanted
-            assert wanted is not None
-            wanted.reached.update(names)
-        parts: list[Part] = []
+            requested = backwards[number].requested
+            assert requested is not None
+            requested.reached.update(names)
+        parts: list[BackwardSegment] = []
         for note in self.parts:
             place, level, index = note.order
             segment = None if note.segment is None else graphs[note.segment[0]].segments[note.segment[1]]
-            part = Part(backwards[note.backward], segment, note.stage, (graphs[place].index, level, index))
+            part = BackwardSegment(backwards[note.backward], segment, note.stage, (graphs[place].index, level, index))
             part.calls = [calls[number] for number in note.calls]
-            part.touches = dict.fromkeys(note.touches)
+            part.accumulates_into = dict.fromkeys(note.accumulates_into)
             parts.append(part)
         edges = [
             Edge(key if isinstance(key, str) else values[key], meta, parts[src], parts[dst])
@@ -137,7 +137,7 @@ class Layout:
         actions: list[Action] = []
         for part, segment, kind, micro_batch, leaves_weights, receives, posts, sends, queue, _ in self.actions:
             if part is not None:
-                work: Segment | Part = parts[part]
+                work: Segment | BackwardSegment = parts[part]
             else:
                 assert segment is not None
                 work = graphs[segment[0]].segments[segment[1]]
@@ -185,11 +185,11 @@ def layout_of(pattern: Pattern) -> Layout:
     sources = {value: number for number, value in enumerate(step.sources)}
     all_backwards = [backward for graph in step.graphs for backward in graph.backwards]
     backwards = {backward: number for number, backward in enumerate(all_backwards)}
-    parts: dict[Part, int] = {}
+    parts: dict[BackwardSegment, int] = {}
     edges: dict[Edge, int] = {}
     values: dict[Value, int] = {}
     messages: dict[Message, int] = {}
-    for part in [task.work for task in program.actions if isinstance(task.work, Part)]:
+    for part in [task.work for task in program.actions if isinstance(task.work, BackwardSegment)]:
         _number_of(part, parts)
     for part, _ in program.reductions:
         _number_of(part, parts)
@@ -226,7 +226,7 @@ def layout_of(pattern: Pattern) -> Layout:
             part.stage,
             part.order,
             tuple([calls[call] for call in part.calls]) if number < len(own) else (),
-            tuple([getattr(key, "leaf", key) for key in part.touches]) if number < len(own) else (),
+            tuple([getattr(key, "leaf", key) for key in part.accumulates_into]) if number < len(own) else (),
             tuple([edges[edge] for edge in part.incoming if edge in edges]),
             tuple([edges[edge] for edge in part.outgoing if edge in edges]),
         )
@@ -235,7 +235,7 @@ def layout_of(pattern: Pattern) -> Layout:
     numbers = {id(action): number for number, action in enumerate(program.actions)}
     actions = [
         _Action(
-            parts[task.work] if isinstance(task.work, Part) else None,
+            parts[task.work] if isinstance(task.work, BackwardSegment) else None,
             _place_of(task.work) if isinstance(task.work, Segment) else None,
             task.kind,
             task.micro_batch,
@@ -271,9 +271,9 @@ def layout_of(pattern: Pattern) -> Layout:
         released=tuple([calls[call] for call in program.released]),
         reached=tuple(
             [
-                (number, frozenset(backward.wanted.reached))
+                (number, frozenset(backward.requested.reached))
                 for backward, number in backwards.items()
-                if backward.wanted is not None
+                if backward.requested is not None
             ]
         ),
         gpu_channels=frozenset(program.gpu_channels),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from farspan.graph import EVERYWHERE, Backward, Call, Edge, Graph, ModuleTarget, Part, Segment, Value, route
+from farspan.graph import EVERYWHERE, Backward, BackwardSegment, Call, Edge, Graph, ModuleTarget, Segment, Value, route
 from farspan.plan import Worker
 from farspan.program.beside import Arrival, Broadcasts, Reductions, apart, late_names
 from farspan.program.options import Settings
@@ -23,7 +23,7 @@ __all__ = ["build_program", "has_weights"]
 
 class _Builder:
     def __init__(
-        self, graphs: Sequence[Graph], routes: Sequence[tuple[Backward, list[Part]]], settings: Settings
+        self, graphs: Sequence[Graph], routes: Sequence[tuple[Backward, list[BackwardSegment]]], settings: Settings
     ) -> None:
         self.queues = queues_of(settings.teams, settings.num_ranks)
         self.settings = settings
@@ -80,7 +80,7 @@ class _Builder:
         for arrival in arrivals:
             self.reductions.add(arrival)
 
-    def worker_of(self, item: Segment | Part | Value) -> Worker:
+    def worker_of(self, item: Segment | BackwardSegment | Value) -> Worker:
         """Who runs it, or has it."""
         return self.settings.teams[item.stage].member(item.turn)
 
@@ -97,7 +97,7 @@ class _Builder:
             width=len(self.settings.teams[segment.stage].members),
         )
 
-    def backward(self, part: Part, releasing: Mapping[Segment, Part]) -> BackwardWork:
+    def backward(self, part: BackwardSegment, releasing: Mapping[Segment, BackwardSegment]) -> BackwardWork:
         queue, segment = self.queues[self.worker_of(part)], part.segment
         return BackwardWork(
             rank=queue,
@@ -107,10 +107,10 @@ class _Builder:
             uses=tuple(
                 sorted({self.number_of_part[edge.src] for edge in part.incoming if edge.src in self.number_of_part})
             ),
-            accumulates=self.numbered(part.touches),
+            accumulates=self.numbered(part.accumulates_into),
             frees=segment is not None and releasing.get(segment) is part,
             is_worth_splitting=self.is_worth_splitting(part),
-            is_awaited=any(
+            feeds_another_rank=any(
                 edge.dst not in self.number_of_part
                 and edge.dst not in self.homes
                 and self.queues[self.worker_of(edge.dst)] != queue
@@ -122,9 +122,9 @@ class _Builder:
     def numbered(self, keys: Iterable[object]) -> tuple[int, ...]:
         return tuple([self.keys.setdefault(key, len(self.keys)) for key in keys])
 
-    def is_worth_splitting(self, part: Part) -> bool:
+    def is_worth_splitting(self, part: BackwardSegment) -> bool:
         """Whether the weight gradients of this part are worth a task of their own."""
-        if part.backward.retain_graph or part.backward.wanted is not None:
+        if part.backward.retain_graph or part.backward.requested is not None:
             return False
         calls = [call for call in part.calls if has_weights(call, self.trains)]
         flops, device = sum(call.entry.flops for call in calls), self.worker_of(part).device_type
@@ -153,7 +153,7 @@ class _Builder:
             self.num_users[item, dst.rank] = self.num_users.get((item, dst.rank), 0) + 1
         self.needed_by[message].append(target)
 
-    def arrival(self, part: Part) -> Arrival:
+    def arrival(self, part: BackwardSegment) -> Arrival:
         """What another task makes is to be added to a parameter's gradient, at its owner."""
         (edge,) = part.incoming
         src, dst, channel = self.worker_of(edge.src), self.worker_of(part), None
@@ -248,9 +248,9 @@ class _Builder:
         return numbers
 
 
-def _routes(graphs: Sequence[Graph], settings: Settings) -> list[tuple[Backward, list[Part]]]:
+def _routes(graphs: Sequence[Graph], settings: Settings) -> list[tuple[Backward, list[BackwardSegment]]]:
     released: set[Call] = set()
-    routes: list[tuple[Backward, list[Part]]] = []
+    routes: list[tuple[Backward, list[BackwardSegment]]] = []
     for backward in [backward for graph in graphs for backward in graph.backwards]:
         routes.append((backward, _parts_now(backward, settings, released)))
         if not backward.retain_graph:
@@ -258,7 +258,7 @@ def _routes(graphs: Sequence[Graph], settings: Settings) -> list[tuple[Backward,
     return routes
 
 
-def _parts_now(backward: Backward, settings: Settings, released: Collection[Call]) -> list[Part]:
+def _parts_now(backward: Backward, settings: Settings, released: Collection[Call]) -> list[BackwardSegment]:
     """The parts of `backward` that run in this step: all, or those up to where its next hooks are called."""
     stops = backward.stops
     if stops is None:
@@ -291,7 +291,7 @@ def has_weights(call: Call, trains: dict[object, bool]) -> bool:
     return known
 
 
-def _reaches(parts: Iterable[Part]) -> dict[int, int]:
+def _reaches(parts: Iterable[BackwardSegment]) -> dict[int, int]:
     """See `Program.reaches`."""
     reaches: dict[int, int] = {}
     for part in parts:
@@ -301,7 +301,7 @@ def _reaches(parts: Iterable[Part]) -> dict[int, int]:
     return reaches
 
 
-def _releasing(routes: Iterable[tuple[Backward, Sequence[Part]]]) -> dict[Segment, Part]:
+def _releasing(routes: Iterable[tuple[Backward, Sequence[BackwardSegment]]]) -> dict[Segment, BackwardSegment]:
     """For each segment whose forward and backward are in one micro-batch, the last of its parts.
 
     Until then it counts as one piece of memory. Others (a state that is carried on to the next micro-batch) do not

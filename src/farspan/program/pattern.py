@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from farspan.graph import OUTPUT_BITS, Backward, Call, Graph, MicroBatch, ModuleTarget, Value, Wanted
+from farspan.graph import OUTPUT_BITS, Backward, Call, Graph, MicroBatch, ModuleTarget, RequestedGradients, Value
 from farspan.program.options import Settings
 
 __all__ = ["Pattern", "StandIns", "pattern_of", "stand_ins"]
@@ -25,7 +25,7 @@ class _GraphNote(NamedTuple):
     sources: tuple[Any, ...]
     """For each: its number in the step, or, if an earlier graph of the step makes it, (graph, call, output)."""
     backwards: tuple[tuple[Any, ...], ...]
-    """For each: positions of its roots, whether it retains the graph, what is wanted of it."""
+    """For each: positions of its roots, whether it retains the graph, what is requested of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def pattern_of(graphs: Sequence[Graph], settings: Settings) -> tuple[Pattern, li
     targets: dict[Any, None] = {}
     notes: list[_GraphNote] = []
     for graph in graphs:
-        if any(backward.wanted is not None and backward.wanted.values for backward in graph.backwards):
+        if any(backward.requested is not None and backward.requested.values for backward in graph.backwards):
             return None
         if any(backward.stops is not None for backward in graph.backwards):
             return None
@@ -61,7 +61,7 @@ def pattern_of(graphs: Sequence[Graph], settings: Settings) -> tuple[Pattern, li
             (
                 graph.positions(backward.roots),
                 backward.retain_graph,
-                backward.wanted and (backward.wanted.names, len(backward.wanted.outside)),
+                backward.requested and (backward.requested.names, len(backward.requested.outside)),
             )
             for backward in graph.backwards
         ]
@@ -165,7 +165,7 @@ def stand_ins(pattern: Pattern) -> StandIns:
             used = [item for i, item in enumerate(arguments) if item is not None and i not in entry.unused]
             graph.put(call, used, level)
             call.outputs = tuple([Value(meta, stage, call=call, index=i) for i, meta in enumerate(entry.metas)])
-        for positions, retain_graph, wanted in note.backwards:
+        for positions, retain_graph, requested in note.backwards:
             roots = _values_at(positions, graph, own)
             graph.backwards.append(
                 Backward(
@@ -173,7 +173,7 @@ def stand_ins(pattern: Pattern) -> StandIns:
                     roots,
                     [None] * len(roots),
                     retain_graph=retain_graph,
-                    wanted=wanted and Wanted(wanted[0], [None] * wanted[1]),
+                    requested=requested and RequestedGradients(requested[0], [None] * requested[1]),
                     where=None,
                 )
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from farspan.graph import Call, Edge, Part, Segment, Value
+from farspan.graph import BackwardSegment, Call, Edge, Segment, Value
 from farspan.plan import Worker
 from farspan.schedule import Kind, Schedule
 
@@ -85,7 +85,7 @@ class Reduction(NamedTuple):
     Among the tasks of a rank, which has an order, it would wait for another rank, and what comes behind it with it.
     """
 
-    part: Part
+    part: BackwardSegment
     """Of the backward that it comes from; without a segment."""
     message: Message | None
     """That brings it; None where it is made on this rank."""
@@ -95,7 +95,7 @@ class Reduction(NamedTuple):
 class Action:
     """One task of this rank, with its messages."""
 
-    work: Segment | Part
+    work: Segment | BackwardSegment
     kind: Kind
     micro_batch: int
     """Its number, from 0; -1 for what belongs to none."""
@@ -138,7 +138,7 @@ class Program:
     """For each graph that ends with a backward, the first graph that this goes through; by their indices."""
     released: list[Call]
     """Calls, of all ranks, through which no later backward can go."""
-    parts: list[Part]
+    parts: list[BackwardSegment]
     """The backward work of this rank, and what it knows of that of others."""
     gpu_channels: set[Channel]
     """What goes from one GPU to another, on all ranks."""

@@ -55,7 +55,7 @@ class BackwardWork(NamedTuple):
     """Whether it lets go of what its forward keeps."""
     is_worth_splitting: bool
     """Whether its weight gradients are worth a task of their own where another rank waits for the rest."""
-    is_awaited: bool
+    feeds_another_rank: bool
     """Whether another rank waits for it that has no backward in the step."""
     width: int = 1
     """As for its forward."""
@@ -196,7 +196,7 @@ def _tasks_of(work: StepWork, split_from: int) -> _Tasks:
 
 def _feeding_another_rank(backwards: Sequence[BackwardWork]) -> list[bool]:
     """For each, whether another rank waits for it, if only for what its own rank makes of it."""
-    feeds = [each.is_awaited for each in backwards]
+    feeds = [each.feeds_another_rank for each in backwards]
     for number in reversed(range(len(backwards))):
         for source in backwards[number].uses:
             if feeds[number] or backwards[source].rank != backwards[number].rank:

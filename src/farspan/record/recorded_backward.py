@@ -11,7 +11,7 @@ from farspan.call.leaf import WholeError
 from farspan.call.modes import current_modes
 from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.canonical import digest_of
-from farspan.graph import Backward, Stops, Value, Wanted, hooked_calls
+from farspan.graph import Backward, RequestedGradients, Stops, Value, hooked_calls
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ def record_backward(
     create_graph: bool = False,
     *,
     inputs: Any = None,
-    wanted: Wanted | None = None,
+    requested: RequestedGradients | None = None,
 ) -> Backward:
     """Add a backward to the current graph; the arguments are those of `torch.autograd.backward`.
 
     Args:
-        wanted: What `torch.autograd.grad` asks for, if it is that.
+        requested: What `torch.autograd.grad` asks for, if it is that.
 
     Returns:
         What was added.
@@ -67,7 +67,13 @@ def record_backward(
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
     graph = recorder.current
     backward = Backward(
-        graph, values, seeds, retain_graph=bool(retain_graph), modes=current_modes(), wanted=wanted, where=find_where()
+        graph,
+        values,
+        seeds,
+        retain_graph=bool(retain_graph),
+        modes=current_modes(),
+        requested=requested,
+        where=find_where(),
     )
     backward.moment = recorder.held_objects.moments.see_all()
     graph.backwards.append(backward)
@@ -87,9 +93,9 @@ def record_backward(
         if calls:
             backward.stops = Stops(calls)
             graph.note_path([number for call in calls for number in (call.graph.index, call.index)])
-    if wanted is not None:
-        positions = graph.positions(list(wanted.values))
-        graph.note_path((digest_of(sorted(wanted.names)), len(wanted.outside), len(positions), *positions))
+    if requested is not None:
+        positions = graph.positions(list(requested.values))
+        graph.note_path((digest_of(sorted(requested.names)), len(requested.outside), len(positions), *positions))
     return backward
 
 

@@ -28,7 +28,7 @@ from farspan.call.side_effects.attributes import attributes_of
 from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.record.across_ranks.drawing import NotedDraws, answer_drawing, draws_in_python
-from farspan.record.across_ranks.resolved_calls import learn
+from farspan.record.across_ranks.resolved_calls import resolve
 from farspan.record.around_calls import check_around, saved_hooks
 from farspan.record.deferred.deferred import Deferred
 from farspan.record.held_objects import HeldObjects
@@ -204,7 +204,7 @@ class Recorder:
         try:
             entry = self.predict(target, template, metas, modes)
             if isinstance(entry, Unknown):
-                return learn(self, target, template, tensors, stage, entry, given)
+                return resolve(self, target, template, tensors, stage, entry, given)
         except LeakError as error:
             entry, reason = None, error.what
         if entry is None:

@@ -173,7 +173,7 @@ class MetadataCache:
                 self.aside(generalise, family, target, metas, modes, numbers)
         return entry
 
-    def learned(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes, entry: Entry) -> None:
+    def resolve(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes, entry: Entry) -> None:
         """The call has run and given `entry`."""
         key = _key(target, template, tuple([meta.number for meta in metas]), modes)
         known = self.entries.get(key)

@@ -15,7 +15,7 @@ from farspan.call.buffer_versions import note_saved
 from farspan.call.draws.drawing_functions import DRAWS
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry, meta_of, refuse_nested
-from farspan.call.infer.watch import Learn, Made, Watch, noted_generators, storage_id, untouched_generators
+from farspan.call.infer.watch import Made, NoteFunction, Watch, noted_generators, storage_id, untouched_generators
 from farspan.call.leaf import Leaf, LeakError, Placed
 from farspan.call.modes import Modes, apply_modes
 from farspan.call.naming import name_of
@@ -108,7 +108,7 @@ def predict(
             meta_of=meta_of if symbols is None else _meta_in_symbols,
         )
         if entry.is_random and symbols is None:
-            _learn_draws(target, template, metas)
+            _find_draws(target, template, metas)
     return entry
 
 
@@ -190,7 +190,7 @@ def observe(
         leaf_numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
         behind = [leaves_behind(output) for output in outputs]
         if is_leaf and not is_real:
-            _check_learned(target, behind)
+            _check_resolved(target, behind)
         numbers = [{leaf_numbers[id(item)] for item in found if id(item) in leaf_numbers} for found in behind]
         if is_leaf and target.foreign:
             for found, output in zip(numbers, outputs, strict=True):
@@ -251,7 +251,7 @@ def observe(
     )
 
 
-def _check_learned(leaf: Leaf, behind: Sequence[Sequence[torch.Tensor]]) -> None:
+def _check_resolved(leaf: Leaf, behind: Sequence[Sequence[torch.Tensor]]) -> None:
     """Raise if gradients of a run on fakes flow to anything but fakes: to a parameter among the globals, or in a list.
 
     Raises:
@@ -360,7 +360,7 @@ def _run(
         return result, arguments
 
 
-def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
+def _find_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
     """Run `target` once more, to learn which torch functions it draws with."""
     if type(target) is not Leaf and type(target) is not FunctionCall:
         DRAWS.add(target)
@@ -368,7 +368,7 @@ def _learn_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
     with torch.enable_grad():
         tensors = [_fake(meta) if meta.is_parameter else _activation(_fake(meta)) for meta in metas]
     # What the function mode breaks here teaches nothing; the call itself has run.
-    with untouched_generators(), Watch([], ()) as watch, Learn(watch), suppress(Exception):
+    with untouched_generators(), Watch([], ()) as watch, NoteFunction(watch), suppress(Exception):
         _run(target, template, tensors, _fakes_of(target), {})
 
 

@@ -19,13 +19,13 @@ from farspan.call.leaf import LeakError
 from farspan.call.pytree.template import flatten
 from farspan.torch_private import TorchDispatchMode, as_it_is, flops_of, is_fake, tree_leaves
 
-__all__ = ["Learn", "Made", "Watch", "is_switched_off", "noted_generators", "storage_id", "untouched_generators"]
+__all__ = ["NoteFunction", "Made", "Watch", "is_switched_off", "noted_generators", "storage_id", "untouched_generators"]
 
 _STATISTICS = ("running_mean", "running_var")
 Made = list["weakref.ref[torch.Tensor]"]
 
 
-class Learn(TorchFunctionMode):
+class NoteFunction(TorchFunctionMode):
     """Tells `watch` which torch function is running; a mode changes what some functions do, so it has its own run."""
 
     def __init__(self, watch: Watch) -> None:

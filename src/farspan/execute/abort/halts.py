@@ -37,7 +37,7 @@ class Halts:
         """Where `step` ends, as far as this rank knows; None if it goes on to its end."""
         return self._first.get(step) if self._first else None
 
-    def tell(self, step: int, place: Place) -> None:
+    def broadcast(self, step: int, place: Place) -> None:
         """Here is an exception: return when all ranks know that nothing behind `place` is to run."""
         if not self._note(self._first, step, place):
             return  # one before it is on its way to all

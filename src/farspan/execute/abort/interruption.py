@@ -9,7 +9,7 @@ from farspan.call.leaf import Placed
 from farspan.execute.abort.halts import Halts
 from farspan.execute.abort.order import Place, last_place, place_of_call, place_of_part
 from farspan.execute.abort.undo import Undo
-from farspan.graph import Call, Graph, Part, Segment
+from farspan.graph import BackwardSegment, Call, Graph, Segment
 
 __all__ = ["Interruption", "Raised"]
 
@@ -22,7 +22,7 @@ class Raised:
     place: Place
     call: Call
     """That raised it, or one of those whose backward did."""
-    part: Part | None
+    part: BackwardSegment | None
     """The share of a backward that raised it."""
     is_in_pieces: bool
     """Whether that adds to gradients in another order than autograd would on its own."""
@@ -54,7 +54,7 @@ class Interruption:
         """Whether some of the step is not to run."""
         return self.halts.place_in(self.step) is not None
 
-    def end_before(self, work: Segment | Part) -> Place | None:
+    def end_before(self, work: Segment | BackwardSegment) -> Place | None:
         """Where the step ends, if that is before the end of a task; then all ranks know it."""
         end = self.halts.place_in(self.step)
         return None if end is None or last_place(work) < end else self._end_that_all_know()
@@ -65,14 +65,14 @@ class Interruption:
         if self._runs_ahead:
             self.undo.note_call(call)
 
-    def begin_part(self, part: Part, *, leaves_weights: bool) -> None:
+    def begin_part(self, part: BackwardSegment, *, leaves_weights: bool) -> None:
         """A share of a backward is about to run."""
         self._leaves_weights = leaves_weights
         self.undo.note_part(part)
 
-    def note(self, error: Exception, work: Segment | Part) -> None:
+    def note(self, error: Exception, work: Segment | BackwardSegment) -> None:
         """A task has raised; return when all ranks know."""
-        if isinstance(work, Part):
+        if isinstance(work, BackwardSegment):
             call = work.calls[0] if work.calls else work.backward.roots[0].call
             assert call is not None
             in_pieces = self._leaves_weights or any(isinstance(edge.key, str) for edge in work.outgoing)
@@ -82,7 +82,7 @@ class Interruption:
             raised = Raised(error=error, place=place_of_call(call), call=call, part=None, is_in_pieces=False)
         if self.raised is None or raised.place < self.raised.place:
             self.raised = raised
-        self.halts.tell(self.step, raised.place)
+        self.halts.broadcast(self.step, raised.place)
         self._end_that_all_know()
 
     def _end_that_all_know(self) -> Place | None:

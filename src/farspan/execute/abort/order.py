@@ -6,7 +6,7 @@ micro-batch 0: calls, backward    micro-batch 1: calls, backward    ...
 
 from __future__ import annotations
 
-from farspan.graph import Backward, Call, Part, Segment
+from farspan.graph import Backward, BackwardSegment, Call, Segment
 
 __all__ = ["Place", "last_place", "place_of_backward", "place_of_call", "place_of_part"]
 
@@ -25,11 +25,11 @@ def place_of_backward(backward: Backward) -> Place:
     return (backward.graph.index, _FORWARD + 1 + backward.graph.backwards.index(backward))
 
 
-def place_of_part(part: Part) -> Place:
+def place_of_part(part: BackwardSegment) -> Place:
     """A backward goes through the segments from the latest to the first."""
     return (*place_of_backward(part.backward), *(-number for number in part.order))
 
 
-def last_place(work: Segment | Part) -> Place:
+def last_place(work: Segment | BackwardSegment) -> Place:
     """The place of the last thing that a task does."""
     return place_of_call(work.calls[-1]) if isinstance(work, Segment) else place_of_part(work)

@@ -13,7 +13,7 @@ import torch
 from farspan.call.leaf import Leaf, Placed
 from farspan.errors import RecordError
 from farspan.execute.abort.order import Place, place_of_call, place_of_part
-from farspan.graph import Call, Part, Value
+from farspan.graph import BackwardSegment, Call, Value
 from farspan.torch_private import raw_grad, set_raw_grad
 
 __all__ = ["Undo"]
@@ -30,7 +30,7 @@ class Undo:
         """Parameters that calls between modules have written, of which nothing is kept."""
         self._gradients: list[tuple[Place, str]] = []
         """The same of gradients."""
-        self._parts: list[Part] = []
+        self._parts: list[BackwardSegment] = []
 
     def note_call(self, call: Call) -> None:
         """`call` is about to run."""
@@ -54,9 +54,9 @@ class Undo:
                 elif placed.is_owned:
                     self._keep(call, placed)
 
-    def note_part(self, part: Part) -> None:
+    def note_part(self, part: BackwardSegment) -> None:
         """A share of a backward is about to run."""
-        if part.backward.wanted is None and part.touches:
+        if part.backward.requested is None and part.accumulates_into:
             self._parts.append(part)
 
     def check(self, end: Place, what: str) -> None:
@@ -74,7 +74,7 @@ class Undo:
                 hint="farspan.flush() before parameters are written: exceptions of the model are raised there",
             )
 
-    def undo(self, end: Place, *, failed: Part | None, incomplete: Iterable[str] = ()) -> None:
+    def undo(self, end: Place, *, failed: BackwardSegment | None, incomplete: Iterable[str] = ()) -> None:
         """Let all that was written behind `end` be what it was, or lost.
 
         Args:
@@ -91,7 +91,7 @@ class Undo:
                     placed.tensor.data = before
         lost = {name for place, name in self._gradients if place > end}
         parts = [part for part in self._parts if place_of_part(part) > end or part is failed]
-        lost.update(name for part in parts for name in _names(part.touches))
+        lost.update(name for part in parts for name in _names(part.accumulates_into))
         for name in sorted(lost.union(incomplete)):
             tensor = self._parameters[name].tensor
             gradient = raw_grad(tensor) if self._parameters[name].is_owned else None
@@ -104,10 +104,10 @@ class Undo:
         self._before.append((place_of_call(call), item, item.tensor.detach().clone()))
 
 
-def _names(touches: Iterable[object]) -> list[str]:
+def _names(accumulates_into: Iterable[object]) -> list[str]:
     """The parameters behind the keys of a part, which are names, and leaves."""
     found: list[str] = []
-    for key in touches:
+    for key in accumulates_into:
         if isinstance(key, str):
             found.append(key)
         elif isinstance(key, Leaf):

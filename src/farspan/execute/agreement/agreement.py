@@ -26,7 +26,7 @@ class Agreement:
         """Of classes that another rank has named, and that all ranks have."""
         self._number = 0
 
-    def meet(self, what: str) -> None:
+    def barrier(self, what: str) -> None:
         """Wait until all ranks have come here."""
         self.gather(what, b"")
 
@@ -69,11 +69,11 @@ class Agreement:
             for device in range(torch.cuda.device_count()):
                 torch.cuda.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), device)
 
-    def tell(self, what: str, blob: bytes, teller: int) -> bytes:
-        """What rank `teller` gives as `blob`, on every rank; what others give does not matter."""
+    def broadcast(self, what: str, blob: bytes, source: int) -> bytes:
+        """What rank `source` gives as `blob`, on every rank; what others give does not matter."""
         if self.side.world_size == 1:
             return blob
-        return self.gather(what, blob if self.side.rank == teller else b"")[teller]
+        return self.gather(what, blob if self.side.rank == source else b"")[source]
 
     def gather(self, what: str, blob: bytes) -> list[bytes]:
         """What all ranks give as `blob`, by rank."""

@@ -56,7 +56,7 @@ def broadcast_tensors(engine: Running, what: str, tensors: Sequence[torch.Tensor
             if (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
                 raise damaged(f"{what}: {found.dtype}{list(found.shape)}, not {tensor.dtype}{list(tensor.shape)}")
             tensor.copy_(found)
-    engine.agreement.meet(f"{what}: all have come")
+    engine.agreement.barrier(f"{what}: all have come")
     engine.values.offered = {}
 
 

@@ -127,15 +127,15 @@ class History:
 
     def _entries_of_backward(self, backward: Backward) -> Iterator[Entry]:
         name = f"backward() at {format_where(backward.where)}"
-        yield digest_of(("backward", backward.retain_graph, backward.modes, backward.wanted is None)), name
+        yield digest_of(("backward", backward.retain_graph, backward.modes, backward.requested is None)), name
         for root in backward.roots:
             yield self._entry_of(root, "the root", name, backward.graph)
         for gradient in backward.gradients:
             if gradient is not None:
                 yield self._entry_of(gradient, "the gradient", name, backward.graph)
-        if backward.wanted is not None:
-            names = sorted(backward.wanted.names)
-            yield digest_of((names, len(backward.wanted.outside))), f"{name}, of {', '.join(names) or 'tensors'}"
+        if backward.requested is not None:
+            names = sorted(backward.requested.names)
+            yield digest_of((names, len(backward.requested.outside))), f"{name}, of {', '.join(names) or 'tensors'}"
 
     def _entry_of(self, argument: Any, role: str, name: str, graph: MicroBatch) -> Entry:
         """Where the argument `role` of `name` comes from, or what is in it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from farspan.call.wire.checked import damaged
 from farspan.execute.agreement.names import agree_on_names
 from farspan.execute.step.generator_states import load_generators, save_generators
-from farspan.record.across_ranks.resolved_calls import learned_from_text, text_for_others
+from farspan.record.across_ranks.resolved_calls import resolve_from_text, text_for_others
 
 if TYPE_CHECKING:
     from farspan.execute.running import Running
@@ -30,7 +30,7 @@ def broadcast_result(engine: Running, call: Call, *, is_foreseen: bool) -> None:
         text = b"" if is_foreseen else text_for_others(call)
         states = save_generators(place.state) if place is not None and place.has_moved else b""
         blob = len(text).to_bytes(8, "little") + text + states
-    blob = engine.agreement.tell("what a call gives", blob, owner)
+    blob = engine.agreement.broadcast("what a call gives", blob, owner)
     end = 8 + int.from_bytes(blob[:8], "little")
     if end > len(blob):
         raise damaged("what a call gives, without its end")
@@ -38,6 +38,6 @@ def broadcast_result(engine: Running, call: Call, *, is_foreseen: bool) -> None:
     if not is_foreseen and entry:
         agree_on_names(engine.agreement, entry, call.target)
     if owner != engine.rank and not is_foreseen:
-        learned_from_text(call, blob[8:end])
+        resolve_from_text(call, blob[8:end])
     if len(blob) > end:
         load_generators(blob[end:], engine.recorder.draws.told)

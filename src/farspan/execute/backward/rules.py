@@ -24,7 +24,7 @@ from farspan.torch_private import hooks_on_saved
 __all__ = ["RULES", "Rule", "WeightWork", "can_wait"]
 
 WeightWork = Callable[[Sequence[int]], list[torch.Tensor]]
-"""Computes the gradients of the wanted inputs of a node."""
+"""Computes the gradients of the requested inputs of a node."""
 
 
 def _saved(node: Any, name: str) -> Any:
@@ -38,9 +38,9 @@ def _addmm(node: Any, gradient: torch.Tensor) -> WeightWork:
     sizes1, strides1 = node._saved_mat1_sym_sizes, node._saved_mat1_sym_strides
     sizes2, strides2 = node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides
 
-    def work(wanted: Sequence[int]) -> list[torch.Tensor]:
+    def work(requested: Sequence[int]) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
-        for number in wanted:
+        for number in requested:
             if number == 0:
                 found.append(_scaled(gradient, beta))
             elif number == 1:
@@ -57,10 +57,10 @@ def _mm(node: Any, gradient: torch.Tensor) -> WeightWork:
     left_layout = (node._saved_self_sym_sizes, node._saved_self_sym_strides)
     right_layout = (node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides)
 
-    def work(wanted: Sequence[int]) -> list[torch.Tensor]:
+    def work(requested: Sequence[int]) -> list[torch.Tensor]:
         return [
             _right_gradient(gradient, left, *right_layout) if number else _left_gradient(gradient, right, *left_layout)
-            for number in wanted
+            for number in requested
         ]
 
     return work
@@ -69,10 +69,10 @@ def _mm(node: Any, gradient: torch.Tensor) -> WeightWork:
 def _bmm(node: Any, gradient: torch.Tensor) -> WeightWork:
     left, right = _saved(node, "self"), _saved(node, "mat2")
 
-    def work(wanted: Sequence[int]) -> list[torch.Tensor]:
+    def work(requested: Sequence[int]) -> list[torch.Tensor]:
         return [
             left.transpose(1, 2).conj().bmm(gradient) if number else gradient.bmm(right.transpose(1, 2).conj())
-            for number in wanted
+            for number in requested
         ]
 
     return work
@@ -90,10 +90,10 @@ def _convolution(node: Any, gradient: torch.Tensor) -> WeightWork:
         node._saved_groups,
     )
 
-    def work(wanted: Sequence[int]) -> list[torch.Tensor]:
-        mask = [False, 1 in wanted, 2 in wanted]
+    def work(requested: Sequence[int]) -> list[torch.Tensor]:
+        mask = [False, 1 in requested, 2 in requested]
         gradients = torch.ops.aten.convolution_backward(gradient, x, weight, *how, mask)
-        return [gradients[number] for number in wanted]
+        return [gradients[number] for number in requested]
 
     return work
 

@@ -87,7 +87,7 @@ class _Border:
 class Split:
     """Where a backward is cut in two."""
 
-    wanted: set[Any]
+    requested: set[Any]
     """The accumulators of the inputs whose gradients others wait for."""
     now: set[Any]
     """Those of the parameters that get their gradient in the first half."""
@@ -102,7 +102,7 @@ class Split:
         deferred = Deferred(frozenset(uses), frozenset(item for item, count in uses.items() if count > 1))
         handles = [border.node.register_prehook(_keep(border, deferred)) for border in self.borders]
         try:
-            inputs = [GradientEdge(node, 0) for node in (*self.wanted, *self.now)]
+            inputs = [GradientEdge(node, 0) for node in (*self.requested, *self.now)]
             torch.autograd.backward(roots, seeds, inputs=inputs)
         finally:
             for handle in handles:
@@ -122,14 +122,14 @@ def split_backward(
     """
     starts = [get_gradient_edge(root).node for root in roots]
     nodes = _postorder(starts)
-    wanted = {get_gradient_edge(leaf).node for leaf in leaves}
-    inner = _leading_to(wanted, nodes)
+    requested = {get_gradient_edge(leaf).node for leaf in leaves}
+    inner = _leading_to(requested, nodes)
     behind = _accumulators_behind(nodes, inner)
     now = {get_gradient_edge(parameter).node for parameter in whole}
     now.update(*(behind[start] for start in starts if start not in inner))
     if any(node.name() == _REENTRANT_CHECKPOINT for node in nodes):
         now.update(*behind.values())
-    return Split(wanted, now, _borders(nodes, inner, behind, now))
+    return Split(requested, now, _borders(nodes, inner, behind, now))
 
 
 def _keep(border: _Border, deferred: Deferred) -> Callable[[Any], None]:
@@ -163,11 +163,11 @@ def _postorder(starts: Sequence[Any]) -> list[Any]:
     return order
 
 
-def _leading_to(wanted: Collection[Any], nodes: Sequence[Any]) -> set[Any]:
-    """Those of `nodes` that lead to one of `wanted`, these included."""
+def _leading_to(requested: Collection[Any], nodes: Sequence[Any]) -> set[Any]:
+    """Those of `nodes` that lead to one of `requested`, these included."""
     inner: set[Any] = set()
     for node in nodes:
-        if node in wanted or any(item in inner for item, _ in node.next_functions):
+        if node in requested or any(item in inner for item, _ in node.next_functions):
             inner.add(node)
     return inner
 

@@ -108,7 +108,7 @@ class Reduction:
             ends_window: Whether `end_window` is called next: what has been averaged by then need not be waited for.
         """
         engine, recorder = self.engine, self.engine.recorder
-        has_backward = any(backward.wanted is None for graph in graphs for backward in graph.backwards)
+        has_backward = any(backward.requested is None for graph in graphs for backward in graph.backwards)
         self.is_due |= has_backward
         additions = additions_of(program, engine.parameters)
         self._touched.update(dict.fromkeys(additions.last))
@@ -135,18 +135,18 @@ class Reduction:
         """Whether gradients are on their way while a step runs: it must not end with an exception."""
         return self._window is not None
 
-    def end_window(self, *, has_met: bool) -> None:
+    def end_window(self, *, has_passed_barrier: bool) -> None:
         """Average what has been added, if anything has; all ranks of all groups call it.
 
         Args:
-            has_met: Whether the ranks of this group have just agreed that they come here.
+            has_passed_barrier: Whether the ranks of this group have just agreed that they come here.
         """
         if not self.is_due:
             return
         engine = self.engine
         engine.check()
-        if not has_met:
-            engine.meet("gradients are averaged over the groups")
+        if not has_passed_barrier:
+            engine.barrier("gradients are averaged over the groups")
         with engine.executing():
             window = self._window or self._begin(Additions())
             self._window = None

@@ -16,7 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from farspan.call.leaf import Leaf, Placed
 from farspan.errors import RecordError
-from farspan.graph import Part
+from farspan.graph import BackwardSegment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,9 +162,9 @@ def additions_of(program: Program, parameters: Mapping[str, Placed]) -> Addition
         found.last[str(part.incoming[0].key)] = len(program.actions)
     for number in range(len(program.actions) - 1, -1, -1):
         work = program.actions[number].work
-        if not isinstance(work, Part) or work.backward.wanted is not None:
+        if not isinstance(work, BackwardSegment) or work.backward.requested is not None:
             continue
-        for key in work.touches:
+        for key in work.accumulates_into:
             is_whole = isinstance(key, Leaf)  # a name stands for one whose gradient goes from segment to segment
             for placed in key.placed if isinstance(key, Leaf) else [parameters[key]]:
                 if placed.is_owned and placed.is_trained and placed.name not in found.last:

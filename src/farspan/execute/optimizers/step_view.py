@@ -255,7 +255,7 @@ class StepView(TorchFunctionMode):
         gradient, owner = raw_grad(placed.tensor), self.engine.teams[placed.stage].leader.rank
         parts = [] if gradient is None else [gradient._indices(), gradient._values()]
         sizes = [*parts[1].shape, parts[0].shape[0], int(gradient.is_coalesced())] if gradient is not None else []
-        blob = self.engine.agreement.tell("a sparse gradient", json.dumps(sizes).encode(), owner)
+        blob = self.engine.agreement.broadcast("a sparse gradient", json.dumps(sizes).encode(), owner)
         if gradient is None:
             meta = placed.meta
             *shape, num_sparse, is_coalesced = _sparse_sizes(blob, meta)

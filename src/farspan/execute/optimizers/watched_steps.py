@@ -105,7 +105,7 @@ def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Non
     if engine is None:
         _original_load(optimizer, state_dict)
         return
-    engine.meet("optimizer.load_state_dict()")  # nobody reads the old state any more
+    engine.barrier("optimizer.load_state_dict()")  # nobody reads the old state any more
     given = {item.name: state for item, state in given_for(optimizer, state_dict, engine.recorder.placed)}
     engine.recorder.is_recording = False
     try:
@@ -196,8 +196,8 @@ def _run_recorded(engine: Engine, reason: str) -> None:
     if engine.recorder.has_pending():
         engine.flush(reason, ends_window=True)
     else:
-        engine.meet(reason)  # a slower rank may still read what the step will change
-    engine.average_gradients(has_met=True)
+        engine.barrier(reason)  # a slower rank may still read what the step will change
+    engine.average_gradients(has_passed_barrier=True)
 
 
 def _begins_with_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> bool:

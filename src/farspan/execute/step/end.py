@@ -46,7 +46,7 @@ class StepEnd:
         self._scalars = scalars_of(self.graphs)
         self.exchange = self._new_exchange(f"step {self.step}")
 
-    def tell(self) -> None:
+    def contribute(self) -> None:
         """This rank has run what there is to run."""
         if self.interruption.has_ended:
             self.exchange.report(report_of(self.engine, self.interruption, self.graphs, self.drawn_at))

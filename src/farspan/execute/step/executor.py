@@ -22,7 +22,7 @@ from farspan.execute.step.turns import in_turn
 from farspan.execute.teams import device_of, on_device
 from farspan.execute.weights.reductions import Reductions, add_gradients
 from farspan.execute.weights.replicas import Replicas
-from farspan.graph import Backward, Edge, Meta, Part, Segment, Value
+from farspan.graph import Backward, BackwardSegment, Edge, Meta, Segment, Value
 from farspan.program.program import Action, Message, Program
 from farspan.schedule import Kind
 
@@ -50,7 +50,7 @@ class Executor:
         channels: Channels,
         *,
         parameters: Mapping[str, Placed],
-        device_of: Callable[[Segment | Part], torch.device],
+        device_of: Callable[[Segment | BackwardSegment], torch.device],
         check: Callable[[], None],
     ) -> None:
         self.channels = channels
@@ -61,7 +61,7 @@ class Executor:
         self.remat = Remat()
         self.replicas = Replicas(parameters)
         self.gradients: dict[Edge, torch.Tensor] = {}
-        self.deferred: dict[Part, Deferred] = {}
+        self.deferred: dict[BackwardSegment, Deferred] = {}
         """What backwards have left for later, in their order."""
         self.arrived: dict[Backward, list[tuple[Value, torch.Tensor]]] = {}
         """Gradients of tensors outside the model."""
@@ -246,7 +246,7 @@ class Executor:
             if value.data is None and value.name:
                 value.data = self.replicas.find(value, str(device))
 
-    def _reduce(self, parts: Sequence[Part]) -> None:
+    def _reduce(self, parts: Sequence[BackwardSegment]) -> None:
         """Add gradients that have come home, all of one backward."""
         parts = [part for part in parts if self.interruption.end_before(part) is None]
         gradients = [self.gradients.pop(part.incoming[0]).to(self.device_of(part)) for part in parts]
@@ -260,7 +260,7 @@ class Executor:
         except Exception as error:
             self.interruption.note(error, parts[0])
 
-    def _backward(self, part: Part, *, leaves_weights: bool) -> None:
+    def _backward(self, part: BackwardSegment, *, leaves_weights: bool) -> None:
         if self.remat.modules:
             for earlier in list(self.deferred):  # they hold what has been computed again: of one backward at most
                 self._run_weights(earlier)
@@ -281,7 +281,7 @@ class Executor:
         if deferred is not None:
             self.deferred[part] = deferred
 
-    def _run_weights(self, part: Part) -> None:
+    def _run_weights(self, part: BackwardSegment) -> None:
         """Compute the weight gradients that `part` has left, if it has and they have not been computed since."""
         deferred = self.deferred.pop(part, None)
         if deferred is not None:

@@ -64,7 +64,7 @@ class Inputs:
         if not text.startswith(b"{"):
             agree_on_names(self.agreement, text)
         if any(other != digests[rank] for other in digests):  # reading has drawn random numbers, as loaders do
-            load_generators(self.agreement.tell("generators", generators if rank == side.rank else b"", rank))
+            load_generators(self.agreement.broadcast("generators", generators if rank == side.rank else b"", rank))
         self.values.release(dropped)  # all ranks have come here
         result, values = take_in(
             self.recorder,

@@ -16,7 +16,7 @@ from farspan.call.draws.scope import active
 from farspan.call.leaf import Leaf
 from farspan.call.remat.modules import ModuleUnits
 from farspan.call.remat.unit import Unit
-from farspan.graph import Part, Segment
+from farspan.graph import BackwardSegment, Segment
 from farspan.program.program import Program
 
 __all__ = ["Remat"]
@@ -40,7 +40,9 @@ class Remat:
         """Run `program` in the body."""
         self._units = []
         if self.modules:
-            self._trained = {action.work.segment for action in program.actions if isinstance(action.work, Part)}
+            self._trained = {
+                action.work.segment for action in program.actions if isinstance(action.work, BackwardSegment)
+            }
         yield
         for unit in [reference() for reference in self._units]:
             if unit is not None and unit.is_waiting:

@@ -32,8 +32,8 @@ from farspan.errors import RecordError
 from farspan.execute.backward.caught import caught_at
 from farspan.execute.backward.split import Deferred, split_backward
 from farspan.execute.weights.held import holding_foreign
-from farspan.graph import EVERYWHERE, Call, Edge, Part, Segment, Value
-from farspan.record.across_ranks.resolved_calls import learned_from_run, noting_raised, registering_nothing
+from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, Value
+from farspan.record.across_ranks.resolved_calls import noting_raised, registering_nothing, resolve_from_run
 from farspan.record.around_calls import under_saved_hooks
 from farspan.record.ops.mutation import plain_versions
 from farspan.record.tensor import PassedBy
@@ -120,7 +120,7 @@ def run_call(call: Call, segment: Segment) -> None:
             tensors[number] = _writable(call.arguments[number], tensors[number], segment)
         try:
             if type(entry) is Unknown:
-                learned_from_run(call, tensors, lambda given: _call_target(call, given))
+                resolve_from_run(call, tensors, lambda given: _call_target(call, given))
                 return
             results = _results_of(call, tensors)
         except Exception as error:
@@ -217,7 +217,7 @@ def _verify(value: Value, tensor: torch.Tensor, call: Call) -> None:
 
 
 def run_backward(
-    part: Part,
+    part: BackwardSegment,
     gradients: Mapping[Edge, torch.Tensor],
     parameters: Mapping[str, Placed],
     *,
@@ -263,9 +263,11 @@ def run_backward(
         split = split_backward(roots, leaves, whole)
         before(split.now)
     # A parameter whose sum goes on to another segment must not be added to what earlier micro-batches left in .grad.
-    wanted = {name: parameters[name].tensor for name in part.touches} if part.backward.wanted else {}
-    natives = {id(item): item for item in [*(source for source, is_native in sources if is_native), *wanted.values()]}
-    values = {value: value.data for value in part.wanted}
+    requested = {name: parameters[name].tensor for name in part.accumulates_into} if part.backward.requested else {}
+    natives = {
+        id(item): item for item in [*(source for source, is_native in sources if is_native), *requested.values()]
+    }
+    values = {value: value.data for value in part.requested}
     aside = [(source, raw_grad(source)) for source in natives.values()]
     for source, _ in aside:
         set_raw_grad(source, None)
@@ -281,7 +283,7 @@ def run_backward(
                         roots,
                         seeds,
                         retain_graph=part.backward.retain_graph,
-                        inputs=[*leaves, *natives.values(), *values.values()] if part.backward.wanted else None,
+                        inputs=[*leaves, *natives.values(), *values.values()] if part.backward.requested else None,
                     )
         except Exception as error:
             error.add_note(f"farspan: raised in the {part.describe()}")
@@ -300,11 +302,11 @@ def run_backward(
             )
         outgoing[edge] = gradient
     passed_on = {edge.key for edge in part.outgoing}
-    if part.backward.wanted is not None:
-        returned = {name: raw_grad(source) for name, source in wanted.items() if name not in passed_on}
-        part.backward.wanted.found.update(returned)
+    if part.backward.requested is not None:
+        returned = {name: raw_grad(source) for name, source in requested.items() if name not in passed_on}
+        part.backward.requested.found.update(returned)
         for value, tensor in values.items():
-            part.backward.wanted.found[value] = raw_grad(tensor)
+            part.backward.requested.found[value] = raw_grad(tensor)
             set_raw_grad(tensor, None)
     _put_back(aside)
     if not part.backward.retain_graph:
@@ -318,7 +320,7 @@ def _put_back(aside: Sequence[tuple[torch.Tensor, Any]]) -> None:
 
 
 @contextlib.contextmanager
-def _passed_on(part: Part, parameters: Mapping[str, Placed]) -> Iterator[None]:
+def _passed_on(part: BackwardSegment, parameters: Mapping[str, Placed]) -> Iterator[None]:
     """Mark the parameters of which `part` has a share of the gradient only."""
     passed_on = [parameters[edge.key] for edge in part.outgoing if isinstance(edge.key, str)]
     for placed in passed_on:
@@ -330,13 +332,13 @@ def _passed_on(part: Part, parameters: Mapping[str, Placed]) -> Iterator[None]:
             placed.is_passed_on = False
 
 
-def _entry(part: Part, value: Value) -> torch.Tensor:
+def _entry(part: BackwardSegment, value: Value) -> torch.Tensor:
     """Where the gradients of the users of `value` are added up, latest first."""
     assert part.segment is not None
     return part.segment.entries.get(value, part.segment.leaves[value])
 
 
-def _source_of(edge: Edge, part: Part, parameters: Mapping[str, Placed]) -> tuple[torch.Tensor, bool]:
+def _source_of(edge: Edge, part: BackwardSegment, parameters: Mapping[str, Placed]) -> tuple[torch.Tensor, bool]:
     """The tensor whose .grad will hold what `edge` carries, and whether it is a parameter at home."""
     key = edge.key
     assert part.segment is not None
@@ -348,7 +350,7 @@ def _source_of(edge: Edge, part: Part, parameters: Mapping[str, Placed]) -> tupl
     return parameters[key].tensor, True
 
 
-def _release(part: Part) -> None:
+def _release(part: BackwardSegment) -> None:
     """Let go of what only this backward needed."""
     segment = part.segment
     if segment is None:

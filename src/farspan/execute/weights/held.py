@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from farspan.call.leaf import Leaf
-from farspan.graph import Part, Segment, Value
+from farspan.graph import BackwardSegment, Segment, Value
 
 __all__ = ["holding_foreign"]
 
 
 @contextlib.contextmanager
-def holding_foreign(part: Part) -> Iterator[None]:
+def holding_foreign(part: BackwardSegment) -> Iterator[None]:
     """Let the modules that `part` goes back through hold the parameters of other stages that they were called with:
     activations may be computed again (`torch.utils.checkpoint`).
     """

@@ -18,7 +18,7 @@ import torch
 from farspan.call.draws.program_draws import around_backward
 from farspan.call.leaf import Placed
 from farspan.call.modes import apply_modes
-from farspan.graph import Edge, Part
+from farspan.graph import BackwardSegment, Edge
 from farspan.program.program import Channel, Message, Program
 
 __all__ = ["Reductions", "add_gradients"]
@@ -49,7 +49,7 @@ class Reductions:
         post: Callable[[Message], None],
         take: Callable[[Message], None],
         has_arrived: Callable[[Message], bool],
-        add: Callable[[Sequence[Part]], None],
+        add: Callable[[Sequence[BackwardSegment]], None],
     ) -> None:
         self.arrived = arrived
         self.post, self.take, self.has_arrived, self.add = post, take, has_arrived, add
@@ -60,7 +60,7 @@ class Reductions:
         """Those of which the sum is in memory of its own."""
         self._late = program.late_reductions
         self._is_over = False
-        self._queues: dict[str, deque[Part]] = {}
+        self._queues: dict[str, deque[BackwardSegment]] = {}
         """By parameter, in the order in which they are added."""
         for reduction in program.reductions:
             self._queues.setdefault(str(reduction.part.incoming[0].key), deque()).append(reduction.part)
@@ -125,14 +125,16 @@ class Reductions:
             if queue[0].incoming[0] in self.arrived and name not in self._late
         ]:
             self._queues = {key: queue for key, queue in self._queues.items() if queue}
-            by_backward: dict[Any, list[Part]] = {}
+            by_backward: dict[Any, list[BackwardSegment]] = {}
             for part in ready:
                 by_backward.setdefault(part.backward, []).append(part)
             for parts in by_backward.values():
                 self.add(parts)
 
 
-def add_gradients(parts: Sequence[Part], gradients: Sequence[torch.Tensor], parameters: Mapping[str, Placed]) -> None:
+def add_gradients(
+    parts: Sequence[BackwardSegment], gradients: Sequence[torch.Tensor], parameters: Mapping[str, Placed]
+) -> None:
     """Let autograd add `gradients` to those of the parameters that `parts` are of; all are of one backward."""
     backward = parts[0].backward
     roots = [parameters[str(part.incoming[0].key)].tensor for part in parts]

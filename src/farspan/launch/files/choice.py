@@ -14,7 +14,7 @@ _CHOICES = {
     "all": "all ranks write where the script says",
 }
 _installed: list[Callable[[int], None]] = []
-_num_meetings = 0
+_num_barriers = 0
 
 
 def keeps_apart(choice: str | None = None) -> bool:
@@ -53,10 +53,10 @@ def install(folder: str, rank: int, *, sees_first: bool = True) -> None:
 
 def catch_up() -> None:
     """All ranks have met, and each calls this: what rank 0 has written is there for all from now on."""
-    global _num_meetings
-    _num_meetings += 1
+    global _num_barriers
+    _num_barriers += 1
     for each in _installed:
-        each(_num_meetings)
+        each(_num_barriers)
 
 
 def install_late(rank: int, gather: Callable[[bytes], Sequence[bytes]]) -> Callable[[], None]:

@@ -28,9 +28,9 @@ class _Sums:
     saved: dict[int, int] = field(default_factory=dict[int, int])
     working_bytes: float = 0.0
     forward_working_bytes: float = 0.0
-    halved_working_bytes: float = 0.0
+    split_working_bytes: float = 0.0
     inner_working_bytes: float = 0.0
-    halved_inner_working_bytes: float = 0.0
+    split_inner_working_bytes: float = 0.0
     left_bytes: float = 0.0
     inputs: dict[str, float] = field(default_factory=dict[str, float])
     is_called: bool = False
@@ -73,9 +73,9 @@ def assemble(
         own.saved.update(note.saved)
         own.working_bytes = max(own.working_bytes, note.working_bytes)
         own.forward_working_bytes = max(own.forward_working_bytes, note.forward_working_bytes)
-        own.halved_working_bytes = max(own.halved_working_bytes, note.halved_working_bytes)
+        own.split_working_bytes = max(own.split_working_bytes, note.split_working_bytes)
         own.inner_working_bytes = max(own.inner_working_bytes, note.inner_working_bytes)
-        own.halved_inner_working_bytes = max(own.halved_inner_working_bytes, note.halved_inner_working_bytes)
+        own.split_inner_working_bytes = max(own.split_inner_working_bytes, note.split_inner_working_bytes)
         own.left_bytes += note.left_bytes
         own.is_called |= note.is_called
         for item in note.inputs:
@@ -127,9 +127,9 @@ def assemble(
             ),
             working_bytes=own.working_bytes,
             forward_working_bytes=own.forward_working_bytes,
-            halved_working_bytes=own.halved_working_bytes,
-            let_go_bytes=own.working_bytes - own.inner_working_bytes,
-            halved_let_go_bytes=own.halved_working_bytes - own.halved_inner_working_bytes,
+            split_working_bytes=own.split_working_bytes,
+            released_bytes=own.working_bytes - own.inner_working_bytes,
+            split_released_bytes=own.split_working_bytes - own.split_inner_working_bytes,
             left_bytes=own.left_bytes,
             input_bytes=min(sum(own.inputs.values()), float(sum(own.saved.values()))),
             trained_bytes=kept[stage][0],

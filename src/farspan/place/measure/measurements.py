@@ -51,11 +51,11 @@ class SegmentNote:
     """What it needs besides, while it runs."""
     forward_working_bytes: int = 0
     """The same of its forward alone."""
-    halved_working_bytes: int = 0
+    split_working_bytes: int = 0
     """The same of its backward without the gradients of weights."""
     inner_working_bytes: int = 0
     """What its backward needs where it is in the middle of a stage."""
-    halved_inner_working_bytes: int = 0
+    split_inner_working_bytes: int = 0
     """The same without the gradients of weights."""
     left_bytes: int = 0
     """What stays for the gradients of weights, if these are computed later."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from farspan.graph import MicroBatch, Part, Segment
+from farspan.graph import BackwardSegment, MicroBatch, Segment
 
 __all__ = ["Key", "MicroBatches", "Place", "place_of"]
 
@@ -22,9 +22,9 @@ Place = tuple[int, int, int]
 _NUM_LEVELS = 1 << 20
 
 
-def place_of(work: Segment | Part) -> Place:
+def place_of(work: Segment | BackwardSegment) -> Place:
     """Where a segment, or the one whose backward it is, was recorded."""
-    if isinstance(work, Part):
+    if isinstance(work, BackwardSegment):
         if work.segment is None:
             return (work.backward.graph.index, -1, work.stage)
         work = work.segment
@@ -69,7 +69,7 @@ class MicroBatches:
         """The same by the graph's index."""
         return self.num_trained if index in self._open else self._number.get(index, -1)
 
-    def key_of(self, work: Segment | Part) -> Key:
+    def key_of(self, work: Segment | BackwardSegment) -> Key:
         """Equal for segments that have the same place in their micro-batches.
 
         Until the end of the micro-batch has been seen the place is not known: `settled` makes one of what this gave.

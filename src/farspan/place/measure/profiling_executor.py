@@ -26,7 +26,7 @@ from farspan.execute.abort.interruption import Interruption
 from farspan.execute.engine import Engine
 from farspan.execute.step.executor import Executor
 from farspan.execute.teams import device_of
-from farspan.graph import EVERYWHERE, MicroBatch, Part, Segment, Value
+from farspan.graph import EVERYWHERE, BackwardSegment, MicroBatch, Segment, Value
 from farspan.place.measure.measurements import Input, Kinds, Measured, Sample, SegmentNote
 from farspan.place.measure.micro_batches import Key, MicroBatches, Place, place_of
 from farspan.place.measure.work import counted, kept
@@ -36,13 +36,13 @@ from farspan.program.program import Action, Program
 from farspan.schedule import Kind
 from farspan.torch_private import FakeTensorMode, is_fake, raw_grad
 
-__all__ = ["Meter", "needs_data"]
+__all__ = ["ProfilingExecutor", "needs_data"]
 
 _LOOKED_AT = 0
 """The micro-batch that is."""
 
 
-class Meter(Executor):
+class ProfilingExecutor(Executor):
     """Runs programs on one rank and notes what they take.
 
     Args:
@@ -126,7 +126,7 @@ class Meter(Executor):
         self._split_micro_batch = 1 if self.num_micro_batches > 1 else 0 if self.is_dry else -1
         own = [action.work for action in program.actions if action.kind is Kind.BACKWARD]
         self._num_to_come = sum(
-            isinstance(work, Part) and self._number_of(work) == self._split_micro_batch for work in own
+            isinstance(work, BackwardSegment) and self._number_of(work) == self._split_micro_batch for work in own
         )
         self._own_memory = {
             storage_id(item.tensor) for item in self.parameters.values() if item.tensor.layout is torch.strided
@@ -174,11 +174,11 @@ class Meter(Executor):
                 self.notes[key] = note
         self._unsettled.clear()
 
-    def _number_of(self, work: Segment | Part) -> int:
+    def _number_of(self, work: Segment | BackwardSegment) -> int:
         """Of the micro-batch that it belongs to; of a backward, that which ends with it."""
         return self.micro_batches.number_of(work.graph if isinstance(work, Segment) else work.backward.graph)
 
-    def _key(self, work: Segment | Part) -> Key:
+    def _key(self, work: Segment | BackwardSegment) -> Key:
         return self.micro_batches.key_of(work)
 
     def _refuse_unknown(self, program: Program) -> None:
@@ -207,7 +207,7 @@ class Meter(Executor):
         made = self._working.made(begin, note.saved)
         note.forward_working_bytes = note.working_bytes = max(0, self._working.peak(begin, self._own_memory) - made)
 
-    def _backward(self, part: Part, *, leaves_weights: bool) -> None:
+    def _backward(self, part: BackwardSegment, *, leaves_weights: bool) -> None:
         del leaves_weights  # nobody waits here
         number, key = self._number_of(part), self._key(part)
         can_wait = _is_run_once(part)
@@ -218,7 +218,7 @@ class Meter(Executor):
             self._look_at(part, note, leaves_weights=can_wait and number == self._split_micro_batch)
         elif note is not None and number == self._split_micro_batch:
             most = self._run_watched(part, leaves_weights=can_wait)
-            note.halved_working_bytes, note.halved_inner_working_bytes = most
+            note.split_working_bytes, note.split_inner_working_bytes = most
         else:
             super()._backward(part, leaves_weights=self._was_split)
             if self._was_split:
@@ -235,7 +235,7 @@ class Meter(Executor):
                 for earlier in list(self.deferred):  # now that nobody else needs what they hold
                     self._run_weights(earlier)
 
-    def _look_at(self, part: Part, note: SegmentNote, *, leaves_weights: bool) -> None:
+    def _look_at(self, part: BackwardSegment, note: SegmentNote, *, leaves_weights: bool) -> None:
         for edge in part.incoming:
             name, size = _key_name(edge.key), _span_bytes(self.gradients[edge])
             self.gradient_bytes[name] = max(size, self.gradient_bytes.get(name, 0))
@@ -245,7 +245,7 @@ class Meter(Executor):
         note.working_bytes = max(note.working_bytes, most)
         note.inner_working_bytes = max(note.inner_working_bytes, inner)
 
-    def _run_watched(self, part: Part, *, leaves_weights: bool) -> tuple[int, int]:
+    def _run_watched(self, part: BackwardSegment, *, leaves_weights: bool) -> tuple[int, int]:
         """Run a backward; what it needs at most, on its own and in the middle of a stage."""
         given = [self.gradients[edge] for edge in part.incoming]
         values = [edge.key.data for edge in part.incoming if isinstance(edge.key, Value) and edge.key.data is not None]
@@ -260,7 +260,7 @@ class Meter(Executor):
         most = self._working.peak(begin, apart, passing, staying)
         return given_bytes + most, given_bytes + self._working.peak(begin, apart, passing)
 
-    def _run_weights(self, part: Part) -> None:
+    def _run_weights(self, part: BackwardSegment) -> None:
         note = self.notes.get(self._key(part))
         if self._number_of(part) != self._split_micro_batch or note is None:
             super()._run_weights(part)
@@ -270,7 +270,7 @@ class Meter(Executor):
             super()._run_weights(part)
         note.left_bytes += self._working.given_back(begin)
         if self._split_micro_batch == _LOOKED_AT:
-            note.halved_working_bytes, note.halved_inner_working_bytes = note.working_bytes, note.inner_working_bytes
+            note.split_working_bytes, note.split_inner_working_bytes = note.working_bytes, note.inner_working_bytes
             note.backward += note.weight[known:]
             most = self._working.peak(begin, self._own_memory, self._own_gradients())
             note.working_bytes += most
@@ -342,12 +342,12 @@ def _graph_of(action: Action) -> MicroBatch:
 
 def _is_trained(action: Action) -> bool:
     """Whether the step is a backward, or a forward that one may follow."""
-    return isinstance(action.work, Part) or any(call.entry.requires_grad for call in action.work.calls)
+    return isinstance(action.work, BackwardSegment) or any(call.entry.requires_grad for call in action.work.calls)
 
 
-def _is_run_once(part: Part) -> bool:
+def _is_run_once(part: BackwardSegment) -> bool:
     """Whether it is a whole backward of a segment, and the only one."""
-    return part.segment is not None and not part.backward.retain_graph and part.backward.wanted is None
+    return part.segment is not None and not part.backward.retain_graph and part.backward.requested is None
 
 
 def _name_of(value: Value) -> str:

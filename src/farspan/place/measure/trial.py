@@ -24,7 +24,7 @@ from farspan.execute.process.world import current_engine, deadline_s, forget_eng
 from farspan.execute.teams import device_of
 from farspan.place.measure.assemble import assemble, memory_of
 from farspan.place.measure.fake_parameters import with_fake_parameters
-from farspan.place.measure.profiling_executor import Meter, needs_data
+from farspan.place.measure.profiling_executor import ProfilingExecutor, needs_data
 from farspan.place.measure.state_sizes import state_bytes
 from farspan.plan import Plan, resolve_remat
 from farspan.plan.hints import Hints
@@ -109,7 +109,7 @@ class Trial:
             self._fake.enter_context(with_fake_parameters(self.mode))
         recorder = Recorder()
         self._engine = Engine(recorder, SideChannel.alone(), None, seed=0, deadline_s=deadline_s())
-        self._meter = self._engine.executor = Meter(
+        self._profiler = self._engine.executor = ProfilingExecutor(
             self._engine,
             mode=self.mode,
             ended=self._end,
@@ -190,12 +190,12 @@ class Trial:
         self._is_in_step = True
         if self._engine.recorder.has_pending():
             self._engine.flush("optimizer.step()")
-        self._num_micro_batches = self._num_micro_batches or self._meter.num_micro_batches
-        if self._meter.num_micro_batches >= _LEAST_TIMED:
+        self._num_micro_batches = self._num_micro_batches or self._profiler.num_micro_batches
+        if self._profiler.num_micro_batches >= _LEAST_TIMED:
             self._end()
 
     def _has_run(self, num_run: int, num_known: int) -> None:
-        num_seen = self._meter.num_micro_batches
+        num_seen = self._profiler.num_micro_batches
         self._progress(num_run / num_known * min(1.0, num_seen / _LEAST_TIMED))
 
     def _about_to_time(self, signature: tuple[object, ...]) -> None:
@@ -220,15 +220,15 @@ class Trial:
     def _end(self) -> NoReturn:
         placed = {id(item.tensor): item.tensor for item in self._engine.parameters.values()}
         states, notes = state_bytes(placed)
-        if self.is_dry and not self._is_in_step and self._meter.num_micro_batches == 1:
+        if self.is_dry and not self._is_in_step and self._profiler.num_micro_batches == 1:
             notes.append("the program reads a value after one micro-batch: --micro-batches says how many a step has")
         self._profile = assemble(
-            self._meter.measured(),
+            self._profiler.measured(),
             self._names,
             parameters=self._engine.parameters,
             states=states,
             device=name_of_device(device_of(self._engine.teams[0].leader)),
-            num_micro_batches=self._num_micro_batches or self._meter.num_micro_batches,
+            num_micro_batches=self._num_micro_batches or self._profiler.num_micro_batches,
             notes=notes,
         )
         if self._cache is not None and self._path is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from farspan.call.infer.watch import storage_id
-from farspan.graph import Edge, Part, Value
+from farspan.graph import BackwardSegment, Edge, Value
 from farspan.torch_private import TorchDispatchMode, tree_leaves
 
 __all__ = ["Working", "hand_over"]
@@ -97,7 +97,7 @@ class _HandedOver(torch.autograd.Function):
         return ctx.gradient.pop(), None
 
 
-def hand_over(part: Part, gradients: dict[Edge, torch.Tensor]) -> None:
+def hand_over(part: BackwardSegment, gradients: dict[Edge, torch.Tensor]) -> None:
     """Let autograd alone hold the gradients that a backward begins with, and the values that they are of.
 
     Args:

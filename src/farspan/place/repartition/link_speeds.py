@@ -54,7 +54,7 @@ def links_of_hosts(engine: Engine, hosts: Sequence[str], device: torch.device) -
         engine.channels.open([Channel(workers[src], workers[dst], _CHANNEL) for src, dst in both_ways])
     own: HostLink | None = None
     for turn in (0, 1):
-        engine.agreement.meet("links are timed")
+        engine.agreement.barrier("links are timed")
         for caller, called in pairs[turn::2]:
             if engine.rank == caller:
                 own = _link_to(called, engine, device)

@@ -45,13 +45,13 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
         may = _may_move(engine, model, found)
         if may is None:
             gc.collect()  # what was recorded refers to itself, and so to parameters
-            engine.agreement.meet("the model may move")  # of ranks in one process, one collects for all
+            engine.agreement.barrier("the model may move")  # of ranks in one process, one collects for all
             may = _may_move(engine, model, found)
         if not may:
             return None
         moved_bytes = sum(_size(move) for move in found if _rank_after(engine, plan, move) != _rank_of(engine, move))
         coming = [_fetched(engine, plan, move) for move in found if move.is_needed]
-        engine.agreement.meet("parameters have come")  # from here on nobody asks for them
+        engine.agreement.barrier("parameters have come")  # from here on nobody asks for them
         leaving = [move.item for move in found if move.item.is_owned and not _is_mine(plan, move)]
         for item in leaving:
             engine.values.keep_gradient(item)

@@ -21,9 +21,9 @@ WHOLE_MODEL = "(the model)"
 MORE_COSTS = (
     "working_bytes",
     "forward_working_bytes",
-    "halved_working_bytes",
-    "let_go_bytes",
-    "halved_let_go_bytes",
+    "split_working_bytes",
+    "released_bytes",
+    "split_released_bytes",
     "weight_flops",
     "left_bytes",
 )
@@ -67,13 +67,13 @@ class CostedNode:
         memory_bytes: What lies there all the time: parameters, gradients, optimizer state, buffers.
         working_bytes: What it needs besides, while it runs.
         forward_working_bytes: The same of its forward alone.
-        halved_working_bytes: The same of its backward without the gradients of weights.
+        split_working_bytes: The same of its backward without the gradients of weights.
         weight_s: How much of backward_s is gradients of weights, which can be computed later.
         weight_flops: Floating-point operations of the forward of what has weights: they decide whether the backward of
             a stage is split.
-        let_go_bytes: How much less than working_bytes its backward needs where no gradient comes to it from another
+        released_bytes: How much less than working_bytes its backward needs where no gradient comes to it from another
             stage: one that was made at its own is gone as soon as it was used.
-        halved_let_go_bytes: The same of halved_working_bytes.
+        split_released_bytes: The same of split_working_bytes.
         left_bytes: What stays of each micro-batch between the backward and the gradients of weights, if it is.
         shared_bytes: What of saved_bytes other nodes keep too, by a word they share: it is there once on a device.
         devices: Names or kinds of the device classes that may run it; None for any.
@@ -90,11 +90,11 @@ class CostedNode:
     memory_bytes: float = 0.0
     working_bytes: float = 0.0
     forward_working_bytes: float = 0.0
-    halved_working_bytes: float = 0.0
+    split_working_bytes: float = 0.0
     weight_s: Seconds = 0.0
     weight_flops: float = 0.0
-    let_go_bytes: float = 0.0
-    halved_let_go_bytes: float = 0.0
+    released_bytes: float = 0.0
+    split_released_bytes: float = 0.0
     left_bytes: float = 0.0
     shared_bytes: Mapping[str, float] = field(default_factory=dict[str, float])
     devices: tuple[str, ...] | None = None

@@ -35,7 +35,7 @@ def nothing_fits(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, h
                 node,
                 saved_bytes=node.saved_bytes / times,
                 working_bytes=node.working_bytes / times,
-                let_go_bytes=node.let_go_bytes / times,
+                released_bytes=node.released_bytes / times,
                 options=tuple(replace(option, saved_bytes=option.saved_bytes / times) for option in node.options),
             )
             for node in graph.nodes

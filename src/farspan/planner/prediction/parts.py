@@ -144,7 +144,7 @@ class Stages:
             for segment, rank in zip(self.segments, self.ranks, strict=True)
         ]
         numbers = {own: number for number, own in enumerate(self._backwards)}
-        awaited = {
+        feeding = {
             hop.source
             for segment, rank in zip(self.segments, self.ranks, strict=True)
             if not segment.has_backward
@@ -165,7 +165,7 @@ class Stages:
                     accumulates=(number,) if segment.has_weights else (),
                     frees=True,
                     is_worth_splitting=is_worth_it,
-                    is_awaited=number in awaited,
+                    feeds_another_rank=number in feeding,
                 )
             )
         return StepWork(tuple(forwards), tuple(backwards))

@@ -78,7 +78,7 @@ def _held(stages: Stages, part: Part, simulation: Simulation, channels: _Channel
             working = amount.forward_working
         elif task.kind is Kind.BACKWARD:
             held -= amount.taken
-            working = amount.halved_working if is_split else amount.backward_working
+            working = amount.split_working if is_split else amount.backward_working
         else:
             working = 0.0
         found.append(held + more + working)
@@ -111,7 +111,7 @@ class _Amounts:
         self.left = sum(node.left_bytes for node in segment.nodes)
         self.forward_working = _forward_working_bytes(segment)
         self.backward_working = _working_bytes(segment, is_split=False)
-        self.halved_working = _working_bytes(segment, is_split=True)
+        self.split_working = _working_bytes(segment, is_split=True)
 
 
 def _forward_working_bytes(segment: Segment) -> float:
@@ -138,11 +138,11 @@ def _working_bytes(segment: Segment, *, is_split: bool) -> float:
     most = total
     given_back = 0.0
     for node in reversed(segment.nodes):
-        own = node.halved_working_bytes if is_split else node.working_bytes
+        own = node.split_working_bytes if is_split else node.working_bytes
         if node.name in come:
             own -= come[node.name]
         else:
-            own -= node.halved_let_go_bytes if is_split else node.let_go_bytes
+            own -= node.split_released_bytes if is_split else node.released_bytes
         most = max(most, own - given_back + total)
         given_back += node.saved_bytes - (node.left_bytes if is_split else 0.0)
         for word, size in node.shared_bytes.items():

@@ -38,7 +38,7 @@ def answer_drawing(
     result = answer(recorder, call, entry, tensors, given)
     if place.end is None:
         reason = f"how many random numbers {entry.name} draws depends on data"
-        recorder.engine.flush(reason, learning=(call, lambda: None))
+        recorder.engine.flush(reason, resolving=(call, lambda: None))
     return result
 
 

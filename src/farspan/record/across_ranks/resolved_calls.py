@@ -38,10 +38,17 @@ if TYPE_CHECKING:
 
     from farspan.record.recording import Recording
 
-__all__ = ["learn", "learned_from_run", "learned_from_text", "noting_raised", "registering_nothing", "text_for_others"]
+__all__ = [
+    "resolve",
+    "resolve_from_run",
+    "resolve_from_text",
+    "noting_raised",
+    "registering_nothing",
+    "text_for_others",
+]
 
 
-def learn(
+def resolve(
     recorder: Recording,
     target: Any,
     template: Any,
@@ -73,7 +80,7 @@ def learn(
         raise LeakError("it may use a tensor outside itself that requires grad")
     path = path_of(recorder, target)
     reason = f"what {unknown.name} gives depends on data"
-    with recorder.engine.telling(unknown.raised):
+    with recorder.engine.broadcasting(unknown.raised):
         recorder.engine.flush(reason)
     arguments = [recorder.argument(tensor) for tensor in tensors]
     recorder.deferred.record_all(arguments)
@@ -111,11 +118,11 @@ def learn(
         recorder.runs_each_backward |= entry.is_ordered
         draws_freely = entry.is_random and recorder.draws.is_plain  # it may draw more, or fewer, the next time
         if call.raised is None and not draws_freely:
-            recorder.cache.learned(target, template, metas, modes, entry)
+            recorder.cache.resolve(target, template, metas, modes, entry)
         answers.append(answer(recorder, call, entry, tensors, given))
 
-    with recorder.engine.telling(unknown.raised):
-        recorder.engine.flush(reason, learning=(call, give_answer))
+    with recorder.engine.broadcasting(unknown.raised):
+        recorder.engine.flush(reason, resolving=(call, give_answer))
     if call.raised is not None:
         raise call.raised
     if not answers:
@@ -153,7 +160,7 @@ def _check_written(recorder: Recording, call: Call, entry: Entry, arguments: lis
 # At the owner, and then at the others.
 
 
-def learned_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list[torch.Tensor]], Any]) -> None:
+def resolve_from_run(call: Call, leaves: list[torch.Tensor], run: Callable[[list[torch.Tensor]], Any]) -> None:
     """Run `call` with `leaves` as its tensors, and let it know what it gives; nothing if it must be opened.
 
     If it raises, `call.raised` is the exception, for the program; what a module has done before that is done all the
@@ -206,7 +213,7 @@ def registering_nothing(call: Call, copies: Collection[torch.Tensor]) -> Iterato
         RecordError: They do not, and they did when such calls have run before.
     """
     is_new = type(call.entry) is Unknown
-    if not is_new and not call.target.is_learned:
+    if not is_new and not call.target.is_resolved:
         yield
         return
     own = {*map(id, copies), *(id(item.tensor) for item in call.target.buffers)}
@@ -250,7 +257,7 @@ def text_for_others(call: Call) -> bytes:
     return raised + b"\n" + entry
 
 
-def learned_from_text(call: Call, text: bytes) -> None:
+def resolve_from_text(call: Call, text: bytes) -> None:
     """Let `call` know what its owner has told."""
     raised, _, entry = text.partition(b"\n")
     if raised:
@@ -262,7 +269,7 @@ def learned_from_text(call: Call, text: bytes) -> None:
 def _know(call: Call, entry: Entry) -> None:
     call.entry = entry
     if type(call.target) is Leaf:
-        call.target.is_learned = True
+        call.target.is_resolved = True
     for item in getattr(call.target, "placed", ()):  # nothing has shown which
         item.is_written |= entry.is_ordered or not item.is_parameter
         item.is_saved |= not item.is_parameter

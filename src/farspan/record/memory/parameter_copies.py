@@ -78,7 +78,7 @@ class Copies:
             recorder.engine.flush(reason)
         self.refresh(used)
         if is_written:
-            recorder.engine.meet(reason)  # until now the others may have needed it as it was
+            recorder.engine.barrier(reason)  # until now the others may have needed it as it was
         return is_written
 
     def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -106,7 +106,7 @@ def _rebind_parameter(recorder: Recording, placed: Placed, value: torch.Tensor) 
     if recorder.has_pending():
         recorder.engine.flush(reason)
     recorder.copies.leave(placed)
-    recorder.engine.meet(reason)  # a slower rank may still read what is about to change
+    recorder.engine.barrier(reason)  # a slower rank may still read what is about to change
     _keep_old_memory(recorder, placed)
     if is_lazy:
         data: Any = moved._value.data

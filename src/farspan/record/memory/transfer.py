@@ -97,7 +97,7 @@ def transferring(recorder: Recording, *, is_loading: bool, state: Any = None) ->
     if is_loading:
         recorder.copies.refresh(state)
         transfer.fetch_all(state)
-        recorder.engine.meet("load_state_dict")  # nobody reads the old values any more
+        recorder.engine.barrier("load_state_dict")  # nobody reads the old values any more
     outer = recorder.transfer
     if outer is None or is_loading:  # else the state of a module inside one whose state is made
         recorder.transfer = transfer

@@ -10,7 +10,7 @@ import torch
 
 from farspan.call.infer.entry import intern
 from farspan.call.pytree.canonical import digest_of
-from farspan.graph import Part, Value
+from farspan.graph import BackwardSegment, Value
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ def run_hooks(recorder: Recording, backward: Backward, call: Call) -> None:
     gradients: list[Any] = [None] * len(call.outputs)
     for stop, gradient in zip(stops, _arrived(recorder, backward, stops), strict=True):
         gradients[_value_at(stop).index] = gradient
-        wanted = backward.wanted
-        if wanted is not None and _value_at(stop) in wanted.values and call in stop.outgoing[0].dst.calls:
-            wanted.before_hooks[_value_at(stop)] = gradient
+        requested = backward.requested
+        if requested is not None and _value_at(stop) in requested.values and call in stop.outgoing[0].dst.calls:
+            requested.before_hooks[_value_at(stop)] = gradient
     given = list(gradients)
     with torch.no_grad():
         gradients = call.hooks.run(gradients)
@@ -66,7 +66,7 @@ def _is_gradient_used(recorder: Recording) -> bool:
     return any(source.gradient_of for graph in graphs for source in graph.sources)
 
 
-def _arrived(recorder: Recording, backward: Backward, stops: list[Part]) -> list[Any]:
+def _arrived(recorder: Recording, backward: Backward, stops: list[BackwardSegment]) -> list[Any]:
     """The gradients that have come to `stops`: what was recorded passed on, and what the backward was begun with."""
     engine = recorder.engine
     coming = [stop for stop in stops if stop.incoming]
@@ -99,7 +99,7 @@ def _seed(value: Value) -> torch.Tensor:
     return torch.ones(value.meta.shape, dtype=value.meta.dtype, device=value.meta.device)
 
 
-def _value_at(stop: Part) -> Value:
+def _value_at(stop: BackwardSegment) -> Value:
     key = stop.outgoing[0].key
     assert isinstance(key, Value)
     return key

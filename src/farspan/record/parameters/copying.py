@@ -92,7 +92,7 @@ def copy_module(
             plan_by_model[new] = plan_by_model[old]
     recorder.keep_alive.append((result, leaves, placed))
     recorder.engine.add_parameters(placed)
-    recorder.engine.meet("copy.deepcopy of a model")  # from here on others may ask for what this rank has copied
+    recorder.engine.barrier("copy.deepcopy of a model")  # from here on others may ask for what this rank has copied
     return result
 
 

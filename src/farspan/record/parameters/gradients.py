@@ -37,11 +37,11 @@ class Gradients:
     def get(self, placed: Placed) -> torch.Tensor | None:
         """Run the backwards that wait, and return the gradient; None where there is none."""
         engine = self.recorder.engine
-        has_met = self.recorder.num_pending_backwards > 0
-        if has_met:
+        has_passed_barrier = self.recorder.num_pending_backwards > 0
+        if has_passed_barrier:
             engine.flush(f"{placed.name}.grad", ends_window=True)
         self.recorder.hooks.commit()
-        engine.average_gradients(has_met=has_met)
+        engine.average_gradients(has_passed_barrier=has_passed_barrier)
         self.recorder.hooks.check_read(placed)
         view = self._views.get(placed.name)
         if view is None:

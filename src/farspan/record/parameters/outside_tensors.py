@@ -106,11 +106,11 @@ def go_on_outside(backward: Backward, arrived: Sequence[tuple[Value, torch.Tenso
     """Let autograd go on from tensors outside the model, with the gradients that have arrived."""
     tensors = [value.data for value, _ in arrived]
     gradients = [gradient.to(value.data.device) for value, gradient in arrived]
-    wanted = backward.wanted
+    requested = backward.requested
     with apply_modes(backward.modes):
-        if wanted is None:
+        if requested is None:
             torch.autograd.backward(tensors, gradients, retain_graph=backward.retain_graph)
         else:
-            wanted.gradients = torch.autograd.grad(
-                tensors, wanted.outside, gradients, retain_graph=backward.retain_graph, allow_unused=True
+            requested.gradients = torch.autograd.grad(
+                tensors, requested.outside, gradients, retain_graph=backward.retain_graph, allow_unused=True
             )

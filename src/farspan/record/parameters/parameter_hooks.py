@@ -172,8 +172,8 @@ class Hooks:
             for hook in [*item.before.values()]:
                 gradient = changed(hook, gradient, hook(gradient))
             self._to_come.discard(item.placed.name)
-            if backward.wanted is not None:
-                backward.wanted.found[item.placed.name] = self._data_of(item.placed, gradient)
+            if backward.requested is not None:
+                backward.requested.found[item.placed.name] = self._data_of(item.placed, gradient)
                 return
             self._waiting.append((item.placed, gradient))
             del gradient
@@ -192,7 +192,7 @@ class Hooks:
         moved = [(placed, self._at_home(placed, gradient)) for placed, gradient in waiting]
         if any(type(gradient) is LazyTensor and gradient._value.pending for _, gradient in moved):
             engine.flush("gradients that hooks have changed")
-        engine.meet("gradients of hooked parameters")  # a slower rank may still read the old ones
+        engine.barrier("gradients of hooked parameters")  # a slower rank may still read the old ones
         for placed, gradient in moved:
             recorder.gradients.accumulate(placed, gradient)
         engine.parameters_changed()

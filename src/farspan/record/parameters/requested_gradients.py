@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.call.infer.entry import intern
-from farspan.graph import Value, Wanted
+from farspan.graph import RequestedGradients, Value
 from farspan.record.recorded_backward import record_backward
 from farspan.record.tensor import LazyTensor
 
@@ -51,19 +51,21 @@ def _grad(
     ]
     if not all(item.requires_grad for item in [*outside, *recorded]):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
-    wanted = Wanted([item.name for item in placed if item is not None], outside, [item._value for item in recorded])
+    requested = RequestedGradients(
+        [item.name for item in placed if item is not None], outside, [item._value for item in recorded]
+    )
     keeps_graph = create_graph if retain_graph is None else retain_graph
-    backward = record_backward(recorder, outputs, grad_outputs, keeps_graph, create_graph, wanted=wanted)
+    backward = record_backward(recorder, outputs, grad_outputs, keeps_graph, create_graph, requested=requested)
     recorder.next_graph()
     if recorder.hooks.are_there or backward.stops is not None:
         recorder.hooks.run_backward(backward, "torch.autograd.grad()")
     else:
         recorder.engine.flush("torch.autograd.grad()")
-    of_outside = iter(wanted.gradients)
+    of_outside = iter(requested.gradients)
     keys = [
         item._value if type(item) is LazyTensor else known for item, known in zip(wanted_tensors, placed, strict=True)
     ]
-    of_recorded = iter(_gradients_of(recorder, [key for key in keys if key is not None], wanted))
+    of_recorded = iter(_gradients_of(recorder, [key for key in keys if key is not None], requested))
     known = [next(of_outside if key is None else of_recorded) for key in keys]
     if materialize_grads:
         known = [
@@ -78,15 +80,17 @@ def _grad(
     return tuple(known)
 
 
-def _gradients_of(recorder: Recording, keys: Sequence[Placed | Value], wanted: Wanted) -> list[LazyTensor | None]:
+def _gradients_of(
+    recorder: Recording, keys: Sequence[Placed | Value], requested: RequestedGradients
+) -> list[LazyTensor | None]:
     """The gradients of parameters and recorded values, where the outputs depend on them."""
     names: list[str | Value] = [item if isinstance(item, Value) else item.name for item in keys]
-    before = wanted.before_hooks
-    reached = [number for number, name in enumerate(names) if name in wanted.reached and name not in before]
+    before = requested.before_hooks
+    reached = [number for number, name in enumerate(names) if name in requested.reached and name not in before]
     metas = [replace(keys[number].meta, requires_grad=False, is_parameter=False) for number in reached]
     values = recorder.engine.new_sources(
         [
-            (intern(meta), keys[number].stage, wanted.found.get(names[number]))
+            (intern(meta), keys[number].stage, requested.found.get(names[number]))
             for number, meta in zip(reached, metas, strict=True)
         ]
     )
