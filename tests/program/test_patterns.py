@@ -195,9 +195,8 @@ def made(step: Step) -> tuple[list[Graph], Settings]:
         y = add(graph, LEAVES["norm"], 3, y)
         add(graph, "loss", 3, y)
         for _ in range(step.num_backwards):
-            requested = (
-                None if step.requested is None else RequestedGradients(step.requested, [None] * step.num_outside)
-            )
+            outside = [None] * step.num_outside
+            requested = None if step.requested is None else RequestedGradients(step.requested, outside)
             roots = [graph.calls[call].outputs[0] for call in step.roots]
             is_last = len(graph.backwards) == step.num_backwards - 1
             backward = Backward(

@@ -1,4 +1,4 @@
-"""What trainers of other packages must know: that this is one process, in which rank 0 writes.
+"""Adapts trainers of other packages to the fact that this is one process, in which rank 0 writes.
 
 They wrap models in DDP and shard data because launch variables are there. One file for each package; nothing of a
 package is imported unless the program imports it.

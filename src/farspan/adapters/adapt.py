@@ -1,4 +1,4 @@
-"""Which module of which package has an adapter, and when it is adapted."""
+"""Registers which module of which package has an adapter, and adapts it when it is imported."""
 
 from __future__ import annotations
 

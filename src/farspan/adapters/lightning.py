@@ -30,7 +30,7 @@ def _adapt_strategy(module: Any) -> None:
 
 
 def _broadcast(obj: Any, src: int) -> Any:
-    """What rank `src` has found (the name of a folder or a run, a decision), on every rank."""
+    """Returns on every rank what rank `src` has found (the name of a folder or a run, a decision)."""
     engine = current_engine()
     if engine is None or engine.num_ranks == 1:
         return obj
@@ -95,7 +95,7 @@ def _adapt_connector(name: str) -> Any:
 
 
 def _for_one_process(module: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The connector's arguments, for one process on one device."""
+    """Returns the connector's arguments, for one process on one device."""
     strategy = given.get("strategy", "auto")
     if not (strategy in _ONE_PROCESS or (isinstance(strategy, str) and strategy.startswith("ddp"))):
         if isinstance(strategy, module.SingleDeviceStrategy):
@@ -119,7 +119,7 @@ def _for_one_process(module: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_one(devices: Any) -> bool:
-    """Whether `devices=` names one: 1, "1", [2], "2,"; "auto" is as many as there are."""
+    """Returns whether `devices=` names one: 1, "1", [2], "2,"; "auto" is as many as there are."""
     if isinstance(devices, str):
         return devices == "1" or ("," in devices and len([part for part in devices.split(",") if part]) == 1)
     return devices == 1 or (isinstance(devices, (list, tuple)) and len(devices) == 1)

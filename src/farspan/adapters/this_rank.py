@@ -1,4 +1,4 @@
-"""This process, as trainers are to see it."""
+"""Presents this process to trainers as they are to see it: as one of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes."""
+    """Returns whether this process is the one that writes."""
     engine = current_engine()
     return engine is None or engine.rank == engine.groups.number == 0
 
@@ -48,11 +48,12 @@ def run_recorded(what: str) -> None:
 
 
 def existing(kinds: Collection[type]) -> type | None:
-    """The kind of some object of one of `kinds` that the program has made, if there is any."""
+    """Returns the kind of some object of one of `kinds` that the program has made, if there is any."""
     wanted = tuple(kinds)
     return next((type(item) for item in gc.get_objects() if issubclass(type(item), wanted)), None)
 
 
 def as_alone(device: torch.device) -> torch.device:
-    """How one process names its device: for several, trainers say "cpu:0", which torch takes for another one."""
+    """Returns the device as one process names it: among several, trainers say "cpu:0", which torch takes for another
+    device."""
     return torch.device("cpu") if device.type == "cpu" else device

@@ -86,7 +86,7 @@ def recalibrated(
 
 
 def format_recalibration(found: Recalibration) -> str:
-    """What was off, and what is gained by another plan."""
+    """Returns text on what was off, and what another plan gains."""
     from farspan.units import format_seconds
 
     off = ", ".join(
@@ -107,7 +107,7 @@ def format_recalibration(found: Recalibration) -> str:
 
 
 def _seconds_of(step: MeasuredStep) -> dict[int, StageSeconds]:
-    """By rank; a rank has one stage."""
+    """Returns the seconds of each rank; a rank has one stage."""
     from farspan.planner.optimize import StageSeconds
     from farspan.schedule import Kind
 

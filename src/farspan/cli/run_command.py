@@ -102,7 +102,7 @@ def _execute(arguments: argparse.Namespace) -> int:
 
 
 def _check_report(file: str) -> str:
-    """The absolute path of the report, refused now rather than after hours of training."""
+    """Returns the absolute path of the report, refused now rather than after hours of training."""
     if os.path.splitext(file)[1] not in _SUFFIXES:
         why = f"the end of its name says what it is to be: {', '.join(_SUFFIXES)}."
         raise LaunchError(f"--report {file} is no report.", why=why, hint="--report step.html")

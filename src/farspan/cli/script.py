@@ -108,7 +108,7 @@ def _check_file(path: str) -> None:
 
 
 def _has_module(name: str) -> bool:
-    """Whether a module that stands in no other can be found from here, without running it."""
+    """Returns whether a top-level module can be found from here, without running it."""
     from importlib.machinery import PathFinder
     from importlib.util import find_spec
 
@@ -119,7 +119,7 @@ def _has_module(name: str) -> bool:
 
 
 def _is_of_runpy(error: ImportError) -> bool:
-    """Whether it says that a module cannot be run, and not that the module cannot import another one."""
+    """Returns whether the error says that a module cannot be run, and not that the module cannot import another one."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -60,17 +60,17 @@ class DeviceClass:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What costs and restrictions may call it, the narrowest first."""
+        """Returns the names by which costs and restrictions may call it, the narrowest first."""
         return (self.name, self.whole, self.kind)
 
     def bandwidth(self, num_devices: int) -> float:
-        """Bytes per second of the slowest link in a group of that many of these devices."""
+        """Returns bytes per second of the slowest link in a group of that many of these devices."""
         return self.within_bytes_per_s if num_devices <= self.devices_per_host else self.between_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What there is to plan for: the classes, and in each the number of devices."""
+    """The devices to plan for: the classes, and the number of devices in each."""
 
     classes: tuple[DeviceClass, ...]
 
@@ -83,7 +83,8 @@ class Cluster:
         return sum({each.whole: each.num_hosts for each in self.classes}.values())
 
     def devices(self, device_class: DeviceClass) -> list[tuple[int, int]]:
-        """Of each device of that class its number in the cluster, counted host by host, and its host in the class."""
+        """Returns for each device of that class its number in the cluster, counted host by host, and its host's number
+        in the class."""
         first = 0
         for name, count in {each.whole: each.num_hosts * each.devices_per_host for each in self.classes}.items():
             if name == device_class.whole:
@@ -93,7 +94,7 @@ class Cluster:
         return [(first + index, index // device_class.devices_per_host) for index in indices]
 
     def link(self, device_class: DeviceClass, *, is_near: bool = False) -> float:
-        """Bytes per second from a device of that class to any other: within its host where there is no other.
+        """Returns bytes per second from a device of that class to any other: within its host where there is no other.
 
         Args:
             device_class: Of the device.
@@ -106,5 +107,5 @@ class Cluster:
 
     @property
     def has_near_links(self) -> bool:
-        """Whether it matters to a transfer which two devices it is between."""
+        """Returns whether it matters to a transfer which two devices it is between."""
         return any(self.link(each, is_near=True) > self.link(each) for each in self.classes)

@@ -25,7 +25,7 @@ __all__ = ["KNOWN", "Speeds", "speeds_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """How fast a device is at best.
+    """The speeds that a device reaches at best.
 
     Attributes:
         flops_per_s: With float32.
@@ -41,7 +41,7 @@ class Speeds:
 
 
 _START_S = 5e-6
-"""What torch needs to start an operation on a GPU."""
+"""Seconds that torch needs to start an operation on a GPU."""
 
 
 def _gpu(teraflops: float, half_teraflops: float, gigabytes: float) -> Speeds:
@@ -67,7 +67,7 @@ KNOWN = {
 
 
 def speeds_of(device_class: DeviceClass) -> Speeds | None:
-    """What cluster.toml says of it, else what is known of its kind; None if that is nothing.
+    """Returns the speeds that cluster.toml gives, else those known of its kind; None if there are none.
 
     >>> speeds_of(DeviceClass(name="new", kind="h100")).memory_bytes_per_s
     3350000000000.0

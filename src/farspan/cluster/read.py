@@ -68,7 +68,7 @@ def read_cluster(path: str | Path) -> Cluster:
 
 
 def parse_cluster(text: str, *, source: str = "cluster.toml") -> Cluster:
-    """The cluster that a TOML text describes.
+    """Returns the cluster that a TOML text describes.
 
     >>> parse_cluster('[[hosts]]\\nkind = "A100"\\ndevices = 8\\nmemory = "80 GiB"').num_devices
     8
@@ -128,7 +128,7 @@ def _link(entry: Mapping[str, Any], key: str, where: str) -> float:
 def _amount(
     entry: Mapping[str, Any], key: str, units: Mapping[str, float], default: float, example: str, where: str
 ) -> float:
-    """A number of bytes (per second) or seconds, given as a number or as text with a unit."""
+    """Returns a number of bytes (per second) or seconds, given as a number or as text with a unit."""
     if key not in entry:
         return default
     given = entry[key]

@@ -1,4 +1,4 @@
-"""One micro-batch as data: calls produce and consume values, and lie in segments. Imports no torch."""
+"""Holds one micro-batch as data: calls produce and consume values, and lie in segments. Imports no torch."""
 
 from farspan.graph.backward import Backward as Backward
 from farspan.graph.backward import BackwardSegment as BackwardSegment

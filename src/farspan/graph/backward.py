@@ -1,4 +1,4 @@
-"""One backward: its share of each segment, and where it stops, for hooks of the program to be called with a gradient.
+"""A recorded backward: its share of each segment, and the stops at which hooks of the program receive a gradient.
 
     backward   S5 -> S4 --g--> stop | hook(g) = g' | stop --g'--> S3 -> S2 --> stop | hook | ...
     flush      first                  all ranks             second                all ranks
@@ -18,26 +18,26 @@ __all__ = ["Backward", "Edge", "BackwardSegment", "Stops", "RequestedGradients"]
 
 
 class RequestedGradients:
-    """What `torch.autograd.grad` is asked for: gradients that are returned instead of being added to `.grad`."""
+    """The gradients that `torch.autograd.grad` returns instead of adding them to `.grad`."""
 
     __slots__ = ("before_hooks", "found", "gradients", "names", "outside", "reached", "values")
 
     def __init__(self, names: Sequence[str], outside: Sequence[Any], values: Sequence[Value] = ()) -> None:
         self.names = frozenset(names)
-        """Parameters."""
+        """Names of the parameters asked for."""
         self.outside = tuple(outside)
-        """Tensors outside the model."""
+        """The tensors outside the model that are asked for."""
         self.values = dict.fromkeys(values)
         """Recorded tensors of which gradients are requested."""
         self.reached: set[str | Value] = set()
-        """Those parameters (by name) and recorded values that the outputs depend on."""
+        """The parameters (by name) and recorded values, of those asked for, that the outputs depend on."""
         self.found: dict[str | Value, Any] = {}
         """The gradients of those that live on this rank."""
         self.before_hooks: dict[Value, Any] = {}
-        """The gradients of recorded values as they were before hooks changed them, recorded ones, where autograd
-        returns these: the backward goes on behind the value."""
+        """The recorded gradients of recorded values from before hooks changed them, where autograd returns these: the
+        backward goes on with what the hooks returned."""
         self.gradients: Sequence[Any] = [None] * len(self.outside)
-        """The gradients of the tensors outside."""
+        """The gradients of the tensors in `outside`."""
 
 
 class Backward:
@@ -61,24 +61,24 @@ class Backward:
         self.gradients = tuple(gradients)
         self.retain_graph = retain_graph
         self.modes = modes
-        """Autocast, under which torch runs a backward that is called in its region."""
+        """The autocast modes of the region that called the backward: torch runs it under them."""
         self.moment: Any = None
-        """When the program called it: what its autograd functions read is as it was then."""
+        """The moment of the call: the backward's autograd functions read everything as it was then."""
         self.requested = requested
-        """None for what goes to all parameters."""
+        """The gradients asked for; None for a backward that goes to all parameters."""
         self.stops: Stops | None = None
-        """Where hooks are called; None if nowhere."""
+        """The stops at which hooks are called; None if there are none."""
         self.where = where
 
 
 class Edge:
-    """A gradient on its way from one part to another."""
+    """A gradient on its way from one backward segment to another."""
 
     __slots__ = ("dst", "key", "meta", "src")
 
     def __init__(self, key: Value | str, meta: Any, src: BackwardSegment, dst: BackwardSegment) -> None:
         self.key = key
-        """Of which value, or of which parameter (by name)."""
+        """The value whose gradient it is, or the name of the parameter."""
         self.meta = meta
         self.src = src
         self.dst = dst
@@ -88,8 +88,8 @@ class Edge:
 
 
 class BackwardSegment:
-    """One segment's share of one backward; without a segment, where a gradient arrives: that of a parameter at its
-    owner, that of a tensor outside the model on each rank.
+    """The share of one segment in one backward. One without a segment stands for the arrival of a gradient: that of a
+    parameter at its owner, that of a tensor outside the model on each rank.
     """
 
     __slots__ = (
@@ -111,24 +111,24 @@ class BackwardSegment:
         self.stage = stage
         self.order = order
         self.stop: Call | None = None
-        """The call with whose gradients hooks are called, before they go on to its segment (`Stops`)."""
+        """The call whose hooks receive these gradients before they go on to its segment (`Stops`)."""
         self.incoming: list[Edge] = []
         self.outgoing: list[Edge] = []
         self.calls: list[Call] = []
-        """What is differentiated here, latest first."""
+        """The calls that are differentiated here, latest first."""
         self.accumulates_into: dict[Any, None] = {}
-        """The leaves, and names of parameters, that receive gradient here: micro-batches must add up in order."""
+        """The leaves, and names of parameters, whose gradient grows here: micro-batches must add up in order."""
         self.requested: dict[Value, None] = {}
-        """Values that are made here whose gradients `torch.autograd.grad` is to return."""
+        """Values made here whose gradients `torch.autograd.grad` is to return."""
 
     @property
     def turn(self) -> int:
-        """Of the micro-batch through which it goes back."""
+        """Returns the turn of the micro-batch through which it goes back."""
         return (self.backward.graph if self.segment is None else self.segment.graph).turn
 
     @property
     def brings_outside(self) -> bool:
-        """Whether the gradient of a tensor outside the model arrives here."""
+        """Returns whether the gradient of a tensor outside the model arrives here."""
         return self.segment is None and self.stop is None and not isinstance(self.incoming[0].key, str)
 
     def describe(self) -> str:
@@ -138,25 +138,25 @@ class BackwardSegment:
 
 
 class Stops:
-    """The stops of one backward."""
+    """The stops of one backward, and how far it has come."""
 
     __slots__ = ("arrived", "calls", "done", "has_begun", "left", "waiting")
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = frozenset(calls)
         self.waiting: dict[Call, list[BackwardSegment]] = {call: [] for call in calls}
-        """Calls whose hooks have not been called, the latest first; for each output that gets gradient the part that
-        stands for the stop."""
+        """Calls whose hooks have not been called, the latest first, each with the stops of its outputs that get
+        gradient."""
         self.has_begun = False
         self.left: list[BackwardSegment] = []
-        """The parts of the backward that have not run, in the order in which they can run."""
+        """The backward segments that have not run, in an order in which they can run."""
         self.done: set[BackwardSegment] = set()
-        """What has run, and the stops behind which the backward has gone on."""
+        """The backward segments that have run, and the stops that have been passed."""
         self.arrived: list[tuple[Value, Any]] = []
-        """The gradients of tensors outside the model, which autograd takes on at the end."""
+        """The gradients of tensors outside the model, with which autograd goes on at the end."""
 
     def begin(self, parts: Sequence[BackwardSegment]) -> None:
-        """The backward takes these parts, stops among them."""
+        """Takes the backward's segments, stops among them."""
         self.has_begun = True
         for part in parts:
             if part.stop is None:
@@ -166,14 +166,14 @@ class Stops:
         self.waiting = {call: sorted(stops, key=_output) for call, stops in self.waiting.items() if stops}
 
     def next_call(self) -> Call | None:
-        """Whose hooks come next: the latest call, of those that wait for no other's."""
+        """Returns the call whose hooks come next: the latest one that waits for no other's hooks."""
         for call, stops in self.waiting.items():
             if all(part.stop is None for part in self._before(stops)):
                 return call
         return None
 
     def next_parts(self) -> list[BackwardSegment]:
-        """What can run now: what the next hooks wait for, and what comes before them in one process."""
+        """Returns what can run now: what the next hooks wait for, and what comes before them in one process."""
         call = self.next_call()
         if call is None:
             return list(self.left)
@@ -188,16 +188,16 @@ class Stops:
         return found
 
     def take(self, parts: Sequence[BackwardSegment]) -> None:
-        """These run now."""
+        """Marks `parts` as run."""
         self.done.update(parts)
         self.left = [part for part in self.left if part not in self.done]
 
     def go_on(self, call: Call) -> None:
-        """The hooks of `call` have been called."""
+        """Marks the hooks of `call` as called."""
         self.done.update(self.waiting.pop(call))
 
     def _before(self, parts: Sequence[BackwardSegment]) -> set[BackwardSegment]:
-        """All that `parts` wait for and that has not run, stops included."""
+        """Returns all that `parts` wait for and that has not run, stops included."""
         found: set[BackwardSegment] = set()
         stack = [edge.src for part in parts for edge in part.incoming]
         while stack:

@@ -1,4 +1,4 @@
-"""What calls produce and consume: a value, known by its metadata on every rank, by its data on its owner alone.
+"""A call and its values: a value is known by its metadata on every rank, by its data on its owner alone.
 
 call -> value -> call       calls that one stage can run without waiting in the middle: a segment
 """
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["EVERYWHERE", "Call", "MicroBatch", "Segment", "ModuleTarget", "Value"]
 
 EVERYWHERE = -1
-"""In the place of a stage: of a source that every rank has, for it lies outside the model."""
+"""Stands in place of a stage for a source that every rank has, because it lies outside the model."""
 
 _OF_CALL, _OF_PARAMETER, _OF_INPUT = range(3)
 
 
 class ModuleTarget:
-    """What a call calls, if it is a module on one stage: `call.leaf` says what is in it. All else are functions."""
+    """The target of a call that is a module on one stage; all other targets are functions. `call.leaf` says what is in
+    it."""
 
     __slots__ = ()
 
@@ -44,9 +45,9 @@ class MicroBatch(Cut["Call", "Segment"]):
         super().__init__()
         self.index = index
         self.turn = 0
-        """Which member of a wide stage runs it, counted round and round; known when it is about to run."""
+        """Number of the wide stage's member that runs it, counted round and round; known when it is about to run."""
         self.backwards: list[Any] = []
-        """Each a `Backward` that begins here."""
+        """The `Backward`s that begin here."""
 
 
 class Value:
@@ -80,54 +81,56 @@ class Value:
         self.meta = meta
         self.stage = stage
         self.call = call
-        """The producer; None for a source."""
+        """The call that produces it; None for a source."""
         self.index = index
-        """Which of the producer's outputs; for a source that is an input, its number among all inputs, from 1."""
+        """Its number among the producer's outputs; for a source that is an input, its number among all inputs, from
+        1."""
         self.segment: Segment | None = None if call is None else call.segment
         self.name = name
         """The parameter's name, for a source that is a parameter; "" otherwise."""
         self.is_weight: bool | None = None
-        """Whether it is a parameter or made of parameters alone; None until somebody asks."""
+        """True if it is a parameter or made of parameters alone; None until that is asked for."""
         self.gradient_of = ""
         """The parameter's name, for a source that is its gradient, and for what has been written into one since."""
         self.state_of: tuple[int, str, int] | None = None
-        """For a source that an optimizer keeps: the optimizer, what for, its place among the tensors kept for it."""
+        """Identifies a tensor of an optimizer's state: the optimizer, the parameter, its place among the tensors of
+        that parameter."""
         self.data: Any = None
         """The real tensor, on the rank that has it."""
         self.lazy: weakref.ref[Any] | None = None
-        """The user's handle; dead when the user's program can no longer read this value."""
+        """A weak reference to the user's handle; dead when the user's program can no longer read this value."""
         self.is_kept = False
-        """Whether slower ranks may still read it, which are at a point of the program where it was held."""
+        """True while slower ranks may still read it: they are at a point of the program where it was held."""
         self.num_users = 0
-        """At run time, for a value received from another rank: how many segments here have yet to use it."""
+        """For a value received from another rank: how many segments here have yet to use it. Counted at run time."""
         self.num_readers = 0
-        """At run time: how many segments and messages of this rank have yet to take it."""
+        """How many segments and messages of this rank have yet to take it. Counted at run time."""
         self.ticket: Any = None
-        """Where a small value of another rank will arrive without being asked for."""
+        """Where a small value of another rank arrives without being asked for."""
 
     @property
     def pending(self) -> bool:
-        """Whether the value has yet to be computed."""
+        """Returns whether the value has yet to be computed."""
         return self.segment is not None and not self.segment.executed
 
     @property
     def turn(self) -> int:
-        """Of the micro-batch that made it; sources lie on stages of one member."""
+        """Returns the turn of the micro-batch that made it; sources lie on stages of one member."""
         return 0 if self.call is None else self.call.graph.turn
 
     @property
     def is_gradient(self) -> bool:
-        """Whether it is a source that is a parameter's gradient."""
+        """Returns whether it is a source that is a parameter's gradient."""
         return bool(self.gradient_of) and self.call is None
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """The value's name between ranks."""
+        """Returns the name by which ranks know the value."""
         return (-1, -1, self.index) if self.call is None else (self.call.graph.index, self.call.index, self.index)
 
     @property
     def identity(self) -> tuple[int, ...]:
-        """For a source: what it is, the same numbers on every rank."""
+        """Returns numbers that say what a source is, the same on every rank."""
         if self.call is not None:
             return (_OF_CALL, *self.key)
         if self.name or self.gradient_of:
@@ -136,12 +139,12 @@ class Value:
 
     @property
     def is_readable(self) -> bool:
-        """Whether the user's program still holds the value, or all ranks are still to learn it."""
+        """Returns whether the user's program still holds the value, or all ranks have yet to get it."""
         return self.ticket is not None or (self.lazy is not None and self.lazy() is not None)
 
     @property
     def is_held(self) -> bool:
-        """Whether its data are needed for more than the step: by this rank's program, or by that of a slower rank."""
+        """Returns whether its data are needed beyond the step, by this rank's program or by that of a slower rank."""
         return self.is_kept or self.is_readable
 
     def describe(self) -> str:
@@ -185,37 +188,37 @@ class Call:
         self, target: Any, template: Any, arguments: Sequence[Any], entry: Any, stage: int, modes: Any, where: Any
     ) -> None:
         self.target = target
-        """What is called: a leaf (module) or a torch function; opaque here."""
+        """The callable: a leaf (module) or a torch function; opaque here."""
         self.template = template
-        """How the arguments are rebuilt from `arguments`."""
+        """The structure from which `arguments` become the call's arguments again."""
         self.path: tuple[int, int, int] | None = None
-        """Where in the program a call that draws random numbers stands; the same for every plan."""
+        """The place in the program of a call that draws random numbers; the same for every plan."""
         self.draws: Any = None
-        """Where in the plain program's random numbers it draws; None where its path seeds it."""
+        """Its place in the plain program's random numbers; None if its path seeds it."""
         self.region = 0
         """The autocast region it was recorded in, in which a parameter is cast once; 0 for none."""
         self.raised: Any = None
-        """The exception with which it has ended, if it had to run to be known."""
+        """The exception that ended the call, if it had to run to be known."""
         self.saved_hooks: Any = None
-        """Through which autograd keeps what it needs for the call's backward, if the program has set any."""
+        """The saved-tensor hooks that the program has set for the call, if any."""
         self.hooks: Any = None
-        """What the program wants to be called with the gradients of its outputs."""
+        """The program's hooks that receive the gradients of its outputs."""
         self.versions: tuple[int, ...] = ()
-        """Of the plain tensor arguments, when the call was recorded."""
+        """The versions of the plain tensor arguments when the call was recorded."""
         self.arguments: Sequence[Any] | None = arguments
         """Tensor arguments in template order: a Value, or a plain tensor that every rank has. None once the call
         has run and nothing can go back through it."""
         self.entry = entry
-        """What is known of the call: output template, metadata, which output depends on which argument."""
+        """What inference knows of the call: output template, metadata, which output depends on which argument."""
         self.stage = stage
         self.modes = modes
-        """Grad mode, autocast: what has to be set again when the call runs."""
+        """The modes (grad mode, autocast) under which the call runs."""
         self.moment: Any = None
-        """When the program made the call: what it reads beside its arguments is as it was then."""
+        """The moment of the call: what it reads beside its arguments is as it was then."""
         self.where = where
         """The user's line, as (code object, line number)."""
         self.outputs: Sequence[Value] = ()
-        """Its results, in order; once it has run, without those that nothing refers to (`graph.release`)."""
+        """Its results, in order; once it has run, without those that nothing refers to any more (`graph.release`)."""
         self.index = -1
         self.level = 0
         self.graph: MicroBatch
@@ -257,12 +260,12 @@ class Segment:
         self.outputs: dict[Value, None] = {}
         """Values that other segments need, in order of production."""
         self.leaves: dict[Value, Any] = {}
-        """At run time: input value -> the detached tensor this segment's autograd graph begins at."""
+        """Maps each input value, at run time, to the detached tensor at which this segment's autograd graph begins."""
         self.entries: dict[Value, Any] = {}
-        """Input value -> what its users here use, if that is not the tensor in `leaves` itself."""
+        """Maps an input value to what its users here use, if that is not the tensor in `leaves` itself."""
         self.executed = False
         self.num_open = 0
-        """Calls that have run and through which a backward may still come."""
+        """Number of calls that have run and through which a backward may still come."""
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -271,7 +274,7 @@ class Segment:
 
     @property
     def turn(self) -> int:
-        """Of its micro-batch."""
+        """Returns the turn of its micro-batch."""
         return self.graph.turn
 
     def describe(self) -> str:
@@ -280,5 +283,5 @@ class Segment:
 
 @functools.cache
 def _number_of(name: str) -> int:
-    """A number for the name of a parameter, equal in every process."""
+    """Returns a number for the name of a parameter, equal in every process."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")

@@ -25,7 +25,7 @@ __all__ = ["Cut"]
 
 
 class _Segment(Protocol):
-    """What the code that cuts a graph has to know of one of its segments."""
+    """The protocol of a segment, for the code that cuts a graph."""
 
     @property
     def level(self) -> int: ...
@@ -35,7 +35,7 @@ class _Segment(Protocol):
 
     @property
     def index(self) -> int:
-        """How many segments have begun before it."""
+        """Returns how many segments have begun before it."""
         ...
 
     @property
@@ -59,26 +59,26 @@ class Cut(Generic[C, S]):
         self.segments: list[S] = []
         self._by_level: dict[tuple[int, int], S] = {}
         self._last_user: dict[Any, S] = {}
-        """By what gets gradient: the segment that last used it and passes gradient on to it; of the first `_num_noted`
-        calls, for as long as all calls are in the latest segment nobody asks.
+        """Maps what gets gradient to the segment that last used it and passes gradient on to it. It covers the first
+        `_num_noted` calls: while all calls are in the latest segment, it is not needed.
         """
         self._num_noted = 0
         self._latest: S | None = None
 
     def make_segment(self, index: int, level: int, stage: int) -> S:
-        """A new segment, without calls."""
+        """Returns a new segment, without calls."""
         raise NotImplementedError
 
     def segment_of(self, call: C) -> S:
-        """Where a call lies that has been placed."""
+        """Returns the segment of a call that has been placed."""
         raise NotImplementedError
 
     def receiving(self, call: C) -> Sequence[Any]:
-        """What `call` passes gradient on to."""
+        """Yields what `call` passes gradient on to."""
         raise NotImplementedError
 
     def segment_for(self, call: C, stage: int, sources: Iterable[S], at_least: int = 0) -> S:
-        """The segment of the next call.
+        """Returns the segment of the next call.
 
         Args:
             call: Which comes next.
@@ -98,7 +98,7 @@ class Cut(Generic[C, S]):
         return found or self.segment_at(level, stage)
 
     def segment_at(self, level: int, stage: int) -> S:
-        """The segment of this level and stage."""
+        """Returns the segment of this level and stage."""
         segment = self._by_level.get((level, stage))
         if segment is None:
             segment = self._by_level[level, stage] = self.make_segment(len(self.segments), level, stage)
@@ -113,7 +113,8 @@ class Cut(Generic[C, S]):
         self._by_level, self._last_user, self._latest, self._num_noted = {}, {}, None, 0
 
     def _level_after_users(self, call: C, stage: int, level: int) -> int:
-        """The least level for `call`, from `level` on, not before those that used what it passes gradient to."""
+        """Returns the least level for `call`, from `level` on, that is not before those that used what it passes
+        gradient to."""
         for earlier in self.calls[self._num_noted :]:
             segment = self.segment_of(earlier)
             for key in self.receiving(earlier):

@@ -1,4 +1,4 @@
-"""The way gradients take: one backward, cut at segment borders.
+"""Routes the gradients of one backward, cut at segment borders.
 
     forward    P  --v-->  S1, S2, S3                 P made v, three segments used it
     backward   S3 --g--> S2 --g+g--> S1 --sum--> P
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def route(
     backward: Backward, home_stages: Sequence[int], released: Collection[Call] = (), *, keeps_order: bool = True
 ) -> list[BackwardSegment]:
-    """Return the parts of `backward` in the order they can run.
+    """Returns the segments of `backward` in an order in which they can run.
 
     Args:
         backward: What was recorded.
@@ -115,8 +115,8 @@ def route(
 
 
 def earliest_uses(backward: Backward) -> dict[str, tuple[int, int]]:
-    """By name of a parameter the first call that uses it, of those that `backward` goes through: autograd has the whole
-    gradient once it has been through that.
+    """Maps the name of a parameter to the first call that uses it, of those that `backward` goes through. Autograd has
+    the whole gradient once it has been through that call.
     """
     uses: dict[str, tuple[int, int]] = {}
     active: set[Value] = set(backward.roots)
@@ -130,7 +130,8 @@ def earliest_uses(backward: Backward) -> dict[str, tuple[int, int]]:
 
 
 def passed(backward: Backward, active: set[Value] | None = None) -> Iterator[Call]:
-    """The calls that `backward` goes through, the latest first; `active` gets the values that get gradient."""
+    """Yields the calls that `backward` goes through, the latest first; adds the values that get gradient to
+    `active`."""
     active = set(backward.roots) if active is None else active
     queue = [(-root.call.graph.index, -root.call.index, root.call) for root in backward.roots if root.call is not None]
     queue = list({entry[2]: entry for entry in queue}.values())
@@ -149,7 +150,7 @@ def passed(backward: Backward, active: set[Value] | None = None) -> Iterator[Cal
 
 
 def differentiated(call: Call, active: Collection[Any]) -> list[Value]:
-    """The arguments that get gradient from those outputs of `call` that are active."""
+    """Returns the arguments that get gradient from those outputs of `call` that are active."""
     assert call.arguments is not None
     reached: set[int] = set()
     for output, sources in zip(call.outputs, call.entry.depends_on, strict=True):
@@ -160,7 +161,7 @@ def differentiated(call: Call, active: Collection[Any]) -> list[Value]:
 
 
 def _leading(roots: Sequence[Value], requested: RequestedGradients) -> set[Value | Call]:
-    """The values and calls by way of which the roots depend on what is requested."""
+    """Returns the values and calls by way of which the roots depend on what is requested."""
     calls: set[Call] = set()
     todo = [root.call for root in roots]
     while todo:
@@ -182,7 +183,7 @@ def _leading(roots: Sequence[Value], requested: RequestedGradients) -> set[Value
 
 
 def _stops(backward: Backward, active: Collection[Value], queued: Collection[Call]) -> dict[Value, BackwardSegment]:
-    """By value the parts that stand for the stops of `backward`."""
+    """Maps a value to the backward segment that stands for its stop."""
     stops: dict[Value, BackwardSegment] = {}
     if backward.stops is None:
         return stops
@@ -297,8 +298,8 @@ def _link(key: Value | str, meta: Any, chain: list[BackwardSegment]) -> None:
 
 
 def hooked_calls(backward: Backward) -> tuple[list[Call], Value | None]:
-    """The calls with hooks that `backward` goes through, the latest first; and a value of theirs at which it cannot
-    stop, for it comes from a user in the same segment, if there is one.
+    """Returns the calls with hooks that `backward` goes through, the latest first; and an output of such a call at
+    which the backward cannot stop, because a user in the same segment passes on its gradient, if there is one.
     """
     calls: list[Call] = []
     near: Value | None = None

@@ -1,4 +1,4 @@
-"""One recorded micro-batch: its calls in program order, cut into segments as they arrive (`graph.cut`)."""
+"""The graph of one recorded micro-batch: its calls in program order, cut into segments as they arrive (`graph.cut`)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["OUTPUT_BITS", "Graph"]
 
 OUTPUT_BITS = 32
-"""Of a position: the number of a call's output; the number of the call stands before it."""
+"""Number of low bits of a position that hold the number of a call's output; the call's number is in those above."""
 _CALL, _SOURCE, _BACKWARD, _MORE = range(4)
-"""What the numbers that follow in `Graph.content` are about."""
+"""Kinds of entries in `Graph.content`: each comes before the numbers of its entry."""
 
 
 class Graph(MicroBatch):
-    """What one micro-batch does. `content` says it in numbers, the same on all ranks that recorded the same."""
+    """One micro-batch as a graph. Its `content` says the same in numbers, equal on all ranks that recorded the same."""
 
     __slots__ = ("_names", "_num_read", "_read_level", "content", "floor", "record", "sources")
 
@@ -32,18 +32,19 @@ class Graph(MicroBatch):
         """Values from outside this graph, numbered in order of first use."""
         self.backwards: list[Backward]
         self.content = array("q")
-        """For each call, source and backward a few numbers, never the `hash` of anything: -1 and -2 have the same."""
+        """A few numbers for each call, source and backward; never the `hash` of anything, for -1 and -2 have the
+        same."""
         self.record: list[tuple[Any, ...]] = []
-        """By call: target, entry, stage, level, and which of its arguments come from where. Graphs with equal records
-        are cut alike, and gradients go the same ways in them, if their sources are alike.
+        """For each call its target, entry, stage, level and where its arguments come from. Graphs with equal records
+        are cut alike, and gradients go the same ways in them if their sources are alike.
         """
         self._read_level: dict[tuple[Value, int], int] = {}
-        """The deepest level at which a stage uses a value; of the first `_num_read` calls."""
+        """The deepest level at which a stage uses a value, for the first `_num_read` calls."""
         self._num_read = 0
         self.floor = 0
         """The least level of the calls to come: what was recorded before a hook is in earlier segments."""
         self._names: set[str] = set()
-        """Of parameters that others than one leaf use."""
+        """Names of parameters that are used outside their one leaf."""
 
     def add(self, call: Call, values: Sequence[Value], *, at_least: int = 0) -> None:
         """Append `call`, whose lazy arguments are `values`, and place it in its segment."""
@@ -77,7 +78,8 @@ class Graph(MicroBatch):
         self.calls.append(call)
 
     def cut_behind(self, call: Call) -> None:
-        """Let no segment have calls up to `call` and after it: a backward can stop between them (`graph.backward`)."""
+        """Keeps calls up to `call` and calls after it in different segments: a backward can stop between them
+        (`graph.backward`)."""
         calls, records = self.calls, self.record
         floor = 1 + max(item.level for item in calls[: call.index + 1])
         shift = max(0, floor - min((item.level for item in calls[call.index + 1 :]), default=floor))
@@ -99,7 +101,7 @@ class Graph(MicroBatch):
         self._read_level, self._num_read = {}, 0
 
     def read_level(self, value: Value, stage: int) -> int:
-        """The deepest level at which calls of `stage` use `value`; 0 if none does."""
+        """Returns the deepest level at which calls of `stage` use `value`; 0 if none does."""
         for call in self.calls[self._num_read :]:
             for number, used in enumerate(call.arguments or ()):
                 if type(used) is Value and number not in call.entry.unused:
@@ -115,7 +117,7 @@ class Graph(MicroBatch):
         return call.segment
 
     def receiving(self, call: Call) -> list[Any]:
-        """Values, names of parameters, its own leaf."""
+        """Yields values, names of parameters and the call's own leaf, to which `call` passes gradient."""
         arguments, entry = call.arguments, call.entry
         assert arguments is not None
         found: list[Any] = []
@@ -134,7 +136,7 @@ class Graph(MicroBatch):
         return found
 
     def name_parameters(self, names: Sequence[str]) -> None:
-        """These parameters, which only one leaf has used so far, have another user."""
+        """Notes that parameters which only one leaf has used so far have another user."""
         for name in names:
             self._names.add(name)
             users = [call.segment for call in self.calls if name in getattr(call.target, "parameter_names", ())]
@@ -142,7 +144,7 @@ class Graph(MicroBatch):
                 self._last_user[name] = max(users, key=lambda user: user.order)
 
     def note(self, call: Call, values: Sequence[Value], digest: int) -> None:
-        """Put `call`, which has been added, down in the record and the digest.
+        """Adds `call`, the latest one, to the record and the digest.
 
         Args:
             call: The latest one.
@@ -156,11 +158,11 @@ class Graph(MicroBatch):
         self.content.extend((_CALL, digest, call.stage, len(positions), *positions, *are_lazy))
 
     def note_path(self, path: Sequence[int]) -> None:
-        """Add more about what was noted last: where the draws of the call stand in the program, say."""
+        """Adds to what was noted last, for example where the draws of the call stand in the program."""
         self.content.extend((_MORE, *path))
 
     def note_backward(self, backward: Backward, digest: int) -> None:
-        """Put `backward`, which has been added, down in the digest.
+        """Adds `backward`, the latest one, to the digest.
 
         Args:
             backward: The latest one.
@@ -176,7 +178,7 @@ class Graph(MicroBatch):
         return int.from_bytes(hashlib.blake2b(self.content.tobytes(), digest_size=8).digest(), "big")
 
     def add_source(self, value: Value) -> int:
-        """The number of a value that comes from outside this graph."""
+        """Returns the number of a value that comes from outside this graph."""
         number = self.sources.get(value)
         if number is None:
             number = self.sources[value] = len(self.sources)
@@ -184,8 +186,8 @@ class Graph(MicroBatch):
         return number
 
     def positions(self, values: Sequence[Value]) -> tuple[int, ...]:
-        """Where values come from, the same numbers on every rank: the call and which of its outputs, or, negative, the
-        number of the source.
+        """Returns where values come from, in numbers that are the same on every rank: the call and its output, or,
+        negative, the source.
         """
         positions: list[int] = []
         for value in values:
@@ -199,7 +201,7 @@ class Graph(MicroBatch):
         return tuple(positions)
 
     def end(self) -> None:
-        """It has run."""
+        """Releases the graph, which has run."""
         self.clear()
         self.record, self.backwards, self.sources = [], [], {}
         self.content = array("q")

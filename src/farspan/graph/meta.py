@@ -1,4 +1,4 @@
-"""What every rank knows of a tensor without having it."""
+"""Metadata: all that every rank knows of a tensor without having it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What every rank knows of a tensor without having it. `dtype` and `device` are torch's own objects."""
+    """The metadata of a tensor, which every rank knows without having it. `dtype` and `device` are torch's own
+    objects."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -22,11 +23,11 @@ class Meta:
     device: Any
     requires_grad: bool
     is_parameter: bool = False
-    """A leaf of autograd, which must not be written in place where gradients are recorded."""
+    """True for a leaf of autograd, which must not be written in place where gradients are recorded."""
 
     numel: int = field(init=False, compare=False, default=0)
     number: int = field(init=False, compare=False, repr=False, default=0)
-    """Of this object, in this process: unlike its `id`, no other ever gets it."""
+    """The number of this object in this process: unlike its `id`, no other ever gets it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "numel", prod(self.shape))

@@ -1,4 +1,4 @@
-"""What has run is released, but for what the program can still read or differentiate.
+"""Releases what has run, but for what the program can still read or differentiate.
 
 Calls, values, segments and graphs know each other. The ways from the whole to its parts are cut here, so that what is
 over ends with the last tensor that the program holds of it, without waiting for Python's cycle collector: that looks
@@ -32,7 +32,7 @@ class _Living(Sequence[Any]):
 
 
 def release(graphs: Sequence[Graph], released: Iterable[Call], parts: Iterable[BackwardSegment]) -> None:
-    """Drop data, arguments and autograd graphs that nothing can ask for any more.
+    """Drops data, arguments and autograd graphs that nothing can ask for any more.
 
     Args:
         graphs: All that has run.
@@ -66,7 +66,7 @@ def _end_if_over(segment: Segment) -> None:
 
 
 def _can_go_back(call: Call) -> bool:
-    """Whether a backward through the call may still come; what only such a one needs is dropped."""
+    """Returns whether a backward through the call may still come; what only such a one needs is dropped."""
     is_differentiable = False
     for value in call.outputs:
         needs_gradient = value.meta.requires_grad
@@ -84,6 +84,6 @@ def _can_go_back(call: Call) -> bool:
 
 
 def _end(call: Call) -> None:
-    """Nothing goes back through it."""
+    """Drops what a backward through the call would need: none comes any more."""
     call.arguments = None
     call.outputs = ()

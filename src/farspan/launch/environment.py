@@ -1,4 +1,4 @@
-"""Which process of how many this is, as launchers say it in environment variables.
+"""Reads from the launchers' environment variables which process of how many this is.
 
     launcher                     rank, world size, local rank, local world size
     farspan run                  FARSPAN_RANK, _WORLD_SIZE, _LOCAL_RANK, _LOCAL_WORLD_SIZE
@@ -65,7 +65,7 @@ class _Source:
     local_rank: str
     local_world_size: str
     rendezvous: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT")
-    """What says where the processes find each other: an address and a port, or a file."""
+    """The variables that say where the processes find each other: an address and a port, or a file."""
 
 
 _SOURCES = (
@@ -168,13 +168,13 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def hosts_store(environment: Environment) -> bool:
-    """Whether this process is to host the store by which the ranks find each other; torchrun does it for its own."""
+    """Returns whether this process is to host the store by which the ranks find each other; torchrun hosts its own."""
     is_agents = environment.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return environment.rank == 0 and not is_agents
 
 
 def launch_variables(names: Iterable[str]) -> list[str]:
-    """Those of `names` by which a launcher tells a process its place."""
+    """Returns those of `names` with which a launcher gives a process its place."""
     known = {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}  # torchrun's
     for source in _SOURCES:
         known |= {source.rank, *source.world_size, source.local_rank, source.local_world_size, *source.rendezvous}
@@ -232,7 +232,7 @@ def _read_local(given: Mapping[str, str], source: _Source, rank: int, world_size
 
 
 def _slurm_tasks_here(given: Mapping[str, str], world_size: int) -> int | None:
-    """Tasks on this machine, from SLURM's list for all of them: "4(x2),1" is 4, 4 and 1."""
+    """Returns tasks on this machine, from SLURM's list for all of them: "4(x2),1" is 4, 4 and 1."""
     text = given.get("SLURM_STEP_TASKS_PER_NODE") or given.get("SLURM_TASKS_PER_NODE", "")
     counts: list[int] = []
     for part in text.split(","):

@@ -1,4 +1,4 @@
-"""All processes of a job, from the start to the last end.
+"""Runs all processes of a job, from the start to the end of the last one.
 
     running --a rank fails--> waiting (the others end by themselves) --grace--> SIGTERM --3 s--> SIGKILL
        |
@@ -44,7 +44,7 @@ class _Ended:
 
 
 class Job:
-    """All ranks, and what to do when one of them ends or a signal comes.
+    """The ranks of a job, and the reactions to the end of one of them and to signals.
 
     Args:
         num_processes: Number of ranks.
@@ -137,7 +137,8 @@ class Job:
         return [rank for rank in self.ranks if not rank.has_ended]
 
     def _end_who_waits_for(self, absent: Rank, run_folder: str) -> None:
-        """Without this rank the others wait in farspan.distribute until their deadline; later ones see the note."""
+        """Ends the ranks that wait for this one in farspan.distribute, which would go on until their deadline; later
+        ones see the note."""
         note_end(run_folder, absent.number)
         if absent.returncode == 0:
             self.never_joined.append(absent)

@@ -1,4 +1,4 @@
-"""What the log of a rank says: the exception it ended with, and whether that is about itself or another rank."""
+"""Reads a rank's log: the exception it ended with, and whether that is about itself or another rank."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 __all__ = ["TAIL_BYTES", "find_cause", "find_exception", "find_word_of", "only_heard_of_it"]
 
 TAIL_BYTES = 1 << 20
-"""How much of the end of a log is kept and read."""
+"""Bytes at the end of a log that are kept and read."""
 _TAIL_LINES = 20
 _MESSAGE_LINES = 40
 
 _REMOTE = re.compile(r"(?:farspan\.errors\.)?RemoteError(?::|$)")
 _OWN = re.compile(r"(?:Deadline|Divergence|Launch|Plan|Record|Remote)Error: ")
-"""How a line begins by which farspan says an error without a traceback."""
+"""The beginning of a line with which farspan reports an error without a traceback."""
 _TRACEBACK = "Traceback (most recent call last):"
 _HEADER = re.compile(r"(?:Traceback|  \+ Exception Group Traceback) \(most recent call last\):")
 _CHAIN = re.compile(r"(?:The above exception was the direct|During handling of the above exception)")
@@ -22,7 +22,7 @@ _PREFIX = re.compile(r"^(?:\[rank\d+\]: ?)+")  # torch.distributed puts it befor
 
 
 def only_heard_of_it(log: str) -> bool:
-    """Whether the last exception in a log is a RemoteError: this rank ended because another one failed."""
+    """Returns whether the last exception in a log is a RemoteError: this rank ended because another one failed."""
     lines = _split_lines(log)
     headers = [i for i, line in enumerate(lines) if _HEADER.match(line)]
     remotes = [i for i, line in enumerate(lines) if _REMOTE.match(line)]
@@ -32,7 +32,7 @@ def only_heard_of_it(log: str) -> bool:
 
 
 def find_exception(log: str) -> str:
-    """The first line of the last exception in a log, "" where there is none: its class and what it says."""
+    """Returns the first line of the last exception in a log, "" where there is none: its class and what it says."""
     lines = _split_lines(log)
     headers = [i for i, line in enumerate(lines) if _HEADER.match(line)]
     if headers:
@@ -43,14 +43,14 @@ def find_exception(log: str) -> str:
 
 
 def find_word_of(rank: int, log: str) -> str:
-    """What another rank's log says of the failure of `rank`; "" where it says nothing."""
+    """Returns what another rank's log says about the failure of `rank`; "" if it says nothing."""
     begin = f"RemoteError: rank {rank} failed: "
     found = next((line for line in reversed(_split_lines(log)) if begin in line), "")
     return found.partition(begin)[2]
 
 
 def find_cause(log: str, *, killed: bool) -> str:
-    """The last traceback of a log with the exceptions chained to it, or else the last lines."""
+    """Returns the last traceback of a log with the exceptions chained to it, or else the last lines."""
     lines = _split_lines(log)
     if killed:  # a traceback before a signal was an earlier one that was caught
         fault = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
@@ -81,6 +81,6 @@ def _split_lines(log: str) -> list[str]:
 
 
 def _exception_line(lines: Sequence[str], header: int) -> int:
-    """Where the frames below a traceback's header end and the exception itself stands."""
+    """Returns where the frames below a traceback's header end and the exception itself stands."""
     below = range(header + 1, len(lines))
     return next((i for i in below if lines[i] and not lines[i].startswith(" ")), len(lines) - 1)

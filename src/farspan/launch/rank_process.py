@@ -1,4 +1,4 @@
-"""One process of a job: its start, its output, its end."""
+"""Starts one process of a job, reads its output, and ends it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Rank"]
 
 
 class Rank:
-    """One process and its output; `returncode` as in subprocess, once it has ended."""
+    """One process and its output; `returncode` is as in subprocess, once it has ended."""
 
     def __init__(self, number: int, command: Sequence[str], variables: Mapping[str, str], log_dir: Path):
         self.number = number
@@ -57,7 +57,7 @@ class Rank:
         return -info.si_status
 
     def handles(self, number: signal.Signals) -> bool:
-        """Whether the process has a handler for a signal, rather than being ended by it; no where that is not known."""
+        """Returns whether the process handles a signal instead of being ended by it; False where that is not known."""
         try:
             lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         except OSError:
@@ -73,7 +73,7 @@ class Rank:
             (os.killpg if group else os.kill)(self.process.pid, number)
 
     def read_tail(self) -> str:
-        """The end of what it wrote: its log, or for rank 0 its stderr."""
+        """Returns the end of what it wrote: its log, or for rank 0 its stderr."""
         if self.log is None:
             data = bytes(self._tee.tail) if self._tee is not None else b""
         else:
@@ -89,7 +89,7 @@ class Rank:
 
 
 def _open_log(path: Path) -> int:
-    """A file descriptor of an empty log.
+    """Returns a file descriptor of an empty log.
 
     Raises:
         LaunchError: It cannot be written, or is no regular file.

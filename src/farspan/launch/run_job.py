@@ -165,7 +165,8 @@ def _describe_failure(job: Job, culprit: Rank, stopped: Sequence[Rank]) -> str:
 
 
 def _find_reason(job: Job, culprit: Rank) -> str:
-    """The exception that a rank ended with: its log says it, or, where the disk is full, what others heard of it."""
+    """Returns the exception that a rank ended with: its log says it, or, where the disk is full, what others heard of
+    it."""
     own = find_exception(culprit.read_tail())
     heard = (find_word_of(culprit.number, rank.read_tail()) for rank in job.ranks if rank is not culprit)
     return (own or next(filter(None, heard), ""))[:_REASON_CHARACTERS]
@@ -187,7 +188,7 @@ def _describe_absence(job: Job, absent: Rank) -> str:
 
 
 def _find_command(script_argv: Sequence[str]) -> list[str]:
-    """The command line that runs a python file, a module or an executable, tied to our life on Linux."""
+    """Returns the command line that runs a python file, a module or an executable, tied to our life on Linux."""
     argv = list(script_argv)
     if not argv or argv == ["-m"]:
         raise LaunchError(

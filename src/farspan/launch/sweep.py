@@ -61,7 +61,7 @@ class Sweeper:
 
 
 def use(folder: str) -> None:
-    """This process, with all that it forks, is about to use `folder`: it is to be there until they have ended."""
+    """Keeps `folder` until this process, with all that it forks, has ended."""
     import fcntl
 
     lock = os.open(f"{folder}/{_LOCK}", os.O_RDWR | os.O_CREAT, 0o600)

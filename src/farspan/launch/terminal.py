@@ -58,7 +58,7 @@ class Tee:
 
 
 def _open_terminal() -> tuple[int, int]:
-    """A pseudo-terminal of the size of ours that passes bytes on as they are."""
+    """Returns a pseudo-terminal of the size of ours that passes bytes on as they are."""
     import termios
 
     read_fd, write_fd = os.openpty()

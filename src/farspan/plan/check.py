@@ -1,4 +1,5 @@
-"""Whether values make a plan: they may come from a file that a person edited, so every mistake is named by its key."""
+"""Checks that values make a plan: they may come from a file that a person edited, so every mistake is named by its
+key."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ __all__ = [
 
 
 def stages(value: object) -> tuple[str, ...]:
-    """The device strings, in their one spelling; at least one."""
+    """Returns the device strings, in their one spelling; at least one."""
     if not isinstance(value, (list, tuple)):
         raise _wrong("stages", value, 'a list of device strings such as ["rank:0", "rank:1"]')
     if not value:
@@ -50,7 +51,7 @@ def stages(value: object) -> tuple[str, ...]:
 
 
 def placement(value: object, num_stages: int) -> dict[str, int]:
-    """A copy of the names and their stages; at least one, in their order."""
+    """Returns a copy of the names and their stages; at least one, in their order."""
     if not isinstance(value, Mapping):
         raise _wrong("placement", value, 'names to stages such as {"embed": 0, "blocks.*": 1}')
     owners: dict[str, int] = {}
@@ -82,7 +83,7 @@ def schedule(value: object) -> None:
 
 
 def gradient_reduction(value: object) -> None:
-    """One of the two ways."""
+    """Returns the name, which must be one of the two ways."""
     if value not in ("exact", "sum"):
         raise _wrong("gradient_reduction", value, '"exact", as in one process, or "sum", which sends less')
 
@@ -100,7 +101,7 @@ def micro_batches(value: object) -> None:
 
 
 def remat(value: object) -> bool | tuple[str, ...]:
-    """All, nothing, or a copy of the names; no names are nothing."""
+    """Returns all, nothing, or a copy of the names; no names are nothing."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, (list, tuple)):
@@ -114,7 +115,7 @@ def remat(value: object) -> bool | tuple[str, ...]:
 
 
 def estimates(value: object, num_stages: int) -> dict[str, tuple[float, ...]]:
-    """A copy of the rows, each of one number from 0 per stage."""
+    """Returns a copy of the rows, each of one number from 0 per stage."""
     if not isinstance(value, Mapping):
         raise _wrong("estimates", value, "names to one number per stage")
     rows: dict[str, tuple[float, ...]] = {}

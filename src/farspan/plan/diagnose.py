@@ -1,4 +1,4 @@
-"""Why a plan does not fit a model or a world: the errors of `farspan.plan.resolve`."""
+"""Makes the errors of `farspan.plan.resolve`: why a plan does not fit a model or a world."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _MOST_NAMES = 4
 
 
 def ranks_do_not_fit(plan: Plan, world_size: int, *, may_idle: bool = False) -> PlanError | None:
-    """The error for a plan whose ranks are not those of the world, all of them unless some `may_idle`; or None."""
+    """Returns the error for a plan whose ranks are not those of the world, all of them unless some `may_idle`; or
+    None."""
     ranks, needed = plan.ranks, max(plan.ranks) + 1
     absent = [f"rank:{rank}" for rank in range(world_size) if rank not in ranks]
     has_gaps = len(ranks) < needed
@@ -38,7 +39,7 @@ def ranks_do_not_fit(plan: Plan, world_size: int, *, may_idle: bool = False) -> 
 
 
 def name_not_found(entry: str, nodes: Sequence[str], plan: Plan) -> PlanError:
-    """The error for an entry that matches nothing in the model."""
+    """Returns the error for an entry that matches nothing in the model."""
     place = plan.stages[plan.placement[entry]]
     return not_found(
         entry,
@@ -49,12 +50,13 @@ def name_not_found(entry: str, nodes: Sequence[str], plan: Plan) -> PlanError:
 
 
 def module_not_found(entry: str, modules: Sequence[str]) -> PlanError:
-    """The error for a name in `remat` that matches no module of the model."""
+    """Returns the error for a name in `remat` that matches no module of the model."""
     return not_found(entry, modules, f"remat: '{entry}' matches no module of this model.", "module")
 
 
 def not_found(entry: str, names: Sequence[str], what: str, kinds: str) -> PlanError:
-    """The error `what` for an entry that matches none of `names`, which are names of `kinds`; with the nearest."""
+    """Returns the error `what` for an entry that matches none of `names`, which are names of `kinds`; with the
+    nearest."""
     stem = entry.strip("*?.")
     near = difflib.get_close_matches(stem or entry, names, n=3, cutoff=0.5)
     children = [name for name in names if name and "." not in name]
@@ -67,7 +69,7 @@ def not_found(entry: str, names: Sequence[str], what: str, kinds: str) -> PlanEr
 
 
 def nobody_owns(missing: Sequence[str], parameters: Sequence[str], plan: Plan) -> PlanError:
-    """The error for parameters that no entry covers."""
+    """Returns the error for parameters that no entry covers."""
     left = set(missing)
     name = missing[0]
     # The widest module around the first one of which no parameter is covered: one entry for many names.

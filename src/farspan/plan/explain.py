@@ -1,4 +1,4 @@
-"""Why a module lies where it does under a plan, from the plan alone."""
+"""Explains why a module lies where it does under a plan, from the plan alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def explain(
     placement: Mapping[str, int],
     estimates: Mapping[str, Sequence[float]],
 ) -> str:
-    """Which entry decides for a module or parameter, what its stage has besides, and what the stage takes.
+    """Returns text that says which entry decides for a module or parameter, what else its stage has, and what the stage
+    takes.
 
     Args:
         name: Of the module or parameter.
@@ -52,7 +53,7 @@ def explain(
 
 
 def _meant(entry: str, above: Sequence[str]) -> str | None:
-    """The outermost of the names that a glob matches, which is where it counts."""
+    """Returns the outermost of the names that a glob matches, which is where it counts."""
     return next((node for node in reversed(above) if fnmatchcase(node, entry)), None)
 
 

@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def num_stages(self) -> int:
-        """How many pipeline stages there are."""
+        """Returns how many pipeline stages there are."""
         return len(self.stages)
 
     @property
@@ -126,15 +126,15 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks own a stage."""
+        """Returns how many ranks own a stage."""
         return len(self.ranks)
 
     def ranks_of(self, stage: int) -> tuple[int, ...]:
-        """The ranks that run `stage`, in the order in which they take micro-batches."""
+        """Returns the ranks that run `stage`, in the order in which they take micro-batches."""
         return tuple([place.rank for place in parse_places(self.stages[stage])])
 
     def rank_of(self, stage: int) -> int:
-        """The rank that runs `stage`: the first one, if it is wide."""
+        """Returns the rank that runs `stage`: the first one, if it is wide."""
         return self.ranks_of(stage)[0]
 
     @classmethod
@@ -154,7 +154,7 @@ class Plan:
         )
 
     def to_json(self) -> str:
-        """The plan as text to read and edit; the inverse of `from_json`, estimates included."""
+        """Returns the plan as text to read and edit; the inverse of `from_json`, estimates included."""
         return plan_document.write(
             stages=self.stages,
             placement=self.placement,

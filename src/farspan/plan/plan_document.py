@@ -40,7 +40,7 @@ def write(
     gradient_reduction: str,
     estimates: Mapping[str, Sequence[float]],
 ) -> str:
-    """A plan's fields as JSON text that ends with a newline."""
+    """Returns a plan's fields as JSON text that ends with a newline."""
     members = [
         ("format", json.dumps(FORMAT)),
         ("stages", _block("[]", [json.dumps(text) for text in stages])),
@@ -58,7 +58,7 @@ def write(
 
 
 def read(text: str, source: str) -> dict[str, Any]:
-    """The values of a plan's JSON text, by key, without "format".
+    """Returns the values of a plan's JSON text, by key, without "format".
 
     Args:
         text: JSON.

@@ -1,4 +1,4 @@
-"""What a plan's `remat` means for one model: the modules whose calls are computed again in the backward."""
+"""Resolves a plan's `remat` for one model: the modules whose calls are computed again in the backward."""
 
 from __future__ import annotations
 

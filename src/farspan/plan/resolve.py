@@ -1,4 +1,4 @@
-"""What a plan means for one model: the stage of every parameter, and which modules are leaves.
+"""Resolves a plan for one model: the stage of every parameter, and which modules are leaves.
 
 Nodes are the modules, parameters and further names of tied parameters, as a tree of dotted names:
 
@@ -102,7 +102,7 @@ def resolve(
 
 
 def with_ancestors(names: Sequence[str]) -> list[str]:
-    """All names and their ancestors, each once, parents before children.
+    """Returns all names and their ancestors, each once, parents before children.
 
     A module that is registered twice has one name among the modules, while its parameters have both: the ancestors of
     the second name are nodes all the same.
@@ -120,7 +120,7 @@ def with_ancestors(names: Sequence[str]) -> list[str]:
 def assign(
     entries: Mapping[str, _Owner], nodes: Sequence[str], not_found: Callable[[str], PlanError]
 ) -> dict[str, _Owner | None]:
-    """The owner (a stage) each node gets from its own entry, else from its parent.
+    """Returns the owner (a stage) each node gets from its own entry, else from its parent.
 
     Args:
         entries: Names and globs to owners.
@@ -146,12 +146,13 @@ def assign(
 
 
 def matched(entry: str, nodes: Sequence[str]) -> list[str]:
-    """The nodes that an entry means: the one of that name, else the outermost ones that it matches as a glob."""
+    """Returns the nodes that an entry means: the one of that name, else the outermost ones that it matches as a
+    glob."""
     return [entry] if entry in nodes else outermost(entry, nodes)
 
 
 def outermost(pattern: str, nodes: Sequence[str]) -> list[str]:
-    """The nodes a glob matches, less those below another one that it matches."""
+    """Returns the nodes a glob matches, less those below another one that it matches."""
     if not any(sign in pattern for sign in "*?["):
         return []
     matches = re.compile(translate(pattern)).match  # as fnmatchcase does
@@ -186,7 +187,8 @@ def _own(
 def _status(
     modules: Sequence[str], name_stage: Mapping[str, int], assigned: Mapping[str, int | None]
 ) -> dict[str, int | None]:
-    """For each module the stage that wholly owns it, `_MIXED`, or None: free, no parameters and placed nowhere."""
+    """Maps each module to the stage that wholly owns it, to `_MIXED`, or, where it has no parameters and no entry, to
+    None."""
     below: dict[str, set[int]] = {name: set() for name in modules}
     has_parameters: set[str] = set()
     for name, stage in name_stage.items():

@@ -35,7 +35,7 @@ def format_plan(
     remat: bool | Sequence[str],
     estimates: Mapping[str, Sequence[float]],
 ) -> str:
-    """The table of a plan; columns of numbers only where there are estimates."""
+    """Returns the table of a plan; columns of numbers only where there are estimates."""
     numbers = [(title, estimates[key], show) for title, key, show in _NUMBERS if key in estimates]
     head = ["stage", "where", "what", *(title for title, _, _ in numbers)]
     rows: list[list[str]] = [head]
@@ -50,7 +50,7 @@ def format_plan(
 
 
 def format_numbers(estimates: Mapping[str, Sequence[float]], stage: int) -> list[tuple[str, str]]:
-    """What is known of a stage: title and number."""
+    """Returns the known numbers of a stage: title and number."""
     return [(title, show(estimates[key][stage])) for title, key, show in _NUMBERS if key in estimates]
 
 
@@ -68,7 +68,7 @@ def _remat_lines(remat: bool | Sequence[str]) -> list[str]:
 
 
 def compress_runs(names: Sequence[str]) -> list[str]:
-    """Names with consecutive numbers drawn together.
+    """Returns names with consecutive numbers drawn together.
 
     >>> compress_runs(["embed", "blocks.0", "blocks.1", "blocks.2", "norm"])
     ['embed', 'blocks.0-blocks.2', 'norm']

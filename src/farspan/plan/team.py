@@ -1,4 +1,4 @@
-"""Who runs a stage: a team of workers, each a device of a rank.
+"""A stage is run by a team of workers, each a device of a rank.
 
 place     "rank:1", "rank:1/cuda:0"     as people write it, in the form of torch's remote devices
 places    "rank:0+rank:1"               of a wide stage: its members take micro-batches in turn
@@ -66,7 +66,7 @@ class Team:
     members: tuple[Worker, ...]
 
     def __contains__(self, rank: object) -> bool:
-        """Whether a worker of that rank is a member."""
+        """Returns whether a worker of that rank is a member."""
         return any(worker.rank == rank for worker in self.members)
 
     @property
@@ -76,11 +76,11 @@ class Team:
 
     @property
     def is_wide(self) -> bool:
-        """Whether several members take micro-batches in turn."""
+        """Returns whether several members take micro-batches in turn."""
         return len(self.members) > 1
 
     def member(self, turn: int) -> Worker:
-        """Who runs the stage in the micro-batch of this turn."""
+        """Returns the worker that runs the stage in the micro-batch of this turn."""
         return self.members[turn % len(self.members)]
 
 
@@ -191,7 +191,7 @@ def format_place(place: Place) -> str:
 
 
 def _hint(text: object) -> str:
-    """The numbers the user wrote, in the right form."""
+    """Returns the numbers the user wrote, in the right form."""
     rank, _, device = (text if isinstance(text, str) else quoted(text)).strip().lower()[:60].partition("/")
     number = re.search(r"(?<![0-9])[0-9]{1,4}(?![0-9])", rank)
     where = f"rank:{number[0]}" if number else "rank:0"

@@ -1,4 +1,4 @@
-"""What a model costs: estimates from its modules, before anything has run, and the profile of a step that has."""
+"""Costs of a model: estimates from its modules, before anything has run, and the profile of a step that has."""
 
 from farspan.profile.costs import costed_graph as costed_graph
 from farspan.profile.costs import needs_measuring as needs_measuring

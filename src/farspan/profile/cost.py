@@ -1,4 +1,4 @@
-"""What a module is likely to cost to run, from its parameters alone.
+"""Estimates the cost of running a module from its parameters alone.
 
 An estimate: it orders modules well enough to cut a model into stages, and measured costs replace it. The unit is one
 multiply-add per position, where a position is what a Linear sees once (a token).
@@ -58,26 +58,26 @@ def module_cost(module: nn.Module, *, widest: int) -> float:
 
 
 def widest_convolution(model: nn.Module) -> int:
-    """The most channels of any convolution in `model`; 0 if there is none."""
+    """Returns the most channels of any convolution in `model`; 0 if there is none."""
     return max((_channels(part) for part in model.modules() if isinstance(part, _CONVOLUTIONS)), default=0)
 
 
 def children_with_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The named children of `module` that hold a parameter somewhere."""
+    """Yields the named children of `module` that hold a parameter somewhere."""
     for name, child in module.named_children():
         if next(child.parameters(), None) is not None:
             yield name, child
 
 
 def is_indivisible(module: nn.Module) -> bool:
-    """Whether `module` can only be placed as a whole: its parts are not called, or hold no parameters."""
+    """Returns whether `module` can only be placed as a whole: its parts are not called, or hold no parameters."""
     if isinstance(module, PARAMETER_LISTS):
         return False
     return isinstance(module, _INDIVISIBLE) or next(children_with_parameters(module), None) is None
 
 
 def _own_cost(module: nn.Module, widest: int) -> float:
-    """Of the parameters that `module` holds directly."""
+    """Returns the cost of the parameters that `module` holds directly."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return 0.0
     numel = sum(parameter.numel() for parameter in module.parameters(recurse=False))
@@ -88,7 +88,7 @@ def _own_cost(module: nn.Module, widest: int) -> float:
 
 
 def _takes_patches(module: nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d | nn.ConvTranspose3d) -> bool:
-    """Whether no two positions share an input, as in the patch embedding of a vision transformer."""
+    """Returns whether no two positions share an input, as in the patch embedding of a vision transformer."""
     return math.prod(module.kernel_size) > 1 and all(
         stride >= size for stride, size in zip(module.stride, module.kernel_size, strict=True)
     )

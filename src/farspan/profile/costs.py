@@ -23,7 +23,7 @@ __all__ = ["costed_graph", "is_measured", "needs_measuring"]
 
 
 def is_measured(device_class: DeviceClass, device: str) -> bool:
-    """Whether seconds measured on `device` are to stand for those on devices of that class.
+    """Returns whether seconds measured on `device` stand for those on devices of that class.
 
     They do where it is of that kind, and where nothing else is known of it: its `speed` then says how they compare.
     """
@@ -31,12 +31,12 @@ def is_measured(device_class: DeviceClass, device: str) -> bool:
 
 
 def needs_measuring(cluster: Cluster, device: str) -> bool:
-    """Whether a plan for `cluster` needs measured seconds."""
+    """Returns whether a plan for `cluster` needs measured seconds."""
     return any(is_measured(each, device) for each in cluster.classes)
 
 
 def costed_graph(profile: StepProfile, cluster: Cluster, *, roofline: bool = False) -> CostedGraph:
-    """What the planner wants to know of a step.
+    """Returns the graph with costs that the planner works on.
 
     Args:
         profile: Of the step.
@@ -86,7 +86,8 @@ def costed_graph(profile: StepProfile, cluster: Cluster, *, roofline: bool = Fal
 
 
 def _order_of_calls(profile: StepProfile) -> list[int]:
-    """The units in the order in which the program first calls them; what it never calls after the unit before it."""
+    """Returns the units in the order in which the program first calls them; one that is never called comes after the
+    unit before it."""
     places: list[tuple[int, int]] = []
     place = 0
     for index, unit in enumerate(profile.units):
@@ -139,7 +140,7 @@ def _seconds(
     measured: Sequence[DeviceClass],
     speeds: Mapping[str, Speeds],
 ) -> Seconds:
-    """By name of the class; plain where all are as measured."""
+    """Returns seconds by the name of the device class; a plain number where all classes are as measured."""
     if not speeds:
         return seconds or 0.0
     found = {name: roofline_s(work, each) for name, each in speeds.items()}
@@ -154,7 +155,7 @@ def _sum(a: Seconds, b: Seconds) -> Seconds:
 
 
 def _words(profile: StepProfile) -> list[str | None]:
-    """For each unit a word that it shares with those it cannot be separated from; None where it can from all.
+    """Returns for each unit a label that it shares with those it cannot be separated from; None if it can be from all.
 
     These are units on a circle; and what the step never uses goes with the unit before it.
     """

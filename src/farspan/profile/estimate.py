@@ -99,13 +99,13 @@ def units_of(model: nn.Module, num_stages: int, apart: Sequence[str] = ()) -> li
 
 
 def _names(model: nn.Module) -> list[str]:
-    """Of all modules and parameters."""
+    """Returns the names of all modules and parameters."""
     modules = [name for name, _ in model.named_modules(remove_duplicate=False)]
     return modules + [name for name, _ in model.named_parameters(remove_duplicate=False)]
 
 
 def _above(names: Collection[str]) -> set[str]:
-    """The names above some.
+    """Returns the names above some.
 
     >>> sorted(_above(["blocks.0.mlp", "head"]))
     ['', 'blocks', 'blocks.0']
@@ -124,7 +124,7 @@ def _opened(unit: _Unit, heavy: float, widest: int, seen: set[int], above: Colle
 
 
 def _parts(unit: _Unit, widest: int, seen: set[int]) -> Iterator[_Unit]:
-    """The parameters a module holds itself, and its children with parameters.
+    """Yields the parameters a module holds itself, and its children with parameters.
 
     Those in lists are weights; others are added to something, as a rule: no cost.
 

@@ -12,29 +12,30 @@ from farspan.cluster import Cluster, DeviceClass
 __all__ = ["name_of_device", "this_device", "this_machine", "within_host"]
 
 _SAME_HOST_BYTES_PER_S, _SAME_HOST_LATENCY_S = 3e9, 3e-5
-"""Between processes, as benchmarks/transport has it."""
+"""Bandwidth and latency between processes of one host, as measured by benchmarks/transport."""
 _PCIE_BYTES_PER_S, _PCIE_LATENCY_S = 2.5e10, 2e-5
 
 
 def name_of_device(device: torch.device) -> str:
-    """What kind of device it is: "cpu", "NVIDIA H200"."""
+    """Returns the kind of device: "cpu", "NVIDIA H200"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def within_host(kind: str) -> tuple[float, float]:
-    """Bytes per second and latency in seconds between two devices of that kind in one host."""
+    """Returns bytes per second and latency in seconds between two devices of that kind in one host."""
     if kind == "cpu":
         return _SAME_HOST_BYTES_PER_S, _SAME_HOST_LATENCY_S
     return _PCIE_BYTES_PER_S, _PCIE_LATENCY_S
 
 
 def this_device() -> str:
-    """The kind of device that a rank of this machine computes on."""
+    """Returns the kind of device that a rank of this machine computes on."""
     return name_of_device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def this_machine() -> Cluster:
-    """Its GPUs; without any, as many devices as processes of this one's number of threads have cores for."""
+    """Returns the machine's GPUs; without any, as many CPU devices as processes with this one's number of threads have
+    cores."""
     if torch.cuda.is_available():
         return Cluster(
             classes=(

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 def cache_folder(kind: str) -> Path:
-    """Where "profiles" or "plans" lie: in $XDG_CACHE_HOME/farspan, by default ~/.cache/farspan."""
+    """Returns the folder of "profiles" or "plans": in $XDG_CACHE_HOME/farspan, by default ~/.cache/farspan."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farspan" / kind
 
 
@@ -43,12 +43,12 @@ class ProfileCache:
         self.is_fresh = is_fresh
 
     def path_of(self, signature: Iterable[object]) -> Path:
-        """The file of what has that signature: all that the seconds depend on, in values that print alike."""
+        """Returns the file of what has that signature: all that the seconds depend on, in values that print alike."""
         digest = hashlib.sha256(repr((_VERSION, *signature)).encode()).hexdigest()
         return self.folder / f"{digest[:32]}.json"
 
     def load(self, path: Path) -> StepProfile | None:
-        """The profile in a file; None where there is none that can be read."""
+        """Returns the profile in a file; None where there is none that can be read."""
         if self.is_fresh or not path.is_file():
             return None
         try:
@@ -84,7 +84,7 @@ def _read(value: object, path: Path) -> StepProfile:
 
 
 def _made(kind: type[_T], value: object, where: str, made: Mapping[str, Any] | None = None) -> _T:
-    """A dataclass of its members, each of its type; those in `made` are taken as they are."""
+    """Returns a dataclass of its members, each of its type; those in `made` are taken as they are."""
     fields: dict[str, Any] = dict(made or {})
     types = {field.name: str(field.type) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     members = as_object(value, where, known=tuple(types), needed=tuple(types))
@@ -112,4 +112,4 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "tuple[Operation, ...]": _works,
     "tuple[tuple[str, float], ...]": _pairs,
 }
-"""By the type of a field, as it is written in `step.py`."""
+"""Readers of values by the type of a field, as it is written in `step.py`."""

@@ -16,7 +16,7 @@ __all__ = ["HostLink", "RankDevice", "cluster_of_ranks"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLink:
-    """What a host's link to other hosts does.
+    """A host's link to other hosts.
 
     Attributes:
         bytes_per_s: Bandwidth.
@@ -27,7 +27,7 @@ class HostLink:
     latency_s: float = 0.0
 
     def slower_of(self, other: HostLink) -> HostLink:
-        """A link that is no faster than either, in bandwidth and in latency."""
+        """Returns a link that is no faster than either, in bandwidth and in latency."""
         return HostLink(
             bytes_per_s=min(self.bytes_per_s, other.bytes_per_s), latency_s=max(self.latency_s, other.latency_s)
         )
@@ -35,7 +35,7 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDevice:
-    """What one rank computes on.
+    """The device that one rank computes on.
 
     Attributes:
         host: Name of its machine.
@@ -53,7 +53,7 @@ class RankDevice:
 def cluster_of_ranks(
     devices: Sequence[RankDevice], links: Mapping[str, HostLink] = MappingProxyType({})
 ) -> tuple[Cluster, list[int]]:
-    """The cluster, and which rank is its first device, its second, .. (class by class, host by host).
+    """Returns the cluster, and which rank is its first device, its second, .. (class by class, host by host).
 
     Args:
         devices: By rank.

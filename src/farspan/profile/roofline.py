@@ -19,13 +19,13 @@ from farspan.profile.step import Operation
 __all__ = ["roofline_s", "speeds_here"]
 
 _REACHED_FLOPS, _REACHED_BANDWIDTH = 0.6, 0.8
-"""What large products, and long rows of numbers, reach of what the data sheet says."""
+"""Shares of the data sheet's figures that large products, and long rows of numbers, reach."""
 _HALF = ("float16", "bfloat16")
 _SIZE, _REPETITIONS = 384, 3
 
 
 def roofline_s(work: Iterable[Operation], speeds: Speeds) -> float:
-    """Seconds of `work` on a device of those speeds.
+    """Returns seconds of `work` on a device of those speeds.
 
     >>> speeds = Speeds(flops_per_s=1e12, half_flops_per_s=2e12, memory_bytes_per_s=1e11)
     >>> round(roofline_s([Operation(flops=6e11, moved_bytes=1e9, dtype="float32")], speeds), 6)
@@ -42,7 +42,7 @@ def roofline_s(work: Iterable[Operation], speeds: Speeds) -> float:
 
 
 def speeds_here() -> Speeds:
-    """The speeds of this process on the CPU, measured in a few hundredths of a second."""
+    """Returns the speeds of this process on the CPU, measured in a few hundredths of a second."""
     a = torch.ones(_SIZE, _SIZE)
     row = torch.ones(1 << 22)
     product_s = min(_seconds(lambda: torch.mm(a, a)) for _ in range(_REPETITIONS))

@@ -30,7 +30,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedValue:
-    """What one unit makes, or holds, and another uses in every micro-batch.
+    """A value that one unit makes, or holds, and another uses in every micro-batch.
 
     Attributes:
         source: Index of the unit it comes from.
@@ -109,7 +109,7 @@ class UnitProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProfile:
-    """What a step of one training loop takes.
+    """The costs of a step of one training loop, unit by unit.
 
     Attributes:
         units: In the order of the model's modules; together they hold every parameter.
@@ -129,5 +129,5 @@ class StepProfile:
 
     @property
     def num_unique(self) -> int:
-        """How many kinds of units there are."""
+        """Returns how many kinds of units there are."""
         return len({unit.likeness or unit.name for unit in self.units})

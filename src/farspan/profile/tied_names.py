@@ -18,7 +18,7 @@ _BatchNorm = (
 
 
 def tied(model: nn.Module) -> tuple[list[str], dict[str, str]]:
-    """The first name of every parameter, and for each further name of a tied one its first.
+    """Returns the first name of every parameter, and for each further name of a tied one its first.
 
     >>> model = nn.ModuleDict({"embed": nn.Embedding(4, 2), "head": nn.Linear(2, 4, bias=False)})
     >>> model["head"].weight = model["embed"].weight
@@ -36,7 +36,7 @@ def tied(model: nn.Module) -> tuple[list[str], dict[str, str]]:
 
 
 def keepers(model: nn.Module) -> set[str]:
-    """The names of modules without parameters that keep statistics of what they see: one rank must see it all.
+    """Returns the names of modules without parameters that keep statistics of what they see: one rank must see it all.
 
     >>> keepers(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False), nn.BatchNorm1d(2)))
     {'1'}
@@ -45,7 +45,7 @@ def keepers(model: nn.Module) -> set[str]:
 
 
 def keeps_statistics(module: nn.Module) -> bool:
-    """Whether a module keeps statistics of what it sees: a normalisation over batches.
+    """Returns whether a module keeps statistics of what it sees: a normalisation over batches.
 
     >>> keeps_statistics(nn.BatchNorm1d(2)), keeps_statistics(nn.LayerNorm(2))
     (True, False)

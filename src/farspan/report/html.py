@@ -54,7 +54,7 @@ def html(
     environment: Sequence[str] = (),
     is_predicted: bool = False,
 ) -> str:
-    """The page.
+    """Returns the page.
 
     Args:
         timeline: The step.

@@ -87,7 +87,8 @@ class MeasuredStep:
         return simulate(Schedule(tasks=tuple(tasks), orders=self.schedule.orders))
 
     def planned(self) -> Timeline:
-        """The schedule as a timeline of its own."""
+        """Returns the schedule as a timeline of its own, simulated without links and with equal durations for equal
+        work: the mean of what was measured."""
         simulated = self.simulation
         spans = [
             Span(
@@ -106,7 +107,7 @@ class MeasuredStep:
         )
 
     def shares(self, rank: int) -> Shares:
-        """Where the time of one rank went."""
+        """Returns the shares of one rank's time, by what it was spent on."""
         start_ns, end_ns = self.timeline.window_ns
         tasks, order = self.schedule.tasks, self.schedule.orders[rank]
         wait_ends = sorted(span.end_ns for span in self.timeline.of_rank(rank) if span.kind == "wait")
@@ -132,7 +133,7 @@ class MeasuredStep:
         return Shares(compute_s=compute_s, bubble_s=bubble_s, late_s=late_s, link_s=link_s, host_s=host_s)
 
     def table(self) -> str:
-        """Where the time went, as lines for people: one column per rank, and the mean."""
+        """Returns the shares of time as lines for people: one column per rank, and the mean."""
         ranks = range(self.timeline.num_ranks)
         shares = [self.shares(rank) for rank in ranks]
         duration_s = self.timeline.duration_s
@@ -147,7 +148,7 @@ class MeasuredStep:
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """The step as JSON text: the file that `farspan report` reads."""
+        """Returns the step as JSON text: the file that `farspan report` reads."""
         tasks = [
             [item.kind.value, item.rank, item.micro_batch, item.level, list(item.needs), item.holds]
             for item in self.schedule.tasks
@@ -164,7 +165,7 @@ class MeasuredStep:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MeasuredStep:
-        """The step in a file.
+        """Returns the step in a file.
 
         Raises:
             PlanError: The file cannot be read or is no step; names the file and the key at fault.
@@ -173,7 +174,7 @@ class MeasuredStep:
 
     @classmethod
     def from_json(cls, text: str, source: str = "this step") -> MeasuredStep:
-        """The step that `to_json` wrote.
+        """Returns the step that `to_json` wrote.
 
         Raises:
             PlanError: It is none; names the key at fault.
@@ -212,7 +213,8 @@ class MeasuredStep:
 
 
 def page_of(step: MeasuredStep, *, title: str) -> str:
-    """The step as one self-contained HTML page: what was planned above what was measured, and where the time went."""
+    """Returns the step as one self-contained HTML page: what was planned above what was measured, and where the time
+    went."""
     return html(
         step.timeline,
         title=title,
@@ -227,7 +229,7 @@ _KINDS: dict[TaskKind, Kind] = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B", T
 
 
 def _likeness(task: Task) -> tuple[int, TaskKind, int]:
-    """Tasks that should take equally long."""
+    """Returns tasks that should take equally long."""
     return (task.rank, task.kind, task.level)
 
 

@@ -18,7 +18,7 @@ _TRACK_OF: dict[Kind, int] = {"F": 0, "B": 0, "W": 0, "glue": 0, "wait": 1, "sen
 
 
 def perfetto(timeline: Timeline) -> str:
-    """The timeline in the Trace Event Format (JSON text; times in microseconds from the first span).
+    """Returns the timeline in the Trace Event Format (JSON text; times in microseconds from the first span).
 
     Source: "Trace Event Format", Google, the JSON object format with complete ("X") events.
     """

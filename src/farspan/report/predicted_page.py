@@ -15,7 +15,7 @@ _KINDS: dict[TaskKind, Kind] = {TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B", T
 
 
 def timeline_of(simulation: Simulation, *, title: str = "", names: Sequence[str] = ()) -> Timeline:
-    """The tasks of a simulated step, whose times are seconds.
+    """Returns the tasks of a simulated step, whose times are seconds.
 
     Args:
         simulation: The step.
@@ -39,7 +39,7 @@ def timeline_of(simulation: Simulation, *, title: str = "", names: Sequence[str]
 def predicted_page(
     simulation: Simulation, *, title: str, names: Sequence[str], plan: str, environment: Sequence[str] = ()
 ) -> str:
-    """The step as one self-contained HTML page.
+    """Returns the step as one self-contained HTML page.
 
     Args:
         simulation: The step.

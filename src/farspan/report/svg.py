@@ -88,7 +88,7 @@ _STYLE = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Where things are, in pixels; `start_ns` is at `left`, `end_ns` at `right`."""
+    """The positions of things in pixels; `start_ns` is at `left`, `end_ns` at `right`."""
 
     start_ns: int
     end_ns: int
@@ -195,7 +195,7 @@ def _description(timeline: Timeline) -> str:
 
 
 def _tracks(timeline: Timeline, layout: _Layout) -> list[str]:
-    """The empty lanes with their labels: what stays visible of a track is idle time."""
+    """Returns the empty lanes with their labels: what stays visible of a track is idle time."""
     share_x = layout.width - _MARGIN
     parts = [f'<text class="muted end" x="{share_x}" y="{layout.top - 10}">busy</text>']
     label_every = math.ceil(14 / (layout.lane + layout.gap))
@@ -214,7 +214,7 @@ def _tracks(timeline: Timeline, layout: _Layout) -> list[str]:
 
 
 def _ticks(duration: float, most: int) -> tuple[float, list[float]]:
-    """A round step (1, 2 or 5 times a power of ten) and its multiples up to `duration`, at most `most` + 1.
+    """Returns a round step (1, 2 or 5 times a power of ten) and its multiples up to `duration`, at most `most` + 1.
 
     >>> _ticks(312.0, 8)
     (50.0, [0.0, 50.0, 100.0, 150.0, 200.0, 250.0, 300.0])

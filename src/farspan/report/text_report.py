@@ -13,7 +13,7 @@ _FILL: dict[Kind, str] = {"wait": ".", "glue": "~", "F": "-", "B": "=", "W": "+"
 
 
 def format_duration(duration_s: float) -> str:
-    """Seconds for people, three digits and a unit.
+    """Returns seconds for people, three digits and a unit.
 
     >>> format_duration(0.3124), format_duration(2.5), format_duration(4.2e-5)
     ('312 ms', '2.50 s', '42.0 us')
@@ -29,7 +29,7 @@ def format_duration(duration_s: float) -> str:
 
 
 def format_share(share: float, digits: int = 0) -> str:
-    """A share of 1 in per cent.
+    """Returns a share of 1 in per cent.
 
     >>> format_share(0.0912, 1)
     '9.1 %'
@@ -38,7 +38,7 @@ def format_share(share: float, digits: int = 0) -> str:
 
 
 def summary(timeline: Timeline) -> str:
-    """The step in one line: its time, its bubble, how busy each rank was (a range for many ranks).
+    """Returns the step in one line: its time, its bubble, how busy each rank was (a range for many ranks).
 
     >>> from farspan.report.timeline import Span
     >>> task = Span(rank=0, kind="F", name="a", micro_batch=0, start_ns=0, end_ns=30_000_000)
@@ -56,7 +56,7 @@ def summary(timeline: Timeline) -> str:
 
 
 def lanes(timeline: Timeline, *, width: int = 100) -> str:
-    """The timeline as ASCII, one line per rank, at most `width` columns.
+    """Returns the timeline as ASCII, one line per rank, at most `width` columns.
 
     `F0--` is the forward of micro-batch 0, `B0==` its backward, `W0++` its weight gradients, dots are waits, tildes
     glue, blanks idle.

@@ -1,4 +1,4 @@
-"""What every rank did, when: the value that all reports are made from.
+"""A timeline of what every rank did, when: the value that all reports are made from.
 
     rank 0   F0 F1 F2 F3 .. B0    B1    B2    B3       F, B, W tasks: these are "busy"
     rank 1      F0 B0    F1 B1    F2 B2    F3 B3       .       waiting for a message
@@ -111,7 +111,7 @@ class Timeline:
         object.__setattr__(self, "_has_tasks", bool(tasks))
 
     def name_of(self, rank: int) -> str:
-        """What people know a rank by."""
+        """Returns the name by which people know a rank."""
         return self.names[rank] if self.names else f"rank {rank}"
 
     @property
@@ -129,7 +129,7 @@ class Timeline:
 
     @property
     def num_micro_batches(self) -> int:
-        """How many micro-batches the tasks belong to."""
+        """Returns how many micro-batches the tasks belong to."""
         return len({s.micro_batch for s in self.spans if s.kind in TASKS and s.micro_batch >= 0})
 
     @property
@@ -141,11 +141,11 @@ class Timeline:
         return 1.0 - sum(self.busy_s(rank) for rank in range(self.num_ranks)) / area_s
 
     def of_rank(self, rank: int) -> tuple[Span, ...]:
-        """The spans of one rank."""
+        """Returns the spans of one rank."""
         return self._of_rank[rank]
 
     def time_s(self, rank: int, *kinds: Kind) -> float:
-        """Seconds of the window in which `rank` was in a span of any of `kinds`; overlaps count once."""
+        """Returns seconds of the window in which `rank` was in a span of any of `kinds`; overlaps count once."""
         start_ns, end_ns = self._window_ns
         pieces = sorted((s.start_ns, s.end_ns) for s in self._of_rank[rank] if s.kind in kinds)
         total_ns, covered_ns = 0, start_ns
@@ -156,7 +156,7 @@ class Timeline:
         return total_ns / 1e9
 
     def busy_s(self, rank: int) -> float:
-        """Seconds in which `rank` ran tasks."""
+        """Returns seconds in which `rank` ran tasks."""
         return self.time_s(rank, *TASKS)
 
     def busy_share(self, rank: int) -> float:
@@ -165,11 +165,11 @@ class Timeline:
         return self.busy_s(rank) / duration_s if duration_s else 0.0
 
     def wait_s(self, rank: int) -> float:
-        """Seconds in which `rank` waited for messages, between the first task and the last of any rank."""
+        """Returns seconds in which `rank` waited for messages, between the first task and the last of any rank."""
         return self.time_s(rank, "wait")
 
     def to_json(self) -> str:
-        """The timeline as compact JSON text: `to_json().encode()` is what ranks send each other."""
+        """Returns the timeline as compact JSON text: `to_json().encode()` is what ranks send each other."""
         rows = [[s.rank, s.kind, s.name, s.micro_batch, s.start_ns, s.end_ns] for s in self.spans]
         value: dict[str, object] = {"title": self.title, "num_ranks": self.num_ranks, "spans": rows}
         if self.names:
@@ -178,7 +178,7 @@ class Timeline:
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str = "this timeline") -> Timeline:
-        """The timeline that `to_json` wrote.
+        """Returns the timeline that `to_json` wrote.
 
         Raises:
             PlanError: It is none; names the key at fault.
@@ -187,7 +187,7 @@ class Timeline:
 
     @classmethod
     def from_value(cls, value: object, where: str) -> Timeline:
-        """The same of what stands in a larger document, at `where`.
+        """Returns the same of what stands in a larger document, at `where`.
 
         Raises:
             PlanError: It is none; names the key at fault.
@@ -206,7 +206,7 @@ class Timeline:
 
     @classmethod
     def merge(cls, timelines: Iterable[Timeline]) -> Timeline:
-        """One timeline with the spans of all; the title is the first that is not empty.
+        """Returns one timeline with the spans of all; its title is the first that is not empty.
 
         The clocks must agree already: ranks of one host share `time.monotonic_ns`, hosts do not.
         """

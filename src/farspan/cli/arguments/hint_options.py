@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given(arguments: argparse.Namespace) -> list[tuple[str, object]]:
-    """The options, each with what it was given; None where it was not."""
+    """Returns the options, each with what it was given; None where it was not."""
     return [
         ("--pin", arguments.pin or None),
         ("--together", arguments.together or None),
@@ -54,7 +54,7 @@ def given(arguments: argparse.Namespace) -> list[tuple[str, object]]:
 
 
 def read_hints(arguments: argparse.Namespace) -> Hints:
-    """The hints that the options make.
+    """Returns the hints that the options make.
 
     Raises:
         PlanError: One is not of its form.

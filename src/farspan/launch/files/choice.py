@@ -1,4 +1,4 @@
-"""Which rank keeps its files apart, and where: set up once in a process, by its start or by `distribute`."""
+"""Decides which ranks keep their files apart, and where: set up once in a process, by its start or by `distribute`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _num_barriers = 0
 
 
 def keeps_apart(choice: str | None = None) -> bool:
-    """Whether only rank 0's files are to be the script's: unless `choice`, or else FARSPAN_FILES, is "all".
+    """Returns whether the script has rank 0's files only. It has, unless `choice`, or else FARSPAN_FILES, is "all".
 
     Raises:
         LaunchError: It says something else.
@@ -52,7 +52,7 @@ def install(folder: str, rank: int, *, sees_first: bool = True) -> None:
 
 
 def catch_up() -> None:
-    """All ranks have met, and each calls this: what rank 0 has written is there for all from now on."""
+    """Makes what rank 0 has written visible to all. Every rank calls it, after a barrier."""
     global _num_barriers
     _num_barriers += 1
     for each in _installed:

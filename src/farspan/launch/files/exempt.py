@@ -1,4 +1,4 @@
-"""What is no file of the script's: devices, what Python and libraries keep for all processes of a user."""
+"""Names what is no file of the script's: devices, what Python and libraries keep for all processes of a user."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def exempt_roots(run_folder: str) -> tuple[str, ...]:
 
 
 def temporary_folder() -> str:
-    """Where `tempfile` makes what has a name that no other process has."""
+    """Returns the folder in which `tempfile` makes what has a name that no other process has."""
     named = [os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
     found = (path for path in [*named, "/tmp", "/var/tmp", "/usr/tmp"] if path and posix.access(path, posix.W_OK))
     return _canonical(next(found, "/tmp"))

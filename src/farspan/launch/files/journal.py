@@ -1,4 +1,4 @@
-"""What rank 0 keeps for the others: of all that it changes, how it was when the script started."""
+"""The journal that rank 0 keeps for the others: everything that it changes, as it was when the script started."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["Journal"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LARGE_BYTES = 1 << 26
-"""From this size on a file that is removed or written anew is not kept, unless that costs nothing: a rank that reads it
-later than rank 0 has removed it is told so."""
+"""From this size on a file that is removed or rewritten is kept only if that costs nothing. A rank that reads it later
+than rank 0 has removed it gets an error that says so."""
 
 
 class Journal:
@@ -77,7 +77,7 @@ class Journal:
         copy(path, kept, content=False)
 
     def catch_up(self, before: Layer) -> None:
-        """All ranks have met: what is there now is what the others are to see."""
+        """Forgets the past: all ranks are at a barrier, and see from now on what is there now."""
         self._before = before
         self._kept.clear()
 

@@ -33,11 +33,11 @@ __all__ = [
 _CHUNK_BYTES = 1 << 24
 _SCRATCH = ".farspan-part"
 _run_folders: set[str] = set()
-"""They are made once: one that is missing has been removed, for the run is over."""
+"""The folders made for this run, once: one that is missing has been removed, because the run is over."""
 
 
 class Layer:
-    """One such folder."""
+    """One folder that holds a rank's changes of the script's files."""
 
     def __init__(self, root: str) -> None:
         _run_folders.add(parent_of(root))
@@ -48,7 +48,7 @@ class Layer:
         self._real = root + "/real"
 
     def path(self, path: str) -> str:
-        """Where what is there instead of `path` would be."""
+        """Returns where the layer keeps its version of `path`."""
         return self.files + path
 
     def is_gone(self, path: str) -> bool:
@@ -58,7 +58,7 @@ class Layer:
         return _is_marked(self._lost + path)
 
     def is_real(self, path: str) -> bool:
-        """Whether `path` was made as a temporary file or folder, and so lies on the disk itself."""
+        """Returns whether `path` was made as a temporary file or folder, and so lies on the disk itself."""
         return _is_marked(self._real + path)
 
     def mark_gone(self, path: str) -> None:
@@ -71,11 +71,11 @@ class Layer:
         _mark(self._real + path)
 
     def forget_gone(self) -> None:
-        """Nothing is gone any more."""
+        """Forgets all removals: nothing counts as gone any more."""
         remove_all(self._gone)
 
     def is_touched(self, directory: str) -> bool:
-        """Whether anything below `directory` may be otherwise than on the disk."""
+        """Returns whether anything below `directory` may differ from the disk."""
         return exists(self.files + directory) or exists(self._gone + directory) or self.is_gone(directory)
 
 
@@ -113,7 +113,7 @@ def exists(path: str) -> bool:
 
 
 def kind_of(path: str) -> int:
-    """The mode of what is there, 0 for nothing."""
+    """Returns the mode of what is there, 0 for nothing."""
     try:
         return posix.lstat(path).st_mode
     except OSError:
@@ -199,7 +199,7 @@ def _copy_bytes(source: str, target: str, size: int, content: bool) -> None:
 
 
 def names_in(directory: str) -> Iterable[str]:
-    """The names in a folder, without what is being copied; none if it is not there."""
+    """Returns the names in a folder, without what is being copied; none if it is not there."""
     try:
         return [name for name in posix.listdir(directory) if not name.endswith(_SCRATCH)]
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""How Python opens files, all of it through `os.open`, and folders as `os.scandir` shows them."""
+"""Opens files as Python does, all through `os.open`, and lists folders as `os.scandir` does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FileIO = io.FileIO
 
 
 def text_of(path: Any, dir_fd: int | None = None) -> str | None:
-    """A path as text, from the folder that `dir_fd` is; None for a file that is open already."""
+    """Returns a path as text, from the folder that `dir_fd` is; None for a file that is open already."""
     if path is None:
         path = "."
     if isinstance(path, int):
@@ -49,12 +49,12 @@ class renamed:  # noqa: N801 - reads as a verb
 
 
 def is_unnamed(flags: int) -> bool:
-    """Whether they make a file without a name (O_TMPFILE)."""
+    """Returns whether the flags make a file without a name (O_TMPFILE)."""
     return hasattr(os, "O_TMPFILE") and flags & os.O_TMPFILE == os.O_TMPFILE
 
 
 def writes(flags: int) -> bool:
-    """Whether a file that is opened so may be changed or made."""
+    """Returns whether the flags of an open allow the file to be changed or made."""
     return bool(flags & _WRITES) and not is_unnamed(flags)
 
 
@@ -90,7 +90,7 @@ def opening() -> Replacements:
 
 
 class _Entry:
-    """As `os.DirEntry`."""
+    """An entry of a folder, with the interface of `os.DirEntry`."""
 
     def __init__(self, folder: Any, name: Any) -> None:
         self.name = name
@@ -128,7 +128,7 @@ class _Entry:
 
 
 class Entries:
-    """As what `os.scandir` returns."""
+    """An iterator over a folder's entries, with the interface of what `os.scandir` returns."""
 
     def __init__(self, folder: Any, names: list[Any]) -> None:
         folder = os.fspath("." if folder is None else folder)

@@ -18,7 +18,7 @@ from farspan.launch.rank.imports import when_imported
 __all__ = ["Translate", "adapt_libraries"]
 
 Translate = Callable[[Any, bool, bool], Any]
-"""From a path, whether the file is written, and whether what is in it counts, to the path to open."""
+"""Maps a path, whether the file is written, and whether its content counts, to the path to open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

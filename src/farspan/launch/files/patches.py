@@ -38,7 +38,7 @@ def install_journal(folder: str) -> Callable[[int], None]:
 
 
 def replacements_for_journal(journal: Journal) -> Replacements:
-    """Of rank 0: what is there is kept before it changes, and all else is as ever."""
+    """Returns the replaced functions of rank 0, which keep what is there before it changes."""
 
     def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if writes(flags):

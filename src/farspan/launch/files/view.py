@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 
 
 class View:
-    """Where on the disk a path of the script's lies, for reading and for writing.
+    """Maps a path of the script's to where it lies on the disk, for reading and for writing.
 
     Args:
         own: What this rank has changed.
@@ -49,12 +49,12 @@ class View:
     # ---- which path is meant
 
     def cwd(self) -> str:
-        """The working folder, as the script knows it."""
+        """Returns the working folder, as the script knows it."""
         real = posix.getcwd()
         return real[len(self.own.files) :] or "/" if real.startswith(self.own.files) else real
 
     def canonical(self, text: str, *, follow: bool) -> str:
-        """The path without links and dots; with `follow` the last part is no link either."""
+        """Returns the path without links and dots; with `follow` the last part is no link either."""
         if not text:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)
         text = text if text.startswith("/") else f"{self.cwd()}/{text}"
@@ -105,14 +105,15 @@ class View:
     # ---- where it lies
 
     def is_exempt(self, path: str) -> bool:
-        """Whether `path` lies on the disk itself."""
+        """Returns whether `path` lies on the disk itself."""
         below = path + "/"
         if below.startswith(self._exempt):
             return True
         return below.startswith(self._temporary + "/") and self.own.is_real(path)
 
     def locate(self, path: str) -> str | None:
-        """Where what the script sees at `path` lies; None if it sees nothing there. Does not follow a link there."""
+        """Returns where what the script sees at `path` lies; None if it sees nothing there. Does not follow a link
+        there."""
         physical = self._place(path)
         if physical != path:
             return physical
@@ -120,7 +121,7 @@ class View:
         return (path if is_there else None) if self.is_exempt(path) else self._after_all(path, is_there)
 
     def _place(self, path: str) -> str | None:
-        """As `locate`, but what lies on the disk need not be there."""
+        """Returns what `locate` does, also for a place on the disk where nothing is."""
         if self.is_exempt(path):
             return path
         own = self.own.path(path)
@@ -140,19 +141,20 @@ class View:
         return path if found is None else found or None
 
     def lower(self, path: str) -> str | None:
-        """What was at `path` before this rank changed anything."""
+        """Returns where what was at `path` lies, before this rank changed anything."""
         found = self._place_below(path)
         return self._after_all(path, exists(path)) if found == path else found
 
     def _after_all(self, path: str, is_there: bool) -> str | None:
-        """What was at `path`, which was (not) there just now: rank 0 keeps what was there before it changes it."""
+        """Returns what was at `path` once it is known whether rank 0 kept it: it keeps what was there before it changes
+        it."""
         found = self._before(path)
         if found is None:
             return path if is_there else None
         return found or None
 
     def _before(self, path: str) -> str | None:
-        """Where rank 0 has kept what was at `path`; "" if nothing was there; None if it has not changed it."""
+        """Returns where rank 0 has kept what was at `path`; "" if nothing was there; None if it has not changed it."""
         if self.before is None:
             return None
         kept = self.before.path(path)
@@ -205,7 +207,7 @@ class View:
     # ---- changing
 
     def for_writing(self, path: str, *, keeps_content: bool, is_new: bool = False) -> str:
-        """Where to write the file at canonical `path`, with what is in it if `keeps_content`.
+        """Returns where to write the file at canonical `path`, with its content if `keeps_content`.
 
         Raises:
             OSError: As without us: no such folder, no permission, `is_new` and it exists.
@@ -246,7 +248,8 @@ class View:
         mkdirs(self.own.path(folder))
 
     def is_made_for_one_process(self, path: str, mode: int, flags: int = 0) -> bool:
-        """Whether this is how `tempfile` makes a file or folder of a name of its own, in the folder for them.
+        """Returns whether `tempfile` makes files or folders like this one, with a name of their own, in the folder for
+        them.
 
         Such things lie on the disk itself: sockets and compilers, which know nothing of us, use them.
         """
@@ -306,12 +309,12 @@ class View:
     # ---- folders
 
     def is_untouched(self, path: str) -> bool:
-        """Whether the folder at canonical `path` holds just what is on the disk there."""
+        """Returns whether the folder at canonical `path` holds just what is on the disk there."""
         layers = [layer for layer in (self.own, self.before) if layer is not None]
         return self.is_exempt(path) or not any(layer.is_touched(path) for layer in layers)
 
     def names(self, path: str) -> list[str]:
-        """What is in the folder at canonical `path`: first what the disk has, in its order."""
+        """Returns the names in the folder at canonical `path`: first what the disk has, in its order."""
         on_disk = [] if self.own.is_gone(path) else list(self._lower_names(path))
         shown = [name for name in on_disk if not self.own.is_gone(_join(path, name))]
         return list(dict.fromkeys([*shown, *sorted(names_in(self.own.path(path)))]))
@@ -351,7 +354,7 @@ class View:
             self.remove(path)
 
     def catch_up(self, before: Layer | None) -> None:
-        """All ranks have met: what rank 0 has written until now can be read from here on."""
+        """Makes what rank 0 has written until now readable here. Called after a barrier of all ranks."""
         self.before = before
         self.own.forget_gone()
         self.forget_links()

@@ -47,7 +47,8 @@ def install_view(folder: str, rank: int, *, sees_first: bool) -> Callable[[int],
 
 
 def replacements_for_view(view: View) -> Replacements:
-    """Of other ranks: what is read lies where the view says, and what is written goes to the rank's own folder."""
+    """Returns the replaced functions of other ranks: they read where the view says, and write to the rank's own
+    folder."""
 
     def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         text = text_of(path, dir_fd)

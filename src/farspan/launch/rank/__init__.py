@@ -1,3 +1,3 @@
-"""What a rank's process does for the launcher, before and after the script."""
+"""Runs in a rank's process for the launcher, before and after the script."""
 
 __all__: list[str] = []

@@ -60,7 +60,7 @@ def _at_end(process: int, messenger: str) -> None:
 
 
 def _may_be_awaited() -> bool:
-    """Whether this process is one of several ranks, and the store by which they find each other is there."""
+    """Returns whether this process is one of several ranks whose rendezvous store exists."""
     import socket
 
     from farspan.launch.environment import hosts_store, read_environment

@@ -25,7 +25,7 @@ _MOST = (1 << 63) - 1
 
 
 def entropy_variables(given: Mapping[str, str]) -> dict[str, str]:
-    """What all processes of a new job get, who have `given` already."""
+    """Returns the variables that all processes of a new job get, beside those `given` already."""
     number = secrets.randbits(128)
     hash_seed = given.get("PYTHONHASHSEED") or str(number % (1 << 32))
     return {"FARSPAN_ENTROPY": f"{number:032x}", "PYTHONHASHSEED": hash_seed}

@@ -46,5 +46,6 @@ def leave_error(error: BaseException, *, is_heard: bool) -> None:
 
 
 def is_of_another_rank(error: BaseException) -> bool:
-    """Whether this is another rank's failure; who only finds that a rank never came is the first to fail."""
+    """Returns whether this is another rank's failure; a rank that only finds another one missing is the first to
+    fail."""
     return isinstance(error, RemoteError) and bool(error.remote_traceback)

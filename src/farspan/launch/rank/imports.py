@@ -18,7 +18,7 @@ _Context = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class _Watched:
-    """What is around the loading of a module, and what is called with it after that."""
+    """A loader that adds an action before and after a module is loaded."""
 
     def __init__(self) -> None:
         self.contexts: list[_Context] = []

@@ -1,4 +1,4 @@
-"""What the processes of `farspan run` and their launcher note for each other.
+"""Notes, as files, that the processes of `farspan run` and their launcher leave for each other.
 
     trained       by a rank    an optimizer has stepped: a script that never calls farspan.distribute trains copies
     waiting-1     by rank 1    it has called farspan.distribute, and waits for the others
@@ -59,7 +59,7 @@ def note_joining() -> None:
 
 
 def has_ended(rank: int) -> bool:
-    """Whether `farspan run` has seen that rank end before the ranks have found each other."""
+    """Returns whether `farspan run` has seen that rank end before the ranks have found each other."""
     folder = os.environ.get("FARSPAN_RUN_FOLDER", "")
     return bool(folder) and os.path.exists(f"{folder}/{_ENDED}{rank}")
 
@@ -70,7 +70,7 @@ def note_end(folder: str, rank: int) -> None:
 
 
 def waiting_ranks(folder: str) -> set[int]:
-    """The ranks that wait for others to call `farspan.distribute`; none once all have found each other."""
+    """Returns the ranks that wait for others to call `farspan.distribute`; none once all have found each other."""
     return set() if has_joined(folder) else _ranks_that_noted(folder, _WAITING)
 
 
@@ -80,17 +80,17 @@ def note_hearing(rank: int) -> None:
 
 
 def heard_ranks(folder: str) -> set[int]:
-    """The ranks that ended because another one has failed."""
+    """Returns the ranks that ended because another one has failed."""
     return _ranks_that_noted(folder, _HEARD)
 
 
 def has_joined(folder: str) -> bool:
-    """Whether a rank has noted in `folder` that all have found each other."""
+    """Returns whether a rank has noted in `folder` that all have found each other."""
     return os.path.exists(f"{folder}/{_JOINED}")
 
 
 def trains_copies(folder: str) -> bool:
-    """Whether a process has trained, and none has looked for the others."""
+    """Returns whether a process has trained while none has looked for the others."""
     return os.path.exists(f"{folder}/{_TRAINED}") and not has_joined(folder)
 
 

@@ -1,4 +1,4 @@
-"""What a user says about a plan before it is searched, and what that means for the units of a model."""
+"""Hints: what a user says about a plan before it is searched, and what that means for the units of a model."""
 
 from farspan.plan.hints.hints import Hints as Hints
 from farspan.plan.hints.meaning import Meaning as Meaning

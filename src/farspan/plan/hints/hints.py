@@ -23,7 +23,7 @@ __all__ = ["Hints"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What is wanted of a plan.
+    """Wishes of the user for a plan that is yet to be found.
 
     Attributes:
         pins: Names of modules or parameters, or glob patterns of them, to "rank:R" or "rank:R/device". As in a plan, an
@@ -65,22 +65,22 @@ class Hints:
 
     @property
     def are_about_places(self) -> bool:
-        """Whether they say what may lie where."""
+        """Returns whether they say what may lie where."""
         return bool(self.pins or self.together or self.max_memory is not None)
 
     @property
     def patterns(self) -> list[str]:
-        """All names and patterns of what is to be placed, each once."""
+        """Returns all names and patterns of what is to be placed, each once."""
         return list(dict.fromkeys([*self.pins, *(pattern for group in self.together for pattern in group)]))
 
     def memory_of(self, rank: int) -> float | None:
-        """The most that a rank's device may hold; None where nothing is said."""
+        """Returns the most that a rank's device may hold; None where nothing is said."""
         if isinstance(self.max_memory, Mapping):
             return cast("Mapping[str, float]", self.max_memory).get(f"rank:{rank}")
         return cast("float | None", self.max_memory)
 
     def over(self, others: Hints) -> Hints:
-        """These and `others`; these win where both say something.
+        """Returns these and `others`; these win where both say something.
 
         >>> Hints(pins={"a": "rank:0"}, stages=2).over(Hints(pins={"a": "rank:1", "b": "rank:1"}, stages=3)).pins
         {'b': 'rank:1', 'a': 'rank:0'}
@@ -95,7 +95,7 @@ class Hints:
         )
 
     def renumbered(self, ranks: Sequence[int]) -> Hints:
-        """The same for ranks in another order: `ranks[i]` becomes i.
+        """Returns the same for ranks in another order: `ranks[i]` becomes i.
 
         >>> Hints(pins={"head": "rank:2/cuda:0"}, max_memory={"rank:2": 8}).renumbered([2, 0, 1])
         Hints(pins={'head': 'rank:0/cuda:0'}, together=(), max_memory={'rank:0': 8.0}, stages=None, remat=None)
@@ -113,7 +113,7 @@ class Hints:
         return replace(self, pins=pins, max_memory=memory)
 
     def with_memory(self, times: float) -> Hints:
-        """The same with so many times the memory.
+        """Returns the same with so many times the memory.
 
         >>> Hints(max_memory="1GiB").with_memory(2).max_memory
         2147483648.0
@@ -124,7 +124,7 @@ class Hints:
         return replace(self, max_memory=None if self.max_memory is None else times * cast(float, self.max_memory))
 
     def memory_in_words(self) -> str:
-        """What `max_memory` is.
+        """Returns `max_memory` as the user writes it.
 
         >>> Hints(max_memory={"rank:0": 2**30}).memory_in_words()
         "max_memory={'rank:0': '1.0 GiB'}"
@@ -135,7 +135,7 @@ class Hints:
         return f"max_memory={format_bytes(cast(float, self.max_memory))!r}"
 
     def said(self) -> dict[str, Hints]:
-        """Each hint in words, and all hints but that one."""
+        """Yields each hint in words, with all hints but that one."""
         found: dict[str, Hints] = {
             f"{name!r} pinned to {place}": replace(
                 self, pins={other: at for other, at in self.pins.items() if other != name}

@@ -1,4 +1,4 @@
-"""What hints mean for the units of one model: where each is pinned, and which units are one group.
+"""Applies hints to the units of one model: where each is pinned, and which units are one group.
 
 units         pins                 together               groups
 embed                               ("embed", "head")      embed, head
@@ -37,12 +37,12 @@ class Meaning:
 
     @property
     def num_named(self) -> int:
-        """How many ranks there must be for the pins."""
+        """Returns how many ranks there must be for the pins."""
         return max((place.rank + 1 for place in self.places.values()), default=0)
 
 
 def names_meant(patterns: Sequence[str], names: Sequence[str]) -> set[str]:
-    """The outermost names that patterns match, each at least one.
+    """Returns the outermost names that patterns match, each at least one.
 
     Args:
         patterns: Names and globs.
@@ -133,7 +133,7 @@ def _check_rank(what: str, text: str, count: int, num_ranks: int) -> None:
 
 
 def _place(hints: Hints, pinned: Sequence[tuple[str, str]]) -> Place | None:
-    """Where a group is pinned to; its units with their entries."""
+    """Returns the place that a group is pinned to, from its units with their entries."""
     found: dict[Place, tuple[str, str]] = {}
     for unit, entry in pinned:
         found.setdefault(parse_place(hints.pins[entry]), (unit, entry))
@@ -180,5 +180,5 @@ class _Groups:
                 self._of |= dict.fromkeys(second, first)
 
     def sets(self) -> list[list[str]]:
-        """In the order of their first units."""
+        """Returns the groups in the order of their first units."""
         return list({id(group): group for group in self._of.values()}.values())
