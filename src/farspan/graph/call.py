@@ -102,7 +102,7 @@ class Value:
         self.is_kept = False
         """True while slower ranks may still read it: they are at a point of the program where it was held."""
         self.num_users = 0
-        """For a value received from another rank: how many segments here have yet to use it. Counted at run time."""
+        """For a value received from another rank, how many segments here have yet to use it. Counted at run time."""
         self.num_readers = 0
         """How many segments and messages of this rank have yet to take it. Counted at run time."""
         self.ticket: Any = None

@@ -1,5 +1,5 @@
-r"""How a graph is cut into segments: what one stage runs without waiting in the middle. Calls that are recorded are cut
-so as they arrive, and the nodes of a graph with costs, of which a plan is made.
+r"""Cuts a graph into segments that one stage can run without waiting in the middle. Calls that are recorded are cut so
+as they arrive, and the nodes of a graph with costs, of which a plan is made.
 
     level(call) = max over its inputs of level(producer) + (1 if the producer's stage differs)
 

@@ -35,7 +35,7 @@ class Graph(MicroBatch):
         """A few numbers for each call, source and backward; never the `hash` of anything, for -1 and -2 have the
         same."""
         self.record: list[tuple[Any, ...]] = []
-        """For each call its target, entry, stage, level and where its arguments come from. Graphs with equal records
+        """The target, entry, stage and level of each call, and where its arguments come from. Graphs with equal records
         are cut alike, and gradients go the same ways in them if their sources are alike.
         """
         self._read_level: dict[tuple[Value, int], int] = {}

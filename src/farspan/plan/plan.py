@@ -27,7 +27,7 @@ PLANNED_SECONDS = "micro_batch_s"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
-    """Who owns what: the one thing that crosses from planning to running.
+    """A placement of a model on ranks: the one thing that crosses from planning to running.
 
     Attributes:
         stages: Device string of each pipeline stage ("rank:1", "rank:1/cuda:0"); the index is the stage. The members

@@ -29,7 +29,7 @@ class Channel(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What one task sends to one other rank.
+    """A message from one task to one other rank.
 
     Attributes:
         task: The task that makes it.

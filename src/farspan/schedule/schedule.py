@@ -11,7 +11,7 @@ __all__ = ["Schedule"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What every rank runs, in which order: what is simulated, and what a runtime can execute.
+    """The order in which every rank runs its tasks: it is what is simulated, and what a runtime can execute.
 
     Attributes:
         tasks: All tasks of the step; each needs only tasks before it.

@@ -70,7 +70,7 @@ def _auto(tasks: Sequence[Task], num_ranks: int, run_ahead: int) -> _Orders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSchedule:
-    """What the name of a schedule decides.
+    """The decisions behind the name of a schedule.
 
     Attributes:
         orders: Makes the order of each rank's tasks, from the tasks of the step, the number of ranks, and how many
