@@ -35,7 +35,7 @@ def barrier(what: str) -> None:
 
 @functools.cache
 def say_once(text: str) -> None:
-    """Tell the user what was changed; on rank 0."""
+    """Log for the user what was changed; on rank 0."""
     if is_first():
         _log.warning(text)
 
