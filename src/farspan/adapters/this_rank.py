@@ -12,7 +12,7 @@ import torch
 from farspan.execute.process.world import current_engine
 from farspan.launch.files import catch_up
 
-__all__ = ["as_alone", "existing", "is_first", "barrier", "run_recorded", "say_once"]
+__all__ = ["as_alone", "barrier", "existing", "is_first", "noted_by_first", "run_recorded", "say_once"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +31,20 @@ def barrier(what: str) -> None:
         if engine.groups.num_groups > 1:
             engine.agreement_of_all.barrier(what)
         catch_up()
+
+
+def noted_by_first(what: str, note: bytes) -> bytes:
+    """What the rank that writes has noted, on every rank; all ranks call it together.
+
+    Args:
+        what: What it is about, for messages.
+        note: What this rank has noted; only that of the rank that writes counts.
+    """
+    engine = current_engine()
+    if engine is None:
+        return note
+    agreement = engine.agreement_of_all if engine.groups.num_groups > 1 else engine.agreement
+    return agreement.broadcast(what, note, 0)
 
 
 @functools.cache

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
-from farspan.adapters.this_rank import as_alone, barrier, is_first, run_recorded, say_once
+from farspan.adapters.this_rank import as_alone, barrier, is_first, noted_by_first, run_recorded, say_once
 
 __all__ = ["ADAPTERS"]
 
@@ -30,8 +31,11 @@ def _adapt_trainer(module: Any) -> None:
 
     @functools.wraps(save_model)
     def save_model_with_barrier(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        config = getattr(self.model, "config", None)
+        before = dict(vars(config)) if hasattr(config, "__dict__") else {}
         save_model(self, output_dir, _internal_call)
         if _internal_call:  # else one rank alone may save; in a checkpoint all ranks look whether it is there
+            _take_config(config, before)
             barrier("the Trainer saves the model")
 
     @functools.wraps(save)
@@ -50,6 +54,28 @@ def _adapt_trainer(module: Any) -> None:
     trainer._save_checkpoint = save_with_barrier
     trainer._save_rng_state = save_rng_once
     trainer.is_world_process_zero = trainer.is_local_process_zero = lambda self: is_first()
+
+
+def _take_config(config: Any, before: dict[str, Any]) -> None:
+    """Let every rank's configuration have what saving has set in that of the rank that writes.
+
+    Layers hold the configuration, and farspan compares what they hold over the ranks.
+
+    Args:
+        config: Of the model; None if it has none.
+        before: Its attributes before it was saved.
+    """
+    after = dict(vars(config)) if hasattr(config, "__dict__") else {}
+    changed = {name: item for name, item in after.items() if name not in before or before[name] != item}
+    text = json.dumps({name: item for name, item in changed.items() if _is_plain(item)})
+    for name, item in json.loads(noted_by_first("what saving has set in the configuration", text.encode())).items():
+        if name not in after or after[name] != item:
+            setattr(config, name, item)
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether JSON gives back an equal value."""
+    return item is None or type(item) in (bool, int, float, str) or (type(item) is list and all(map(_is_plain, item)))
 
 
 def _adapt_arguments(module: Any) -> None:

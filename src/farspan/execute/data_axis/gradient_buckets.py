@@ -47,16 +47,14 @@ class Bucket:
                     why="only dense gradients are averaged over groups.",
                     hint="torch.nn.Embedding(..., sparse=False), or data_parallel=1",
                 )
-        there = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        if len(there) < len(gradients):
+        if any(gradient is None for gradient in gradients):
             self.flat.zero_()
-        if there:
-            copy_all([self.views[number] for number in there], [gradients[number] for number in there])
-        if len(there) == len(gradients):
-            self._flags.fill_(1.0)
+            self._flags.copy_(torch.tensor([share * (gradient is not None) for gradient in gradients]))
         else:
-            self._flags.copy_(torch.tensor([float(gradient is not None) for gradient in gradients]))
-        self.flat.mul_(share)
+            self._flags.fill_(share)
+        for view, gradient in zip(self.views, gradients, strict=True):
+            if gradient is not None:
+                torch.mul(gradient, share, out=view)
 
     def spread(self) -> None:
         """Give the parameters what has been reduced; one that no rank has a gradient for keeps none."""
