@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from farspan.api import rank as rank
     from farspan.errors import FarspanError as FarspanError
     from farspan.plan import Plan as Plan
+    from farspan.state.loading.choice import latest as latest
+    from farspan.state.loading.load import load as load
+    from farspan.state.position.resumable import resumable as resumable
+    from farspan.state.saving.save import save as save
 
 __all__ = [
     "FarspanError",
@@ -31,9 +35,13 @@ __all__ = [
     "flush",
     "from_rank",
     "last_step",
+    "latest",
+    "load",
     "on",
     "plan_of",
     "rank",
+    "resumable",
+    "save",
 ]
 
 _HOMES = {
@@ -48,6 +56,10 @@ _HOMES = {
     "rank": "farspan.api",
     "FarspanError": "farspan.errors",
     "Plan": "farspan.plan",
+    "latest": "farspan.state.loading.choice",
+    "load": "farspan.state.loading.load",
+    "resumable": "farspan.state.position.resumable",
+    "save": "farspan.state.saving.save",
 }
 
 

@@ -12,6 +12,7 @@ import reprlib
 
 __all__ = [
     "CheckpointError",
+    "DamageError",
     "DeadlineError",
     "DivergenceError",
     "FarspanError",
@@ -34,7 +35,7 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 2, 3, 3, 3
 
 
 def printable(text: str) -> str:
-    """Returns a text from a file or another process without what would control a terminal; lines and tabs stay.
+    """A text from a file or another process without what would control a terminal; lines and tabs stay.
 
     >>> printable("a\\x1b[2Jb\\n")
     'a\\\\x1b[2Jb\\n'
@@ -43,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """Returns a value from outside as an error shows it: short, however large it is.
+    """A value from outside as an error shows it: short, however large it is.
 
     >>> quoted(["rank:0"] * 9), quoted("a" * 99)[-10:]
     ("['rank:0', 'rank:0', 'rank:0', ...]", "aaaaaaaaa'")
@@ -111,6 +112,10 @@ class DeadlineError(FarspanError):
 
 class CheckpointError(FarspanError):
     """A checkpoint that cannot be written, or that is damaged: which file of it, which tensor."""
+
+
+class DamageError(CheckpointError):
+    """Bytes of a checkpoint are not those that were written, or are not there."""
 
 
 class LaunchError(FarspanError):

@@ -1,4 +1,4 @@
-"""A profile on disk is what was measured, or it is measured again."""
+"""A profile on disk is what was measured, or it is measured anew."""
 
 from __future__ import annotations
 

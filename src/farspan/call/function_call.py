@@ -1,4 +1,4 @@
-"""The target of a recorded `torch.autograd.Function.apply`."""
+"""What a recorded `torch.autograd.Function.apply` calls."""
 
 from __future__ import annotations
 

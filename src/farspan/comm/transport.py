@@ -1,5 +1,4 @@
-"""The interface of a transport: it moves flat contiguous tensors, first in first out per channel, and blocks no
-sender."""
+"""What a transport does: it moves flat contiguous tensors, first in first out per channel, and blocks no sender."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ class Work(Protocol):
     """A transfer under way."""
 
     def is_done(self) -> bool:
-        """Returns, without waiting, whether it has ended: what was sent is not needed any more, or what was received is
-        here.
+        """Whether it has ended, so that what was sent is not needed any more, or what was received is here; never
+        waits.
         """
         ...
 
@@ -38,11 +37,11 @@ class DeviceWork(Protocol):
     """A transfer for which a device waits: `wait` returns at once, and the host goes on."""
 
     def has_begun(self) -> bool:
-        """Returns whether the device has done all that was queued before the wait, and stands in it."""
+        """Whether the device has done all that was queued before the wait, and stands in it."""
         ...
 
     def is_done(self) -> bool:
-        """Returns, without waiting, whether the transfer has ended, well or not."""
+        """Whether the transfer has ended, well or not; never waits."""
         ...
 
 
@@ -54,8 +53,7 @@ class Transport(Protocol):
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work: ...
 
     def checks_sizes(self, src: int) -> bool:
-        """Returns whether a message from `src` of another size than is received ends in a TransferError, and not in
-        worse."""
+        """Whether a message of another size than is received from `src` ends in a TransferError, and not in worse."""
         ...
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""Links a rank to the hub, or to a relay: over a socket with a listener thread; in a world of one, by a plain call."""
+"""How a rank reaches the hub, or a relay: over a socket with a listener thread; in a world of one, by a plain call."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Link(Protocol):
         on_end: Callable[[Header], None],
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
-        """Starts to pass every frame to `on_frame`, and the failure that its end means to `on_end`. `on_turn` is called
-        in between, at least once in about LOOK_S.
+        """From now on every frame goes to `on_frame`, and the failure that its end means to `on_end`. `on_turn` is
+        called in between, at least once in about LOOK_S.
         """
         ...
 
@@ -63,11 +63,11 @@ class Link(Protocol):
         ...
 
     def is_listener(self) -> bool:
-        """Returns whether the calling thread is the one that calls `on_frame`."""
+        """Whether the calling thread is the one that calls `on_frame`."""
         ...
 
     def finish(self) -> None:
-        """Ends the sending: nothing more will come."""
+        """Nothing more will be sent."""
         ...
 
 
@@ -207,7 +207,7 @@ def limit_sends(sock: socket.socket, deadline_s: float) -> None:
 
 
 def _seconds(duration_s: float) -> bytes:
-    """Returns a duration as socket options take it; 0 would be none."""
+    """A duration as socket options take it; 0 would be none."""
     whole_s = int(min(duration_s, _LONGEST_S))
     rest_us = int((min(duration_s, _LONGEST_S) - whole_s) * 1e6)
     return struct.pack("@ll", whole_s, max(rest_us, 1))

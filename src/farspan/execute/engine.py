@@ -78,6 +78,7 @@ class Engine:
         self.executor = self.plain_executor()
         self.after_step: list[Callable[[], None]] = []
         """Called when an optimizer has stepped."""
+        self.before_end: list[Callable[[], None]] = []  # called when the program is over
         self.after_abort: list[Callable[[], None]] = []
         """Called when a step has ended with an exception that the program may catch, on all ranks."""
         self.console = Console(side, deadline_s)
@@ -88,8 +89,7 @@ class Engine:
         self._failure: FarspanError | None = None
         self._failed = threading.Event()
         self.masks = GradientMasks(self.rank, self.teams, self.parameters)
-        self._steps = itertools.count()
-        """What all ranks do together: flushes and meetings."""
+        self._steps = itertools.count()  # what all ranks do together: flushes and barriers
         self._history = History(lambda: recorder.position)
         self.events = self._history.events
         self.agreement = self.agreement_of_all = Agreement(side, deadline_s)
@@ -134,6 +134,8 @@ class Engine:
         Raises:
             DivergenceError: Another rank goes on, or has done something else since the last step.
         """
+        for act in self.before_end:
+            act()
         self.side.finish(self.deadline_s, self._history.begin_end())
 
     @property

@@ -30,14 +30,13 @@ GENERATORS = Lock("the random generators")
 
 
 def host_seed() -> int:
-    """Returns what torch was last seeded with."""
+    """What torch was last seeded with."""
     with GENERATORS:
         return torch.default_generator.initial_seed()
 
 
 def generators_of(tensors: Iterable[torch.Tensor]) -> Sequence[torch.Generator]:
-    """Returns the generators that a call with these tensors may draw from: the CPU's, their devices', the current
-    device's."""
+    """Those that a call with these tensors may draw from: the CPU's, their devices', the current device's."""
     if not torch.cuda.is_initialized():
         return (torch.default_generator,)
     indices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
@@ -46,7 +45,7 @@ def generators_of(tensors: Iterable[torch.Tensor]) -> Sequence[torch.Generator]:
 
 
 def all_generators() -> Sequence[torch.Generator]:
-    """Returns the generators of all devices in use."""
+    """Those of all devices in use."""
     if not torch.cuda.is_initialized():
         return (torch.default_generator,)
     return (torch.default_generator, *torch.cuda.default_generators)
@@ -90,12 +89,12 @@ def put_back_in_python(states: Any) -> Iterator[None]:
 
 
 def states_in_python() -> Any:
-    """Returns the states of Python's and numpy's generators."""
+    """The states of Python's and numpy's generators."""
     return random.getstate(), np.random.get_state()
 
 
 def is_as_in_python(states: Any) -> bool:
-    """Returns whether Python's and numpy's generators are as `states_in_python` found them."""
+    """Whether Python's and numpy's generators are as `states_in_python` found them."""
     now = np.random.get_state()
     return random.getstate() == states[0] and all(map(np.array_equal, now, states[1]))
 

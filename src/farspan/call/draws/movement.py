@@ -1,4 +1,4 @@
-"""Measures how far a call moves torch's CPU generator, once for each operation that draws and its shapes.
+"""How far a call moves torch's CPU generator: measured, once for each operation that draws and its shapes.
 
 How many numbers an operation draws is a matter of its shapes, its dtypes and the machine: dropout draws two numbers an
 element with torch's own kernels, and one in all with Intel's, of which the rest follows. So it is not computed: the
@@ -44,27 +44,27 @@ _MOST_KNOWN = 256
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """The distance by which a call moves the generator, from a state that keeps certain normal numbers."""
+    """How far a call moves the generator, from a state that keeps certain normal numbers."""
 
     count: int
-    """The distance in draws of 32 bits."""
+    """In draws of 32 bits."""
     cached: int
-    """The normal numbers that are kept afterwards, as in `cached_normals`."""
+    """Which normal numbers are kept afterwards."""
     repeats: tuple[tuple[int, Operation, int], ...] = ()
     """Operations that use or make the normal numbers kept, and how many draws come before and up to their end."""
 
 
 class Draws:
-    """The draws of a call from torch's CPU generator, in order."""
+    """All that a call draws from torch's CPU generator, in order."""
 
     __slots__ = ("_moves", "has_own", "operations", "verified")
 
     def __init__(self, operations: Sequence[Operation], *, has_own: bool = False) -> None:
         self.operations = tuple(operations)
         self.has_own = has_own
-        """True if it also draws from a generator that the user made."""
+        """Whether it also draws from a generator that the user made."""
         self.verified: set[int] = set()
-        """The kinds of states from which a run has been seen to move the generator just as far as foreseen."""
+        """From which kinds of states a run has been seen to move the generator just as far as it says."""
         self._moves: dict[int, Moves | None] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -73,8 +73,7 @@ class Draws:
     __hash__ = None  # type: ignore[assignment]
 
     def moves(self, cached: int) -> Moves | None:
-        """Returns how far the draws move a state that keeps the normal numbers `cached`; None where that depends on
-        data."""
+        """How far they move a state that keeps the normal numbers `cached`; None where that depends on data."""
         if cached not in self._moves:
             self._moves[cached] = self._measured(cached)
         return self._moves[cached]
@@ -99,7 +98,7 @@ def keep_operation(name: str, operation: Any) -> None:
 
 
 def repeated(operation: Operation, state: torch.Tensor) -> torch.Tensor:
-    """Returns the state after `operation` has drawn, from the one before."""
+    """The state after `operation` has drawn, from the one before."""
     from farspan.call.pytree.template import rebuild  # stands above
 
     name, template, tensors = operation
@@ -116,8 +115,7 @@ def repeated(operation: Operation, state: torch.Tensor) -> torch.Tensor:
 
 
 def _movement(operation: Operation, cached: int) -> tuple[int, int, bool] | None:
-    """Returns how many numbers it draws, which normal numbers are kept then, and whether these are others than
-    before."""
+    """How many numbers it draws, which normal numbers are kept then, and whether these are others than before."""
     key = (operation, cached)
     if key not in _known:
         while len(_known) >= _MOST_KNOWN:
@@ -139,7 +137,7 @@ def _measure(operation: Operation, cached: int) -> tuple[int, int, bool] | None:
 
 
 def _stand_in(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor of halves, which are good for probabilities, deviations and rates."""
+    """A tensor of halves, which are good for probabilities, deviations and rates."""
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
     with without_any_mode():
         return torch.full((span,), 0.5 if dtype.is_floating_point else 1, dtype=dtype).as_strided(shape, stride)

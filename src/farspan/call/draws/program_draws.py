@@ -43,28 +43,28 @@ _SEED = "farspan.distribute(model, seed=0): the model's draws are then farspan's
 
 
 class ProgramDraws:
-    """The random numbers of one rank's program, and where the program stands in them."""
+    """Where one rank's program stands in its random numbers."""
 
     def __init__(self) -> None:
         self.seed: int | None = 0
-        """The seed of all paths, which seed what calls draw; None where calls draw what the plain program draws."""
+        """Of paths, which seed what calls draw; None where they draw what the plain program draws."""
         self.group = 0
-        """The number of this rank's group: what the model draws differs between groups."""
+        """Which group of ranks this one is of: what the model draws differs between them."""
         self.first_seed = 0
-        """The seed that torch had when the outermost module was called."""
+        """What torch was seeded with when the outermost module was called."""
         self.generator = torch.default_generator
         """The program's. Where ranks are threads of one process, each has one of its own, and borrows torch's."""
         self._stretch: Stretch | None = None
         self._used: list[Stretch] = []
-        """The stretches of which something may still have to run."""
+        """Those of which something may still have to be run."""
         self._at: tuple[Stretch, Point] | None = None
-        """The place at which the calls that have run have left the generator."""
+        """Where the calls that have run have left the generator."""
         self._left: torch.Tensor | None = None
-        """The generator's state at `_at`."""
+        """Its state there."""
         self._start: torch.Tensor = torch.empty(0)
-        """The generator's state before the call that is running."""
+        """Its state before the call that is running."""
         self._lent: tuple[Stretch, Point, torch.Tensor] | None = None
-        """The state that the program was given last as the generator's."""
+        """What the program was given last as the generator's state."""
         self._resting: torch.Tensor | None = None
         """The program's state, if calls have run since, and no stretch is open."""
         self._is_running = False
@@ -75,14 +75,13 @@ class ProgramDraws:
 
     @property
     def name(self) -> str:
-        """Returns the beginning of all paths."""
+        """Of what paths begin with."""
         return f"seed {self.seed or 0}" + (f" of group {self.group}" if self.group else "")
 
     # Recording.
 
     def place_of(self, draws: Draws | None) -> Place:
-        """Returns the place in the random numbers of the call that is being recorded, which is known to draw
-        `draws`."""
+        """Where the call that is being recorded, which is known to draw `draws`, does so."""
         stretch = self._stretch
         if stretch is None:
             stretch = self._stretch = Stretch(self.generator.get_state(), self.running)
@@ -109,7 +108,7 @@ class ProgramDraws:
         self._is_running = False
 
     def end_flush(self) -> None:
-        """Ends the flush: all that was recorded has run."""
+        """All that was recorded has run."""
         self.settle()
         for stretch in self._used:
             stretch.forget()
@@ -130,7 +129,7 @@ class ProgramDraws:
                 self.generator.set_state(torch.default_generator.get_state())
 
     def state(self) -> torch.Tensor:
-        """Returns the generator's state, for the program to keep; nothing changes by it."""
+        """The generator's state, for the program to keep; nothing changes by it."""
         stretch = self._stretch
         if stretch is None:  # calls that have run since may have left torch's own where they ended
             return self.generator.get_state() if self._resting is None else self._resting.clone()
@@ -140,7 +139,7 @@ class ProgramDraws:
         return state.clone()
 
     def set(self, change: Callable[[torch.Generator], Any]) -> Any:
-        """Sets the generator to another state, which the program has given."""
+        """The program gives its generator another state."""
         self._stretch = None
         return change(self.generator)
 
@@ -154,7 +153,7 @@ class ProgramDraws:
                 self.generator.set_state(stretch.state)
 
     def mark(self) -> Callable[[], None]:
-        """Notes where all generators stand in the plain program; returns a function that brings them back there."""
+        """Where all generators stand in the plain program; call the result to bring them back there."""
         stretch, in_python = self._stretch, states_in_python()
         end = None if stretch is None else stretch.end
         state = self.generator.get_state() if stretch is None else None
@@ -179,7 +178,7 @@ class ProgramDraws:
 
     @contextlib.contextmanager
     def running(self, call: Call, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Lets `call` draw, while the body runs it on `tensors`, what it draws in the plain program."""
+        """What `call` draws while the body runs it on `tensors` is what it draws in the plain program."""
         place: Place = call.draws
         others = generators_of([*tensors, *(item.tensor for item in getattr(call.target, "placed", ()))])[1:]
         default = torch.default_generator
@@ -263,7 +262,7 @@ class ProgramDraws:
             )
 
     def told(self, state: torch.Tensor) -> None:
-        """Sets the plain program's generator to the state that all ranks have agreed on."""
+        """What all ranks now know of where the plain program's generator stands."""
         self._stretch = self._at = self._left = None
         self._resting = None
         self._is_running = False
@@ -303,7 +302,7 @@ class ProgramDraws:
 
 
 def around_backward(describe: Callable[[], str]) -> contextlib.AbstractContextManager[None]:
-    """Runs a backward in the body: it must not move the program's generator."""
+    """The body is a backward: it must not move the program's generator."""
     recorder = active.recorder
     return contextlib.nullcontext() if recorder is None else recorder.draws.around_backward(describe)
 

@@ -38,19 +38,18 @@ _NOTHING = contextlib.nullcontext()
 
 
 class Scope(TorchFunctionMode):
-    """A mode for the time in which a leaf that draws is running: it follows the module calls inside, and seeds each
-    drawing function."""
+    """On while a leaf that draws is running: follows the module calls inside, and seeds each drawing function."""
 
     def __init__(self, frame: Frame, generators: Sequence[torch.Generator]) -> None:
         super().__init__()
         self.frame = frame
         self.generators = generators
         self.seed = generators[0].initial_seed()
-        """The seed that was set last. Where torch has another one by now, the user's code has set its own."""
+        """What was sown last. Where torch has another seed by now, the user's code has sown its own."""
 
     @property
     def recorder(self) -> Any:
-        """The recorder, by which `without_modes_of` finds this mode."""
+        """By which `without_modes_of` finds it."""
         return self
 
     @property
@@ -99,23 +98,23 @@ class Scope(TorchFunctionMode):
 
 class _Active(threading.local):
     scope: Scope | None = None
-    """The scope of the leaf that draws and is running, if there is one."""
+    """While a leaf that draws is running."""
     recorder: Any = None
     """Records this thread's program."""
     units: Any = None
-    """The units of remat whose forwards are running: they follow the module calls."""
+    """While a forward runs that is to be computed again: follows its module calls."""
     num_own_draws = 0
-    """Counts a leaf's draws from generators of its own."""
+    """How often a leaf has drawn from a generator of its own."""
     draws_plainly = False
-    """True while a leaf that draws is running, and draws what the plain program draws."""
+    """While a leaf that draws is running, and draws what the plain program draws."""
     draws_from_own = False
-    """True if that leaf draws from a generator of its own."""
+    """Whether that leaf draws from a generator of its own."""
     num_seedings = 0
-    """Counts how often code that runs has seeded torch's generator, or set its state."""
+    """How often code that runs has seeded torch's generator, or set its state."""
 
 
 active = _Active()
-"""The followers of this thread's module calls."""
+"""What follows this thread's module calls."""
 
 
 def called_inside(child: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +133,7 @@ def called_inside(child: int, function: Callable[..., Any], /, *args: Any, **kwa
 
 
 def seeded(call: Call, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Lets `call` draw, while the body runs it on `tensors`, what it draws in the plain program, or what depends on its
+    """What `call` draws while the body runs it on `tensors` is what it draws in the plain program, or depends on its
     path alone.
     """
     if not call.entry.is_random:
@@ -147,7 +146,7 @@ def seeded(call: Call, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractCo
 
 @contextlib.contextmanager
 def seeded_on(call: Call, generators: Sequence[torch.Generator], *, in_python: bool = False) -> Iterator[None]:
-    """Lets `call`, while the body runs it, draw from these generators what depends on its path alone.
+    """What `call` draws from these generators while the body runs it depends on its path alone.
 
     Args:
         call: Runs in the body.

@@ -1,3 +1,3 @@
-"""Infers what a call will give before it runs."""
+"""What a call will give, found out before it runs."""
 
 __all__: list[str] = []

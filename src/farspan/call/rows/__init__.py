@@ -1,4 +1,3 @@
-"""Proves, by a rule for each operation, that the rows of a batch stay apart in a module's call, forward and
-backward."""
+"""Whether the rows of a batch stay apart in a module's call, forward and backward, by a rule for each operation."""
 
 __all__: list[str] = []

@@ -44,13 +44,12 @@ from farspan.torch_private.flags import transformation
 __all__ = ["SAME", "RowsApart", "follow_rows"]
 
 SAME = -1
-"""Stands in place of a dimension for a result that is the same for all parts of a batch, and to which no gradient
-flows."""
+"""In the place of a dimension: what is returned is the same for all parts of a batch, and no gradient flows to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsApart:
-    """The results of a model whose rows stay apart.
+    """What a model gives whose rows stay apart.
 
     Attributes:
         dims: Of each tensor that it returns the dimension along which the parts of a batch lie behind each other; None
@@ -163,7 +162,7 @@ def _followed(
 
 
 def _drops_between_layers(module: nn.Module) -> bool:
-    """Returns whether it is an RNN that draws a mask between its layers, which torch's rules for symbols leave out."""
+    """Whether it is an RNN that draws a mask between its layers, which torch's rules for symbols leave out."""
     return isinstance(module, nn.RNNBase) and module.training and module.num_layers > 1 and module.dropout > 0
 
 
@@ -175,7 +174,7 @@ def _outputs(
     follow: Follow,
     losses: frozenset[Any],
 ) -> list[torch.Tensor]:
-    """Returns the tensors that the model returns.
+    """The tensors that the model returns.
 
     Raises:
         RowsError: They are not made of the rows of the batch one by one.
@@ -212,7 +211,7 @@ def _outputs(
 
 
 def _holds_symbols(part: Any) -> bool:
-    """Returns whether plain values in a template depend on sizes."""
+    """Whether plain values in a template depend on sizes."""
     if isinstance(part, tuple):
         return any(map(_holds_symbols, part))
     return isinstance(part, (torch.SymInt, torch.SymFloat, torch.SymBool))
@@ -252,7 +251,7 @@ def _reason(layout: Layout, what: str) -> str:
 
 
 def _assumed(symbols: Symbols) -> Callable[[Sequence[int]], bool]:
-    """Returns whether what was assumed of the symbols holds for other numbers."""
+    """Whether what was assumed of the symbols holds for other numbers."""
     try:
         holds = symbols.function_of([])
     except ValueError as error:
@@ -314,7 +313,7 @@ _BY_CLASS = frozenset([F.cross_entropy, F.nll_loss])
 
 @contextlib.contextmanager
 def _no_casts_left() -> Iterator[None]:
-    """Drops what autocast has cast of tensors without data, which would stay until the program leaves its region."""
+    """What autocast has cast of tensors without data would stay until the program leaves its region."""
     try:
         yield
     finally:

@@ -1,5 +1,4 @@
-"""Carries the attributes that a module writes on itself and on the modules below it, as arguments and results of its
-calls.
+"""What a module writes on itself and on the modules below it: attributes, as arguments and results of its calls.
 
     self.loss = balance(gates)         each call has one more result, and every rank's module gets it as `loss`
     self.state = f(self.state, x)      and one more argument: what `state` was before
@@ -40,7 +39,7 @@ __all__ = [
 ]
 
 Attributes = dict[str, Any]
-"""Attributes by "number of the module among the leaf's modules.name"."""
+"""By "number of the module among the leaf's modules.name"."""
 
 _ABSENT = object()
 _CONTENTS = (list, dict, set)
@@ -48,7 +47,7 @@ _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"} | {"_flat_weights", "
 
 
 def attributes_of(modules: Sequence[nn.Module], keys: Collection[str]) -> Attributes:
-    """Returns those of the attributes `keys` that are there, in the keys' order."""
+    """Those of the attributes `keys` that are there, in the keys' order."""
     found: Attributes = {}
     for key in sorted(keys):
         module, name = _find(modules, key)
@@ -68,8 +67,7 @@ def put_attributes(modules: Sequence[nn.Module], keys: Collection[str], values: 
 
 
 def own_attributes(module: nn.Module, *, is_copy: bool = True) -> Attributes:
-    """Returns all attributes of `module` that are not torch's own, by name; copies of its lists, dictionaries and
-    sets."""
+    """All attributes of `module` that are not torch's own, by name; copies of its lists, dictionaries and sets."""
     found = {name: item for name, item in module.__dict__.items() if name not in _OF_TORCH}
     return {name: _copy(item) for name, item in found.items()} if is_copy else found
 
@@ -98,7 +96,7 @@ def real_attributes(modules: Sequence[nn.Module], keys: Collection[str], values:
 
 @contextlib.contextmanager
 def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_real: bool) -> Iterator[None]:
-    """Does as `real_attributes`, and finds out which other attributes the call changes: `values` has them too, then.
+    """As `real_attributes`, and find out which other attributes the call changes: `values` has them too, then.
 
     Args:
         modules: The leaf's.
@@ -147,7 +145,7 @@ def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_r
 
 
 def attributes_sharing(modules: Sequence[nn.Module], tensor: torch.Tensor) -> list[str]:
-    """Returns the attributes from which a tensor in the memory of `tensor` can be reached."""
+    """The attributes from which a tensor in the memory of `tensor` can be reached."""
     own = _unknown_attributes(modules, ())
     state = State(item for _, item in own)
     memory = storage_id(tensor)
@@ -156,7 +154,7 @@ def attributes_sharing(modules: Sequence[nn.Module], tensor: torch.Tensor) -> li
 
 
 def attributes_with_tensors(modules: Sequence[nn.Module], known: Collection[str]) -> list[str]:
-    """Returns the attributes, other than the `known` ones, that hold plain tensors and can be arguments."""
+    """The attributes, other than the `known` ones, that hold plain tensors and can be arguments."""
     found: list[str] = []
     for key, item in _unknown_attributes(modules, known):
         state = State([item])
@@ -166,7 +164,7 @@ def attributes_with_tensors(modules: Sequence[nn.Module], known: Collection[str]
 
 
 def holds_hidden(modules: Sequence[nn.Module]) -> bool:
-    """Returns whether the modules hold objects with state that cannot be inspected, and may change."""
+    """Whether the modules hold objects whose state cannot be looked into, and may change."""
     state = State(item for _, item in _unknown_attributes(modules, ()))
     return bool(hidden_in([own_attributes(module, is_copy=False) for module in modules], state.holders))
 
@@ -179,7 +177,7 @@ class OwnObjects:
         self._state = State(item for _, item in self._own)
         self._glance = Glance(self._state.objects)
         self.is_empty = self._glance.is_empty
-        """True if the modules hold no objects that others may change."""
+        """Whether the modules hold no objects that others may change."""
         recorded = [key for key, tensor in self._state.tensors.items() if type(tensor) not in REAL]
         self.recorded = [key for key, item in self._own if recorded and self._state.reaches(item, recorded)]
         """The attributes through which a recorded tensor is reached."""
@@ -195,12 +193,12 @@ class OwnObjects:
         return [*self._state.tensors.values()]
 
     def has_changed(self) -> bool:
-        """Returns whether one of the objects holds something else than when this was made."""
+        """Whether one of the objects holds something else than when this was made."""
         return self._glance.has_changed()
 
     def changed(self) -> list[str]:
-        """Returns the attributes through which something else is reached than when this was made, if they can be
-        arguments: arrays cannot, nor can bound methods and partial functions.
+        """The attributes through which something else is reached than when this was made, if they can be arguments:
+        arrays cannot, nor can bound methods and partial functions.
         """
         if not self._glance.has_changed() or self.has_changed_behind_callable():
             return []
@@ -208,8 +206,7 @@ class OwnObjects:
         return [key for key, item in self._own if self._state.reaches(item, changed)]
 
     def has_changed_behind_callable(self) -> bool:
-        """Returns whether a bound method or a partial function that the modules hold knows an object that has
-        changed."""
+        """Whether a bound method or a partial function that the modules hold knows an object that has changed."""
         return self.has_changed() and self._state.has_changed_behind_callable(self._state.changed())
 
     def put_back(self) -> State:
@@ -220,7 +217,7 @@ class OwnObjects:
 
 
 def _unknown_attributes(modules: Sequence[nn.Module], known: Collection[str]) -> list[tuple[str, Any]]:
-    """Returns by key the attributes that are neither torch's own nor known."""
+    """By key the attributes that are neither torch's own nor known."""
     return [
         (f"{number}.{name}", item)
         for number, module in enumerate(modules)

@@ -1,3 +1,3 @@
-"""Copies tensors from memory to memory, between processes of one host."""
+"""From memory to memory, between processes of one host."""
 
 __all__: list[str] = []

@@ -17,7 +17,7 @@ from farspan.execute.optimizers.step_view import StepView
 from farspan.execute.process.world import current_engine
 from farspan.record.ops.overrides import read_recorded
 
-__all__ = ["watch_optimizers"]
+__all__ = ["GivenState", "watch_optimizers"]
 
 _watched = False
 _original_state_dict: Any = Optimizer.state_dict
@@ -34,6 +34,16 @@ def watch_optimizers() -> None:
         Optimizer.load_state_dict = _load_state_dict  # type: ignore[method-assign]
         Optimizer.state = property(_get_state, _set_state)  # type: ignore[assignment]
         _watched = True
+
+
+class GivenState(dict[str, Any]):
+    """A state dictionary without the data of other ranks' parameters, in whose place are tensors without memory.
+
+    Attributes:
+        given: By parameter what it stands for: tensors laid out as at their owner, of which the data do not matter.
+    """
+
+    given: Mapping[str, Any]
 
 
 # What is kept, outside of a step.
@@ -106,7 +116,9 @@ def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Non
         _original_load(optimizer, state_dict)
         return
     engine.barrier("optimizer.load_state_dict()")  # nobody reads the old state any more
-    given = {item.name: state for item, state in given_for(optimizer, state_dict, engine.recorder.placed)}
+    given = dict(getattr(state_dict, "given", ()))
+    if not given:
+        given = {item.name: state for item, state in given_for(optimizer, state_dict, engine.recorder.placed)}
     engine.recorder.is_recording = False
     try:
         _original_load(optimizer, without_others(optimizer, state_dict, engine.recorder.placed))

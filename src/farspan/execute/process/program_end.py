@@ -26,7 +26,7 @@ from farspan.launch.rank.error_file import leave_error
 from farspan.launch.rank.notes import note_hearing
 from farspan.outputs import write_line
 
-__all__ = ["watch_end"]
+__all__ = ["fail_at_end", "watch_end"]
 
 _LINGER_S = 10.0
 _LINGER_AFTER_FAILURE_S = 4.0
@@ -75,9 +75,7 @@ def watch_end(engine: Engine, rank: int, router: Router | None, remove_files: Ca
             if not has_raised and engine.is_healthy:
                 engine.finish()
         except FarspanError as error:
-            _exit_codes.append(1)  # the program has ended well by itself, but the ranks did not do the same
-            leave_error(error, is_heard=isinstance(error, RemoteError))
-            write_line(f"{type(error).__name__}: {error}")
+            fail_at_end(error)  # the program has ended well by itself, but the ranks did not do the same
         engine.groups.close()
         if router is not None:
             router.close()
@@ -88,6 +86,13 @@ def watch_end(engine: Engine, rank: int, router: Router | None, remove_files: Ca
 
     sys.excepthook = tell
     atexit.register(leave)
+
+
+def fail_at_end(error: FarspanError) -> None:
+    """The program is over, and this has gone wrong all the same: the process ends as one that has failed."""
+    _exit_codes.append(1)
+    leave_error(error, is_heard=isinstance(error, RemoteError))
+    write_line(f"{type(error).__name__}: {error}")
 
 
 def _describe_remote(error: BaseException, rank: int) -> str:

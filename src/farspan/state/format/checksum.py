@@ -6,9 +6,14 @@ from collections.abc import Iterator
 
 import xxhash
 
-__all__ = ["BLOCK_BYTES", "blocks_of", "checksum_of", "checksums_of"]
+__all__ = ["BLOCK_BYTES", "CHUNK_BYTES", "Checksum", "blocks_of", "checksum_of", "chunks_of"]
 
 BLOCK_BYTES = 16 * 2**20
+CHUNK_BYTES = 2**19
+"""What is hashed while it is still in the processor's cache: before it is written, or after it has been read."""
+
+Checksum = xxhash.xxh3_64
+"""Takes a block chunk by chunk: `update(chunk)`, then `hexdigest()`."""
 
 
 def checksum_of(data: bytes | bytearray | memoryview) -> str:
@@ -26,6 +31,7 @@ def blocks_of(size_bytes: int) -> Iterator[tuple[int, int]]:
         yield begin, min(begin + BLOCK_BYTES, size_bytes)
 
 
-def checksums_of(data: memoryview) -> tuple[str, ...]:
-    """The checksum of each block."""
-    return tuple([checksum_of(data[begin:end]) for begin, end in blocks_of(len(data))])
+def chunks_of(size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of each chunk of so many bytes."""
+    for begin in range(0, size_bytes, CHUNK_BYTES):
+        yield begin, min(begin + CHUNK_BYTES, size_bytes)

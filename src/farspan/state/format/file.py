@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from farspan.state.format import disk
-from farspan.state.format.checksum import blocks_of, checksum_of
+from farspan.state.format.checksum import Checksum, blocks_of, checksum_of, chunks_of
 from farspan.state.format.dtypes import ITEM_BYTES, in_file, num_bytes
 
 __all__ = ["Part", "Written", "header_of", "write_file"]
@@ -97,8 +97,11 @@ def write_file(path: str, parts: Sequence[Part], about: Mapping[str, str]) -> Wr
             found: list[str] = []
             done = 0
             for block in _in_blocks(part.data(), expected):
-                found.append(checksum_of(block))
-                disk.write(file, block)
+                checksum = Checksum()
+                for begin, end in chunks_of(len(block)):
+                    checksum.update(block[begin:end])
+                    disk.write(file, block[begin:end])
+                found.append(checksum.hexdigest())
                 done += len(block)
             if done != expected:
                 raise ValueError(f"{part.key} has {done} bytes, and by its shape {expected}")

@@ -16,7 +16,7 @@ import re
 from typing import Any
 
 from farspan.documents import as_count, as_list, as_name, as_object, as_text, parse_json
-from farspan.errors import CheckpointError, PlanError
+from farspan.errors import CheckpointError, DamageError, PlanError
 from farspan.state.format.checksum import blocks_of, checksum_of
 from farspan.state.format.dtypes import ITEM_BYTES, num_bytes
 from farspan.state.format.manifest import Manifest, Piece, StoredFile, StoredTensor
@@ -56,7 +56,7 @@ def manifest_from_text(text: bytes, source: str) -> Manifest:
     begin = len(_HEAD) + 16 + len(_MIDDLE)
     body, head = text[begin : -len(_END)], text[:begin]
     if head + _END != _HEAD + checksum_of(body).encode() + _MIDDLE + text[len(text) - len(_END) :]:
-        raise CheckpointError(
+        raise DamageError(
             f"{source} is damaged.",
             why="its bytes are not those that were written: the checksum is another one.",
             hint="farspan.load(..., strict=False), which takes the newest checkpoint that is whole",

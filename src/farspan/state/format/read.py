@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from farspan.errors import CheckpointError
+from farspan.errors import CheckpointError, DamageError
 from farspan.state.format import disk
-from farspan.state.format.checksum import blocks_of, checksum_of
+from farspan.state.format.checksum import CHUNK_BYTES, Checksum, blocks_of, checksum_of, chunks_of
 from farspan.state.format.dtypes import ITEM_BYTES, num_bytes
-from farspan.state.format.manifest import Manifest, Piece, StoredTensor
+from farspan.state.format.manifest import Manifest, Piece
 from farspan.state.format.manifest_text import manifest_from_text
 
 __all__ = ["Damage", "Reader", "damaged", "read_manifest", "verify"]
@@ -38,10 +38,10 @@ class Damage:
         return f"{self.file}{f', {self.tensor}' if self.tensor else ''}: {self.what}"
 
 
-def damaged(damage: Damage) -> CheckpointError:
+def damaged(damage: Damage) -> DamageError:
     """The error of somebody who needs what is damaged."""
     whose = f"{damage.tensor} in {damage.file}" if damage.tensor else damage.file
-    return CheckpointError(f"{whose} is damaged.", why=f"{damage.what}.", hint=_HINT)
+    return DamageError(f"{whose} is damaged.", why=f"{damage.what}.", hint=_HINT)
 
 
 def read_manifest(folder: str) -> Manifest:
@@ -54,7 +54,7 @@ def read_manifest(folder: str) -> Manifest:
     try:
         text = disk.read_small(path)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read.", why=f"{error.strerror}.", hint=_HINT) from None
+        raise DamageError(f"{path} cannot be read.", why=f"{error.strerror}.", hint=_HINT) from None
     return manifest_from_text(text, path)
 
 
@@ -70,6 +70,7 @@ class Reader:
         self.folder = folder
         self.manifest = manifest
         self._files: dict[int, int] = {}
+        self._buffer = memoryview(bytearray(CHUNK_BYTES))
 
     def __enter__(self) -> Self:
         return self
@@ -133,26 +134,33 @@ class Reader:
         Raises:
             CheckpointError: It is damaged.
         """
-        file = self._open(piece.file)
         flat = view.cast("B") if view.nbytes else view
-        for number, (begin, end) in enumerate(blocks_of(flat.nbytes)):
-            block = flat[begin:end]
-            count = self._read_into(file, block, piece, begin, name)
-            if count < len(block) or checksum_of(block) != piece.checksums[number]:
-                raise damaged(self._damage_of(piece, name, begin, end))
+        for damage in self._blocks(name, piece, flat.nbytes, lambda begin, end: flat[begin:end]):
+            raise damaged(damage)
 
-    def verify(self, name: str, tensor: StoredTensor, buffer: bytearray) -> Iterator[Damage]:
-        """What is wrong with a tensor; `buffer` has room for one block."""
+    def verify(self, name: str) -> Iterator[Damage]:
+        """What is wrong with a tensor."""
+        tensor = self.manifest.tensors[name]
         for piece in tensor.pieces:
             try:
-                file = self._open(piece.file)
-                for number, (begin, end) in enumerate(blocks_of(num_bytes(tensor.dtype, piece.shape))):
-                    block = memoryview(buffer)[: end - begin]
-                    count = self._read_into(file, block, piece, begin, name)
-                    if count < len(block) or checksum_of(block) != piece.checksums[number]:
-                        yield self._damage_of(piece, name, begin, end)
+                size = num_bytes(tensor.dtype, piece.shape)
+                yield from self._blocks(name, piece, size, lambda begin, end: self._buffer[: end - begin])
             except _FileDamageError as error:
                 yield error.damage
+
+    def _blocks(
+        self, name: str, piece: Piece, size_bytes: int, memory: Callable[[int, int], memoryview]
+    ) -> Iterator[Damage]:
+        """Read a piece into what `memory` gives for each chunk; the blocks of it that are not what was written."""
+        file = self._open(piece.file)
+        for number, (begin, end) in enumerate(blocks_of(size_bytes)):
+            checksum, count = Checksum(), 0
+            for first, last in chunks_of(end - begin):
+                chunk = memory(begin + first, begin + last)
+                count += self._read_into(file, chunk, piece, begin + first, name)
+                checksum.update(chunk)
+            if count < end - begin or checksum.hexdigest() != piece.checksums[number]:
+                yield self._damage_of(piece, name, begin, end)
 
     def check_file(self, number: int) -> None:
         """Raise unless a file is there, has its size, and the header that was written.
@@ -202,7 +210,7 @@ class Reader:
         return Damage(file=self.path_of(piece.file), tensor=name, what=where)
 
 
-class _FileDamageError(CheckpointError):
+class _FileDamageError(DamageError):
     """A file that cannot be read, or is not the one that was written."""
 
     def __init__(self, path: str, what: str, tensor: str = "") -> None:
@@ -228,11 +236,9 @@ def verify(folder: str) -> list[Damage]:
             except _FileDamageError as error:
                 found.append(error.damage)
         broken = {damage.file for damage in found}
-        largest = max((tensor.size_bytes for tensor in manifest.tensors.values()), default=0)
-        buffer = bytearray(next((end for _, end in blocks_of(largest)), 0))
         for name, tensor in manifest.tensors.items():
             if not any(reader.path_of(piece.file) in broken for piece in tensor.pieces):
-                found += reader.verify(name, tensor, buffer)
+                found += reader.verify(name)
     return found
 
 

@@ -1,0 +1,3 @@
+"""Loading: which checkpoint, which parts of it, in what order."""
+
+__all__: list[str] = []

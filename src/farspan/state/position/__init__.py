@@ -1,0 +1,3 @@
+"""Where a program stands in its data."""
+
+__all__: list[str] = []

@@ -1,0 +1,216 @@
+"""`farspan.save`: all ranks begin a checkpoint together, and go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from farspan.errors import CheckpointError
+from farspan.execute.engine import Engine
+from farspan.execute.process.world import engine_of_this_thread
+from farspan.state.counts import counts_to_json
+from farspan.state.format import Draft, begin, newest, read_manifest
+from farspan.state.generators import generators_to_json
+from farspan.state.names import check_key
+from farspan.state.position.resumable import loaders_to_json
+from farspan.state.saving.collect import Collected, collect
+from farspan.state.saving.saver import Saved, Task, saver_of
+from farspan.state.saving.writer import Job, begin_write
+
+__all__ = ["save"]
+
+
+def save(
+    path: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    step: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+    keep: int | None = None,
+    wait: bool = False,
+) -> Saved:
+    """Save where a program stands, so that `farspan.load` lets another run of it go on as if it had never ended.
+
+    All ranks call it alike, between two steps of the optimizer. It returns when what is saved has been set apart, and
+    the files are written while the program goes on; the next call of `save` waits for that, and so does the end of the
+    program. Beside what is given it saves the random generators, how often models have been called, and where loaders
+    stand (`farspan.resumable`). Gradients are not saved.
+
+    Args:
+        path: A folder of checkpoints; this one becomes `path/step-N` when all of it is on the disk. All ranks must see
+            the same folder.
+        model: A module, or a dictionary of modules.
+        optimizer: An optimizer, or a dictionary of optimizers. What it keeps is saved by the names of parameters.
+        scheduler: An object with `state_dict()` and `load_state_dict()`, or a dictionary of such.
+        step: A number for this checkpoint; one more than that of the latest one by default.
+        extra: What else is to be saved, by name: numbers, texts, lists, dictionaries, tensors, numpy arrays, random
+            generators, modules, objects with `state_dict()` and `load_state_dict()`. Equal on every rank.
+        keep: How many checkpoints stay in the folder; None for all. Old ones go when the new one is on the disk.
+        wait: Return only when the checkpoint is on the disk. Nothing is copied then.
+
+    Returns:
+        What `wait()` can be called on.
+
+    Raises:
+        CheckpointError: Something cannot be saved (nothing is written then), the ranks do not save the same, or the
+            save before this one has failed.
+
+    Example:
+        >>> import tempfile, torch, farspan
+        >>> model = torch.nn.Linear(4, 2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = farspan.save(folder, model=model, step=3, extra={"best": 0.5}).wait()
+        ...     loaded = farspan.load(folder, model=model)
+        >>> loaded.step, loaded.extra
+        (3, {'best': 0.5})
+    """
+    engine = engine_of_this_thread(None)
+    saver = saver_of(engine)
+    saver.finish()
+    engine.check()
+    if engine.recorder.has_pending():
+        engine.flush("farspan.save")
+    engine.recorder.draws.settle()
+    _check_arguments(step, keep, optimizer)
+    things = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    extra = {check_key(key, "extra"): item for key, item in (extra or {}).items()}
+    found = collect(engine, {**things, "extra": extra})
+    draft, step = _agree(engine, found, os.fspath(path), step, saver.num_begun)
+    job, states = _own_part(engine, found, draft)
+    write = begin_write(job, is_asynchronous=not wait, deadline_s=engine.deadline_s)
+    task = Task(
+        key=f"checkpoint {saver.num_begun}",
+        draft=draft,
+        write=write,
+        states=states,
+        group=_of_group(engine),
+        keep=keep,
+        head={"step": step, "state": {"objects": found.objects}, "about": _about(engine)},
+    )
+    saver.begin(task, is_asynchronous=not wait)
+    saved = Saved(draft.target, saver, saver.num_begun)
+    if wait:
+        saved.wait()
+    return saved
+
+
+def _check_arguments(step: Any, keep: Any, optimizer: Any) -> None:
+    if step is not None and (type(step) is not int or not 0 <= step < 10**15):
+        raise CheckpointError(f"step={step!r:.60} is no number of a checkpoint.", hint="step=100")
+    if keep is not None and (type(keep) is not int or keep < 1):
+        raise CheckpointError(f"keep={keep!r:.60} is no number of checkpoints.", hint="keep=3")
+    if optimizer is not None and not isinstance(optimizer, (Optimizer, dict)) and not hasattr(optimizer, "state_dict"):
+        kind = type(optimizer).__name__
+        raise CheckpointError(f"optimizer= is a {kind}.", hint="an optimizer, or a dictionary of optimizers")
+
+
+def _agree(engine: Engine, found: Collected, path: str, step: int | None, number: int) -> tuple[Draft, int]:
+    """All ranks save the same, into the folder that rank 0 has made."""
+    agreement, side = engine.agreement_of_all, engine.agreement_of_all.side
+    entries = _entries(found, path, step)
+    part: dict[str, Any] = {"digest": _digest("\n".join(entries))}
+    if side.rank == 0:
+        try:
+            root = os.path.abspath(path)
+            if step is None:
+                latest = newest(root)
+                step = 0 if latest is None else read_manifest(latest).step + 1
+            draft = begin(root, step, secrets.token_hex(8))
+            part |= {"draft": [draft.root, draft.name, draft.save_id, draft.serial], "step": step}
+        except OSError as error:
+            where = error.filename or path
+            part["error"] = [f"{where} cannot be made.", f"{error.strerror}.", "a folder that can be written"]
+        except CheckpointError as error:
+            part["error"] = [error.what, error.why, error.hint]
+    parts = [json.loads(blob) for blob in agreement.gather("farspan.save", json.dumps(part).encode())]
+    if "error" in parts[0]:
+        what, why, hint = parts[0]["error"]
+        raise CheckpointError(what, why=why, hint=hint)
+    for rank, other in enumerate(parts):
+        first = rank - rank % engine.num_ranks
+        if other["digest"] != parts[first]["digest"]:
+            raise _differ(engine, entries, first, rank)
+    root, name, save_id, serial = parts[0]["draft"]
+    return Draft(root=root, name=name, save_id=save_id, serial=serial), int(parts[0]["step"])
+
+
+def _entries(found: Collected, path: str, step: int | None) -> list[str]:
+    """A line for each part of what every rank must save alike."""
+    lines = [f"path: {path}", f"step: {step}"]
+    for key, value in found.objects.items():
+        items = value["items"].items() if value["kind"] == "mapping" else [("", value)]
+        lines += [f"{key}{'/' * bool(name)}{name}: {json.dumps(item, sort_keys=True)}" for name, item in items]
+    return lines + [f"{name}: {item.dtype}{list(item.shape)}" for name, item in found.shared.items()]
+
+
+def _differ(engine: Engine, entries: Sequence[str], first: int, rank: int) -> CheckpointError:
+    """All ranks say what they have, in a few bytes for each line."""
+    lines = json.dumps([_digest(line) for line in entries]).encode()
+    blobs = engine.agreement_of_all.gather("what is saved", lines)
+    ours, theirs = json.loads(blobs[first]), json.loads(blobs[rank])
+    at = next((number for number, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+    mine = entries[at] if at is not None and at < len(entries) else ""
+    name, _, value = mine.partition(": ")
+    return CheckpointError(
+        f"ranks {first} and {rank} save different values for {name or 'their parts'}.",
+        why=f"this rank has {value[:200] or 'more or fewer parts'}",
+        hint="save on every rank alike; what depends on the rank does not belong into a checkpoint",
+    )
+
+
+def _own_part(engine: Engine, found: Collected, draft: Draft) -> tuple[Job, dict[str, dict[str, Any]]]:
+    """What this rank writes, and what it keeps for others to compare: each tensor is written by one rank of all."""
+    rank, groups = engine.agreement_of_all.side.rank, engine.groups
+    tensors: dict[str, torch.Tensor] = {}
+    compared: dict[str, torch.Tensor] = {}
+    if groups.number == 0:
+        for number, (name, item) in enumerate(sorted(found.shared.items())):
+            (tensors if number % engine.num_ranks == engine.rank else compared)[name] = item
+    buffers = {item.name for item in engine.parameters.values() if not item.is_parameter}
+    ids = {id(item.tensor) for item in engine.parameters.values() if item.name in buffers}
+    for number, (name, item) in enumerate(sorted(found.owned.items())):
+        if id(item) in ids:  # batch statistics: those of the first group count
+            if groups.number == 0:
+                tensors[name] = item
+        else:
+            (tensors if number % groups.num_groups == groups.number else compared)[name] = item
+    job = Job(
+        path=f"{draft.path}/rank-{rank:05}.safetensors",
+        about={"save_id": draft.save_id, "rank": str(rank)},
+        tensors=tensors,
+        compared=compared,
+    )
+    return job, found.states
+
+
+def _of_group(engine: Engine) -> dict[str, Any]:
+    """What is the program's own in each group of ranks."""
+    return {
+        "number": engine.groups.number,
+        "generators": generators_to_json(engine.recorder.draws.generator),
+        "counts": counts_to_json(engine),
+        "loaders": loaders_to_json(engine.groups.num_groups),
+    }
+
+
+def _about(engine: Engine) -> dict[str, Any]:
+    try:
+        own = version("farspan")
+    except PackageNotFoundError:  # run from its sources
+        own = "unknown"
+    num_groups = engine.groups.num_groups
+    return {"farspan": own, "torch": torch.__version__, "num_ranks": engine.num_ranks, "num_groups": num_groups}
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

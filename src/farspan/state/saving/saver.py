@@ -1,0 +1,199 @@
+"""One rank's saves: one at a time is on its way, while the program goes on.
+
+    every rank   farspan.save -> what is saved is equal on all ranks? -> fork -> the program goes on
+                                                                           |
+    its thread                                 file written and synced <---+ -> vote -> (rank 0) -> verdict
+    rank 0's     all votes in -> are all files here? same bytes? -> manifest -> rename -> latest -> verdict
+
+A save has failed on all ranks or on none. Its failure is raised where the program next saves, loads or waits, or when
+it ends. Only votes and verdicts go from rank to rank, tensors do not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farspan.errors import CheckpointError, FarspanError
+from farspan.execute.engine import Engine
+from farspan.execute.process.program_end import fail_at_end
+from farspan.state.format import Draft, discard
+from farspan.state.saving.commit import Vote, commit_votes
+from farspan.state.saving.writer import Write
+
+__all__ = ["Saved", "Saver", "Task", "saver_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A save that has begun.
+
+    Attributes:
+        key: Of what is exchanged about it.
+        draft: What is written.
+        write: Waits for this rank's file.
+        states: What this rank's optimizers keep, as JSON.
+        group: What is its group's own: generators, counts of calls, places in the data.
+        keep: How many checkpoints stay.
+        head: What every rank has alike, for the manifest; used on rank 0.
+    """
+
+    key: str
+    draft: Draft
+    write: Write
+    states: dict[str, dict[str, Any]]
+    group: dict[str, Any]
+    keep: int | None
+    head: dict[str, Any]
+
+
+class Saved:
+    """A save that `farspan.save` has begun.
+
+    Attributes:
+        path: The folder that the checkpoint has when it is on the disk.
+    """
+
+    def __init__(self, path: str, saver: Saver, number: int) -> None:
+        self.path = path
+        self._saver = saver
+        self._number = number
+
+    def wait(self) -> str:
+        """Wait until the checkpoint is on the disk; its folder.
+
+        Raises:
+            CheckpointError: It could not be written; the same on every rank.
+        """
+        self._saver.finish(self._number)
+        return self.path
+
+
+class Saver:
+    """Of one rank.
+
+    Args:
+        engine: This rank's.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.side = engine.agreement_of_all.side
+        self.deadline_s = engine.deadline_s
+        self.num_begun = 0
+        self._thread: threading.Thread | None = None
+        self._failure: FarspanError | None = None
+        self._process = os.getpid()
+        engine.before_end.append(self.finish)
+        if self.side.world_size == 1:
+            atexit.register(self._end)  # nobody ends an engine that is alone
+
+    def begin(self, task: Task, *, is_asynchronous: bool) -> None:
+        """Let `task` go on; without `is_asynchronous` return when it is over."""
+        self.num_begun += 1
+        if not is_asynchronous:
+            self._failure = self._run(task)
+            return
+
+        def run() -> None:
+            self._failure = self._run(task)
+
+        self._thread = threading.Thread(target=run, name=f"farspan-save-{self.side.rank}", daemon=True)
+        self._thread.start()
+
+    def finish(self, number: int | None = None) -> None:
+        """Wait for the save that is on its way, if there is one.
+
+        Args:
+            number: Which one is meant; a later one is not waited for.
+
+        Raises:
+            CheckpointError: It has failed.
+        """
+        if number is not None and number < self.num_begun:
+            return
+        if self._thread is not None:
+            self._thread.join()  # each of its waits has a deadline
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _run(self, task: Task) -> FarspanError | None:
+        try:
+            vote = self._vote_of(task)
+            self.side.contribute(f"votes on {task.key}", json.dumps(vote).encode(), receiver=0)
+            verdict = {} if self.side.rank else self._decide(task)
+            self.side.contribute(f"verdict on {task.key}", json.dumps(verdict).encode())
+            first = self.side.gathered(f"verdict on {task.key}", self.deadline_s)[0]
+            self.side.forget(f"verdict on {task.key}")
+            return _failure_of(json.loads(first))
+        except FarspanError as error:
+            return error
+        except RuntimeError as error:  # the side channel has been closed
+            return CheckpointError("the program has ended before a checkpoint was on the disk.", why=str(error))
+
+    def _vote_of(self, task: Task) -> Vote:
+        try:
+            return {**task.write(), "states": task.states, "group": task.group}
+        except OSError as error:
+            return {"error": _described(error, task.draft.path)}
+        except FarspanError as error:
+            return {"error": [error.what, error.why, error.hint]}
+        except Exception as error:
+            return {"error": [f"rank {self.side.rank} could not write.", f"{type(error).__name__}: {error}", ""]}
+
+    def _decide(self, task: Task) -> dict[str, Any]:
+        """What has become of the save, for all ranks; on rank 0."""
+        try:
+            blobs = self.side.gathered(f"votes on {task.key}", self.deadline_s)
+            self.side.forget(f"votes on {task.key}")
+            commit_votes(task.draft, [json.loads(blob) for blob in blobs], task.head, task.keep)
+        except OSError as error:
+            return self._abandoned(task, _described(error, task.draft.path))
+        except CheckpointError as error:
+            return self._abandoned(task, [error.what, error.why, error.hint])
+        return {}
+
+    def _abandoned(self, task: Task, error: list[str]) -> dict[str, Any]:
+        try:
+            discard(task.draft.path)
+        except OSError as other:
+            error[1] += f"\nWhat was written stays in {task.draft.path}: {other.strerror}."
+        return {"error": error}
+
+    def _end(self) -> None:
+        """The program is over."""
+        if os.getpid() != self._process:
+            return
+        try:
+            self.finish()
+        except FarspanError as error:
+            fail_at_end(error)
+
+
+_savers: weakref.WeakKeyDictionary[Engine, Saver] = weakref.WeakKeyDictionary()
+
+
+def saver_of(engine: Engine) -> Saver:
+    """The one of an engine, made where it is first asked for."""
+    found = _savers.get(engine)
+    if found is None:
+        found = _savers[engine] = Saver(engine)
+    return found
+
+
+def _failure_of(verdict: dict[str, Any]) -> FarspanError | None:
+    found: Sequence[str] | None = verdict.get("error")
+    return None if found is None else CheckpointError(found[0], why=found[1], hint=found[2])
+
+
+def _described(error: OSError, path: str) -> list[str]:
+    where = error.filename or path
+    hint = "free space there, or another folder" if error.errno in (28, 122, 27) else "look at that disk"
+    return [f"a checkpoint could not be written: {where}", f"{error.strerror}; the one before it is whole.", hint]
