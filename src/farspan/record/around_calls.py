@@ -1,4 +1,5 @@
-"""What is around a call besides flags: hooks on what autograd saves, modes, and transformations such as `vmap`.
+"""Captures what is around a call besides flags: hooks on what autograd saves, modes, and transformations such as
+`vmap`.
 
 saved_tensors_hooks, save_on_cpu          belong to the call, and are there again when it runs
 a function mode of the program's own      sees torch functions: modules are called part by part under it
@@ -61,8 +62,8 @@ _HINTS = {
 
 
 def saved_hooks() -> SavedHooks:
-    """The hooks through which autograd keeps what it needs from here on, if the program has set any. Not those of a
-    checkpoint: what is called in one is recorded, and not computed again.
+    """Returns the hooks through which autograd keeps what it needs from here on, if the program has set any. Not those
+    of a checkpoint: what is called in one is recorded, and not computed again.
     """
     hooks = hooks_on_what_is_saved()
     return None if hooks is None or is_of_a_checkpoint(hooks) else hooks
@@ -74,7 +75,7 @@ def under_saved_hooks(hooks: SavedHooks) -> contextlib.AbstractContextManager[An
 
 
 def is_seen_inside(recorder: Recording, leaf: Leaf) -> bool:
-    """Whether the program has hooks or a function mode on that want to see what happens inside a leaf."""
+    """Returns whether the program has hooks or a function mode on that want to see what happens inside a leaf."""
     if is_called_in_parts(leaf):
         return True
     for mode in function_modes():
@@ -97,7 +98,7 @@ def check_cached(recorder: Recording, module: nn.Module) -> None:
 
 
 def is_clear_around() -> bool:
-    """Whether nothing is around that would keep a call from being recorded."""
+    """Returns whether nothing is around that would keep a call from being recorded."""
     return transformation() is None and not dispatch_modes()
 
 

@@ -44,17 +44,17 @@ class HeldObjects:
         self.recorder = recorder
         self._leaves: dict[Leaf, None] = {}
         self._surroundings: dict[Any, Surroundings] = {}
-        """What is around the code of leaves and autograd functions, by this code."""
+        """The surroundings of the code of leaves and autograd functions, by this code."""
         self._num_new = 0
-        """How many surroundings have been added since the last time that some were forgotten."""
+        """How many surroundings have been added since some were last forgotten."""
         self.moments = Moments()
         self._memory: set[int] = set()
-        """Of plain tensors that what has been recorded since the last flush uses."""
+        """Memory of plain tensors that what has been recorded since the last flush uses."""
         self.are_marked = False
-        """Whether the program has set an attribute of its own on a recorded tensor."""
+        """True if the program has set an attribute of its own on a recorded tensor."""
 
     def see_function(self, call: FunctionCall) -> None:
-        """What the code of an autograd function reads, it will see as it is now."""
+        """Captures what the code of an autograd function reads: its calls will see it as it is now."""
         around = self._surroundings_of((call.function,), ())
         self._see_around(around)
         call.around = around.snapshot.number
@@ -82,7 +82,7 @@ class HeldObjects:
             leaf.around, leaf.state = around.snapshot.number, None
 
     def see(self, leaf: Leaf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What others have changed in the objects `leaf` holds is an argument of its calls from now on.
+        """Makes what others have changed in the objects that `leaf` holds an argument of its calls from now on.
 
         Args:
             leaf: What is about to be called.

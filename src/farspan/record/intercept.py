@@ -1,4 +1,4 @@
-"""Where running Python is caught: torch functions, module calls, `.grad`, saving and loading.
+"""Intercepts running Python: torch functions, module calls, `.grad`, saving and loading.
 
 torch functions are seen through a function mode that stays on while user code runs (parameters keep their class, so
 foreach and fused optimizers work as before); module calls through `torch.nn.Module.__call__`; gradients through a
@@ -131,7 +131,7 @@ def _run(func: Any, args: Any, kwargs: Any, recorder: Recording) -> Any:
 
 
 def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
-    """Whether a lazy tensor or a placed parameter is among the arguments."""
+    """Returns whether a lazy tensor or a placed parameter is among the arguments."""
     for item in args:
         if isinstance(item, torch.Tensor):
             if type(item) is LazyTensor or id(item) in placed:
@@ -145,7 +145,7 @@ def _concerns(args: Any, kwargs: Any, placed: dict[int, Any]) -> bool:
 
 
 def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """In the place of `nn.Module.__call__`; torch's profiler, when it notes stacks, looks for `self` in its frames."""
+    """Replaces `nn.Module.__call__`; torch's profiler, when it notes stacks, looks for `self` in its frames."""
     module = self
     recorder = _recorder_of_module.get(id(module))
     if recorder is None and is_compiled_wrapper(module):
@@ -224,7 +224,7 @@ _original_load: Any = nn.Module.load_state_dict
 
 @functools.wraps(nn.Module.state_dict)
 def _state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The whole state, with values fetched from their owners: plain tensors, as before."""
+    """Returns the whole state, with values fetched from their owners: plain tensors, as before."""
     recorder = _recorder_of_module.get(id(module))
     if recorder is None or not recorder.is_recording or kwargs.get("keep_vars"):
         return _original_state_dict(module, *args, **kwargs)
@@ -244,7 +244,7 @@ def _load_state_dict(module: nn.Module, state_dict: Any, strict: bool = True, as
 
 
 def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
-    """What a leaf is changed to must not reach its calls that are still to run."""
+    """Replaces `nn.Module.__setattr__`: a change to a leaf must not reach its calls that are still to run."""
     recorder = _recorder_of_module.get(id(module))
     if recorder is not None and id(module) in recorder.leaf_parts and not is_set_already(module, name, value):
         if recorder.is_recording:
@@ -305,7 +305,7 @@ def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> Any:
 
 
 def _opening_leaves(register: Any) -> Any:
-    """A hook is registered: what was recorded before it runs without it."""
+    """Returns `register` as it is to be: what was recorded before a hook is registered runs without it."""
 
     @functools.wraps(register)
     def register_and_open(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -77,7 +77,7 @@ class Recorder:
         self.placed: dict[int, Placed] = {}  # parameters and buffers of all distributed models, by id
         self.leaves: dict[int, Leaf] = {}
         self.variants: dict[Any, Leaf] = {}
-        """Of leaves, for other contents of their modules' tables (`lazy.surgery`)."""
+        """Variants of leaves, for other contents of their modules' tables (`record.surgery`)."""
         self.leaf_parts: set[int] = set()  # ids of all modules inside leaves, the leaves included
         self.roots: dict[int, str] = {}  # by id of a model, what stands before the names of its parts
         self.keep_alive: list[Any] = []  # what the tables above know by id
@@ -107,10 +107,11 @@ class Recorder:
         self.here: tuple[int, ...] = ()
         """The stages where ops run by the program's own word (`farspan.on`); empty where it says nothing."""
         self.root = self.frame = Frame(0)
-        """Of the program's own code, and of the container that is running: paths of random numbers begin here."""
+        """The frame of the program's own code, and of the container that is running: paths of random numbers begin
+        here."""
         self.draws = ProgramDraws()
         self.number = 0
-        """Of the call that is being recorded, among those of the same name in its frame."""
+        """The number of the call that is being recorded, among those of the same name in its frame."""
         self.noted_draws = NotedDraws(self)
         self.deferred = Deferred(self)
         self.transfer: Any = None
@@ -292,7 +293,8 @@ class Recorder:
         return self.outside.of(tensor) if requires_grad else tensor
 
     def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value:
-        """A parameter or buffer as a source, as leaves have written it by now; `is_alias`: without its gradient."""
+        """Returns a parameter or buffer as a source, as leaves have written it by now; `is_alias`: without its
+        gradient."""
         self.before_read(placed.tensor)
         is_fixed = placed.is_written and not self.is_writing
         if is_alias:
@@ -319,7 +321,7 @@ class Recorder:
             self.current = Graph(self.num_graphs - 1)
 
     def take_pending(self) -> list[Graph]:
-        """All that waits, to be run. What is recorded from now on is a new micro-batch."""
+        """Returns all that waits, to be run. What is recorded from now on is a new micro-batch."""
         self.deferred.settle()
         self.next_graph()
         graphs, self.pending, self.num_pending_backwards = self.pending, [], 0
@@ -335,7 +337,7 @@ class Recorder:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Where the program stands: which call of which graph it will record next."""
+        """Returns where the program stands: which call of which graph it will record next."""
         return (self.current.index, len(self.current.calls))
 
     def forget_states(self) -> None:
@@ -344,7 +346,8 @@ class Recorder:
             leaf.state = None
 
     def is_evaluation(self, module: Any) -> bool:
-        """Whether the program itself calls a module in eval mode: the draws of such calls are numbered apart."""
+        """Returns whether the program itself calls a module in eval mode: the draws of such calls are numbered
+        apart."""
         return self.frame is self.root and not module.training
 
     def begin_module(self, module: Any) -> None:
@@ -358,7 +361,7 @@ class Recorder:
                 self.engine.flush(f"{_MAX_FORWARD_ONLY} forward-only micro-batches")
 
     def enter_optimizer(self) -> None:
-        """Until `leave_optimizer`, nothing is recorded."""
+        """Records nothing until `leave_optimizer`."""
         self.is_in_optimizer = True
         self.is_recording = False
         self._modes = take_modes_of(self)

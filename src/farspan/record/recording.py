@@ -1,4 +1,4 @@
-"""What the parts of the recorder ask of it, and of each other: each takes a `Recording`, which the recorder fulfils."""
+"""The protocol between the parts of the recorder: each takes a `Recording`, which the recorder fulfils."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Held(Protocol):
 
 
 class Draws(Protocol):
-    """Where what has been recorded has drawn random numbers in the program's own code."""
+    """The places at which recorded calls have drawn random numbers in the program's own code."""
 
     def note(self, function: Any) -> None: ...
 

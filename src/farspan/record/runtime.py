@@ -1,4 +1,4 @@
-"""What the recorder asks of the runtime."""
+"""The protocol of the runtime, as the recorder uses it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GradientsOnTheWay(Protocol):
 
 
 class Engine(Protocol):
-    """What runs recorded graphs; the runtime's half of the recorder."""
+    """Runs recorded graphs: the runtime's half of the recorder."""
 
     num_ranks: int
 

@@ -33,15 +33,15 @@ class LazyTensor(torch.Tensor):
     _alias_of: Placed | None = None
     """The parameter whose memory this is, for `param.data`."""
     _is_gradient = False
-    """Whether it is a parameter's `.grad`."""
+    """True if it is a parameter's `.grad`."""
     _view: Any = None
     """How it is taken from a tensor whose memory it shares (`ops.views`)."""
     _family: list[Any] | None = None
     """Weak references to the views of it."""
     _twin_of: LazyTensor | None = None
-    """What is the same memory in the same shape, and stands for both (`memory.twins`)."""
+    """The tensor of the same memory and shape that represents both (`memory.twins`)."""
     _is_torn = False
-    """Whether it has shared its memory with others, and is a copy since, or they are: nothing may write into it."""
+    """True if it has shared its memory with others and is a copy since, or they are: nothing may write into it."""
     _twins: list[Any] | None = None
     """Weak references to what this one stands for."""
 
@@ -61,7 +61,7 @@ class LazyTensor(torch.Tensor):
 
     @property
     def is_marked(self) -> bool:
-        """Whether the program has set an attribute of its own."""
+        """Returns whether the program has set an attribute of its own."""
         return not vars(self).keys() <= _NAMES
 
     @classmethod
@@ -91,7 +91,7 @@ class LazyTensor(torch.Tensor):
     ndim = property(lambda self: len(self._value.meta.shape))  # type: ignore[assignment]
     is_leaf = property(lambda self: not self._value.meta.requires_grad)  # type: ignore[assignment]
     grad: Any = None
-    """What `retain_grad` has kept."""
+    """The gradient that `retain_grad` has kept."""
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
@@ -135,7 +135,8 @@ class LazyTensor(torch.Tensor):
 
     # Reading.
     def read(self) -> torch.Tensor:
-        """The value as a plain tensor without gradient history; computes what has been recorded if necessary."""
+        """Returns the value as a plain tensor without gradient history; computes what has been recorded if
+        necessary."""
         return self._recorder.read(self)
 
     def item(self) -> Any:
@@ -222,7 +223,7 @@ class LazyTensor(torch.Tensor):
 
 
 _NAMES = frozenset(dir(LazyTensor)) | LazyTensor.__annotations__.keys()
-"""Of attributes that are not the program's."""
+"""Attributes that are not the program's."""
 
 
 class StubParameter(torch.Tensor):
@@ -314,7 +315,7 @@ def _check_not_inside(recorder: Recording) -> None:
 
 
 def _recorder_in(args: Any, kwargs: Any) -> Any:
-    """The recorder of the first lazy tensor among the arguments, at any depth of lists and tuples."""
+    """Returns the recorder of the first lazy tensor among the arguments, at any depth of lists and tuples."""
     stack = [*args, *(kwargs or {}).values()]
     while stack:
         item = stack.pop()

@@ -1,3 +1,3 @@
-"""What one rank alone knows, and tells the others."""
+"""Shares with all ranks what one rank alone knows."""
 
 __all__: list[str] = []

@@ -43,21 +43,22 @@ def answer_drawing(
 
 
 def path_of(recorder: Recording, target: Any) -> tuple[int, int, int]:
-    """What the draws of the call that is being recorded depend on where a seed was given."""
+    """Returns the path that the draws of the call being recorded depend on where a seed was given."""
     key = target.key if type(target) is Leaf else key_of_function(target)
     number = recorder.number if recorder.number >= 0 else recorder.frame.count(key)  # only now known to draw
     return (recorder.frame.key, key, number)
 
 
 def draws_in_python(entry: Entry | Unknown) -> Unknown:
-    """What is known of a call that draws from Python's or numpy's generator, and may decide by it what to do."""
+    """Returns what is known of a call that draws from Python's or numpy's generator, and may decide by it what to
+    do."""
     if isinstance(entry, Unknown):
         return entry
     return Unknown(entry.name, is_dynamic=True)
 
 
 class NotedDraws:
-    """What the program itself has drawn with torch's generator between two flushes: all ranks draw the same."""
+    """The program's own draws with torch's generator between two flushes: all ranks draw the same."""
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
@@ -70,7 +71,7 @@ class NotedDraws:
             self._draws.append((function, find_where(), self.recorder.position))
 
     def take(self) -> list[tuple[Any, Any, tuple[int, int]]]:
-        """All since this was asked for last."""
+        """Returns all draws since the last call."""
         draws, self._draws = self._draws, []
         return draws
 

@@ -31,7 +31,8 @@ _MOST_TEXT = 4_000
 
 
 def announce(batch: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """What the rank that has read `batch` tells all ranks (also that it cannot be sent), and the data of its tensors.
+    """Makes the announcement of the rank that has read `batch` (also that it cannot be sent), and the data of its
+    tensors.
 
     Args:
         batch: Any structure of lists, tuples, dictionaries and objects with tensors and plain values in it.

@@ -26,7 +26,7 @@ __all__ = ["watched"]
 
 
 def watched(recorder: Recording | None, hook: Callable[..., Any]) -> Callable[..., Any] | None:
-    """A backward hook as a module calls it that belongs to `recorder`; None if it has been called elsewhere.
+    """Returns a backward hook as a module calls it that belongs to `recorder`; None if it has been called elsewhere.
 
     Full ones on all modules have been registered on what was recorded. What others do at the owner must not be missed
     on other ranks.
@@ -66,7 +66,7 @@ def _without_trace(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _places_of(hook: Any) -> list[tuple[str, Callable[[], Any]]]:
-    """The variables that `hook`, and the functions of its file that it calls, can read and bind again."""
+    """Returns the variables that `hook`, and the functions of its file that it calls, can read and bind again."""
     places: list[tuple[str, Callable[[], Any]]] = []
     stack, seen = [hook], set[int]()
     while stack:
@@ -106,5 +106,5 @@ def _itself(item: Any) -> Any:
 
 
 def _tables(*items: Any) -> list[dict[str, Any]]:
-    """What modules hold, for `State` does not look into them."""
+    """Returns what modules hold: `State` does not look into them."""
     return [dict_of for item in items if isinstance(item, nn.Module) for dict_of in [vars(item)]]

@@ -29,11 +29,12 @@ __all__ = ["Reads"]
 _LONGEST = 8
 """Calls from a gradient to what is read of it."""
 Way = tuple[tuple[Any, Any, tuple[int, ...]], ...]
-"""What is computed of a gradient: for each call its target, its template, and which earlier results it takes."""
+"""The computation of a value from a gradient: for each call its target, its template, and which earlier results it
+takes."""
 
 
 class Reads:
-    """What has been read of gradients since the last backward, and what has been foreseen."""
+    """The values of gradients that were read since the last backward, and those that are foreseen."""
 
     def __init__(
         self, gradient_of: Callable[[Placed], torch.Tensor | None], parameters: Callable[[], Iterable[Placed]]
@@ -43,7 +44,7 @@ class Reads:
         self._foreseen: dict[tuple[Value, Way], LazyTensor] = {}
         self._num_reads: Counter[Way] = Counter()
         self._num_before: Counter[Way] = Counter()
-        """After the backward before this one."""
+        """The number of reads after the backward before this one."""
 
     def foresee(self, value: Value) -> Value | None:
         """Record for the parameters to come what is about to be read of one; the value, if it was foreseen itself."""
@@ -69,7 +70,7 @@ class Reads:
         self._foreseen.clear()
 
     def _following(self, source: Value, number: int) -> list[Placed]:
-        """So many parameters after the one of this gradient."""
+        """Returns the gradient of the parameter that is so many places after this gradient's."""
         if not number:
             return []
         parameters = [placed for placed in self._parameters() if placed.is_parameter]
@@ -79,7 +80,7 @@ class Reads:
 
 
 def _way_to(value: Value) -> tuple[Value, Way, list[Call]] | None:
-    """How a value is computed of one gradient and of nothing else: the gradient, the way, and its calls."""
+    """Returns how a value is computed from one gradient and nothing else: the gradient, the way, and its calls."""
     source: Value | None = None
     calls: list[Call] = []
     todo = [value]

@@ -131,7 +131,8 @@ def resolve(
 
 
 def _is_of_plain_memory(recorder: Recording, target: Any, tensors: list[torch.Tensor]) -> bool:
-    """Whether a call is about a plain tensor that every rank has, and recorded values only say where: `cm[t, p] += 1`.
+    """Returns whether a call is about a plain tensor that every rank has, and recorded values only say where: `cm[t, p]
+    += 1`. Each rank then runs it itself, on its own memory.
 
     Each rank then runs it itself, on its own memory.
     """
@@ -251,7 +252,7 @@ def _written(call: Call, leaves: list[torch.Tensor]) -> list[Any]:
 
 
 def text_for_others(call: Call) -> bytes:
-    """What the owner tells of a call it has learned."""
+    """Returns what the owner broadcasts about a call that has been resolved at run time."""
     raised = b"" if call.raised is None else exception_to_json(call.raised)
     entry = b"" if type(call.entry) is Unknown else entry_to_json(call.entry, call.template)
     return raised + b"\n" + entry

@@ -29,14 +29,14 @@ class Computing:
         self._fetched: weakref.WeakKeyDictionary[Value, torch.Tensor] = weakref.WeakKeyDictionary()
 
     def can_compute(self, value: Any) -> bool:
-        """Whether it is the result of a deferred call that has not been run by its owner."""
+        """Returns whether it is the result of a deferred call that has not been run by its owner."""
         call = value.call if isinstance(value, Value) else None
         if type(call) is not DeferredCall or (call.is_outdated and call.results is None):
             return False
         return is_local(value)
 
     def compute(self, last: Any) -> Any:
-        """The results of a call."""
+        """Returns the results of a call."""
         todo = [last]
         while todo:
             call = todo[-1]
@@ -111,7 +111,7 @@ class Computing:
         return kept
 
     def _parts(self, last: DeferredCall) -> list[torch.Tensor] | None:
-        """Of a large value that another rank has, only what the program has taken a view of; None for all else."""
+        """Returns what the program has taken a view of, for a large value that another rank has; None for all else."""
         links: list[tuple[DeferredCall, int]] = []
         call, index, source = last, 0, None
         while (viewed := viewed_by(call)) is not None:
@@ -139,6 +139,6 @@ class Computing:
 
 
 def _device_here(device: torch.device) -> torch.device:
-    """The device that a tensor is on for its owner, if this rank has such a one."""
+    """Returns the device that a tensor is on for its owner, if this rank has such a one."""
     is_here = torch.accelerator.is_available() and torch.accelerator.device_count() > (device.index or 0)
     return device if device.type == "cpu" or is_here else torch.device("cpu")

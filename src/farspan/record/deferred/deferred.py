@@ -50,19 +50,20 @@ __all__ = ["Deferred"]
 
 
 class Deferred:
-    """What this rank has deferred. With one rank, nothing is."""
+    """The calls that this rank has deferred. With one rank there are none."""
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.computing = Computing(recorder)
         self.has_any = False
-        """Whether a call has been deferred since the program began."""
+        """True if a call has been deferred since the program began."""
         self._calls: list[weakref.ref[DeferredCall]] = []
 
     # When the program calls an op.
 
     def can_wait(self, target: Any, entry: Entry, arguments: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether a call needs only what has been computed, and writes into nothing else: alike on every rank."""
+        """Returns whether a call needs only what has been computed, and writes into nothing else: alike on every
+        rank."""
         for item in arguments:
             if type(item) is Value and type(item.call) is Call and item.pending:
                 return False  # most calls: what they need is still to be computed
@@ -78,14 +79,14 @@ class Deferred:
         return are_known(arguments, tensors) or is_view(entry, arguments)
 
     def can_run(self, target: Any, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether each rank can run a call that writes into plain memory, with what has been computed."""
+        """Returns whether each rank can run a call that writes into plain memory, with what has been computed."""
         has_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if has_gradient or not self._is_op(target):
             return False
         return are_known([self.recorder.argument(tensor) for tensor in tensors], tensors)
 
     def _is_op(self, target: Any) -> bool:
-        """Whether a call of `target` may be deferred; with one rank there are no others."""
+        """Returns whether a call of `target` may be deferred; with one rank there are no others."""
         if self.recorder.engine.num_ranks == 1 or self.recorder.is_writing:
             return False
         return type(target) not in (Leaf, FunctionCall) and not (type(target) is Through and target.is_in_place)
@@ -161,12 +162,12 @@ class Deferred:
     # When a recorded call needs the result.
 
     def argument(self, value: Value) -> Value | torch.Tensor:
-        """The value itself, or the plain tensor that every rank has in its place."""
+        """Returns the value itself, or the plain tensor that every rank has in its place."""
         known = _plain(value)
         return value if known is None else known
 
     def recorded(self, arguments: Sequence[Any], entry: Entry, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
-        """The arguments of a call that is about to be recorded; those that were deferred are recorded now."""
+        """Returns the arguments of a call that is about to be recorded; those that were deferred are recorded now."""
         if entry.mutated:
             self._before_write(entry, tensors)
             arguments = [self.recorder.argument(tensor) for tensor in tensors]
@@ -236,7 +237,7 @@ class Deferred:
     # When a rank reads.
 
     def can_read(self, value: Value) -> bool:
-        """Whether this rank can compute the data of `value` without the other ranks running anything."""
+        """Returns whether this rank can compute the data of `value` without the other ranks running anything."""
         return self.computing.can_compute(value)
 
     def read(self, value: Value) -> torch.Tensor:
@@ -249,7 +250,7 @@ class Deferred:
         return self.computing.compute(call)[value.index]
 
     def computed(self, tensor: Any) -> Any:
-        """The tensor, or the plain one that every rank computes in its place."""
+        """Returns the tensor, or the plain one that every rank computes in its place."""
         return self.read(tensor._value) if type(tensor) is LazyTensor and is_deferred(tensor._value) else tensor
 
     def settle(self) -> None:
@@ -270,13 +271,13 @@ class Deferred:
         self.computing.forget()
 
     def _alive(self) -> list[DeferredCall]:
-        """The calls that are neither recorded nor settled, and that something may still need."""
+        """Returns the calls that are neither recorded nor settled, and that something may still need."""
         found = [call for reference in self._calls if (call := reference()) is not None]
         return [call for call in found if call.segment is None and call.arguments is not None]
 
 
 def _plain(value: Value) -> torch.Tensor | None:
-    """The result that every rank has computed, if its call is settled."""
+    """Returns the result that every rank has computed, if its call is settled."""
     call = value.call
     if type(call) is not DeferredCall or not call.is_settled:
         return None

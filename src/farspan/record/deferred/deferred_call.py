@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 MOST_BYTES = 1 << 20
-"""Of what an op takes. One that takes more is recorded at once, for a rank that reads it would have to fetch all that;
-but views are not, of which a rank fetches the part that it reads.
+"""Limit on what a deferred op takes. An op that takes more is recorded at once, for a rank that reads it would have to
+fetch all that; but views are not, of which a rank fetches the part that it reads.
 """
 
 
@@ -44,11 +44,12 @@ class DeferredCall(Call):
         self.tensors: Sequence[torch.Tensor] = tensors
         """Its arguments: as long as they are held, their owners keep the data."""
         self.values: list[weakref.ref[Value]] = []
-        """What it gives, while it is not recorded: it ends with the last of them, and what it takes is free."""
+        """Weak references to its results, while it is not recorded: it ends with the last of them, and what it takes is
+        free."""
         self.results: list[torch.Tensor] | None = None
         """The tensors that the call gives, once this rank has computed them; None before that."""
         self.is_outdated = False
-        """Whether what it is made of has been written into since."""
+        """True if an input has been written into since."""
         self.segment: Any = None
 
     def give(self) -> None:
@@ -65,46 +66,46 @@ class DeferredCall(Call):
 
     @property
     def is_settled(self) -> bool:
-        """Whether every rank that has made the call has computed it, so that it is never recorded."""
+        """Returns whether every rank that has made the call has computed it, so that it is never recorded."""
         return self.segment is None and self.arguments is None
 
     @property
     def is_large_view(self) -> bool:
-        """Whether its result is too large to be fetched without being read."""
+        """Returns whether its result is too large to be fetched without being read."""
         return is_view(self.entry, self.arguments or ()) and sum(map(_size_of_meta, self.entry.metas)) > MOST_BYTES
 
     def uses(self, values: set[Value]) -> bool:
-        """Whether the call takes one of `values`, itself or through other deferred calls."""
+        """Returns whether the call takes one of `values`, itself or through other deferred calls."""
         return any(item in values for item in _values_behind(self))
 
     def is_held(self) -> bool:
-        """Whether the program still holds a result of the call."""
+        """Returns whether the program still holds a result of the call."""
         return any(value is not None and value.is_readable for value in [item() for item in self.values])
 
 
 def is_deferred(value: Any) -> bool:
-    """Whether it is the result of a call that is not recorded."""
+    """Returns whether it is the result of a call that is not recorded."""
     return isinstance(value, Value) and type(value.call) is DeferredCall and value.segment is None
 
 
 def is_local(value: Value) -> bool:
-    """Whether it is the result of a deferred call that has not been run by its owner: recorded or not."""
+    """Returns whether it is the result of a deferred call that has not been run by its owner: recorded or not."""
     call = value.call
     return type(call) is DeferredCall and (call.segment is None or value.pending)
 
 
 def is_ready(call: DeferredCall) -> bool:
-    """Whether all that a deferred call is made of has been computed."""
+    """Returns whether all inputs of a deferred call have been computed."""
     return not any(value.pending for value in sources_of(call))
 
 
 def sources_are_held(call: DeferredCall) -> bool:
-    """Whether the owners keep what a deferred call is made of."""
+    """Returns whether the owners keep the inputs of a deferred call."""
     return all(value.is_readable for value in sources_of(call))
 
 
 def sources_of(call: DeferredCall, *, is_to_compute: bool = False) -> list[Value]:
-    """The values that a deferred call is made of, itself or by other deferred calls.
+    """Returns the values that a deferred call is made of, itself or by other deferred calls.
 
     Args:
         call: Which.
@@ -118,7 +119,7 @@ def sources_of(call: DeferredCall, *, is_to_compute: bool = False) -> list[Value
 
 
 def _values_behind(call: DeferredCall, *, is_to_compute: bool = False) -> Iterator[Value]:
-    """All values that a call is made of, at any depth of calls that their owner has not run."""
+    """Returns all values that a call is made of, at any depth of calls that their owner has not run."""
     todo: list[Any] = [call]
     seen: set[Any] = {call}
     while todo:
@@ -134,7 +135,8 @@ def _values_behind(call: DeferredCall, *, is_to_compute: bool = False) -> Iterat
 
 
 def are_known(arguments: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the arguments of a call have all been computed, some of them by the model, and are not too large."""
+    """Returns whether the arguments of a call have all been computed, some of them by the model, and are not too
+    large."""
     size_bytes = 0
     for item in arguments:
         if isinstance(item, Value):
@@ -148,20 +150,20 @@ def are_known(arguments: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool
 
 
 def is_view(entry: Entry, arguments: Sequence[Any]) -> bool:
-    """Whether a call only takes views of one value that has been computed."""
+    """Returns whether a call only takes views of one value that has been computed."""
     if len(arguments) != 1 or not isinstance(arguments[0], Value) or not _is_computed(arguments[0]):
         return False
     return bool(entry.num_results) and min(entry.shares) >= 0
 
 
 def viewed_by(call: DeferredCall) -> Value | None:
-    """The value of which it takes views, if it does nothing else."""
+    """Returns the value of which it takes views, if it does nothing else."""
     arguments = call.arguments
     return arguments[0] if arguments and is_view(call.entry, arguments) else None
 
 
 def size_of(value: Value) -> int:
-    """The size of a value's data in bytes."""
+    """Returns the size of a value's data in bytes."""
     return _size_of_meta(value.meta)
 
 
@@ -170,7 +172,7 @@ def _size_of_meta(meta: Meta) -> int:
 
 
 def can_go_back(value: Value) -> bool:
-    """Whether a backward may still come through what has made the value."""
+    """Returns whether a backward may still come through what has made the value."""
     if type(value.call) is Call:
         return value.meta.requires_grad and value.call.arguments is not None
     todo, seen = [value], {value}
@@ -188,7 +190,7 @@ def can_go_back(value: Value) -> bool:
 
 
 def _is_computed(value: Value) -> bool:
-    """Whether it has been computed, and stays what it is: no parameter, no gradient, no state."""
+    """Returns whether it has been computed, and stays what it is: no parameter, no gradient, no state."""
     if value.pending and not is_local(value):
         return False
     if value.name or value.gradient_of or value.state_of is not None or value.stage == EVERYWHERE:

@@ -20,7 +20,7 @@ __all__ = ["become_plain", "can_be_recorded", "exchange"]
 
 
 def can_be_recorded(recorder: Recording, plain: torch.Tensor) -> bool:
-    """Whether the program may hold a recorded tensor in the place of this plain one: alike on every rank."""
+    """Returns whether a recorded tensor may replace this plain one in the program: alike on every rank."""
     if not (
         type(plain) is torch.Tensor
         and id(plain) not in recorder.placed

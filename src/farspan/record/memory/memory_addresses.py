@@ -1,4 +1,4 @@
-"""Where the memory of a parameter is, by which programs and savers find out which ones share it.
+"""Gives the memory of a parameter an address, by which programs and savers find out which parameters share it.
 
 At its owner that is an address; elsewhere a number of the same use: the same at each question, the same for all that
 is this parameter's memory, and different from all others.

@@ -34,13 +34,13 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 class _Copy:
     placed: Placed
     storage: StorageWeakRef
-    """To the memory. Until it is let go, the address of the memory is not used again."""
+    """A reference to the memory. Until it is released, the address of the memory is not used again."""
     epoch: int
-    """When it was up to date."""
+    """The epoch in which it was up to date."""
 
 
 class Copies:
-    """What this rank's program holds of state dictionaries."""
+    """The copies in state dictionaries that this rank's program holds."""
 
     def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
@@ -56,11 +56,11 @@ class Copies:
         self.by_storage[storage._cdata] = _Copy(placed, StorageWeakRef(storage), self.epoch)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` lies in the memory of a placed parameter, or in a copy of it."""
+        """Returns whether `tensor` lies in the memory of a placed parameter, or in a copy of it."""
         return self._of(tensor) is not None
 
     def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """A function is about to run: what it uses is brought up to date.
+        """Brings up to date what a function that is about to run uses.
 
         Returns:
             Whether it writes into a parameter.
@@ -128,7 +128,7 @@ class Copies:
 
 
 def plain_in(item: Any) -> Iterator[torch.Tensor]:
-    """The plain tensors among arguments, at any depth."""
+    """Yields the plain tensors among arguments, at any depth."""
     if type(item) in _PLAIN:
         yield item
     elif isinstance(item, (list, tuple)):
@@ -139,7 +139,7 @@ def plain_in(item: Any) -> Iterator[torch.Tensor]:
 
 
 def what_is_written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a torch function writes into, by torch's rules for names."""
+    """Returns what a torch function writes into, by torch's rules for names."""
     name = getattr(function, "__name__", "")
     is_in_place = name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
     return [args[:1] if is_in_place else None, kwargs.get("out")]

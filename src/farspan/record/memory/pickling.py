@@ -21,7 +21,7 @@ __all__ = ["reduce_module", "reduce_placed"]
 
 
 def reduce_module(recorder: Recording, module: nn.Module, protocol: Any) -> Any:
-    """What `pickle` writes of a module: as it is when all that was recorded has run."""
+    """Returns what `pickle` writes of a module: as it is when all that was recorded has run."""
     recorder.flush_before_change("a model is pickled")
     recorder.is_recording = False  # recurrent modules look after their weights then, which is no change
     try:
@@ -31,7 +31,7 @@ def reduce_module(recorder: Recording, module: nn.Module, protocol: Any) -> Any:
 
 
 def reduce_placed(recorder: Recording, placed: Placed, protocol: Any) -> Any:
-    """What `pickle` writes of a parameter, or of a buffer that another rank owns."""
+    """Returns what `pickle` writes of a parameter, or of a buffer that another rank owns."""
     recorder.before_read(placed.tensor)
     recorder.is_recording = False
     try:
@@ -43,7 +43,7 @@ def reduce_placed(recorder: Recording, placed: Placed, protocol: Any) -> Any:
 
 
 def _real(recorder: Recording, placed: Placed) -> torch.Tensor:
-    """What the owner has, with what the program has written on the tensor here."""
+    """Returns the owner's tensor, with what the program has written on the tensor here."""
     meta, stub = placed.meta, placed.tensor
     data = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype).copy_(recorder.engine.read_parameter(placed))
     tensor = tensor_of_class(placed.kind, data, requires_grad=stub.requires_grad)

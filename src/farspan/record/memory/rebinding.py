@@ -71,7 +71,7 @@ def _check_like(recorder: Recording, name: str, tensor: torch.Tensor, value: tor
 
 
 def _parameter_of(recorder: Recording, tensor: torch.Tensor) -> Placed | None:
-    """The parameter whose memory `tensor` is."""
+    """Returns the parameter whose memory `tensor` is."""
     return recorder.placed.get(id(tensor)) or getattr(tensor, "_alias_of", None)
 
 
@@ -129,7 +129,7 @@ def _copied_to(recorder: Recording, value: torch.Tensor, stage: int) -> Any:
 
 
 def _keep_old_memory(recorder: Recording, placed: Placed) -> None:
-    """Who shares the memory of a parameter keeps it, by a name of its own."""
+    """Gives a parameter's old memory a name of its own: those who share it keep it."""
     meta = placed.meta
     plain = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
     data = placed.tensor.detach() if placed.is_owned else None
@@ -163,7 +163,7 @@ def _become_parameter(recorder: Recording, value: LazyTensor, placed: Placed, *,
 
 
 def _given_up(recorder: Recording, plain: torch.Tensor, placed: Placed) -> torch.Tensor:
-    """The memory of a plain tensor, which becomes the parameter's; a copy of it where others use it."""
+    """Returns the memory of a plain tensor, which becomes the parameter's; a copy of it where others use it."""
     if not can_be_recorded(recorder, plain):
         return plain.detach().clone()
     data = plain.detach()

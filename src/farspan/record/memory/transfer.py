@@ -20,14 +20,14 @@ _WRITES = (torch.Tensor.copy_, torch.Tensor.zero_, torch.Tensor.fill_)
 
 
 class Transfer:
-    """What stands in for the recorder while a state dictionary is made or loaded: torch functions run at once."""
+    """Replaces the recorder while a state dictionary is made or loaded: torch functions run at once."""
 
     def __init__(self, recorder: Recording, *, is_loading: bool) -> None:
         self.recorder = recorder
         self.is_loading = is_loading
         self._fetched: dict[str, torch.Tensor] = {}
         self._given: dict[int, torch.Tensor] = {}
-        """By id of what is loaded, its values."""
+        """The values that are loaded, by id."""
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Write into a parameter at its owner only; read one by fetching it from there."""
@@ -110,7 +110,7 @@ def transferring(recorder: Recording, *, is_loading: bool, state: Any = None) ->
 
 
 def _is_memory_of(result: Any, tensor: torch.Tensor) -> bool:
-    """Whether `result` is a tensor with the memory of `tensor`."""
+    """Returns whether `result` is a tensor with the memory of `tensor`."""
     if type(result) is not torch.Tensor or result.layout is not torch.strided:
         return False
     return result.untyped_storage()._cdata == tensor.untyped_storage()._cdata

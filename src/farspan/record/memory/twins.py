@@ -15,22 +15,22 @@ __all__ = ["become_twin", "leave_memory", "main_of", "make_twin", "members", "pu
 
 
 def main_of(lazy: LazyTensor) -> LazyTensor:
-    """What stands for the memory of `lazy`."""
+    """Returns the tensor that represents the memory of `lazy`."""
     return lazy if lazy._twin_of is None else lazy._twin_of
 
 
 def twins_of(lazy: LazyTensor) -> list[LazyTensor]:
-    """Those of a main tensor that the program still holds."""
+    """Returns those twins of a main tensor that the program still holds."""
     return [twin for reference in lazy._twins or () if (twin := reference()) is not None]
 
 
 def members(lazy: LazyTensor) -> list[LazyTensor]:
-    """The views of a tensor that the program still holds."""
+    """Returns the views of a tensor that the program still holds."""
     return [member for reference in lazy._family or () if (member := reference()) is not None]
 
 
 def make_twin(lazy: LazyTensor) -> LazyTensor:
-    """Another tensor of the same memory."""
+    """Returns another tensor of the same memory."""
     twin = LazyTensor.make(lazy._value, lazy._recorder)
     become_twin(twin, lazy)
     return twin

@@ -1,3 +1,3 @@
-"""What autograd's graph is to the program: hooks on recorded tensors, and on the nodes that have made them."""
+"""Shows autograd's graph to the program: hooks on recorded tensors, and on the nodes that have made them."""
 
 __all__: list[str] = []

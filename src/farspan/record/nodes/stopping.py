@@ -61,13 +61,14 @@ def take_up(recorder: Recording, backward: Backward) -> None:
 
 
 def _is_gradient_used(recorder: Recording) -> bool:
-    """Whether recorded calls take parameters' gradients, to which the backward may add when it goes on."""
+    """Returns whether recorded calls take parameters' gradients, to which the backward may add when it goes on."""
     graphs = (*recorder.pending, recorder.current)
     return any(source.gradient_of for graph in graphs for source in graph.sources)
 
 
 def _arrived(recorder: Recording, backward: Backward, stops: list[BackwardSegment]) -> list[Any]:
-    """The gradients that have come to `stops`: what was recorded passed on, and what the backward was begun with."""
+    """Returns the gradients that have come to `stops`: what was recorded passed on, and what the backward was begun
+    with."""
     engine = recorder.engine
     coming = [stop for stop in stops if stop.incoming]
     data = [engine.executor.take(stop.incoming[0]) for stop in coming]

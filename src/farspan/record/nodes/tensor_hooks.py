@@ -27,26 +27,26 @@ __all__ = ["CallHooks", "Node", "changed", "is_retained", "register_hook", "reta
 
 
 class CallHooks:
-    """What is to be called with the gradients of a call's outputs, in the order of autograd."""
+    """The program's hooks that receive the gradients of a call's outputs, in the order of autograd."""
 
     __slots__ = ("after", "before", "of_tensors", "retaining")
 
     def __init__(self) -> None:
         self.of_tensors: OrderedDict[int, tuple[int, Any]] = OrderedDict()
-        """By number of the handle: which output, and the hook."""
+        """The output and the hook, by number of the handle."""
         self.retaining: dict[int, weakref.ref[Recorded]] = {}
-        """By output the tensor that keeps its gradient."""
+        """The tensor that keeps its gradient, by output."""
         self.before: OrderedDict[int, Any] = OrderedDict()
         """Called with the gradients of all outputs."""
         self.after: OrderedDict[int, Any] = OrderedDict()
-        """Of an identity function: called with the gradients of its inputs, and of its outputs."""
+        """Hooks of an identity function, which receive the gradients of its inputs and of its outputs."""
 
     def __bool__(self) -> bool:
         is_retaining = any(reference() is not None for reference in self.retaining.values())
         return bool(self.of_tensors or self.before or self.after) or is_retaining
 
     def run(self, gradients: Sequence[Any]) -> list[Any]:
-        """What goes on in the place of `gradients`, one for each output; None where there is none."""
+        """Returns what goes on instead of `gradients`, one for each output; None where there is none."""
         now = list(gradients)
         for number, hook in [*self.of_tensors.values()]:
             if now[number] is not None:
@@ -64,7 +64,7 @@ class CallHooks:
 
 
 def changed(hook: Any, gradient: Any, result: Any) -> Any:
-    """The gradient after a hook has returned `result`; the errors are torch's."""
+    """Returns the gradient after a hook has returned `result`; the errors are torch's."""
     if result is None:
         return gradient
     name = getattr(hook, "__name__", type(hook).__name__)
@@ -136,7 +136,7 @@ def _hooks_of(lazy: Recorded) -> CallHooks:
 
 
 class Node:
-    """What `grad_fn` of a recorded tensor is."""
+    """The `grad_fn` of a recorded tensor."""
 
     __slots__ = ("_lazy",)
 
@@ -148,7 +148,7 @@ class Node:
         return self._lazy._value
 
     def name(self) -> str:
-        """That of the function's backward, or of what was called."""
+        """Returns the name of the function's backward, or of what was called."""
         call = self._value.call
         target = None if call is None else call.target
         if isinstance(target, FunctionCall):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["MAY_HIDE_HISTORY", "check_history", "install_apply"]
 
 MAY_HIDE_HISTORY = not isinstance(Function.__dict__["apply"], classmethod)
-"""Whether `Function.apply` is no Python function in this release, so that a taken one cannot be watched."""
+"""True if `Function.apply` is no Python function in this release, so that one that was taken cannot be watched."""
 
 
 _original: Any = None
@@ -59,7 +59,7 @@ def _is_in_a_container() -> bool:
 
 
 def _run_checkpointed(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
-    """What a reentrant checkpoint runs is recorded part by part: its modules may lie on several stages.
+    """Records what a reentrant checkpoint runs part by part: its modules may lie on several stages.
 
     Gradients flow as through the checkpoint, which gives none where no argument needs one.
     """
@@ -98,7 +98,8 @@ def _stand_in(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _stand_in_with_a_cell(cell: Any) -> Any:
-    """The same for an `apply` that uses super(): code can be exchanged only for code with as many free variables."""
+    """Returns the same for an `apply` that uses super(): code can be exchanged only for code with as many free
+    variables."""
 
     def stand_in(cls: Any, *args: Any, **kwargs: Any) -> Any:
         from farspan.record.ops.autograd_function import apply

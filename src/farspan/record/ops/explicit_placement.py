@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["PLAIN_TO", "calls_for_a_place", "ops_at", "to", "leave_places_to_the_recorder", "understand_places"]
 
 PLAIN_TO: Any = torch.Tensor.to
-"""As torch has it: a process that is alone has another in its place (`understand_places`)."""
+"""torch's own `to`: a process that is alone has another in its place (`understand_places`)."""
 _stand_in: Any = None
 _ARGUMENTS = ("dtype", "non_blocking", "copy")
-"""Of `to`, after the device."""
+"""The arguments of `to` after the device."""
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def ops_at(recorder: Recording, place: str) -> Iterator[None]:
 
 
 def calls_for_a_place(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this is `x.to("rank:...")`, which torch itself would not take."""
+    """Returns whether this is `x.to("rank:...")`, which torch itself would not take."""
     return function is PLAIN_TO and _place_in(args, kwargs) is not None
 
 
@@ -112,7 +112,7 @@ def _place_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
 
 
 def _stage_of(recorder: Recording, tensor: torch.Tensor) -> int:
-    """Where a tensor lives; -1 for a plain one, which every rank has."""
+    """Returns where a tensor lives; -1 for a plain one, which every rank has."""
     if type(tensor) is LazyTensor:
         return tensor._value.stage
     placed = recorder.placed.get(id(tensor))

@@ -40,7 +40,7 @@ def record_foreach(recorder: Recording, function: Any, args: tuple[Any, ...], kw
 
 
 def _pick(item: Any, number: int, indices: list[int]) -> Any:
-    """The elements of a list argument that belong to a stage; other arguments as they are."""
+    """Returns the elements of a list argument that belong to a stage; other arguments as they are."""
     if isinstance(item, (list, tuple)) and len(item) == number:
         return [item[index] for index in indices]
     return item

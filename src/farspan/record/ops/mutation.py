@@ -1,4 +1,4 @@
-"""In-place operations: values have versions, and who holds the tensor moves on to the new one."""
+"""Records in-place operations: values have versions, and a tensor moves on to the new one."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def prepare_mutation(recorder: Recording, call: Call, tensors: list[torch.Tensor
 
 
 def plain_versions(arguments: Sequence[Any]) -> tuple[int, ...]:
-    """How often each plain tensor among `arguments` has been written to."""
+    """Returns how often each plain tensor among `arguments` has been written to."""
     plain = map(plain_of, arguments)
     with DisableTorchFunction():
         return tuple([item._version for item in plain if isinstance(item, torch.Tensor) and not item.is_inference()])
 
 
 def written_parameters(recorder: Recording, entry: Entry, tensors: list[torch.Tensor]) -> list[Placed]:
-    """The parameters a call writes into, themselves or through `param.data`."""
+    """Returns the parameters a call writes into, themselves or through `param.data`."""
     found: list[Placed] = []
     for tensor in (tensors[i] for i in entry.mutated):
         placed = recorder.placed.get(id(tensor)) or getattr(tensor, "_alias_of", None)
@@ -66,7 +66,7 @@ def written_parameters(recorder: Recording, entry: Entry, tensors: list[torch.Te
 
 
 def is_plain_write(target: Any, entry: Entry, tensors: list[torch.Tensor]) -> bool:
-    """Whether a call of `target` writes only into recorded tensors that share their memory with no other."""
+    """Returns whether a call of `target` writes only into recorded tensors that share their memory with no other."""
     if type(target) is Through:
         return True
     for tensor in (tensors[i] for i in entry.mutated):
@@ -214,7 +214,7 @@ def _check_every_rank_can_write(
 
 
 def _is_data_of_buffer(recorder: Recording, plain: Sequence[torch.Tensor]) -> bool:
-    """Whether one plain tensor, no view, shares its memory with a buffer of the model that is running."""
+    """Returns whether one plain tensor, no view, shares its memory with a buffer of the model that is running."""
     if len(plain) != 1 or plain[0]._base is not None or plain[0].requires_grad or recorder.outermost is None:
         return False
     with DisableTorchFunction():

@@ -1,4 +1,4 @@
-"""Where the ops between modules run."""
+"""Decides where the ops between modules run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["latest_stage", "stage_for", "stage_of"]
 
 
 def stage_of(recorder: Recording, item: Any) -> int | None:
-    """Where a recorded tensor or a parameter lives; None for what every rank has."""
+    """Returns where a recorded tensor or a parameter lives; None for what every rank has."""
     if type(item) is LazyTensor:
         return item._value.stage
     placed = recorder.placed.get(id(item))
@@ -34,7 +34,8 @@ def stage_for(
     *,
     is_new: bool = False,
 ) -> int:
-    """Where an op runs: with what it writes into, else where the program says (`farspan.on`), else with its input.
+    """Returns where an op runs: with what it writes into, else where the program says (`farspan.on`), else with its
+    input.
 
     Args:
         recorder: Knows what the program says.
@@ -55,7 +56,7 @@ def stage_for(
 
 
 def latest_stage(values: Sequence[Value]) -> int:
-    """An op runs where its data have come farthest: so that they go on from there, and not back and forth.
+    """Returns the latest pipeline level's stage among an op's inputs: data go on from there, and not back and forth.
 
         skip on stage 0, x on stage 2     cat((skip, x)) on stage 2, however large the skip is
 
@@ -84,7 +85,7 @@ def _size(value: Value) -> int:
 
 
 def _is_weight(value: Value) -> bool:
-    """Whether it is a parameter, or made of parameters alone by operations between modules.
+    """Returns whether it is a parameter, or made of parameters alone by operations between modules.
 
     Values remember it: a weight that is made in many operations (a power iteration, say) has ever so many ways back to
     its parameters.
@@ -104,14 +105,14 @@ def _is_weight(value: Value) -> bool:
 
 
 def _made_of(value: Value) -> list[Value]:
-    """What an operation between modules has made it of."""
+    """Returns what an operation between modules has made it of."""
     if value.call is None or type(value.call.target) is Leaf:
         return []
     return [item for item in value.call.arguments or () if isinstance(item, Value)]
 
 
 def _stage_written(recorder: Recording, entry: Entry | Unknown, tensors: list[torch.Tensor]) -> int:
-    """A call that writes runs where the tensor it writes into lives."""
+    """Returns the stage of the tensor that a call writes into: the call runs there."""
     written = [tensors[i] for i in entry.mutated]
     stages = {tensor._value.stage for tensor in written if type(tensor) is LazyTensor}
     stages |= {recorder.placed[id(tensor)].stage for tensor in written if id(tensor) in recorder.placed}

@@ -39,7 +39,7 @@ _SAME: dict[str, str] = {"gradient": "gradients", "grad_tensors": "gradients", "
 
 
 def read_data(tensor: Any) -> Any:
-    """The plain tensor behind a recorded one, fetched from its owner."""
+    """Returns the plain tensor behind a recorded one, fetched from its owner."""
     return tensor.read() if type(tensor) in (LazyTensor, StubParameter) else tensor
 
 
@@ -58,9 +58,9 @@ def read_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
 def is_own_draw(
     recorder: Recording, function: Any, entry: Entry, tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]
 ) -> bool:
-    """Whether random numbers are the program's own: a new tensor, made outside every module (`torch.multinomial` on a
-    model's logits), or whatever it draws with a generator of its own. Every rank draws them, as one process does. Not
-    where a gradient would get lost.
+    """Returns whether random numbers are the program's own: a new tensor, made outside every module
+    (`torch.multinomial` on a model's logits), or whatever it draws with a generator of its own. Every rank draws them,
+    as one process does. Not where a gradient would get lost.
     """
     has_own = has_own_generator(kwargs)
     if recorder.frame is not recorder.root and not has_own:
@@ -84,7 +84,7 @@ def draw_here(recorder: Recording, function: Any, template: Any, tensors: Sequen
 
 
 def data_to_draw(function: Any, tensor: Any) -> Any:
-    """What a function of `is_own_draw` needs in the place of `tensor`: its data, or only its shape."""
+    """Returns what a function of `is_own_draw` needs in place of `tensor`: its data, or only its shape."""
     if function in _LIKE and type(tensor) is LazyTensor:
         meta = tensor._value.meta
         return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
@@ -97,7 +97,7 @@ def _backward(recorder: Recording, function: Any, args: Any, kwargs: dict[str, A
 
 
 def _read(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
-    """The data are asked for: fetch them, and let the function run on them."""
+    """Fetches the data that are asked for, and lets the function run on them."""
 
     def read(tensor: Any) -> Any:
         recorder.before_read(tensor)

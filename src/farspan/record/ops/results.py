@@ -1,4 +1,4 @@
-"""What the user's code gets back from a call that has been recorded."""
+"""Makes what the user's code gets back from a call that has been recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["answer"]
 
 
 def answer(recorder: Recording, call: Call, entry: Entry, tensors: list[torch.Tensor], given: tuple[Any, ...]) -> Any:
-    """What the user's code gets: lazy tensors in the result's structure; arguments the call changes are changed."""
+    """Returns lazy tensors in the result's structure, for the user's code; applies the changes of arguments."""
     if entry.is_one_new_tensor:
         return LazyTensor.make(call.outputs[0], recorder)
     for number, argument in enumerate(entry.mutated):

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["Through", "is_shared", "join_family", "root_of", "retake", "write_through"]
 
 _Link = tuple[Any, Any, int]
-"""How a view is taken: (function, template of its arguments, which of its results)."""
+"""One step from a tensor to its view: (function, template of its arguments, which of its results)."""
 _MANY = 32
 
 
 class _View(NamedTuple):
     root: Any
     links: tuple[_Link, ...] | None
-    """From the root, one after the other; None where a module has taken it."""
+    """The steps from the root, one after the other; None where a module has taken the view."""
 
 
 def join_family(lazy: LazyTensor, base: Any, call: Call, result: int, placed: dict[int, Placed]) -> None:
@@ -58,13 +58,13 @@ def join_family(lazy: LazyTensor, base: Any, call: Call, result: int, placed: di
 
 
 def is_shared(lazy: LazyTensor) -> bool:
-    """Whether a write into `lazy` shows in other tensors."""
+    """Returns whether a write into `lazy` shows in other tensors."""
     lazy = main_of(lazy)
     return lazy._view is not None or any(member() is not None for member in lazy._family or ())
 
 
 def root_of(lazy: LazyTensor) -> Any:
-    """What `lazy` is a view of, or itself; None if it is not known how it was taken."""
+    """Returns what `lazy` is a view of, or itself; None if it is not known how it was taken."""
     lazy = main_of(lazy)
     if lazy._view is None:
         return lazy
@@ -93,12 +93,12 @@ def write_through(
 
 
 def _is_parameters(tensor: Any) -> bool:
-    """Whether a tensor is a parameter, its memory or its gradient."""
+    """Returns whether a tensor is a parameter, its memory or its gradient."""
     return type(tensor) is not LazyTensor or tensor._alias_of is not None or tensor._is_gradient
 
 
 def retake(recorder: Recording, member: LazyTensor) -> None:
-    """What `member` is a view of has been written: let it be a view of what that is now."""
+    """Takes `member` again as a view, after what it is a view of has been written."""
     view: Any = member._view
     if view.links is None:
         recorder.refuse(
@@ -126,11 +126,11 @@ class Through:
         self.links = links
         self.function = function
         self.template = template
-        """Of the function's own arguments."""
+        """The template of the function's own arguments."""
         self.number = number
-        """Which of its tensors is the view."""
+        """The number of the function's tensor that is the view."""
         self.is_in_place = is_in_place
-        """Whether the first argument itself is written: a parameter, or its gradient."""
+        """True if the first argument itself is written: a parameter, or its gradient."""
 
     def __call__(self, root: torch.Tensor, *others: torch.Tensor) -> torch.Tensor | None:
         if not self.is_in_place:

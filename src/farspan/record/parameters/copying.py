@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["copy_module", "copy_parameter", "copy_plainly", "plan_by_model"]
 
 plan_by_model: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
-"""What each distributed model is distributed by. Not an attribute of the model, which is pickled as it was."""
+"""The plan of each distributed model. Not an attribute of the model, which is pickled as it was."""
 
 
 def copy_plainly(module: nn.Module, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` does with an object that has no way of its own; what torch does with a parametrized one."""
+    """Copies as `copy.deepcopy` does an object that has no way of its own, and as torch does a parametrized one."""
     if parametrize.is_parametrized(module):
         result = memo[id(module)] = type(module).__new__(type(module))
         result.__dict__ = copy.deepcopy(module.__dict__, memo)

@@ -15,7 +15,7 @@ from farspan.torch_private import raw_grad, set_raw_grad
 __all__ = ["install_gradient_property", "recorder_of", "watch_parameter"]
 
 _recorders: dict[int, Recording] = {}
-"""By id of a parameter."""
+"""The recorder of a parameter, by the parameter's id."""
 
 
 def watch_parameter(parameter: torch.Tensor, recorder: Recording) -> None:
@@ -24,7 +24,7 @@ def watch_parameter(parameter: torch.Tensor, recorder: Recording) -> None:
 
 
 def recorder_of(parameter: Any) -> Recording | None:
-    """Whose parameter it is; models that are gone had others of the same id."""
+    """Returns the recorder whose parameter it is; models that are gone had others of the same id."""
     recorder = _recorders.get(id(parameter))
     return recorder if recorder is not None and id(parameter) in recorder.placed else None
 

@@ -102,8 +102,8 @@ class Gradients:
             self._sparse[placed.name] = gradient
 
     def read(self, value: Value) -> torch.Tensor:
-        """The data of a recorded value. One that is made of a parameter's gradient alone is likely to be read of other
-        parameters too, and so computed together with theirs.
+        """Returns the data of a recorded value. One that is made of a parameter's gradient alone is likely to be read
+        of other parameters too, and so computed together with theirs.
         """
         known = self._reads.foresee(value) if value.pending and value.meta.numel == 1 else None
         return self.recorder.engine.read(value if known is None else known)

@@ -38,10 +38,10 @@ class Outside:
         self._values: dict[int, Value] = {}
         self._gradients: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self.is_used = False
-        """Whether there has been any."""
+        """True if there has been any."""
 
     def of(self, tensor: torch.Tensor) -> Value:
-        """The value that stands for `tensor` until the next flush."""
+        """Returns the value that stands for `tensor` until the next flush."""
         self.is_used = True
         value = self._values.get(id(tensor))
         if value is None:
@@ -53,7 +53,7 @@ class Outside:
         return value
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether a call that has not run yet uses `tensor`."""
+        """Returns whether a call that has not run yet uses `tensor`."""
         return id(tensor) in self._values
 
     def forget(self) -> None:
@@ -66,12 +66,12 @@ class Outside:
             self._gradients[id(gradient)] = gradient
 
     def is_gradient(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` is a gradient outside the model: every rank has it, and must keep it."""
+        """Returns whether `tensor` is a gradient outside the model: every rank has it, and must keep it."""
         return id(tensor) in self._gradients
 
 
 def plain_of(argument: Any) -> Any:
-    """The plain tensor behind an argument of a call, if every rank has it; else the argument."""
+    """Returns the plain tensor behind an argument of a call, if every rank has it; else the argument."""
     return argument.data if type(argument) is Value and argument.stage == EVERYWHERE else argument
 
 

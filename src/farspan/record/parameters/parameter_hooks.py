@@ -73,9 +73,9 @@ class Hooks:
         self._waiting: list[tuple[Placed, Any]] = []
         """Gradients to be added to `.grad`."""
         self._uses: dict[str, tuple[int, int]] = {}
-        """While hooks run, where the backward has the gradient of each parameter."""
+        """The place, by parameter, at which the backward has the parameter's gradient; set while hooks run."""
         self._now: tuple[int, int] | None = None
-        """Where it is, while hooks run."""
+        """The place of the backward, while hooks run."""
         self._is_after = False
         self._to_come: set[str] = set()
         """The hooked parameters of which the hooks have not yet run."""
@@ -92,12 +92,12 @@ class Hooks:
 
     @property
     def are_there(self) -> bool:
-        """Whether a parameter has a hook, so that each backward runs at once."""
+        """Returns whether a parameter has a hook, so that each backward runs at once."""
         return any(item.before or item.after for item in self._hooked.values())
 
     @property
     def are_running(self) -> bool:
-        """Whether one of them runs."""
+        """Returns whether one of them runs."""
         return self._now is not None
 
     def run_backward(self, backward: Backward, reason: str) -> None:

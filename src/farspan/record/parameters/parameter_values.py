@@ -19,7 +19,7 @@ __all__ = ["ParameterValues", "alias_of", "renew_aliases"]
 
 
 def alias_of(placed: Placed) -> Value:
-    """The parameter's memory without its gradient: what `param.data` and `param.detach()` are."""
+    """Returns the parameter's memory without its gradient: what `param.data` and `param.detach()` are."""
     meta = placed.meta
     value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage, name=placed.name)
     if placed.is_owned:
@@ -41,7 +41,8 @@ class ParameterValues:
         self._values: dict[int, Value] = {}
 
     def of(self, placed: Placed, *, is_fixed: bool = False) -> Value:
-        """The parameter as a source of the current step; `is_fixed`: as it is now, whatever is written into it."""
+        """Returns the parameter as a source of the current step; `is_fixed`: as it is now, whatever is written into
+        it."""
         value = None if is_fixed else self._values.get(id(placed))
         if value is None or value.meta.requires_grad != placed.tensor.requires_grad:
             meta = placed.meta

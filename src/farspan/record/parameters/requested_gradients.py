@@ -83,7 +83,7 @@ def _grad(
 def _gradients_of(
     recorder: Recording, keys: Sequence[Placed | Value], requested: RequestedGradients
 ) -> list[LazyTensor | None]:
-    """The gradients of parameters and recorded values, where the outputs depend on them."""
+    """Returns the gradients of parameters and recorded values, where the outputs depend on them."""
     names: list[str | Value] = [item if isinstance(item, Value) else item.name for item in keys]
     before = requested.before_hooks
     reached = [number for number, name in enumerate(names) if name in requested.reached and name not in before]

@@ -21,11 +21,11 @@ _FIRST_CALLS = 3
 _NAMES = frozenset(
     ["grad", "vjp", "jvp", "jacrev", "jacfwd", "jacobian", "hessian", "vmap", "linearize", "functional_call"]
 )
-"""What code names that may need its module as one unit; it only saves noting what all other containers hold. Where one
-of those turns out to need it after its first calls, that is an error: nobody knows what the attempt has changed.
+"""Names in code that may need its module as one unit; it only saves noting what all other containers hold. Where one of
+those turns out to need it after its first calls, that is an error: nobody knows what the attempt has changed.
 """
 _num_calls: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
-"""By id: modules may compare as they like."""
+"""Counts of calls by id: modules may compare as they like."""
 _is_named: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
@@ -52,7 +52,7 @@ class Attempt:
         self._state = State(item for _, held in self._before for item in held.values())
 
     def has_changed(self) -> bool:
-        """Whether the modules hold other attributes by now, or other things in their objects."""
+        """Returns whether the modules hold other attributes by now, or other things in their objects."""
         for part, held in self._before:
             now = own_attributes(part, is_copy=False)
             if now.keys() != held.keys() or not all(is_same(item, held[name]) for name, item in now.items()):

@@ -37,7 +37,7 @@ def cut_from_parameters(model: nn.Module) -> None:
 
 
 def _is_computed_from(node: Any, parameters: set[int]) -> bool:
-    """Whether a graph leads to one of the parameters, given by their ids."""
+    """Returns whether a graph leads to one of the parameters, given by their ids."""
     nodes, seen = [node], {None}
     while nodes:
         node = nodes.pop()

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["is_set_already", "note_attribute", "present_leaf", "set_on_parameter"]
 
 _NAMES = frozenset(dir(torch.nn.Parameter)) | {"_is_param", "_name", "_recorder"}
-"""Of attributes of parameters, and of what stands for those of other ranks, that are not the program's."""
+"""Attributes of parameters, and of the stubs of other ranks' parameters, that are not the program's."""
 
 
 def present_leaf(recorder: Recording, leaf: Leaf, watch: Callable[[nn.Module, Recording, str], None]) -> Leaf:
-    """The leaf for what the tables of `leaf`'s modules hold now, which is not what they held: a variant of it.
+    """Returns the leaf for what the tables of `leaf`'s modules hold now, which is not what they held: a variant of it.
 
     Args:
         recorder: Whose leaf it is.
@@ -82,7 +82,7 @@ def _variant_of(
 
 
 def is_set_already(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether setting an attribute changes nothing: `model.train()` in each micro-batch."""
+    """Returns whether setting an attribute changes nothing: `model.train()` in each micro-batch."""
     held = vars(module)
     return is_plain(value) and name in held and is_plain(held[name]) and canonical(held[name]) == canonical(value)
 
@@ -127,7 +127,7 @@ def set_on_parameter(parameter: Any, name: str, value: Any) -> None:
 
 
 def _setting(value: Any) -> Any:
-    """What predictions depend on when an attribute has this value."""
+    """Returns what predictions depend on when an attribute has this value."""
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), value.dtype, value.requires_grad)
     return canonical(value) if is_plain(value) else ById(value)
