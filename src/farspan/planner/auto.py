@@ -24,7 +24,7 @@ __all__ = ["auto_plan"]
 _SLACK = 0.05
 """A cut inside a block makes it a container, recorded op by op: worth it for more than this share of a stage."""
 _COPIES = 2
-"""Of a parameter that hold memory as far as is known before a step: itself, and its gradient."""
+"""Copies of a parameter that hold memory, as far as is known before a step: itself, and its gradient."""
 
 
 def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str], hints: Hints | None = None) -> Plan:
@@ -75,7 +75,7 @@ def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str],
 
 
 def _hinted_plan(units: Sequence[Unit], num_stages: int, num_ranks: int, hints: Hints) -> Plan:
-    """The plan whose costliest stage costs least among those that keep the hints."""
+    """Returns the plan whose costliest stage costs least among those that keep the hints."""
     names = [unit.name for unit in units]
     if num_stages != num_ranks:
         raise PlanError(

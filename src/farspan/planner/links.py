@@ -29,7 +29,7 @@ Route = Callable[[int, int], Link]
 
 
 def own_links(*, latency: float = 0.0, bandwidth: float = math.inf) -> Route:
-    """Every pair of ranks has a link of its own in each direction, and all are alike.
+    """Gives every pair of ranks a link of its own in each direction, all alike.
 
     >>> own_links(latency=0.1)(0, 1)
     Link(name='0>1', latency=0.1, bandwidth=inf)

@@ -1,4 +1,4 @@
-"""What is placed as a whole, and the placement of a plan that it makes.
+"""A unit of a model that is placed as a whole, and the placement of a plan that units make.
 
 units                                          stage   placement
 embed                                          0       "embed": 0
@@ -33,7 +33,7 @@ class Unit:
 
 
 def cut_costs(units: Sequence[Unit]) -> list[float]:
-    """What a cut before each unit costs: the number of numbered modules (blocks) it goes through.
+    """Returns the cost of a cut before each unit: the number of numbered modules (blocks) it goes through.
 
     >>> cut_costs([Unit(name=name, cost=0.0) for name in ("embed", "blocks.0.mlp", "blocks.1.attn", "blocks.1.mlp")])
     [0.0, 0.0, 0.0, 1.0]
@@ -50,7 +50,8 @@ def cut_costs(units: Sequence[Unit]) -> list[float]:
 
 
 def placement_of(units: Sequence[Unit], stage_of: Sequence[int]) -> dict[str, int]:
-    """Units to stages; the units of a block, or of a part of it, that stayed whole become one entry."""
+    """Returns the stage of each unit, by name; the units of a block, or of a part of it, that stayed whole become one
+    entry."""
     stages_of: dict[str, set[int]] = {}
     for unit, stage in zip(units, stage_of, strict=True):
         for name in _from_block(unit.name):
@@ -62,7 +63,7 @@ def placement_of(units: Sequence[Unit], stage_of: Sequence[int]) -> dict[str, in
 
 
 def _from_block(name: str) -> list[str]:
-    """The names from the outermost numbered module that holds `name` down to `name` itself.
+    """Returns the names from the outermost numbered module that holds `name` down to `name` itself.
 
     >>> _from_block("decoder.blocks.3.mlp.weight"), _from_block("head")
     (['decoder.blocks.3', 'decoder.blocks.3.mlp', 'decoder.blocks.3.mlp.weight'], ['head'])

@@ -72,7 +72,7 @@ def partition(
 
 
 def _smallest_largest_part(before: Sequence[float], num_parts: int) -> float:
-    """The largest part of the best cut. `before[j]` is the cost of the first j items."""
+    """Returns the largest part of the best cut. `before[j]` is the cost of the first j items."""
     num_items = len(before) - 1
     best = list(before)
     for part in range(2, num_parts + 1):
@@ -90,7 +90,8 @@ def _smallest_largest_part(before: Sequence[float], num_parts: int) -> float:
 def _even_cuts(
     before: Sequence[float], num_parts: int, limit: float, cut_costs: Sequence[float]
 ) -> tuple[float, list[int]]:
-    """The cheapest, then most even cut with no part above `limit`: sum of cut costs, and where each part ends."""
+    """Returns the cheapest, then most even cut with no part above `limit`: sum of cut costs, and where each part
+    ends."""
     num_items = len(before) - 1
     best: list[_Score] = [(0.0, 0.0, 0), *[_IMPOSSIBLE] * num_items]
     choices: list[list[int]] = []

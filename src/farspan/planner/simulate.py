@@ -27,7 +27,7 @@ _SHOWN = 4
 
 
 def simulate(schedule: Schedule, *, link_of: Route | None = None, lookahead: int | None = None) -> Simulation:
-    """Play a step.
+    """Simulates a step.
 
     Args:
         schedule: The tasks and their orders.
@@ -46,15 +46,18 @@ def simulate(schedule: Schedule, *, link_of: Route | None = None, lookahead: int
         (2.5, (1.0, 2.5))
     """
     _check_complete(schedule)
-    player = _Player(schedule, link_of or own_links(), lookahead)
-    player.run()
+    simulator = _Simulator(schedule, link_of or own_links(), lookahead)
+    simulator.run()
     return Simulation(
-        schedule=schedule, starts=tuple(player.starts), ends=tuple(player.ends), transfers=tuple(player.transfers)
+        schedule=schedule,
+        starts=tuple(simulator.starts),
+        ends=tuple(simulator.ends),
+        transfers=tuple(simulator.transfers),
     )
 
 
-class _Player:
-    """Where every rank and every link stands."""
+class _Simulator:
+    """Simulates a step, event by event: where every rank and every link stands."""
 
     def __init__(self, schedule: Schedule, link_of: Route, lookahead: int | None) -> None:
         self.tasks, self.orders = schedule.tasks, schedule.orders
@@ -64,16 +67,16 @@ class _Player:
         self.starts = [0.0] * len(self.tasks)
         self.ends = [0.0] * len(self.tasks)
         self.waiting = [len(task.needs) for task in self.tasks]
-        """How much of what a task needs is not there yet."""
+        """How many of a task's needs have not arrived."""
         self.local: list[list[int]] = [[] for _ in self.tasks]
-        """By task the tasks of the same rank that need it."""
+        """For each task the tasks of the same rank that need it."""
         for index, task in enumerate(self.tasks):
             for need in task.needs:
                 if self.tasks[need].rank == task.rank:
                     self.local[need].append(index)
         self.sends: list[list[Message]] = [[] for _ in self.tasks]
         self.posts: dict[tuple[int, int], list[Message]] = {}
-        """By rank and place."""
+        """Receives to post, by rank and place in its order."""
         self.unready: dict[tuple[int, int], int] = {}
         """By task and destination: 2 or 1 while a message is not sent, its receive not posted, or both."""
         for channel, messages in channels_of(schedule, lookahead=lookahead or 0).items():

@@ -1,4 +1,4 @@
-"""What a simulated step was like: when each task ran, and the numbers that follow.
+"""The record of a simulated step: when each task ran, and the numbers that follow.
 
 rank 0   F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3
          |<------------ span(0) ---------->|      busy(0): all that is not ".."
@@ -15,7 +15,7 @@ __all__ = ["Simulation", "Transfer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One message on its way: its link is busy from `start` to `free`, and it is there at `end`."""
+    """A message on its way: its link is busy from `start` to `free`, and it is there at `end`."""
 
     message: Message
     start: float
@@ -44,21 +44,22 @@ class Simulation:
         return max(self.ends, default=0.0)
 
     def busy(self, rank: int) -> float:
-        """How long a rank runs tasks."""
+        """Returns how long a rank runs tasks."""
         return sum(self.schedule.tasks[index].duration for index in self.schedule.orders[rank])
 
     def span(self, rank: int) -> float:
-        """From the start of a rank's first task to the end of its last."""
+        """Returns the time from the start of a rank's first task to the end of its last."""
         order = self.schedule.orders[rank]
         return self.ends[order[-1]] - self.starts[order[0]] if order else 0.0
 
     def idle(self, rank: int) -> float:
-        """How long a rank waits between its first task and its last."""
+        """Returns how long a rank waits between its first task and its last."""
         return self.span(rank) - self.busy(rank)
 
     @property
     def longest_span(self) -> float:
-        """What a step costs where steps follow each other without a barrier: each rank may begin the next at once."""
+        """Returns what a step costs where steps follow each other without a barrier: each rank may begin the next at
+        once."""
         return max(map(self.span, range(self.schedule.num_ranks)), default=0.0)
 
     @property
@@ -72,7 +73,7 @@ class Simulation:
         return 1 - sum(map(self.busy, range(self.schedule.num_ranks))) / area if area else 0.0
 
     def peak_memory(self, rank: int) -> float:
-        """The most a rank holds at once, in the unit of `Task.memory`."""
+        """Returns the most a rank holds at once, in the unit of `Task.memory`."""
         held = peak = 0.0
         for index in self.schedule.orders[rank]:
             held += self.schedule.tasks[index].memory
@@ -80,7 +81,8 @@ class Simulation:
         return peak
 
     def peak_micro_batches(self, rank: int) -> int:
-        """The most forwards whose activations a rank holds at once, each until the last of its backward has run."""
+        """Returns the most forwards whose activations a rank holds at once, each until the last of its backward has
+        run."""
         tasks, order = self.schedule.tasks, self.schedule.orders[rank]
         last = {tasks[index].micro_batch: place for place, index in enumerate(order)}
         changes = [0] * (len(order) + 1)

@@ -1,4 +1,4 @@
-"""What no plan of consecutive stages, as the search makes them, is below."""
+"""Bounds the step from below for all plans of consecutive stages, as the search makes them."""
 
 from farspan.planner.bound.lower_bound import Bound as Bound
 from farspan.planner.bound.lower_bound import bound_of as bound_of

@@ -1,4 +1,5 @@
-"""How short a step of a chain of nodes can be, over all cuts and all orders of devices: see planner.bound.lower_bound.
+"""Computes how short a step of a chain of nodes can be, over all cuts and all orders of devices: see
+planner.bound.lower_bound.
 
 For each choice of devices that the stages before a place have taken, the least that these keep the next one waiting:
 
@@ -193,7 +194,8 @@ class Cuts:
     def _blocks(
         self, layers: Sequence[Layer], step_s: float, *, by_end: bool
     ) -> Iterator[tuple[int, _Possible, IntArray, IntArray]]:
-        """By class its stages, some states that have a device of it, and these without it; few devices first."""
+        """Returns for each class its stages, some states that have a device of it, and these without it; few devices
+        first."""
         of_class = [_Possible(each, step_s, self.num_micro_batches, by_end=by_end) for each in self.stages]
         for layer in layers:
             for number, (possible, (states, before)) in enumerate(zip(of_class, layer, strict=True)):

@@ -1,4 +1,4 @@
-"""All ways to take some of a cluster's devices: how many of each class, as numbers ("states")."""
+"""Enumerates all ways to take some of a cluster's devices: how many of each class, as numbers ("states")."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Devices", "IntArray", "Layer"]
 
 IntArray = NDArray[np.intp]
 Layer = list[tuple[IntArray, IntArray]]
-"""By class: the states that have a device of it, and each without that one."""
+"""For each class the states that have a device of it, and each without that one."""
 
 
 class Devices:

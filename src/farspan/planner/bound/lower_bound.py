@@ -1,4 +1,4 @@
-"""What no pipeline can beat, however it is cut and scheduled: a lower bound for the step that is simulated.
+"""A lower bound for the simulated step: no pipeline is faster, however it is cut and scheduled.
 
 With M micro-batches, t(s) the seconds that stage s takes for each, and T those of a whole micro-batch on the fastest
 devices. A device is v times as fast at most. No stage can do more than all the work that falls to it, so
@@ -73,7 +73,7 @@ _CLOSE = 1e-2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What no step is below.
+    """A lower bound for the step.
 
     Attributes:
         seconds: Of the step.
@@ -150,7 +150,7 @@ def bound_of(
     share = min(each.forward_share for row in work.values() for each in row) if is_chain else 0.0
 
     def busy(least: Mapping[str, float], of: Callable[[Work], float], part: float) -> float:
-        """Seconds for all of that work on all devices; `part` of it keeps those after it waiting."""
+        """Returns seconds for all of that work on all devices; `part` of it keeps those after it waiting."""
         rows = {name: [of(each) for each in row] for name, row in work.items()}
         left = 1 - part / num_micro_batches
         return (
@@ -220,8 +220,8 @@ def _work(node: CostedNode, kind: DeviceClass) -> Work:
 def _border_s(
     order: Sequence[str], edges: Sequence[CostedEdge], cluster: Cluster, kind: DeviceClass, *, is_back: bool = False
 ) -> list[float]:
-    """For a border before each node and after the last, the least seconds over it from or to a device of that class: of
-    what the node before it makes and the one after it needs.
+    """Returns for a border before each node and after the last, the least seconds over it from or to a device of that
+    class: for what the node before it makes and the one after it needs.
     """
     place = {name: at for at, name in enumerate(order)}
     fastest = max((_fastest(cluster, kind, other) for other in cluster.classes), default=math.inf)
@@ -239,14 +239,14 @@ def _least_of_all(border_s: Sequence[Sequence[float]]) -> float:
 
 
 def _fastest(cluster: Cluster, one: DeviceClass, other: DeviceClass) -> float:
-    """Bytes per second between two devices of these classes that are nearest to each other."""
+    """Returns bytes per second between two devices of these classes that are nearest to each other."""
     if one.whole == other.whole:
         return min(cluster.link(one, is_near=True), cluster.link(other, is_near=True))
     return min(cluster.link(one), cluster.link(other))
 
 
 def _stages(row: Sequence[Work], has_weights: Sequence[bool], kind: DeviceClass) -> Stages:
-    """All stages of those nodes on one class."""
+    """Returns all stages of those nodes on one class."""
 
     def between(values: Sequence[float]) -> FloatArray:
         sums = np.concatenate([[0.0], np.cumsum([each if math.isfinite(each) else 0.0 for each in values])])
@@ -273,7 +273,7 @@ def _least(work: Mapping[str, Sequence[Work]], of: Callable[[Work], float]) -> d
 
 
 def _speeds(cluster: Cluster, least: Mapping[str, float], rows: Mapping[str, Sequence[float]]) -> list[float]:
-    """By device, the fastest first, how many seconds of the least work it does in one at most."""
+    """Returns by device, the fastest first, how many seconds of the least work it does in one second at most."""
     found: list[float] = []
     for number, each in enumerate(cluster.classes):
         speed = max((least[name] / row[number] for name, row in rows.items() if row[number]), default=1.0)
@@ -282,7 +282,7 @@ def _speeds(cluster: Cluster, least: Mapping[str, float], rows: Mapping[str, Seq
 
 
 def _ends(edges: Sequence[CostedEdge], least: Mapping[str, float]) -> dict[str, float]:
-    """When each unit ends at the earliest, by name."""
+    """Returns by name when each unit ends at the earliest."""
     targets: dict[str, list[str]] = {}
     waits = dict.fromkeys(least, 0)
     for source, target in {(edge.source, edge.target) for edge in edges}:

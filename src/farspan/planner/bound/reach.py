@@ -1,4 +1,4 @@
-"""How far along a chain of nodes stages can come within a step: see planner.bound.lower_bound."""
+"""Computes how far along a chain of nodes stages can come within a step: see planner.bound.lower_bound."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Reach:
         return None
 
     def _classes_to(self, state: int, reach: IntArray, ends: Sequence[Sequence[IntArray]]) -> list[int]:
-        """The classes of the stages that come as far as `reach` says with the devices of that state."""
+        """Returns the classes of the stages that come as far as `reach` says with the devices of that state."""
         found: list[int] = []
         for of_class in reversed(ends):
             for number, those in enumerate(of_class):
@@ -137,7 +137,7 @@ class Reach:
 
 
 class _Fill:
-    """How long a micro-batch takes at least through the nodes before a place, whatever devices they are on.
+    """The least time that a micro-batch takes through the nodes before a place, whatever devices they are on.
 
     Args:
         seconds: [node][class] of a node.
@@ -184,5 +184,5 @@ def _last(values: FloatArray, most: FloatArray) -> IntArray:
 
 
 def _sums(seconds: Sequence[float]) -> FloatArray:
-    """Before each node, and after the last; what is infinite is left out."""
+    """Returns the sums before each node, and after the last; what is infinite is left out."""
     return np.array([0.0, *itertools.accumulate(each if math.isfinite(each) else 0.0 for each in seconds)])

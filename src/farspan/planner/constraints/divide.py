@@ -17,7 +17,7 @@ __all__ = ["divide"]
 
 
 def divide(cluster: Cluster, hints: Hints, pinned: Mapping[int, Place]) -> Cluster:
-    """The cluster in which devices of one class are alike for the hints too.
+    """Returns the cluster in which devices of one class are alike for the hints too.
 
     Args:
         cluster: What there is. Its devices, host by host, are the ranks that hints speak of.

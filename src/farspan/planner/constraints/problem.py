@@ -1,4 +1,4 @@
-"""What there is to search where a user has hints: the same problem, with fewer ways to go.
+"""Turns a search with hints into the same problem with fewer ways to go.
 
 hint          what becomes of it
 pins          a class of one device for each such rank, on which alone the units may run; and, as a plan numbers its
@@ -56,12 +56,12 @@ class HintedProblem:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every plan that is searched is a chain of stages."""
+        """Returns whether every plan that is searched is a chain of stages."""
         return self.searched is self.graph
 
     @property
     def least(self) -> dict[str, int]:
-        """By class, how many of its devices have a rank that must be there; empty if there is no such rank."""
+        """Returns by class how many of its devices have a rank that must be there; empty if there is no such rank."""
         if not self.num_named:
             return {}
         return {
@@ -71,7 +71,7 @@ class HintedProblem:
 
 
 def hinted_problem(graph: CostedGraph, cluster: Cluster, hints: Hints) -> HintedProblem:
-    """The problem of finding a plan that keeps `hints`.
+    """Returns the problem of finding a plan that keeps `hints`.
 
     Args:
         graph: Its nodes are modules or parameters of the model.
@@ -111,7 +111,7 @@ def hinted_problem(graph: CostedGraph, cluster: Cluster, hints: Hints) -> Hinted
 
 
 def _devices(node: CostedNode, name: str, meaning: Meaning, cluster: Cluster) -> tuple[str, ...] | None:
-    """The classes that may run a node: where it is pinned, that rank's own."""
+    """Returns the classes that may run a node: where it is pinned, that rank's own."""
     if name not in meaning.places:
         return node.devices
     rank = meaning.places[name].rank
@@ -127,7 +127,7 @@ def _devices(node: CostedNode, name: str, meaning: Meaning, cluster: Cluster) ->
 
 
 def _chosen(remat: bool | Sequence[str] | None, names: Sequence[str]) -> set[str] | None:
-    """The units that are computed again; None where the search is to choose."""
+    """Returns the units that are computed again; None where the search is to choose."""
     if remat is None:
         return None
     if isinstance(remat, bool):
@@ -142,7 +142,7 @@ def _is_in(unit: str, name: str) -> bool:
 
 
 def _forced(node: CostedNode, is_again: bool) -> CostedNode:
-    """A node with no choice of remat: as it is given, or with the option that computes it again."""
+    """Returns a node with no choice of remat: as it is given, or with the option that computes it again."""
     ways = node.names_of_ways
     return replace(node.as_run(ways[1] if is_again and len(ways) > 1 else ""), options=())
 

@@ -36,7 +36,7 @@ def _on(seconds: Seconds, device_class: DeviceClass) -> float:
 
 
 def group_nodes(graph: CostedGraph) -> tuple[list[int], tuple[tuple[int, int], ...]]:
-    """For each node its group, and which group must not come after which.
+    """Returns for each node its group, and which group must not come after which.
 
     Groups are numbered in the order of their first node. Only forward nodes have an order; groups of backward nodes
     alone are ordered by the backward edges, turned round.
@@ -73,7 +73,7 @@ def colocation_groups(graph: CostedGraph) -> list[int]:
 
 
 def strongly_connected(count: int, pairs: set[tuple[int, int]]) -> list[int]:
-    """The strongly connected component of each of `count` things (Tarjan, without recursion)."""
+    """Returns the strongly connected component of each of `count` things (Tarjan, without recursion)."""
     targets: list[list[int]] = [[] for _ in range(count)]
     for a, b in pairs:
         targets[a].append(b)

@@ -103,7 +103,8 @@ class CostedNode:
     options: tuple[NodeOption, ...] = ()
 
     def as_run(self, option: str = "") -> CostedNode:
-        """The node as it is with that option of degree 1: where remat is one, it works on what it has not kept."""
+        """Returns the node as it is with that option of degree 1: where remat is one, it works on what it has not
+        kept."""
         for each in self.options:
             if each.name == option and each.tensor_parallel == 1:
                 return replace(
@@ -119,7 +120,8 @@ class CostedNode:
 
     @property
     def least_bytes(self) -> float:
-        """What a device holds of it at least, with one micro-batch in flight, beside other nodes that keep the same."""
+        """Returns what a device holds of it at least, with one micro-batch in flight, beside other nodes that keep the
+        same."""
         return self.memory_bytes + self.saved_bytes - sum(self.shared_bytes.values())
 
     @property
@@ -130,7 +132,7 @@ class CostedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedEdge:
-    """One node's use of what another made.
+    """A use, by one node, of what another node made.
 
     Attributes:
         source: Name of the node that makes it.
@@ -156,17 +158,17 @@ class CostedEdge:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether one comes back: the same for all edges of a value."""
+        """Returns whether a gradient comes back: the same for all edges of a value."""
         return self.gradient_bytes != 0
 
     @property
     def sent_back_bytes(self) -> float:
-        """What its gradient is on its way."""
+        """Returns the bytes that its gradient has on its way."""
         return self.size_bytes if self.has_gradient else 0.0
 
     @property
     def held_back_bytes(self) -> float:
-        """What its gradient takes where it has arrived."""
+        """Returns the bytes that its gradient takes where it has arrived."""
         return self.size_bytes if self.gradient_bytes is None else self.gradient_bytes
 
 

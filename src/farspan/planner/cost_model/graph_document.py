@@ -41,7 +41,7 @@ def read_graph(path: str | Path) -> CostedGraph:
 
 
 def parse_graph(text: str, *, source: str = "graph.json") -> CostedGraph:
-    """The graph that a JSON text describes.
+    """Returns the graph that a JSON text describes.
 
     >>> parse_graph('{"format": "farspan-graph/1", "nodes": [{"name": "a", "forward_s": 1}]}').nodes[0].forward_s
     1.0
@@ -60,7 +60,7 @@ def parse_graph(text: str, *, source: str = "graph.json") -> CostedGraph:
 
 
 def write_graph(graph: CostedGraph) -> str:
-    """The graph as JSON text, a node or an edge a line; what is as by default is left out."""
+    """Returns the graph as JSON text, a node or an edge a line; what is as by default is left out."""
     nodes = [json.dumps(_node_members(node)) for node in graph.nodes]
     edges = [json.dumps(_edge_members(edge)) for edge in graph.edges]
     parts = [f'  "format": "{FORMAT}"']
@@ -140,7 +140,7 @@ def _seconds(members: Mapping[str, Any], key: str, where: str) -> Seconds:
 
 
 def _sizes(members: Mapping[str, Any], key: str, where: str) -> dict[str, float]:
-    """Numbers by name."""
+    """Returns numbers by name."""
     where, sizes = f"{where}: {key}", dict[str, float]()
     for name, value in as_object(members.get(key, {}), where).items():
         sizes[as_name(name, f"{where}: a name")] = as_number(value, f'{where} of "{name}"')

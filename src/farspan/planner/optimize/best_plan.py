@@ -47,7 +47,7 @@ class RejectedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What a search for the user's cluster has found.
+    """The result of a search for the user's cluster.
 
     Attributes:
         best: The plan.
@@ -66,7 +66,7 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How much better, as a share of its step, the best plan can be at most."""
+        """Returns how much better, as a share of its step, the best plan can be at most."""
         return max(0.0, 1.0 - self.bound / self.best.step_s) if self.best.step_s else 0.0
 
 
@@ -131,7 +131,7 @@ def best_plan(
 
 
 def _with_remat(best: Prediction, problem: HintedProblem) -> Prediction:
-    """The same, saying what the hints have computed again."""
+    """Returns the same, saying what the hints have computed again."""
     remat = problem.hints.remat
     if remat is None:
         return best
@@ -143,7 +143,7 @@ def _with_remat(best: Prediction, problem: HintedProblem) -> Prediction:
 
 
 def _wide(problem: HintedProblem, num_micro_batches: int) -> list[RejectedPlan]:
-    """The best plan with several replicas of a stage, if that is the best of all."""
+    """Returns the best plan with several replicas of a stage, if that is the best of all."""
     wide = best_pipeline(problem.graph, problem.cluster, Rules(micro_batches=num_micro_batches))
     if wide is None or can_run(wide):
         return []
@@ -153,15 +153,15 @@ def _wide(problem: HintedProblem, num_micro_batches: int) -> list[RejectedPlan]:
 
 
 def _counts(problem: HintedProblem, most: int) -> list[int]:
-    """Numbers of devices to compare: all up to a few, then powers of two; those that hints allow."""
+    """Returns numbers of devices to compare: all up to a few, then powers of two; those that hints allow."""
     few = range(1, min(most, _MOST_SINGLE_DEVICES) + 1)
     counts = {*few, most, *(2**power for power in range(3, most.bit_length()))}
     return [most] if problem.hints.stages is not None else sorted(each for each in counts if each >= problem.num_named)
 
 
 def _only(problem: HintedProblem, pipeline: Pipeline, count: int) -> Cluster:
-    """At most `count` devices: those that must have a stage; and of each class as many as the best plan has, those of
-    the fastest stages first.
+    """Returns at most `count` devices: those that must have a stage; and of each class as many as the best plan has,
+    those of the fastest stages first.
     """
     names = [stage.device_class for stage in pipeline.stages]
     order = [name for name, number in problem.least.items() for _ in range(number)]
@@ -174,7 +174,7 @@ def _only(problem: HintedProblem, pipeline: Pipeline, count: int) -> Cluster:
 
 
 def _first(kind: DeviceClass, count: int) -> DeviceClass:
-    """A class with the first so many of its devices, or with whole hosts of them."""
+    """Returns a class with the first so many of its devices, or with whole hosts of them."""
     if kind.part_of:
         return replace(kind, indices=kind.indices[:count])
     if count <= kind.devices_per_host:

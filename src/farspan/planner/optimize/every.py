@@ -68,7 +68,7 @@ def every_pipeline(graph: CostedGraph, cluster: Cluster, rules: Rules) -> Iterat
 
 
 def _chains(prefixes: Sequence[int], start: int, count: int) -> Iterator[list[int]]:
-    """From a prefix on, all ways to cut what follows it into so many stages: the groups of each, as bits."""
+    """Yields all ways to cut what follows a prefix into so many stages: the groups of each, as bits."""
     if count == 1:
         yield [prefixes[-1] & ~start]
         return
@@ -79,7 +79,7 @@ def _chains(prefixes: Sequence[int], start: int, count: int) -> Iterator[list[in
 
 
 def _orders(cluster: Cluster, count: int) -> Iterator[tuple[str, ...]]:
-    """All ways to take so many devices, by their classes."""
+    """Yields all ways to take so many devices, by their classes."""
     names = [each.name for each in cluster.classes]
     for order in itertools.product(names, repeat=count):
         if all(order.count(each.name) <= each.num_devices for each in cluster.classes):
@@ -89,7 +89,7 @@ def _orders(cluster: Cluster, count: int) -> Iterator[tuple[str, ...]]:
 def _may_fit(
     nodes: Mapping[str, CostedNode], names: Sequence[str], way_of: Mapping[str, str], kind: DeviceClass
 ) -> bool:
-    """Whether all may run there, and one micro-batch of them has the memory."""
+    """Returns whether all may run there, and one micro-batch of them has the memory."""
     run = [nodes[name].as_run(way_of[name]) for name in names]
     fits = sum(each.least_bytes for each in run) <= kind.memory_bytes
     return fits and all(seconds_on(each, kind) < math.inf for each in run)

@@ -21,11 +21,11 @@ from farspan.planner.prediction import Prediction, predict_step
 __all__ = ["best_pipeline", "fitting", "rules_of"]
 
 _MOST_SEARCHES = 4
-"""With less memory each time."""
+"""Limit on the searches, each with less memory than the one before."""
 _MOST_CUTS = 4
-"""Of each order of devices."""
+"""Limit on the cuts of each order of devices."""
 _MOST_TASKS = 20_000
-"""Of all steps that are simulated where the search finds nothing."""
+"""Limit on the tasks of all steps that are simulated where the search finds nothing."""
 _MOST_TASKS_OF_ALL = 100_000
 """The same for the list of all plans that there are."""
 _SMALL = 100
@@ -33,14 +33,14 @@ _SMALL = 100
 
 
 def rules_of(problem: HintedProblem, num_micro_batches: int) -> Rules:
-    """What the search is told of a step: one device for each stage, and what the hints ask for."""
+    """Returns the search's rules of a step: one device for each stage, and what the hints ask for."""
     return Rules(micro_batches=num_micro_batches, max_replicas=1, num_stages=problem.hints.stages, least=problem.least)
 
 
 def fitting(
     problem: HintedProblem, searched: Cluster, num_micro_batches: int, *, is_question: bool = False
 ) -> Prediction | None:
-    """The best plan for the devices in `searched`, by the objective of the search; None where none fits.
+    """Returns the best plan for the devices in `searched`, by the objective of the search; None where none fits.
 
     Args:
         problem: What is run, and what hints ask for.
@@ -98,8 +98,8 @@ def _with_less_memory(problem: HintedProblem, searched: Cluster, rules: Rules) -
 
 
 def _emptiest(problem: HintedProblem, searched: Cluster, rules: Rules) -> Pipeline | None:
-    """The plan in which the fullest device is the least full, with one micro-batch in flight. The search takes shares
-    of memory for seconds; a bound above 1 is a proof that nothing fits.
+    """Returns the plan in which the fullest device is the least full, with one micro-batch in flight. The search takes
+    shares of memory for seconds; a bound above 1 is a proof that nothing fits.
     """
 
     def least(node: CostedNode, kind: DeviceClass) -> tuple[float, str]:
@@ -153,7 +153,7 @@ def _first_that_fits(problem: HintedProblem, searched: Cluster, rules: Rules) ->
 def best_pipeline(
     graph: CostedGraph, cluster: Cluster, rules: Rules, *, objective: Objective = "step-time"
 ) -> Pipeline | None:
-    """What is found; None where nothing fits."""
+    """Returns the pipeline that the search finds; None where nothing fits."""
     try:
         return plan_pipeline(graph, cluster, rules=rules, objective=objective)
     except PlanError:

@@ -1,4 +1,4 @@
-"""Why there is no plan, and what would help."""
+"""Explains why there is no plan, and what would help."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_SHOWN = 4
 
 
 def nothing_fits(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hints: Hints) -> PlanError:
-    """The error: which hint is in the way, or the smallest change that would help."""
+    """Returns the error: which hint is in the way, or the smallest change that would help."""
 
     def fits(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, hints: Hints = hints) -> bool:
         problem = hinted_problem(graph, cluster, hints)
@@ -67,7 +67,7 @@ def nothing_fits(graph: CostedGraph, cluster: Cluster, num_micro_batches: int, h
 
 
 def in_the_way(hints: Hints, fits: Callable[[Hints], bool]) -> PlanError:
-    """The error for hints that no plan keeps, where there is a plan without hints.
+    """Returns the error for hints that no plan keeps, where there is a plan without hints.
 
     Args:
         hints: The user's.

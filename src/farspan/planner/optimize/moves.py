@@ -30,7 +30,7 @@ _NUM_KEPT = 3
 _CLOSE = 1.15
 """Borders are moved where the step is at most so many times the shortest."""
 _MOST_TASKS = 200_000
-"""Of all steps that are simulated; some 3 s."""
+"""Limit on the tasks of all steps that are simulated; some 3 s."""
 _SAME = 1 - 1e-6
 
 
@@ -49,7 +49,7 @@ class Judge:
         return self.num_tasks_left <= kept * self.num_tasks
 
     def better(self, pipeline: Pipeline, than_s: float) -> Prediction | None:
-        """What its step will be like, if it fits and is shorter than that; None too if asked again."""
+        """Predicts its step, if it fits and is shorter than that; returns None too if asked again."""
         key = tuple((stage.device_class, stage.nodes, tuple(stage.options.items())) for stage in pipeline.stages)
         if key in self._seen or self.is_done():
             return None
@@ -65,7 +65,7 @@ class Judge:
         return found if found.fits and found.step_s < than_s * _SAME else None
 
     def _seconds(self, stage: PipelineStage) -> float:
-        """How long its nodes compute for a micro-batch, forward and backward."""
+        """Returns how long its nodes compute for a micro-batch, forward and backward."""
         kind = self._kinds[stage.device_class]
         return sum(seconds_on(self._nodes[name].as_run(stage.options.get(name, "")), kind) for name in stage.nodes)
 
@@ -73,7 +73,7 @@ class Judge:
 def improved(
     starts: Sequence[Prediction], orders: Orders, judge: Judge, allowed: Sequence[tuple[str, ...]] = ()
 ) -> Prediction:
-    """The best plan that is found from those, with devices in other orders and other borders.
+    """Returns the best plan that is found from those, with devices in other orders and other borders.
 
     Args:
         starts: Where to begin.
@@ -131,7 +131,7 @@ def _order_of(each: Prediction) -> tuple[str, ...]:
 
 
 def _with_borders_moved(best: Prediction, borders: Borders, judge: Judge) -> Prediction:
-    """Units change sides one by one for as long as that gains; then at two borders at once."""
+    """Moves units over borders one by one for as long as that gains; then at two borders at once."""
     gains = True
     while gains:
         gains = False
@@ -146,14 +146,14 @@ def _with_borders_moved(best: Prediction, borders: Borders, judge: Judge) -> Pre
 
 
 class Borders:
-    """What lies at the borders between stages, and may go to the other side."""
+    """The nodes at the borders between stages that may go to the other side."""
 
     def __init__(self, graph: CostedGraph, cluster: Cluster) -> None:
         self._nodes = {node.name: node for node in graph.nodes}
         self._kinds = {each.name: each for each in cluster.classes}
         self._place = {node.name: place for place, node in enumerate(graph.nodes)}
         self._with: dict[str, set[str]] = {}
-        """By name, what goes along wherever it goes."""
+        """For each node, by name, those that go along wherever it goes."""
         words: dict[str, set[str]] = {}
         for node in graph.nodes:
             word = {node.name} if node.together is None else words.setdefault(node.together, set())
@@ -166,7 +166,7 @@ class Borders:
             self._targets[edge.source].add(edge.target)
 
     def moved(self, pipeline: Pipeline, name: str, stage: int, other: int, most: float = math.inf) -> Pipeline | None:
-        """The pipeline with `name`, and what lies between it and the stage beside, in that stage.
+        """Returns the pipeline with `name`, and what lies between it and the stage beside, in that stage.
 
         None if that leaves nothing where it was, may not run there, or is more than so many units.
         """
@@ -186,7 +186,7 @@ class Borders:
         return replace(pipeline, stages=tuple(stages))
 
     def obstacle(self, pipeline: Pipeline, name: str, stage: int, other: int) -> str:
-        """Why `name` cannot go to the stage beside, as the end of a sentence; empty if it can."""
+        """Returns why `name` cannot go to the stage beside, as the end of a sentence; empty if it can."""
         going = self._going(pipeline, name, stage, other)
         stuck = [each for each, way in self._ways(pipeline, going, stage, other).items() if way is None]
         if stuck:
@@ -201,12 +201,13 @@ class Borders:
         return self._between(set(pipeline.stages[stage].nodes), name, before, most)
 
     def _ways(self, pipeline: Pipeline, going: set[str], stage: int, other: int) -> dict[str, str | None]:
-        """Of each node the option with which it runs in the other stage; None where it may not."""
+        """Returns for each node the option with which it runs in the other stage; None where it may not."""
         kind, before = self._kinds[pipeline.stages[other].device_class], pipeline.stages[stage].options
         return {each: _way_on(self._nodes[each], kind, before.get(each, "")) for each in sorted(going)}
 
     def _between(self, inside: set[str], name: str, before: Mapping[str, set[str]], most: float) -> set[str]:
-        """What goes along if `name` leaves the nodes `inside`: what is before it there, and what it must be with.
+        """Returns what goes along if `name` leaves the nodes `inside`: what is before it there, and what it must be
+        with.
 
         Empty if these are too many.
         """
@@ -221,7 +222,7 @@ class Borders:
         return going
 
     def beside(self, pipeline: Pipeline, near: Sequence[int] | None = None) -> Iterator[Pipeline]:
-        """Pipelines with few units on the other side of a border; of one of the stages `near` only."""
+        """Yields pipelines with few units on the other side of a border; of one of the stages `near` only."""
         for stage in range(len(pipeline.stages)):
             for other in (stage - 1, stage + 1):
                 is_near = near is None or stage in near or other in near
@@ -233,7 +234,7 @@ class Borders:
                         yield found
 
     def twice_beside(self, pipeline: Pipeline) -> Iterator[Pipeline]:
-        """The same with units on the other side of one border more, of the same stages."""
+        """Yields the same with units on the other side of one border more, of the same stages."""
         for once in self.beside(pipeline):
             pairs = zip(pipeline.stages, once.stages, strict=True)
             near = [stage for stage, (old, new) in enumerate(pairs) if old.nodes != new.nodes]
@@ -241,6 +242,7 @@ class Borders:
 
 
 def _way_on(node: CostedNode, kind: DeviceClass, before: str) -> str | None:
-    """The option with which a node runs on a device of that class: as before, or the first that may; None if none."""
+    """Returns the option with which a node runs on a device of that class: as before, or the first that may; None if
+    none."""
     ways = (before, *node.names_of_ways)
     return next((way for way in ways if math.isfinite(seconds_on(node.as_run(way), kind))), None)

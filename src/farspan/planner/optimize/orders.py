@@ -56,7 +56,7 @@ class Orders:
         self._known: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
 
     def cuts(self, order: Sequence[str]) -> Iterator[Pipeline]:
-        """Pipelines of a stage on a device of each of those classes, in that order, the most even first."""
+        """Yields pipelines of a stage on a device of each of those classes, in that order, the most even first."""
         seen: set[tuple[int, ...]] = set()
         depths = range(len(order), 0, -1)
         both = [self._seconds(self.number_of[name], depth) for name, depth in zip(order, depths, strict=True)]
@@ -81,14 +81,14 @@ class Orders:
         return 4 * len(_CAPS) * len(order) * self.loads.num_prefixes**2 / _PAIRS_PER_TASK
 
     def sorted(self, order: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """The same devices, those of much memory first, or last, or the fast ones."""
+        """Yields the same devices, those of much memory first, or last, or the fast ones."""
         kinds = {each.name: each for each in self.cluster.classes}
         for what in ("memory_bytes", "speed"):
             for sign in (-1, 1):
                 yield tuple(sorted(order, key=lambda name, what=what, sign=sign: sign * getattr(kinds[name], what)))
 
     def plain(self) -> Iterator[tuple[str, ...]]:
-        """Of each number of devices, the most first, some orders."""
+        """Yields some orders for each number of devices, the most devices first."""
         every = [each.name for each in self.cluster.classes for _ in range(each.num_devices)]
         for count in range(min(len(every), self.num_units), 0, -1):
             found = (each[:count] for each in self.sorted(every))
@@ -158,7 +158,7 @@ def _smallest_cap(rates: Sequence[FloatArray]) -> float:
 
 
 def _chain(fills: Sequence[FloatArray]) -> tuple[int, ...]:
-    """Where each stage ends, with the smallest sum."""
+    """Returns where each stage ends, with the smallest sum."""
     best = np.full(len(fills[0]), np.inf)
     best[-1] = 0.0
     choices: list[np.ndarray] = []

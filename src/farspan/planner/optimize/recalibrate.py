@@ -22,7 +22,7 @@ __all__ = ["Recalibration", "StageSeconds", "recalibrate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """What a stage has taken for each micro-batch.
+    """Seconds that a stage has taken for each micro-batch.
 
     Attributes:
         forward_s: In the forward.
@@ -35,7 +35,7 @@ class StageSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recalibration:
-    """What a measured step says about the plan it ran under.
+    """A plan's costs, corrected by a measured step that ran under it.
 
     Attributes:
         graph: With the costs set right.
@@ -53,17 +53,17 @@ class Recalibration:
 
     @property
     def error(self) -> float:
-        """How far the prediction is from the measured step even so, as a share of it."""
+        """Returns how far the prediction is from the measured step even so, as a share of it."""
         return abs(self.ran.step_s / self.measured_s - 1)
 
     @property
     def gain(self) -> float:
-        """How much shorter the step of the best plan is predicted to be, as a share."""
+        """Returns how much shorter the step of the best plan is predicted to be, as a share."""
         return 1 - self.result.best.step_s / self.ran.step_s
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the gain is more than the error."""
+        """Returns whether the gain is more than the error."""
         return self.gain > self.error
 
 

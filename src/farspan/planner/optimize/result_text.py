@@ -17,7 +17,7 @@ _MOST_LINKS = 8
 
 
 def format_result(result: SearchResult, *, spread: float = 0.0) -> str:
-    """The plan, the step it gives, and the next best plans.
+    """Returns the plan, the step it gives, and the next best plans.
 
     Args:
         result: What was found.
@@ -50,7 +50,7 @@ def format_result(result: SearchResult, *, spread: float = 0.0) -> str:
 
 
 def _ranks(best: Prediction) -> str:
-    """Which ranks are to be on devices of which class: those of a class follow each other."""
+    """Returns which ranks are to be on devices of which class: those of a class follow each other."""
     of_class: dict[str, list[int]] = {}
     for number, stage in enumerate(best.stages):
         of_class.setdefault(stage.device, []).append(best.plan.rank_of(number))
@@ -61,7 +61,7 @@ def _ranks(best: Prediction) -> str:
 
 
 def _hinted(result: SearchResult) -> list[str]:
-    """What is where it is because of a hint."""
+    """Returns what is where it is because of a hint."""
     by_why: dict[str, list[str]] = {}
     for name, why in result.problem.whys.items():
         by_why.setdefault(why, []).append(name)
@@ -69,7 +69,7 @@ def _hinted(result: SearchResult) -> list[str]:
 
 
 def _links(best: Prediction) -> list[str]:
-    """What each link carries in a step."""
+    """Returns what each link carries in a step."""
     used = (ends for ends, size in best.link_bytes.items() if size)
     links = sorted(used, key=lambda ends: -best.link_bytes[ends])
     shown = [
@@ -82,7 +82,7 @@ def _links(best: Prediction) -> list[str]:
 
 
 def explain(result: SearchResult, name: str) -> str:
-    """Why a module is where it is: its costs, its stage, and the step with the nearest cut on its other side.
+    """Explains why a module is where it is: its costs, its stage, and the step with the nearest cut on its other side.
 
     Raises:
         PlanError: There is no such unit.

@@ -47,12 +47,12 @@ class StageOption:
 
     @property
     def num_devices(self) -> int:
-        """How many of those that are counted."""
+        """Returns how many of the counted devices it takes."""
         return self.replicas * self.tensor_parallel if self.is_counted else 0
 
 
 class Loads(Protocol):
-    """What stages cost. Prefixes are numbers; 0 is empty, `num_prefixes - 1` is everything."""
+    """The costs of stages. Prefixes are numbers; 0 is empty, `num_prefixes - 1` is everything."""
 
     @property
     def num_prefixes(self) -> int: ...
@@ -64,11 +64,12 @@ class Loads(Protocol):
         ...
 
     def ends(self, start: int) -> IntArray:
-        """Where a stage that begins at `start` may end, in rising order; empty if no good chain passes there."""
+        """Returns where a stage that begins at `start` may end, in rising order; empty if no good chain passes
+        there."""
         ...
 
     def loads(self, start: int, ends: IntArray) -> Sequence[FloatArray]:
-        """For each option [ends, num_depths]; infinite where that cannot be."""
+        """Returns for each option the loads, [ends, num_depths]; infinite where that cannot be."""
         ...
 
 
@@ -99,7 +100,7 @@ def best_chain(
     total: bool = False,
     may_remain: Sequence[NDArray[np.bool_] | None] | None = None,
 ) -> Chain | None:
-    """The best chain of stages from the empty prefix to the full one; None where there is none.
+    """Returns the best chain of stages from the empty prefix to the full one; None where there is none.
 
     Args:
         phases: Loads and the devices of each class. One phase has all classes in any order; several phases have some
@@ -177,7 +178,7 @@ def _table(
 def _shifted(
     table: FloatArray, ends: IntArray, best: FloatArray, option: StageOption, num_depths: int
 ) -> tuple[FloatArray, FloatArray]:
-    """What comes after `ends` with what an option takes subtracted, and the part of `best` that this is for."""
+    """Returns what comes after `ends` with what an option takes subtracted, and the part of `best` that this is for."""
     axis, taken = option.device_class, option.num_devices
     later_at: list[slice] = [slice(None)] * (best.ndim)
     here_at: list[slice] = [slice(None)] * (best.ndim)
@@ -192,7 +193,8 @@ def _shifted(
 def _first_step(
     loads: Loads, table: FloatArray, start: int, left: Sequence[int], depth: int, upper: float, total: bool
 ) -> tuple[int, int, float]:
-    """The end, option and load of a first stage that reaches the best objective: the one with the least to do."""
+    """Returns the end, option and load of a first stage that reaches the best objective: the one with the least to
+    do."""
     wanted = table[(start, *left, depth)]
     ends = loads.ends(start)
     found = (-1, -1, math.inf)

@@ -1,4 +1,4 @@
-"""What crosses the borders of a stage, over any lattice of prefixes.
+"""Computes what crosses the borders of a stage, over any lattice of prefixes.
 
 The values that leave or enter a stage between prefixes A and B, with X(A) those with pins on both sides of A:
 
@@ -21,7 +21,7 @@ __all__ = ["Crossings"]
 
 
 class Crossings:
-    """What crosses the borders of stages.
+    """The costs of the values that cross the borders of stages.
 
     Args:
         lattice: The prefixes.
@@ -55,7 +55,7 @@ class Crossings:
         return np.maximum(moved, 0.0)
 
     def _open_values(self, lattice: Lattice, pins: Sequence[Sequence[int]]) -> list[list[int]]:
-        """For each prefix the values with pins on both sides of it."""
+        """Returns for each prefix the values with pins on both sides of it."""
         if not pins:
             return [[] for _ in lattice.prefixes]
         found: list[list[int]] = []

@@ -1,4 +1,5 @@
-"""Where stages of a pipeline may begin: all prefixes of a graph, or where these are too many, the cheapest to cut at.
+"""Lists where stages of a pipeline may begin: all prefixes of a graph, or where these are too many, the cheapest to cut
+at.
 
 Of a long graph, a linear order is taken, its work divided into as many shares as there may be cuts, and in each share
 the prefix with the fewest bytes across is kept: between the blocks of a transformer.

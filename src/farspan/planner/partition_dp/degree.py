@@ -1,4 +1,4 @@
-"""All nodes of a graph at one tensor-parallel degree on one class of devices."""
+"""The costs of all nodes of a graph at one tensor-parallel degree on one class of devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Degree", "of_degree"]
 
 
 class Degree:
-    """Their costs as sums over prefixes.
+    """Costs of the nodes at one degree on one class, as sums over prefixes.
 
     Args:
         graph: The nodes.
@@ -75,7 +75,7 @@ class Degree:
         self.refused, self.parameters = members @ refused, members @ parameters
 
     def steps_for(self, flights: Sequence[int]) -> Steps:
-        """The steps for those numbers of micro-batches in flight."""
+        """Returns the steps for those numbers of micro-batches in flight."""
         if self._steps is None:
             self._steps = make_steps(self.choices, self.group_of, self.fastest, flights, self._members)
         return self._steps

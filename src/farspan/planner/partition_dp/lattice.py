@@ -45,7 +45,7 @@ class Lattice:
         return self._members[0]
 
     def within(self, start: int, candidates: IntArray) -> IntArray:
-        """Those of `candidates` that contain prefix `start`."""
+        """Returns those of `candidates` that contain prefix `start`."""
         keep = np.ones(len(candidates), dtype=bool)
         for word in range(self.words.shape[1]):
             bits = self.words[start, word]
@@ -54,7 +54,7 @@ class Lattice:
         return candidates[keep]
 
     def difference(self, start: int, end: int) -> list[int]:
-        """The groups of the stage between two prefixes."""
+        """Returns the groups of the stage between two prefixes."""
         bits, groups = self.prefixes[end] & ~self.prefixes[start], list[int]()
         while bits:
             low = bits & -bits
@@ -64,7 +64,7 @@ class Lattice:
 
 
 def make_lattice(num_groups: int, prefixes: Iterable[int], *, is_complete: bool = False) -> Lattice:
-    """The lattice of the given prefixes, and the empty and the full one."""
+    """Returns the lattice of the given prefixes, and the empty and the full one."""
     full = (1 << num_groups) - 1
     ordered = sorted({0, full, *prefixes}, key=lambda prefix: (prefix.bit_count(), prefix))
     num_words = max((num_groups + 63) // 64, 1)
@@ -74,7 +74,7 @@ def make_lattice(num_groups: int, prefixes: Iterable[int], *, is_complete: bool 
 
 
 def all_prefixes(num_groups: int, before: Sequence[tuple[int, int]], *, limit: int) -> list[int] | None:
-    """All prefixes of a graph; None if there are more than `limit`."""
+    """Returns all prefixes of a graph; None if there are more than `limit`."""
     needs, after = [0] * num_groups, [list[int]() for _ in range(num_groups)]
     for a, b in before:
         needs[b] |= 1 << a
@@ -99,7 +99,7 @@ def all_prefixes(num_groups: int, before: Sequence[tuple[int, int]], *, limit: i
 def linear_order(
     num_groups: int, before: Sequence[tuple[int, int]], *, keys: Sequence[float] | None = None, depth_first: bool = True
 ) -> list[int]:
-    """One order of the groups in which each comes after all that must be before it.
+    """Returns one order of the groups in which each comes after all that must be before it.
 
     Args:
         num_groups: How many there are.

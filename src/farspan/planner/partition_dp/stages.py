@@ -1,4 +1,5 @@
-"""What a stage costs that runs as several replicas, each on several devices, with remat where memory asks for it.
+"""Computes the cost of a stage that runs as several replicas, each on several devices, with remat where memory asks for
+it.
 
 For a stage S on r replicas of t devices of class c, with R micro-batches for the whole step and s replicas in this and
 all later stages (1F1B: s / r micro-batches are in flight in each replica):
@@ -41,7 +42,7 @@ __all__ = ["Quantity", "QuantityLoads", "Rules", "StageLoads"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a step is.
+    """The rules of a step.
 
     Attributes:
         micro_batches: In a step, over all replicas; the replicas of a stage divide it.
@@ -65,7 +66,7 @@ class Rules:
     counts_working: bool = True
 
     def times_moved(self, edge: CostedEdge) -> float:
-        """How often a value goes along an edge, or its gradient back, for each micro-batch."""
+        """Returns how often a value goes along an edge, or its gradient back, for each micro-batch."""
         forward = min(self.passes, 1.0)
         back = self.passes - forward if edge.has_gradient else 0.0
         return back + (forward / self.micro_batches if edge.is_parameter else forward)
@@ -75,11 +76,11 @@ _MAX_CACHE = 300_000_000
 
 
 Quantity = Literal["rate", "fill", "drain"]
-"""What a stage costs: rate(S) for each micro-batch; fill(S), once; drain(S) = (R / r - 1) fill(S) + sync(S)."""
+"""A cost of a stage: rate(S) for each micro-batch; fill(S), once; drain(S) = (R / r - 1) fill(S) + sync(S)."""
 
 
 class StageLoads:
-    """What stages cost; `of` gives one quantity of it as loads for `best_chain`.
+    """The costs of stages; `of` gives one quantity of them as loads for `best_chain`.
 
     Args:
         graph: What to place.
@@ -146,7 +147,8 @@ class StageLoads:
         self._cache: dict[int, _Stages] = {}
 
     def only(self, device_class: int, *, exactly: int | None = None) -> StageLoads:
-        """The same with stages on that class, as class 0, and on those that are not counted; on so many devices."""
+        """Returns the same with stages on that class, as class 0, and on those that are not counted; on so many
+        devices."""
         other = copy(self)
         lone = {option.device_class for option in self.options if not option.is_counted}
         number = {index: at for at, index in enumerate([device_class, *sorted(lone)])}
@@ -167,12 +169,12 @@ class StageLoads:
         return other
 
     def least(self, device_class: int) -> int:
-        """How many devices of a class must have a stage, of those that are counted."""
+        """Returns how many devices of a class must have a stage, of those that are counted."""
         return min(self.rules.least.get(self.cluster.classes[device_class].name, 0), self.counts[device_class])
 
     @property
     def num_lone(self) -> int:
-        """How many stages are on classes that are not counted."""
+        """Returns how many stages are on classes that are not counted."""
         return len({option.device_class for option in self.options if not option.is_counted})
 
     def _leave_out_lone_classes(self, group_of: Sequence[int]) -> None:
@@ -218,11 +220,11 @@ class StageLoads:
         return QuantityLoads(stages=self, quantity=quantity, cap=cap)
 
     def ends(self, start: int) -> IntArray:
-        """Where a stage that begins at `start` may end."""
+        """Returns where a stage that begins at `start` may end."""
         return self._stages(start).ends
 
     def seconds(self, start: int, ends: IntArray, quantity: Quantity, cap: float) -> list[FloatArray]:
-        """For each option [ends, depth] the seconds of stages; infinite where that cannot be."""
+        """Returns for each option the seconds of stages, [ends, depth]; infinite where that cannot be."""
         stages = self._stages(start)
         rows = np.searchsorted(stages.ends, ends)
         found: list[FloatArray] = []
@@ -242,7 +244,7 @@ class StageLoads:
         return found
 
     def remat(self, step: Step) -> dict[int, Choice]:
-        """How each node of a stage runs."""
+        """Returns how each node of a stage runs."""
         option = self.options[step.option]
         degree = self.degrees[option.device_class, option.tensor_parallel]
         in_flight = self.in_flight(step.depth, option.replicas)
@@ -272,7 +274,7 @@ class StageLoads:
         return self._flight_of[replicas]
 
     def in_flight(self, depth: int, replicas: int) -> int:
-        """Micro-batches in each replica, for replicas and depth in units."""
+        """Returns micro-batches in each replica, for replicas and depth in units."""
         if self.num_depths == 1:
             return 1
         rounds = max(self.rules.micro_batches // (replicas * self.unit), 1)
@@ -281,7 +283,7 @@ class StageLoads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantityLoads:
-    """One quantity of stages, as `best_chain` takes it."""
+    """The loads of one quantity of stages, as `best_chain` takes them."""
 
     stages: StageLoads
     quantity: Quantity
@@ -370,7 +372,7 @@ class _Once:
 
 
 def _transfers(graph: CostedGraph, group_of: Sequence[int], lattice: Lattice, rules: Rules) -> Crossings:
-    """What crosses borders for each micro-batch: bytes, seconds, messages; forward, and gradients back."""
+    """Returns what crosses borders for each micro-batch: bytes, seconds, messages; forward, and gradients back."""
     index_of = {node.name: index for index, node in enumerate(graph.nodes)}
     pins: dict[tuple[str, str], set[int]] = {}
     costs: dict[tuple[str, str], tuple[float, float, float]] = {}

@@ -1,4 +1,4 @@
-"""What transfers between the stages of a pipeline take, by the two devices that each is between.
+"""Computes what transfers between the stages of a pipeline take, by the two devices that each is between.
 
 host 0  stage 0 --within-- stage 1
                               |
@@ -28,7 +28,7 @@ _Hosts = frozenset[tuple[str, int]]
 def by_pairs(
     graph: CostedGraph, cluster: Cluster, rules: Rules, stages: Sequence[PipelineStage]
 ) -> tuple[PipelineStage, ...]:
-    """The stages with the seconds that they take where they lie.
+    """Returns the stages with the seconds that they take where they lie.
 
     Args:
         graph: What is run.

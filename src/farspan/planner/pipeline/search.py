@@ -37,7 +37,7 @@ Objective = Literal["bottleneck", "step-time"]
 _MAX_WORK = 1.5e9
 """Elementary steps of one dynamic programme."""
 _ALL_DEPTHS, _SOME_DEPTHS = 1_000_000, 32
-"""How many replicas in all stages together are told apart, in units."""
+"""How many replicas, in units and in all stages together, are told apart."""
 _LITTLE_WORK = 1e8
 _NUM_SWEPT = 3
 _SWEEP, _SHORT_SWEEP = 24, 5
@@ -65,7 +65,7 @@ class Pipeline:
 def plan_pipeline(
     graph: CostedGraph, cluster: Cluster, *, rules: Rules | None = None, objective: Objective = "step-time"
 ) -> Pipeline:
-    """The best pipeline found for a graph with costs on a cluster.
+    """Returns the best pipeline found for a graph with costs on a cluster.
 
     Args:
         graph: What to run. The groups of it that must stay together, and its order, make the possible cuts.
@@ -98,7 +98,7 @@ def plan_pipeline(
 def _on_few_hosts(
     graph: CostedGraph, cluster: Cluster, rules: Rules, objective: Objective
 ) -> Iterator[tuple[PipelineStage, ...]]:
-    """Pipelines found as if all links were those between hosts; and on one host alone."""
+    """Yields pipelines found as if all links were those between hosts; and on one host alone."""
     if cluster.has_near_links:
         yield _Search(graph, cluster, rules, objective).stages()
     for each in cluster.classes:
@@ -135,7 +135,7 @@ class _Search:
         self.work = 0.0
 
     def stages(self) -> tuple[PipelineStage, ...]:
-        """The best that are found.
+        """Returns the best that are found.
 
         Raises:
             PlanError: Nothing fits.
@@ -144,7 +144,7 @@ class _Search:
         return tuple(stage_of(self.graph, each, step) for each, step in zip(loads, chain.steps, strict=True))
 
     def _run(self) -> tuple[list[StageLoads], Chain]:
-        """For each step of the best chain the loads it is of, and the chain."""
+        """Yields for each step of the best chain the loads it is of, and the chain."""
         tried: list[_Found] = []
         # The largest units first: they take little time, and what they find cuts the others short.
         for unit in reversed(self._units()):
@@ -167,7 +167,7 @@ class _Search:
         return [found.phases[step.phase] for step in found.chain.steps], found.chain
 
     def _try(self, phases: list[StageLoads], tried: Sequence[_Found]) -> list[_Found]:
-        """What was tried, and the chain with the smallest rate, or drain, if it is worth it."""
+        """Returns what was tried, and the chain with the smallest rate, or drain, if it is worth it."""
         if not phases:
             return [*tried]
         upper = min((each.value for each in tried), default=math.inf) * (1 + 1e-9)
@@ -209,7 +209,7 @@ class _Search:
         return [2**power for power in range(most.bit_length()) if self.rules.micro_batches % 2**power == 0]
 
     def _phases(self, unit: int, *, first: Literal["speed", "memory_bytes"] = "speed") -> list[StageLoads]:
-        """All classes in one phase, or one after the other; empty if both are too much work.
+        """Returns all classes in one phase, or one after the other; empty if both are too much work.
 
         Where not all devices are to have a stage, and classes come one after the other, those with the most of `first`
         have one.
@@ -243,7 +243,7 @@ class _Search:
         return [loads.only(index, exactly=taken[index]) for index in classes if taken[index]] if not left else []
 
     def _other_orders(self, phases: list[StageLoads]) -> list[list[StageLoads]]:
-        """Of classes in phases: the fast ones first, or last, or those of little memory."""
+        """Returns orders of the classes in phases: the fast ones first, or last, or those of little memory."""
         kinds = {id(each): next(iter(each.degrees.values())).kind for each in phases}
         orders = [
             sorted(phases, key=lambda each: sign * getattr(kinds[id(each)], what))
@@ -263,7 +263,7 @@ class _Search:
         return pairs * sum(len(each.options) * count for each, count in zip(phases, states, strict=True))
 
     def _sweep(self, phases: Sequence[StageLoads], known: float) -> tuple[float, Chain | None, float]:
-        """The best time of a step if it is better than `known`, its chain, and a lower bound.
+        """Returns the best time of a step if it is better than `known`, its chain, and a lower bound.
 
         With cap(i) rising, S(i) the smallest sum of fills among chains whose drains are at most cap(i): a chain whose
         largest drain lies between cap(i) and cap(i + 1) takes at least cap(i) + S(i + 1).
@@ -300,7 +300,8 @@ class _Search:
         )
 
     def _general_bound(self) -> float:
-        """All work on all devices in fractions, each node at its cheapest; and one micro-batch at its fastest."""
+        """Returns the bound of all work on all devices in fractions, each node at its cheapest; and one micro-batch at
+        its fastest."""
         loads = self._loads(1, 1)
         counts = [each.num_devices for each in self.cluster.classes]
         work = np.full((len(self.graph.nodes), len(counts)), math.inf)
@@ -329,7 +330,7 @@ class _Search:
 
 
 def stage_of(graph: CostedGraph, loads: StageLoads, step: Step) -> PipelineStage:
-    """The stage that a step of a chain is, by the loads it was found with."""
+    """Returns the stage that a step of a chain is, by the loads it was found with."""
     option = loads.options[step.option]
     degree = loads.degrees[option.device_class, option.tensor_parallel]
     replicas = option.replicas * loads.unit

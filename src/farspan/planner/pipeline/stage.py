@@ -1,4 +1,4 @@
-"""One stage of a pipeline, as the search has found it or somebody has given it."""
+"""A stage of a pipeline, as the search has found it or a plan gives it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["PipelineStage"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStage:
-    """One stage of a pipeline; one that is given and not searched for has no seconds, bytes and micro-batches.
+    """A stage of a pipeline; one that is given and not searched for has no seconds, bytes and micro-batches.
 
     Attributes:
         device_class: Name of the class of its devices.

@@ -1,4 +1,4 @@
-"""What a step will be like under a plan: its tasks simulated event by event, and what each rank holds meanwhile."""
+"""Predicts a step under a plan: its tasks simulated event by event, and what each rank holds meanwhile."""
 
 from farspan.planner.prediction.given import predict_stages as predict_stages
 from farspan.planner.prediction.prediction import Prediction as Prediction

@@ -1,4 +1,4 @@
-"""What a step will be like under a plan that somebody else has made."""
+"""Predicts a step under a plan that was not found by the search."""
 
 from __future__ import annotations
 

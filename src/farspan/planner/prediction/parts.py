@@ -102,7 +102,7 @@ class Stages:
             part.rank = rank
 
     def _bytes_by_rank(self, *, is_gradient: bool) -> list[tuple[tuple[int, float], ...]]:
-        """By segment, what each of its tasks sends to which ranks."""
+        """Returns for each segment what each of its tasks sends to which ranks."""
         sizes: list[dict[int, float]] = [{} for _ in self.segments]
         for segment, rank in zip(self.segments, self.ranks, strict=True):
             for hop in segment.returned if is_gradient else segment.received:
@@ -129,7 +129,8 @@ class Stages:
         return Link(name=f"{source}>{destination}", latency=latency, bandwidth=bandwidth)
 
     def _work(self, least_s: float) -> StepWork:
-        """What a micro-batch is to the tasks of a step; gradients of weights are deferred if they take `least_s`."""
+        """Returns what a micro-batch is to the tasks of a step; gradients of weights are deferred if they take
+        `least_s`."""
         is_trained = any(segment.has_backward for segment in self.segments)
         forwards = [
             ForwardWork(
@@ -171,7 +172,7 @@ class Stages:
         return StepWork(tuple(forwards), tuple(backwards))
 
     def _timed(self, found: StepTasks, num_backwards: int) -> tuple[Task, ...]:
-        """The tasks with what they take here, and what they send."""
+        """Returns the tasks with what they take here, and what they send."""
         tasks, num_forwards = found.schedule.tasks, len(self.segments)
         split = {
             number % num_backwards for task, number in zip(tasks, found.work, strict=True) if task.kind is Kind.WEIGHT
@@ -208,7 +209,7 @@ class Stages:
 
 
 class _Costs(NamedTuple):
-    """What nodes take of a micro-batch on a device; `weight_s` is how much of the backward can be deferred."""
+    """The costs of nodes for a micro-batch on a device; `weight_s` is how much of the backward can be deferred."""
 
     forward_s: float
     backward_s: float
@@ -232,7 +233,7 @@ def _costs_of(nodes: Sequence[CostedNode], part: Part) -> _Costs:
 
 @lru_cache(maxsize=64)
 def _scheduled(work: StepWork, count: int, name: str, num_ranks: int, run_ahead: int) -> StepTasks:
-    """What the runtime makes of so many micro-batches: the same for all cuts of a row with the same backwards worth
-    splitting.
+    """Returns what the runtime makes of so many micro-batches: the same for all cuts of a chain with the same backwards
+    worth splitting.
     """
     return scheduled(work.repeated(count), name, num_ranks, run_ahead)

@@ -1,4 +1,4 @@
-"""What a stage holds, task by task, and so its peak.
+"""Computes what a stage holds, task by task, and so its peak.
 
 parameters, gradients, optimizer state                           always
 what autograd saves; what is sent or received and not saved      from a forward to its backward
@@ -27,12 +27,12 @@ _PACKED_BYTES = 64 * 1024
 
 
 def saved_bytes(stages: Stages, part: Part) -> float:
-    """What autograd saves of a micro-batch: what several nodes keep is there once."""
+    """Returns what autograd saves of a micro-batch: what several nodes keep is there once."""
     return sum(each.saved_bytes for each in stages.segments if stages.parts[each.stage] is part)
 
 
 def in_flight(simulation: Simulation, rank: int) -> int:
-    """The most micro-batches of which a rank holds anything."""
+    """Returns the most micro-batches of which a rank holds anything."""
     tasks = simulation.schedule.tasks
     held: dict[int, float] = {}
     most = 0
@@ -46,7 +46,7 @@ def in_flight(simulation: Simulation, rank: int) -> int:
 
 
 def peak_bytes(stages: Stages, simulation: Simulation, schedule: str, lookahead: int) -> dict[int, float]:
-    """By rank the most that it holds in a step, as the runtime executes it."""
+    """Returns by rank the most that it holds in a step, as the runtime executes it."""
     channels = channels_of(simulation.schedule, lookahead=lookahead - run_ahead_of(schedule, lookahead))
     return {
         part.rank: max(_held(stages, part, simulation, channels), default=part.memory_bytes) for part in stages.parts
@@ -57,7 +57,7 @@ _Channels = Mapping[Channel, Sequence[Message]]
 
 
 def _held(stages: Stages, part: Part, simulation: Simulation, channels: _Channels) -> list[float]:
-    """By task of its rank, while this runs."""
+    """Returns for each task of its rank what is held while it runs."""
     tasks, order = simulation.schedule.tasks, simulation.schedule.orders[part.rank]
     split = {(tasks[index].micro_batch, tasks[index].level) for index in order if tasks[index].kind is Kind.WEIGHT}
     amounts = {
@@ -115,7 +115,7 @@ class _Amounts:
 
 
 def _forward_working_bytes(segment: Segment) -> float:
-    """The most that a segment needs in its forward besides what it will have kept at its end."""
+    """Returns the most that a segment needs in its forward besides what it will have kept at its end."""
     most = yet_to_come = 0.0
     for node, passed in zip(reversed(segment.nodes), reversed(segment.passed_bytes), strict=True):
         most = max(most, node.forward_working_bytes + passed - yet_to_come)
@@ -124,7 +124,7 @@ def _forward_working_bytes(segment: Segment) -> float:
 
 
 def _working_bytes(segment: Segment, *, is_split: bool) -> float:
-    """The most that a segment needs besides what it keeps: in its backward, node by node, which then give back.
+    """Returns the most that a segment needs besides what it keeps: in its backward, node by node, which then give back.
     Gradients that have come from other segments stay to its end; others go as soon as they were used.
     """
     come: dict[str, float] = {}
@@ -152,7 +152,8 @@ def _working_bytes(segment: Segment, *, is_split: bool) -> float:
 
 
 def _under_way(stages: Stages, part: Part, simulation: Simulation, channels: _Channels) -> list[float]:
-    """By task of its rank what is there for tasks to come, and what is yet to be taken by another rank."""
+    """Returns for each task of its rank what is there for tasks to come, and what is yet to be taken by another
+    rank."""
     tasks, order = simulation.schedule.tasks, simulation.schedule.orders[part.rank]
     place = {index: number for number, index in enumerate(order)}
     number_of = {(stages.ranks[number], each.level): number for number, each in enumerate(stages.segments)}
@@ -179,7 +180,7 @@ def _under_way(stages: Stages, part: Part, simulation: Simulation, channels: _Ch
 
 
 def _hops_by_source(stages: Stages, channel: Channel) -> dict[int, list[Hop]]:
-    """What travels on a channel, by the number of the segment that sends it."""
+    """Returns what travels on a channel, by the number of the segment that sends it."""
     found: dict[int, list[Hop]] = {}
     for segment, rank in zip(stages.segments, stages.ranks, strict=True):
         if rank == channel.destination:
@@ -190,7 +191,8 @@ def _hops_by_source(stages: Stages, channel: Channel) -> dict[int, list[Hop]]:
 
 
 def _taken_at(simulation: Simulation, message: Message) -> float:
-    """When the receiver looks for it: after the first task that ends when it is sent and posted, or when it waits."""
+    """Returns when the receiver checks for it: after the first task that ends when it is sent and posted, or when it
+    waits."""
     sent = simulation.ends[message.task]
     for index in simulation.schedule.orders[message.channel.destination][message.posted_at :]:
         if index in message.users:

@@ -1,4 +1,4 @@
-"""What a step will be like under a pipeline: its plan, simulated event by event, and what each stage holds.
+"""Predicts a step under a pipeline: its plan, simulated event by event, and what each stage holds.
 
 Simulated are the schedules that a plan asks for: "auto", which runs a micro-batch ahead to hide transfers and splits
 backwards where that pays, and "1f1b", which holds less. "auto" is also simulated with more and more micro-batches
@@ -29,7 +29,7 @@ from farspan.schedule import LOOKAHEAD, run_ahead_of
 __all__ = ["Prediction", "StagePrediction", "can_run", "predict_step", "shortest_step"]
 
 _SCHEDULES = ("auto", "1f1b")
-"""Those that are compared."""
+"""The schedules that are compared."""
 _SAME = 1 - 1e-6
 _IS_WORTH_MEMORY = 1 - 1e-3
 """More micro-batches in flight make a step shorter by this at least, or they are not simulated further."""
@@ -37,7 +37,7 @@ _IS_WORTH_MEMORY = 1 - 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrediction:
-    """One stage.
+    """The prediction for one stage.
 
     Attributes:
         where: "rank:0".
@@ -97,7 +97,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether every stage has the memory that it needs."""
+        """Returns whether every stage has the memory that it needs."""
         return all(stage.memory_bytes <= stage.limit_bytes for stage in self.stages)
 
     @property
@@ -107,7 +107,7 @@ class Prediction:
 
 
 def can_run(pipeline: Pipeline) -> bool:
-    """Whether distribute can run it: one device for each stage."""
+    """Returns whether `distribute` can run it: one device for each stage."""
     return all(stage.replicas == stage.tensor_parallel == 1 for stage in pipeline.stages)
 
 
@@ -149,13 +149,13 @@ def predict_step(
 
 
 def shortest_step(graph: CostedGraph, cluster: Cluster, pipeline: Pipeline, num_micro_batches: int) -> float:
-    """Seconds of a step of `pipeline`, whether it fits or not."""
+    """Returns seconds of a step of `pipeline`, whether it fits or not."""
     stages = Stages(graph, cluster, pipeline.stages)
     return min(each.step_time for _, _, each in _simulations(stages, num_micro_batches, _SCHEDULES))
 
 
 class _Run(NamedTuple):
-    """How stages are run, and what comes of it."""
+    """The way stages are run, and what comes of it."""
 
     schedule: str
     lookahead: int
@@ -185,7 +185,7 @@ def _simulations(
 
 
 def _best_schedule(stages: Stages, num_micro_batches: int, schedules: Sequence[str]) -> _Run:
-    """The shortest step that fits, else the one by the last schedule, which holds least."""
+    """Returns the shortest step that fits, else the one by the last schedule, which holds least."""
     found: list[_Run] = []
     for schedule, lookahead, simulation in _simulations(stages, num_micro_batches, schedules):
         peaks = peak_bytes(stages, simulation, schedule, lookahead)

@@ -221,7 +221,8 @@ def _pass_within(
     place_of: Mapping[str, int],
     edges: Sequence[CostedEdge],
 ) -> None:
-    """Where no segment but that of its maker uses a value, and nobody keeps it: it is there until its last use."""
+    """Finds values that no segment but that of their maker uses, and that are not kept: they are there until their last
+    use."""
     one, home = edges[0], segment_of[edges[0].source]
     if one.is_saved or one.is_parameter or any(segment_of[edge.target] != home for edge in edges):
         return
@@ -232,8 +233,9 @@ def _pass_within(
 
 
 def _arrival(segments: Sequence[Segment], home: int, first_user: int) -> list[int]:
-    """The segment that a gradient comes to at last: that of the node that made the value. The gradient of a parameter
-    that is used before its own node runs comes to a backward of its device that is yet to run, if there is one.
+    """Returns the segment that a gradient comes to at last: that of the node that made the value. The gradient of a
+    parameter that is used before its own node runs comes to a backward of its device that is yet to run, if there is
+    one.
     """
     stage = segments[home].stage
     before = [number for number in range(first_user) if segments[number].stage == stage]
@@ -260,7 +262,7 @@ def _takes_time(seconds: Seconds) -> bool:
 
 
 def _count_saved(segments: Sequence[Segment]) -> None:
-    """What several nodes of a stage keep counts for the first."""
+    """Counts what several nodes of a stage keep for the first of them."""
     known: set[tuple[int, str]] = set()
     for segment in segments:
         for node in segment.nodes:

@@ -1,4 +1,4 @@
-"""How the nodes of a stage run, where its device has not the memory for the fastest way of each."""
+"""Chooses how the nodes of a stage run, where its device has not the memory for the fastest way of each."""
 
 from farspan.planner.partition_dp.remat.choices import Choice as Choice
 from farspan.planner.partition_dp.remat.choices import choices_of as choices_of

@@ -26,7 +26,7 @@ class Choice:
 
 
 def choices_of(node: CostedNode, kind: DeviceClass, degree: int) -> list[Choice]:
-    """How a node can run on that class at that degree; as it is given is a choice of degree 1."""
+    """Returns how a node can run on that class at that degree; as it is given is a choice of degree 1."""
     found: list[Choice] = []
     if degree == 1:
         found.append(

@@ -45,12 +45,12 @@ class _Frontier:
     extra_s: FloatArray
 
     def first(self, missing: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-        """The cheapest states that save so much; one past the last where none does."""
+        """Returns the cheapest states that save so much; one past the last where none does."""
         return np.searchsorted(self.saved_bytes, missing * (1 - _ROUNDING))
 
 
 class Budget:
-    """What is left of the work for all sets of nodes of one search."""
+    """The work that is left for all sets of nodes of one search."""
 
     def __init__(self) -> None:
         self._left = _MOST_WORK
@@ -66,7 +66,7 @@ class Budget:
 
 
 class Frontiers:
-    """For one number of micro-batches in flight.
+    """The frontiers of seconds against bytes for one number of micro-batches in flight.
 
     Args:
         kinds: Of each kind of node its ways to run, the fastest among them.
@@ -78,14 +78,16 @@ class Frontiers:
         self._known: dict[NodeSet, _Frontier] = {(): _Frontier(np.zeros(1), np.zeros(1))}
 
     def least(self, nodes: NodeSet, missing: FloatArray) -> FloatArray:
-        """The seconds that saving so many bytes takes; infinite where it cannot be, or would be too much work."""
+        """Returns the seconds that saving so many bytes takes; infinite where it cannot be, or would be too much
+        work."""
         frontier = self._frontier(nodes)
         if frontier is None:
             return np.full(len(missing), math.inf)
         return np.append(frontier.extra_s, math.inf)[frontier.first(missing)]
 
     def chosen(self, nodes: NodeSet, missing: float) -> list[tuple[int, int]] | None:
-        """For each node (its kind, the number of its choice) of what `least` costs; None where that is infinite."""
+        """Returns for each node (its kind, the number of its choice) of what `least` costs; None where that is
+        infinite."""
         frontier = self._frontier(nodes)
         at = 0 if frontier is None else int(frontier.first(np.array([missing]))[0])
         if frontier is None or at == len(frontier.extra_s):
@@ -120,7 +122,7 @@ class Frontiers:
 
 
 def _without_one(nodes: NodeSet) -> NodeSet:
-    """The set without a node of its last kind."""
+    """Returns the set without a node of its last kind."""
     kind, count = nodes[-1]
     return (*nodes[:-1], (kind, count - 1)) if count > 1 else nodes[:-1]
 

@@ -1,4 +1,5 @@
-"""Which nodes of a stage to run in a way that keeps less: a knapsack for each stage, all stages of one start at once.
+"""Chooses which nodes of a stage run in a way that keeps less: a knapsack for each stage, all stages of one start at
+once.
 
 Each node starts with its fastest option. A step replaces a node's option by one that keeps less and takes longer; the
 steps of a node lie on the lower convex hull of (bytes saved, seconds added), so that sorted by seconds per byte they
@@ -98,7 +99,7 @@ class Steps:
         return extra
 
     def chosen(self, flight: int, nodes: set[int], missing: float) -> dict[int, int]:
-        """For one stage, the choice of each node that leaves its fastest one: what `extra` costs."""
+        """Returns, for one stage, the choice of each node that leaves its fastest one: what `extra` costs."""
         if missing <= 0:
             return {}
         mine = [[each for each in kind if each[0] in nodes] for kind in self.members[flight]]
@@ -136,18 +137,18 @@ class _Knapsacks:
         self.taken = np.minimum(np.ceil(self.still / self.saved_last - 1e-12), self.of_last)
 
     def total(self, *, relaxed: bool = False) -> FloatArray:
-        """The seconds of steps in their order."""
+        """Returns the seconds of steps in their order."""
         taken = self.still / self.saved_last if relaxed else self.taken
         return self.cost[self.here, self.last] - (self.of_last - taken) * self.extra_last
 
     def best(self) -> FloatArray:
-        """The same with the better of the two repairs."""
+        """Returns the same with the better of the two repairs."""
         total = self.total()
         instead, idle = self._instead()[0], self._idle()[0]
         return np.minimum(total, np.minimum(total - self.extra_last + instead, total - idle))
 
     def numbers(self) -> list[int]:
-        """Of the first stage, how many steps of each kind are taken."""
+        """Returns for the first stage how many steps of each kind are taken."""
         numbers = np.where(self.kinds[0] < self.last[0], self.counts[0], 0.0)
         numbers[self.last[0]] = self.taken[0]
         (instead, other), (idle, unneeded) = self._instead(), self._idle()
@@ -159,14 +160,14 @@ class _Knapsacks:
         return [int(number) for number in numbers]
 
     def _instead(self) -> tuple[FloatArray, NDArray[np.intp]]:
-        """The cheapest later step that covers what is missing without the last one."""
+        """Returns the cheapest later step that covers what is missing without the last one."""
         missing = self.still - (self.taken - 1) * self.saved_last
         covers = (self.kinds > self.last[:, None]) & (self.counts > 0) & self.is_only
         costs = np.where(covers & (self.saved >= missing[:, None]), self.extra, math.inf)
         return costs.min(axis=1), costs.argmin(axis=1)
 
     def _idle(self) -> tuple[FloatArray, NDArray[np.intp]]:
-        """The most expensive earlier step without which it is still enough."""
+        """Returns the most expensive earlier step without which it is still enough."""
         spare = self.taken * self.saved_last - self.still
         idle = (self.kinds < self.last[:, None]) & (self.counts > 0) & self.is_only
         costs = np.where(idle & (self.saved <= spare[:, None]), self.extra, 0.0)
@@ -180,7 +181,7 @@ def make_steps(
     flights: Sequence[int],
     members: NDArray[np.bool_],
 ) -> Steps:
-    """The steps for those numbers of micro-batches in flight.
+    """Returns the steps for those numbers of micro-batches in flight.
 
     Args:
         choices: Of each node; a node without any has no steps.
@@ -227,7 +228,7 @@ def _node_set(counts: NDArray[np.intp]) -> NodeSet:
 
 
 def _alternatives(options: Sequence[Choice], fastest: int, in_flight: int) -> list[Alternative]:
-    """The fastest way, and those that save something."""
+    """Returns the fastest way, and those that save something."""
     least = options[fastest]
     ways = [
         Alternative(
@@ -243,7 +244,7 @@ def _alternatives(options: Sequence[Choice], fastest: int, in_flight: int) -> li
 def _kinds(
     choices: Sequence[Sequence[Choice]], fastest: Sequence[int], in_flight: int
 ) -> list[tuple[_Kind, tuple[tuple[int, int], ...]]]:
-    """The kinds of steps in their order, and of each the nodes and the choices that it leads to."""
+    """Returns the kinds of steps in their order, and of each the nodes and the choices that it leads to."""
     kinds: dict[_Kind, list[tuple[int, int]]] = {}
     known: dict[tuple[tuple[Choice, ...], int], list[tuple[_Kind, int]]] = {}
     for node, options in enumerate(choices):
@@ -258,7 +259,7 @@ def _kinds(
 
 
 def _hull(options: Sequence[Choice], at: int, in_flight: int) -> list[tuple[_Kind, int]]:
-    """The steps of one node from choice `at` on, and where each leads."""
+    """Returns the steps of one node from choice `at` on, and where each leads."""
     steps: list[tuple[float, float, float, int]] = []
     while True:
         now = options[at]
