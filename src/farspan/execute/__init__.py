@@ -1,3 +1,3 @@
-"""What happens on one rank while the program runs: steps, values, optimizers."""
+"""Executes what was recorded, on one rank, while the program runs: steps, values, optimizers."""
 
 __all__: list[str] = []

@@ -55,7 +55,7 @@ _CAUSE_S = 5.0
 
 
 class Engine:
-    """One rank's runtime."""
+    """The runtime of one rank."""
 
     def __init__(
         self, recorder: Recorder, side: SideChannel, transport: Transport | None, *, seed: int | None, deadline_s: float
@@ -103,7 +103,7 @@ class Engine:
         self.seed_draws(seed)
 
     def plain_executor(self) -> Executor:
-        """One that has run nothing yet."""
+        """Returns an executor that has run nothing yet."""
         return Executor(
             self.channels,
             parameters=self.parameters,
@@ -112,11 +112,13 @@ class Engine:
         )
 
     def stage_number(self, team: Team, occurrence: int) -> int:
-        """The number of the `occurrence`-th stage that `team` runs; models that share a team share its stages."""
+        """Returns the number of the `occurrence`-th stage that `team` runs; models that share a team share its
+        stages."""
         return stage_number(self.teams, team, occurrence)
 
     def stages_at(self, place: str) -> tuple[int, ...]:
-        """The stages at a place that the program names ("rank:1", "rank:1/cuda:0"), the best first; at least one."""
+        """Returns the stages at a place that the program names ("rank:1", "rank:1/cuda:0"), the best first; at least
+        one."""
         return stages_at(self.teams, place, self.num_ranks)
 
     def seed_draws(self, seed: int | None) -> None:
@@ -267,7 +269,7 @@ class Engine:
         raise error
 
     def _abort(self) -> None:
-        """Nothing goes from rank to rank any more."""
+        """Ends all transfers: nothing goes from rank to rank any more."""
         self.values.pulls.abort()
         self.groups.abort()
         if self._transport is not None:
@@ -287,7 +289,7 @@ class Engine:
             raise self._failure
 
     def settle(self, graphs: Sequence[Graph], program: Program) -> None:
-        """What has run is let go, but for what the program can still read or differentiate."""
+        """Releases what has run, but for what the program can still read or differentiate."""
         settle_values(graphs, self.teams)
         self.recorder.forget_parameter_values()
         self.values.keep(
@@ -315,7 +317,7 @@ class Engine:
         return self.masks.is_sparse(placed)
 
     def sparse_gradient(self, placed: Placed) -> torch.Tensor:
-        """A sparse gradient that is there: the own one itself, or a copy of another rank's."""
+        """Returns a sparse gradient that is there: the own one itself, or a copy of another rank's."""
         return self.values.sparse_gradient(placed, self.teams[placed.stage].leader.rank)
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
@@ -334,7 +336,7 @@ class Engine:
         self.events.load(name, source)
 
     def new_sources(self, items: Sequence[tuple[Meta, int, torch.Tensor | None]]) -> list[Value]:
-        """Values that no call has made, from their metadata, their stages, and at their owners the data."""
+        """Returns values that no call has made, from their metadata, their stages, and at their owners the data."""
         values = [self.inputs.add(*item) for item in items]
         self.values.advance()
         return values
@@ -342,7 +344,8 @@ class Engine:
     # Reading.
 
     def read(self, value: Value, part: ValueSlice | None = None) -> torch.Tensor:
-        """The data of a value, or `part` of one that another rank has; what is recorded runs if it is not yet known."""
+        """Returns the data of a value, or `part` of one that another rank has; what is recorded runs if it is not yet
+        known."""
         if self.recorder.deferred.can_read(value):
             return self.recorder.deferred.read(value).detach()
         if value.pending:
@@ -362,7 +365,7 @@ class Engine:
         return self.values.pull(self.owner_of(value), kind, what, part)
 
     def fetch(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]:
-        """The data of values that have been computed and that other ranks have: one request to each."""
+        """Returns the data of values that have been computed and that other ranks have: one request to each."""
         return self.values.fetch([(value, self.owner_of(value)) for value in values])
 
     def read_parameter(self, placed: Placed) -> torch.Tensor:
@@ -392,7 +395,7 @@ class Engine:
         self._history.end()
 
     def owner_of(self, value: Value) -> int:
-        """The rank that has, or will have, the data of a value."""
+        """Returns the rank that has, or will have, the data of a value."""
         return self.teams[value.stage].member(value.turn).rank
 
     def is_mine(self, value: Value) -> bool:

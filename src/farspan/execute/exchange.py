@@ -1,4 +1,5 @@
-"""What all ranks learn of a step: its scalars, which parameters have gradients, who was busy how long.
+"""Exchanges the results of a step between all ranks: its scalars, which parameters have gradients, who was busy how
+long.
 
 One small all-gather on the side channel. A step is over when all parts are there: the user's code may have raised an
 exception on another rank until then (`abort`).
@@ -23,7 +24,7 @@ __all__ = ["Exchange", "changes_state", "scalars_of"]
 _HEADER = struct.Struct("<?dII")
 _INTERRUPTED = b"\1"
 _MOST_PARAMETERS = 1 << 26
-"""Of one rank."""
+"""Limit on the parameters of one rank."""
 
 
 class _Part(NamedTuple):
@@ -100,13 +101,13 @@ class Exchange:
         self._scalars = []
 
     def masks(self) -> list[bytes]:
-        """For each rank, a byte for each of its parameters: whether it has a gradient."""
+        """Returns for each rank a byte for each of its parameters: whether it has a gradient."""
         self.resolve()
         assert self._parts is not None
         return [part.mask for part in self._parts]
 
     def busy_s(self) -> list[float]:
-        """For each rank, the seconds it computed in this step."""
+        """Returns for each rank the seconds it computed in this step."""
         self.resolve()
         assert self._parts is not None
         return [part.busy_s for part in self._parts]
@@ -146,7 +147,8 @@ def scalars_of(graphs: Sequence[Graph]) -> list[Value]:
 
 
 def changes_state(graphs: Sequence[Graph]) -> bool:
-    """Whether running the graphs writes into what other ranks can read: gradients, parameters, running statistics."""
+    """Returns whether running the graphs writes into what other ranks can read: gradients, parameters, running
+    statistics."""
     return any(
         call.entry.mutated or getattr(call.target, "has_buffers", False) for graph in graphs for call in graph.calls
     )

@@ -1,4 +1,5 @@
-"""Which parameters have a gradient: each rank knows it of its own ones, and tells it with the step's results."""
+"""Masks that say which parameters have a gradient: each rank knows its own, and broadcasts them with the step's
+results."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class KeepsGradients(Protocol):
 
 
 class GradientMasks:
-    """What one rank knows of all parameters' gradients."""
+    """The gradient masks of all ranks, as one rank knows them."""
 
     def __init__(self, rank: int, teams: Sequence[Team], parameters: Mapping[str, Placed]) -> None:
         self.rank = rank
@@ -40,7 +41,7 @@ class GradientMasks:
         self._coming: Exchange | None = None
 
     def own(self) -> bytes:
-        """One byte for each parameter of this rank."""
+        """Returns one byte for each parameter of this rank."""
         own = [item for item in self.parameters.values() if item.is_parameter and self._rank_of(item) == self.rank]
         gradients = [raw_grad(placed.tensor) for placed in own]
         kinds = [_NONE if item is None else _DENSE if item.layout is torch.strided else _SPARSE for item in gradients]
@@ -73,7 +74,7 @@ class GradientMasks:
         return self._has_gradient.get(placed.name, False)
 
     def is_sparse(self, placed: Placed) -> bool:
-        """Whether a gradient that is there is a sparse one."""
+        """Returns whether a gradient that is there is a sparse one."""
         if placed.is_owned:
             gradient = raw_grad(placed.tensor)
             return gradient is not None and gradient.layout is not torch.strided

@@ -1,4 +1,4 @@
-"""What the parts of the engine ask of it: each takes a `Running`, which the engine fulfils."""
+"""The protocol between the parts of the engine: each takes a `Running`, which the engine fulfils."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Running"]
 
 
 class Running(Protocol):
-    """One rank's runtime. `Engine` says what each attribute is."""
+    """The runtime of one rank, as its parts see it. `Engine` says what each attribute is."""
 
     rank: int
     deadline_s: float

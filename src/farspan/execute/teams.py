@@ -28,7 +28,7 @@ __all__ = [
 
 
 def team_at(places: Sequence[Place]) -> Team:
-    """The team of a stage.
+    """Returns the team of a stage.
 
     Raises:
         PlanError: torch knows no such device, or two of the places are the same device.
@@ -44,7 +44,7 @@ def team_at(places: Sequence[Place]) -> Team:
 
 
 def worker_at(place: Place) -> Worker:
-    """The worker that a place stands for; a rank alone stands for its GPU, if it has one.
+    """Returns the worker that a place stands for; a rank alone stands for its GPU, if it has one.
 
     Raises:
         PlanError: torch knows no such device.
@@ -64,12 +64,12 @@ def worker_at(place: Place) -> Worker:
 
 @functools.cache
 def device_of(worker: Worker) -> torch.device:
-    """The device of a worker, as torch knows it."""
+    """Returns the device of a worker, as torch knows it."""
     return torch.device(worker.device)
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """For `with`: what asks torch for "cuda", or for the current stream, gets that of `device`."""
+    """Makes `device` the current one in a `with` block, with its stream."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
@@ -102,7 +102,7 @@ def _some(num_ranks: int) -> str:
 
 
 def stage_number(teams: list[Team], team: Team, occurrence: int) -> int:
-    """The number of the `occurrence`-th stage that `team` runs; it is made if there is none."""
+    """Returns the number of the `occurrence`-th stage that `team` runs; it is made if there is none."""
     for number, known in enumerate(teams):
         if known == team:
             if occurrence == 0:
@@ -113,7 +113,7 @@ def stage_number(teams: list[Team], team: Team, occurrence: int) -> int:
 
 
 def stages_at(teams: list[Team], text: str, num_ranks: int) -> tuple[int, ...]:
-    """The stages that lie at a place, the best first; one is made if there is none. The same on every rank.
+    """Returns the stages that lie at a place, the best first; one is made if there is none. The same on every rank.
 
     Args:
         teams: Of all stages that are known; may grow.
@@ -135,12 +135,12 @@ def stages_at(teams: list[Team], text: str, num_ranks: int) -> tuple[int, ...]:
 
 
 def device_at(teams: list[Team], text: str, num_ranks: int) -> torch.device:
-    """The device at a place that the program names; like `stages_at`."""
+    """Returns the device at a place that the program names; like `stages_at`."""
     return device_of(teams[stages_at(teams, text, num_ranks)[0]].leader)
 
 
 def home_stages(teams: list[Team], num_ranks: int) -> list[int]:
-    """A stage of each rank, one on its first device if it has none."""
+    """Returns a stage of each rank, one on its first device if it has none."""
     first = {team.leader.rank: number for number, team in reversed(list(enumerate(teams))) if not team.is_wide}
     return [
         first[rank] if rank in first else stage_number(teams, Team((Worker(rank, teams[0].leader.device),)), 0)
@@ -149,7 +149,7 @@ def home_stages(teams: list[Team], num_ranks: int) -> list[int]:
 
 
 def stage_of_inputs(teams: list[Team], rank: int, device: torch.device) -> int:
-    """The stage of `rank` where tensors of `device` lie that it has read; it is made if there is none."""
+    """Returns the stage of `rank` where tensors of `device` lie that it has read; it is made if there is none."""
     for number, known in enumerate(teams):
         if not known.is_wide and known.leader.rank == rank and known.leader.device_type == device.type:
             return number
@@ -157,7 +157,7 @@ def stage_of_inputs(teams: list[Team], rank: int, device: torch.device) -> int:
 
 
 def settle_values(graphs: Sequence[Graph], teams: list[Team]) -> None:
-    """What a wide stage has made lies, once it has run, on a stage of the member that made it."""
+    """Places what a wide stage has made, once it has run, on a stage of the member that made it."""
     for segment in [segment for graph in graphs for segment in graph.segments if teams[segment.stage].is_wide]:
         home = stage_number(teams, Team((teams[segment.stage].member(segment.turn),)), 0)
         for value in [value for call in segment.calls for value in call.outputs]:

@@ -29,11 +29,11 @@ from farspan.torch_private import raw_grad
 __all__ = ["ValueSlice", "SharedValues"]
 
 ValueSlice = tuple[Sequence[int], Sequence[int], int]
-"""Of a tensor: the size, the strides and the offset of a view of it."""
+"""A view of a tensor: its size, its strides and its offset."""
 
 
 class SharedValues:
-    """One rank's values as the others see them, and theirs as it sees them."""
+    """The values that ranks share: one rank's as the others see them, and theirs as it sees them."""
 
     def __init__(self, side: SideChannel, parameters: Mapping[str, Placed], deadline_s: float) -> None:
         self.side = side
@@ -41,7 +41,7 @@ class SharedValues:
         self.deadline_s = deadline_s
         self.optimizers = OptimizerStates(parameters)
         self.offered: Mapping[str, torch.Tensor] = {}
-        """By name, what this rank gives all others between two places at which all ranks meet."""
+        """By name, what this rank gives all others between two barriers."""
         self._kept: dict[tuple[int, int, int], Value] = {}
         self._old_gradients: dict[str, torch.Tensor] = {}
         self.ahead = ParametersAhead(self._pull_parameters)
@@ -53,7 +53,7 @@ class SharedValues:
         side.serve(lambda request: self.pulls.listen() if "listen" in request else self.halts.answer(request))
 
     def advance(self) -> None:
-        """This rank's program has got one point further: a step, an optimizer step, a load."""
+        """Moves this rank's logical clock on: its program has got past a step, an optimizer step, a load."""
         self.ahead.forget()
         with self._progressed:
             self._progress += 1
@@ -61,7 +61,7 @@ class SharedValues:
             self._progressed.notify_all()
 
     def close(self) -> None:
-        """This rank gets no further: who waits for it gets an error."""
+        """Ends this rank's logical clock: who waits for it gets an error."""
         with self._progressed:
             self._is_over = True
             self._progressed.notify_all()
@@ -77,15 +77,15 @@ class SharedValues:
         self._old_gradients.clear()
 
     def keep_inputs(self, values: Iterable[Value]) -> None:
-        """This rank has read a batch."""
+        """Keeps a batch that this rank has read."""
         self._kept.update((value.key, value) for value in values)
 
     def dropped_inputs(self) -> list[Value]:
-        """The inputs that the program no longer holds; other ranks may still be at a point where it does."""
+        """Returns the inputs that the program no longer holds; other ranks may still be at a point where it does."""
         return [value for value in self._kept.values() if value.call is None and not value.is_readable]
 
     def release(self, values: Iterable[Value]) -> None:
-        """All ranks have come to a point where none of `values` can be read."""
+        """Releases `values`: all ranks have come to a point where none of them can be read."""
         for value in values:
             self._kept.pop(value.key, None)
 
@@ -96,7 +96,8 @@ class SharedValues:
             self._old_gradients.setdefault(placed.name, gradient)
 
     def sparse_gradient(self, placed: Placed, rank: int) -> torch.Tensor:
-        """For the program, which may write into it: the own gradient itself, or a copy of that of `rank`."""
+        """Returns a gradient for the program, which may write into it: the own gradient itself, or a copy of that of
+        `rank`."""
         if placed.is_owned:
             gradient = raw_grad(placed.tensor)
             assert gradient is not None
@@ -114,7 +115,7 @@ class SharedValues:
         return self._ask(rank, kind, what)[1][0]
 
     def fetch(self, values: Iterable[tuple[Value, int]]) -> dict[Value, torch.Tensor]:
-        """The data of values, each with its owner: one request to each of these."""
+        """Returns the data of values, each with its owner: one request to each of these."""
         by_rank: dict[int, list[Value]] = {}
         for value, rank in values:
             by_rank.setdefault(rank, []).append(value)
@@ -141,7 +142,7 @@ class SharedValues:
         return self.pulls.pull(rank, {kind: what, "progress": self._progress})
 
     def _answer(self, request: dict[str, Any]) -> Answer:
-        """Another rank asks (called in a worker thread)."""
+        """Answers another rank's question; called in a worker thread."""
         wanted = request["progress"]
         with self._progressed:
             if not self._progressed.wait_for(lambda: self._is_over or self._progress >= wanted, self.deadline_s):

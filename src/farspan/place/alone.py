@@ -21,7 +21,7 @@ __all__ = ["runs_as_it_is"]
 
 
 def runs_as_it_is(engine: Engine, model: nn.Module) -> bool:
-    """Whether `model`, for which nothing else is asked, needs no recording here."""
+    """Returns whether `model`, for which nothing else is asked, needs no recording here."""
     if engine.num_ranks > 1 or active.recorder is not None or settings.text("REPORT"):
         return False
     if settings.flag("RECORD", default=False):

@@ -20,7 +20,7 @@ __all__ = ["choose_plan", "hints_of"]
 def hints_of(
     plan: Any, *, pins: Any, together: Any, max_memory: Any, stages: Any, remat: bool | Sequence[str] | None
 ) -> Hints:
-    """What the arguments of `farspan.distribute` want of an automatic plan.
+    """Returns the hints that the arguments of `farspan.distribute` give for an automatic plan.
 
     Raises:
         PlanError: They are given beside a plan of the user's own.
@@ -42,7 +42,7 @@ def hints_of(
 
 
 def choose_plan(model: nn.Module, plan: Any, hints: Hints, num_ranks: int) -> Plan:
-    """The plan that `plan`, an argument of `farspan.distribute`, stands for: an automatic one is an estimate.
+    """Returns the plan that `plan`, an argument of `farspan.distribute`, stands for: an automatic one is an estimate.
 
     Raises:
         PlanError: It is none, or contradicts the hints.

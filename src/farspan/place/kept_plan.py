@@ -47,7 +47,7 @@ class KeptPlan:
         self.path: Path = cache_folder("plans") / f"{digest[:32]}.json"
 
     def load(self) -> Plan | None:
-        """The plan that was found before; None where there is none. All ranks call it, and get the same."""
+        """Returns the plan that was found before; None where there is none. All ranks call it, and get the same."""
         text = self._read() if self._engine.rank == 0 else ""
         text = self._engine.agreement.broadcast("the plan of before", text.encode(), 0).decode()
         return Plan.from_json(text) if text else None
@@ -58,7 +58,7 @@ class KeptPlan:
             keep_text(self.path, plan.to_json(), "the plan")
 
     def _read(self) -> str:
-        """The plan's text; nothing where there is none that can be used."""
+        """Returns the plan's text; nothing where there is none that can be used."""
         if not self.path.is_file():
             return ""
         try:
@@ -76,6 +76,6 @@ class KeptPlan:
 
 
 def _above(name: str) -> list[str]:
-    """A module's name and those of all around it."""
+    """Returns a module's name and those of all around it."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)] + [""]

@@ -43,15 +43,16 @@ _log = logging.getLogger(__name__)
 _LEAST_MEASURED = 4
 """Micro-batches, the first of which is not timed."""
 _SCHEDULE = "1f1b"
-"""While that is done: the meter itself splits some backwards."""
+"""The schedule while profiling runs: the profiler itself splits some backwards."""
 _MOST_TRIES = 3
 """Steps after which something may still use a parameter that is to move."""
 _LEAST_GAIN = 0.05
-"""As a share of a step: predictions are off by as much."""
+"""The least gain, as a share of a step, for which the model is repartitioned: predictions are off by as much."""
 
 
 def is_measuring(measure: bool | None) -> bool:
-    """Whether a first step is to be measured: as `distribute` was told, else unless FARSPAN_MEASURE says no."""
+    """Returns whether a first step is to be measured: as `distribute` was asked, else unless FARSPAN_MEASURE says
+    no."""
     return settings.flag("MEASURE", default=True) if measure is None else measure
 
 
@@ -95,7 +96,7 @@ def measure_first(
 
 
 class _FirstSteps:
-    """One rank's part in measuring, and what comes after it."""
+    """The part of one rank in measuring, and what comes after it."""
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class _FirstSteps:
         self.settled(self.begun, why)
 
     def _find(self) -> tuple[Plan, str]:
-        """The plan for what all ranks have measured, and what there is to say of it; the same on every rank."""
+        """Returns the plan for what all ranks have measured, and what there is to say of it; the same on every rank."""
         engine = self.engine
         own = next(stage for stage, team in enumerate(engine.teams) if engine.rank in team)
         device = device_of(engine.teams[own].leader)
@@ -236,14 +237,14 @@ class _FirstSteps:
         ]
 
     def _fits(self, now: Prediction) -> bool:
-        """Whether the plan it began with has the memory that it needs, and is allowed."""
+        """Returns whether the plan it began with has the memory that it needs, and is allowed."""
         limits = [self.hints.memory_of(self.begun.rank_of(stage)) for stage in range(self.begun.num_stages)]
         return now.fits and all(
             limit is None or each.memory_bytes <= limit for each, limit in zip(now.stages, limits, strict=True)
         )
 
     def _profile(self, shares: Sequence[RankMeasured], speeds: Sequence[float]) -> StepProfile:
-        """All ranks' shares as one profile, in seconds of a device of speed 1."""
+        """Returns all ranks' shares as one profile, in seconds of a device of speed 1."""
         first = shares[0].measured
         merged = Measured(
             notes={key: note for share in shares for key, note in share.measured.notes.items()},
@@ -270,7 +271,7 @@ class _FirstSteps:
 
 
 def _parts_of(model: nn.Module) -> list[tuple[str, int]]:
-    """What the plan knows of a model: its modules and parameters, and where they are in it."""
+    """Returns what the plan knows of a model: its modules and parameters, and where they are in it."""
     modules = [(name, id(part)) for name, part in model.named_modules(remove_duplicate=False)]
     return modules + [(name, id(item)) for name, item in model.named_parameters(remove_duplicate=False)]
 
@@ -284,7 +285,7 @@ def _largest(tables: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _stage_of(name: str, plan: Plan) -> int:
-    """The stage of a unit in an automatic plan: by its own entry, or by the nearest one above."""
+    """Returns the stage of a unit in an automatic plan: by its own entry, or by the nearest one above."""
     while name not in plan.placement:
         name = name.rpartition(".")[0]
     return plan.placement[name]

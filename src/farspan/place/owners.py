@@ -28,7 +28,7 @@ __all__ = ["Move", "ModelPlan", "can_go", "is_free_of_recorded", "moves", "place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
-    """What a plan means for one model.
+    """A plan, resolved for one model.
 
     Behind the stages of the plan stand those of the single members of its wide stages, which own what lies there.
 
@@ -49,11 +49,11 @@ class ModelPlan:
     rank: int
 
     def is_mine(self, stage: int) -> bool:
-        """Whether this rank has what a stage holds, which is not a wide one."""
+        """Returns whether this rank has what a stage holds, if that is not a wide one."""
         return self.teams[stage].leader.rank == self.rank
 
     def device_of(self, stage: int) -> torch.device:
-        """The device of a stage, which is not a wide one."""
+        """Returns the device of a stage, which is not a wide one."""
         return device_of(self.teams[stage].leader)
 
 
@@ -105,7 +105,7 @@ def place(model: nn.Module, recorder: Recording, plan: ModelPlan, *, prefix: str
 
 
 def moves(model: nn.Module, recorder: Recording, plan: ModelPlan) -> list[Move]:
-    """What has another place in a new plan than it has now: the same list on every rank.
+    """Returns what has another place in a new plan than it has now: the same list on every rank.
 
     Args:
         model: A model that is placed.
@@ -128,7 +128,8 @@ def moves(model: nn.Module, recorder: Recording, plan: ModelPlan) -> list[Move]:
 
 
 def can_go(model: nn.Module, items: Iterable[Placed]) -> bool:
-    """Whether `items` of `model` can change places: nothing else refers to them, or to their memory, on this rank."""
+    """Returns whether `items` of `model` can change places: nothing else refers to them, or to their memory, on this
+    rank."""
     with _without_weak_references(model):
         return not any(
             has_other_users(item.tensor) or (item.is_owned and not has_memory_of_its_own(item.tensor)) for item in items
@@ -136,7 +137,8 @@ def can_go(model: nn.Module, items: Iterable[Placed]) -> bool:
 
 
 def is_free_of_recorded(model: nn.Module) -> bool:
-    """Whether no module of `model` has a recorded tensor for an attribute or a buffer: such a one has its place."""
+    """Returns whether no module of `model` has a recorded tensor for an attribute or a buffer: such a one has its
+    place."""
     return not any(
         isinstance(each, LazyTensor)
         for module in model.modules()
@@ -188,7 +190,8 @@ def repartition(
 
 
 def _buffers_of_leaves(model: nn.Module, plan: ModelPlan) -> dict[str, tuple[torch.Tensor, int]]:
-    """By name the buffers in modules that are placed as a whole, of parts that nobody placed too, and their stage."""
+    """Maps the buffers in modules that are placed as a whole, of parts that have no place of their own, to their
+    stage."""
     found: dict[str, tuple[torch.Tensor, int]] = {}
     for name, module in model.named_modules():
         stage = plan.leaf_stage[name]

@@ -1,4 +1,4 @@
-"""Who owns what in this program: what a plan means for a model here, at the start or while it runs."""
+"""Places a plan's owners in this program: what a plan means for a model here, at the start or while it runs."""
 
 from __future__ import annotations
 
@@ -101,5 +101,5 @@ def _resolve(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool) ->
 
 
 def _occurrences(teams: list[Team]) -> list[tuple[Team, int]]:
-    """Each team with how many stages before this one it runs."""
+    """Returns each team with how many stages before this one it runs."""
     return [(team, teams[:number].count(team)) for number, team in enumerate(teams)]

@@ -1,4 +1,4 @@
-"""What a model must be before it can be distributed: all its weights there, and its code in Python."""
+"""Checks that a model can be distributed: all its weights are there, and its code is Python."""
 
 from __future__ import annotations
 

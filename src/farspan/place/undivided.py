@@ -1,4 +1,4 @@
-"""What a wide stage does not divide: modules that one of its members runs in all micro-batches.
+"""Finds what a wide stage does not divide: modules that one of its members runs in all micro-batches.
 
     stage 0   rank:0+rank:1   conv    norm     conv
     runs on   micro-batch 0   rank 0  rank 0   rank 0
@@ -21,7 +21,7 @@ __all__ = ["said_of", "with_undivided"]
 
 
 def with_undivided(plan: Plan, model: nn.Module, resolved: Resolved) -> tuple[Plan, list[str]]:
-    """The plan with such modules on stages of their own, one for each member; and their names.
+    """Returns the plan with such modules on stages of their own, one for each member; and their names.
 
     Args:
         plan: With wide stages.
@@ -48,7 +48,7 @@ def with_undivided(plan: Plan, model: nn.Module, resolved: Resolved) -> tuple[Pl
 
 
 def said_of(names: Sequence[str]) -> str:
-    """What the user should know of them."""
+    """Returns what the user should know of them."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"farspan: {names[0]}{more} on a wide stage: one rank runs it in all micro-batches, in their order, "

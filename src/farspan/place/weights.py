@@ -63,7 +63,7 @@ def give_weights(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
 
 
 def _items(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """All parameters and buffers, each once."""
+    """Returns all parameters and buffers, each once."""
     seen: dict[int, tuple[str, torch.Tensor]] = {}
     for name, item in [*model.named_parameters(), *model.named_buffers()]:
         seen.setdefault(id(item), (name, item))
@@ -78,7 +78,7 @@ def _described(item: torch.Tensor) -> str:
 
 
 def _words(names: Sequence[str], by_rank: Sequence[bytes]) -> str:
-    """What is said where weights differ.
+    """Returns the error's words for weights that differ between ranks.
 
     Args:
         names: Of all parameters and buffers.

@@ -31,7 +31,7 @@ _Position = tuple[int, int]
 def report_of(
     engine: Running, interruption: Interruption, graphs: Sequence[Graph], drawn_at: Sequence[_Position]
 ) -> bytes:
-    """What this rank tells all others of an exception that it has raised; b"" if it has raised none.
+    """Returns this rank's report to all others of an exception that it has raised; b"" if it has raised none.
 
     Args:
         engine: This rank's.
@@ -104,7 +104,7 @@ def _read_report(report: bytes, rank: int, graphs: Sequence[Graph]) -> tuple[Pla
 
 
 def rank_that_raised(error: BaseException) -> int | None:
-    """The other rank that has raised what `error` is, or is raised from; None if there is none."""
+    """Returns the other rank that has raised what `error` is, or is raised from; None if there is none."""
     cause: BaseException | None = error
     while cause is not None and _RAISED_BY not in vars(cause):
         cause = cause.__cause__
@@ -126,7 +126,7 @@ def check_computed(value: Value) -> None:
 
 
 def _drop(graphs: Sequence[Graph], end: Place, why: str) -> None:
-    """What comes at `end` and behind it does not exist: nothing of it can be read or differentiated."""
+    """Drops what comes at `end` and behind it: nothing of it can be read or differentiated."""
     for call in [call for graph in graphs for call in graph.calls]:
         if place_of_call(call) >= end:
             call.raised = why
@@ -136,7 +136,8 @@ def _drop(graphs: Sequence[Graph], end: Place, why: str) -> None:
 
 
 def _incomplete(program: Program, end: Place) -> set[str]:
-    """The parameters of this rank of which gradients were made on other ranks, or were to be, and will not come."""
+    """Returns the parameters of this rank of which gradients were made on other ranks, or were to be, and will not
+    come."""
     return {
         str(part.incoming[0].key)
         for part, _ in program.reductions
@@ -145,12 +146,12 @@ def _incomplete(program: Program, end: Place) -> set[str]:
 
 
 def _is_over(call: Call, end: Place) -> bool:
-    """Whether a backward before `end` has gone through `call`, which keeps nothing for another one."""
+    """Returns whether a backward before `end` has gone through `call`, which keeps nothing for another one."""
     return call.graph.index < end[0] or (call.graph.index == end[0] and end[1] > 0)
 
 
 def _calls_at(place: Place, graphs: Sequence[Graph]) -> list[Call]:
-    """What may have raised an exception at `place`: a call, or all of whose backward it was."""
+    """Returns what may have raised an exception at `place`: a call, or all those whose backward it was."""
     graph = next(graph for graph in graphs if graph.index == place[0])
     return graph.calls if place[1] else [graph.calls[place[2]]]
 
@@ -158,8 +159,8 @@ def _calls_at(place: Place, graphs: Sequence[Graph]) -> list[Call]:
 def _generator_state(
     engine: Running, raised: Raised, graphs: Sequence[Graph], drawn_at: Sequence[_Position]
 ) -> torch.Tensor | None:
-    """Where torch's generator stands in the plain program when the exception has been raised; None: where it stood
-    before the step.
+    """Returns the state of torch's generator, in the plain program, when the exception was raised; None for that before
+    the step.
     """
     draws = engine.recorder.draws
     if not draws.is_plain:

@@ -22,23 +22,24 @@ __all__ = ["Halts"]
 
 
 class Halts:
-    """What this rank knows of places at which steps end."""
+    """The places at which steps end, as far as this rank knows them."""
 
     def __init__(self, side: SideChannel, deadline_s: float) -> None:
         self.side = side
         self.deadline_s = deadline_s
         self._condition = threading.Condition()
         self._first: dict[int, Place] = {}
-        """By step: nothing behind it runs on this rank."""
+        """For each step a place behind which nothing runs on this rank."""
         self._known: dict[int, Place] = {}
-        """By step: nothing behind it runs on any rank."""
+        """For each step a place behind which nothing runs on any rank."""
 
     def place_in(self, step: int) -> Place | None:
-        """Where `step` ends, as far as this rank knows; None if it goes on to its end."""
+        """Returns where `step` ends, as far as this rank knows; None if it goes on to its end."""
         return self._first.get(step) if self._first else None
 
     def broadcast(self, step: int, place: Place) -> None:
-        """Here is an exception: return when all ranks know that nothing behind `place` is to run."""
+        """Broadcasts the place of an exception here; returns when all ranks know that nothing behind `place` is to
+        run."""
         if not self._note(self._first, step, place):
             return  # one before it is on its way to all
         others = [rank for rank in range(self.side.world_size) if rank != self.side.rank]
@@ -70,7 +71,7 @@ class Halts:
         )
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Another rank tells (called in a worker thread)."""
+        """Handles what another rank broadcasts; called in a worker thread."""
         for what, table in (("halt", self._first), ("known", self._known)):
             if what in request:
                 step, *place = request[what]
@@ -83,12 +84,12 @@ class Halts:
             self._condition.notify_all()
 
     def end(self, step: int) -> None:
-        """All ranks have ended `step`."""
+        """Forgets `step`, which all ranks have ended."""
         self._first.pop(step, None)
         self._known.pop(step, None)
 
     def _note(self, table: dict[int, Place], step: int, place: Place) -> bool:
-        """Whether it is the first place in the program's order so far."""
+        """Notes a place; returns whether it is the first one in the program's order so far."""
         with self._condition:
             is_first = step not in table or place < table[step]
             if is_first:

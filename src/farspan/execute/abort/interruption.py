@@ -1,4 +1,5 @@
-"""What one rank knows of the end of the step that it runs: its exception, if it has met one, and where it must stop."""
+"""Decides where one rank must stop in the step that it runs: at its own exception, if it has raised one, or at another
+rank's."""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ class Raised:
     error: Exception
     place: Place
     call: Call
-    """That raised it, or one of those whose backward did."""
+    """The call that raised it, or one of those whose backward did."""
     part: BackwardSegment | None
     """The share of a backward that raised it."""
     is_in_pieces: bool
-    """Whether that adds to gradients in another order than autograd would on its own."""
+    """True if that backward adds to gradients in another order than autograd would on its own."""
 
 
 class Interruption:
-    """Of one step, on one rank."""
+    """The interruption of one step, on one rank."""
 
     def __init__(
         self,
@@ -51,11 +52,11 @@ class Interruption:
 
     @property
     def has_ended(self) -> bool:
-        """Whether some of the step is not to run."""
+        """Returns whether some of the step is not to run."""
         return self.halts.place_in(self.step) is not None
 
     def end_before(self, work: Segment | BackwardSegment) -> Place | None:
-        """Where the step ends, if that is before the end of a task; then all ranks know it."""
+        """Returns where the step ends, if that is before the end of a task; then all ranks know it."""
         end = self.halts.place_in(self.step)
         return None if end is None or last_place(work) < end else self._end_that_all_know()
 
@@ -86,7 +87,7 @@ class Interruption:
         self._end_that_all_know()
 
     def _end_that_all_know(self) -> Place | None:
-        """Where the step ends; it may come to end even earlier while this rank waits."""
+        """Returns where the step ends; it may come to end even earlier while this rank waits."""
         end, known = self.halts.place_in(self.step), None
         while end is not None and end != known:
             known = end
@@ -96,8 +97,8 @@ class Interruption:
 
 
 def _may_run_ahead(graphs: Sequence[Graph]) -> bool:
-    """Whether a call may run before one that comes before it in the program: not where each segment needs the one
-    before it.
+    """Returns whether a call may run before one that comes before it in the program: not where each segment needs the
+    one before it.
     """
     levels = [segment.level for graph in graphs for segment in graph.segments]
     return len(graphs) > 1 or len(set(levels)) < len(levels)

@@ -21,15 +21,15 @@ def place_of_call(call: Call) -> Place:
 
 
 def place_of_backward(backward: Backward) -> Place:
-    """Where it begins: all its parts come after it."""
+    """Returns where a backward begins: all its segments come after it."""
     return (backward.graph.index, _FORWARD + 1 + backward.graph.backwards.index(backward))
 
 
 def place_of_part(part: BackwardSegment) -> Place:
-    """A backward goes through the segments from the latest to the first."""
+    """Returns the place of a backward segment: a backward goes through the segments from the latest to the first."""
     return (*place_of_backward(part.backward), *(-number for number in part.order))
 
 
 def last_place(work: Segment | BackwardSegment) -> Place:
-    """The place of the last thing that a task does."""
+    """Returns the place of the last thing that a task does."""
     return place_of_call(work.calls[-1]) if isinstance(work, Segment) else place_of_part(work)

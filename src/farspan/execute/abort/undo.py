@@ -1,4 +1,4 @@
-"""What must be as it was if what wrote it turns out to come behind an exception: running statistics, other buffers.
+"""Undoes writes that turn out to come behind an exception: running statistics, other buffers.
 
 Gradients are too large to be kept twice. Those that a backward behind the exception has added to are lost, and become
 nan: the program clears them before it goes on, or sees it.
@@ -20,12 +20,12 @@ __all__ = ["Undo"]
 
 
 class Undo:
-    """What one rank has written in one step."""
+    """The buffers that one rank has written in one step, as they were before."""
 
     def __init__(self, parameters: Mapping[str, Placed]) -> None:
         self._parameters = parameters
         self._before: list[tuple[Place, Placed, torch.Tensor]] = []
-        """What a buffer was before a call that writes it."""
+        """The contents of a buffer before a call that writes it."""
         self._weights: list[tuple[Place, str]] = []
         """Parameters that calls between modules have written, of which nothing is kept."""
         self._gradients: list[tuple[Place, str]] = []
@@ -105,7 +105,7 @@ class Undo:
 
 
 def _names(accumulates_into: Iterable[object]) -> list[str]:
-    """The parameters behind the keys of a part, which are names, and leaves."""
+    """Returns the parameters behind the keys of a part, which are names, and leaves."""
     found: list[str] = []
     for key in accumulates_into:
         if isinstance(key, str):

@@ -1,3 +1,3 @@
-"""What all ranks do alike, and how a difference between them is found and named."""
+"""Checks that all ranks do alike, and finds and names a difference between them."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What all ranks must have alike: the same plan, the same model, the same random generators, what one of them found."""
+"""Makes ranks agree on what all must have alike: the plan, the model, the random generators, what one of them found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Agreement:
         self.side = side
         self.deadline_s = deadline_s
         self.names: set[str] = set()
-        """Of classes that another rank has named, and that all ranks have."""
+        """Names of classes that another rank has named, and that all ranks have."""
         self._number = 0
 
     def barrier(self, what: str) -> None:
@@ -70,17 +70,17 @@ class Agreement:
                 torch.cuda.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), device)
 
     def broadcast(self, what: str, blob: bytes, source: int) -> bytes:
-        """What rank `source` gives as `blob`, on every rank; what others give does not matter."""
+        """Returns on every rank what rank `source` gives as `blob`; what others give does not matter."""
         if self.side.world_size == 1:
             return blob
         return self.gather(what, blob if self.side.rank == source else b"")[source]
 
     def gather(self, what: str, blob: bytes) -> list[bytes]:
-        """What all ranks give as `blob`, by rank."""
+        """Returns what all ranks give as `blob`, by rank."""
         return self._gather(what, blob, None)
 
     def gather_at(self, rank: int, what: str, blob: bytes) -> list[bytes]:
-        """The same on `rank`; nothing on the others, which do not wait for it."""
+        """Returns the same on `rank`; nothing on the others, which do not wait for it."""
         return self._gather(what, blob, rank)
 
     def _gather(self, what: str, blob: bytes, receiver: int | None) -> list[bytes]:

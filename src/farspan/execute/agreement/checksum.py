@@ -31,7 +31,7 @@ __all__ = ["Checksum", "checksum_of", "checksum_of_all", "is_comparable"]
 
 _NUM_GRIDS = 3
 Checksum = tuple[int, ...]
-"""One number for each grid."""
+"""A checksum: one number for each grid."""
 
 _MOST = 1 << 10
 _NUM_GROUPS = 16
@@ -40,7 +40,7 @@ _CELLS, _CELLS_OF_SIZE = 256.0, 4096.0
 
 
 def is_comparable(tensor: Any) -> bool:
-    """Whether the data of `tensor` are numbers that lie in memory."""
+    """Returns whether the data of `tensor` are numbers that lie in memory."""
     return (
         isinstance(tensor, torch.Tensor)
         and tensor.layout is torch.strided
@@ -50,7 +50,7 @@ def is_comparable(tensor: Any) -> bool:
 
 
 def checksum_of(tensor: torch.Tensor) -> Checksum:
-    """The checksum of a plain tensor that `is_comparable`."""
+    """Returns the checksum of a plain tensor that `is_comparable`."""
     with DisableTorchFunction():
         sample = _sample_of(tensor.detach())
     if sample.dtype.kind != "f":
@@ -59,7 +59,7 @@ def checksum_of(tensor: torch.Tensor) -> Checksum:
 
 
 def checksum_of_all(found: Sequence[Checksum]) -> Checksum:
-    """One checksum of several tensors."""
+    """Returns one checksum of several tensors."""
     if not found:
         return (0,) * _NUM_GRIDS
     return tuple([zlib.crc32(array("q", column)) for column in zip(*found, strict=True)])
@@ -82,7 +82,8 @@ def _sample_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 @functools.lru_cache(maxsize=128)
 def _step_for(size: int) -> int:
-    """The least step that leaves at most `_MOST` of `size` elements and meets all columns, rows and channels."""
+    """Returns the least step that leaves at most `_MOST` of `size` elements and meets all columns, rows and
+    channels."""
     step = max(1, -(-size // _MOST))
     while math.gcd(step, size) != 1:
         step += 1
@@ -91,7 +92,7 @@ def _step_for(size: int) -> int:
 
 @functools.lru_cache(maxsize=128)
 def _groups_of(size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Where each group of `size` elements begins, and how many elements it has."""
+    """Returns where each group of `size` elements begins, and how many elements it has."""
     begins = np.unique(np.linspace(0, size, _NUM_GROUPS, endpoint=False).astype(np.int64))
     return begins, np.diff(begins, append=size).astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""What the program does between two flushes that changes state without being recorded as a call.
+"""Notes what the program does between two flushes that changes state without being recorded as a call.
 
 Steps of optimizers with their learning rates, gradients that are set or cleared, state that is loaded: each is noted
 with a number that is equal on all ranks that did the same, and words for people. The next agreement (a flush, a
@@ -37,7 +37,7 @@ _SAME_STEPS = (
 
 
 class Events:
-    """What has happened on this rank since the last agreement.
+    """The events on this rank since the last agreement.
 
     Args:
         position: Says which call of which graph comes next.
@@ -111,7 +111,7 @@ class Events:
 
 
 class _Group:
-    """One group of an optimizer's parameters, as it was when it was last looked at."""
+    """One group of an optimizer's parameters, as it was when it was last compared."""
 
     __slots__ = ("_ids", "_parameters", "_values", "digest", "settings")
 
@@ -140,7 +140,7 @@ class _Group:
 
 
 def _comparable(value: Any) -> Any:
-    """What of a hyperparameter the ranks have alike."""
+    """Returns the part of a hyperparameter that the ranks have alike."""
     if not isinstance(value, torch.Tensor):
         return value
     return checksum_of(value) if type(value) in _PLAIN and is_comparable(value) else ()

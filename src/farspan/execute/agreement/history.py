@@ -1,4 +1,5 @@
-"""What a rank shows of a flush where another rank's was not the same: draws, events, calls, and the data given to them.
+"""Shows what a rank did in a flush, where another rank did something else: draws, events, calls, and the data given to
+them.
 
 Ranks must do the same: record the same calls, with arguments that come from the same places, change state alike between
 two flushes (`events.py`), draw the same random numbers (`generators.py`), and be given the same plain tensors (batches,
@@ -30,10 +31,10 @@ from farspan.torch_private import DisableTorchFunction
 __all__ = ["History"]
 
 _Draw = tuple[Any, Any, Position]
-"""What the program itself has drawn with: the function, the line, and (graph, call) that came next."""
+"""A draw of the program itself: the function, the line, and (graph, call) that came next."""
 _EVERY_ON_DEVICES = 100
-"""Of what lies on other devices than the CPU, which would have to wait for it, the data are compared in the first four
-flushes, and in each one after so many."""
+"""Number of flushes after which data on other devices than the CPU, which would have to wait for it, are compared
+again; they are also compared in the first four flushes."""
 _SAME_DATA = (
     "seed `random`, numpy and torch before data are split or shuffled, and read the same batches on\n"
     "every rank; or let one rank read: batch = farspan.from_rank(0, batch)"
@@ -41,12 +42,12 @@ _SAME_DATA = (
 
 
 class History:
-    """What this rank does in the present flush or barrier."""
+    """The actions of this rank in the present flush or barrier."""
 
     def __init__(self, position: Callable[[], Position]) -> None:
         self.events = Events(position)
         self.compares_generators = False
-        """Whether the states of the generators belong to the agreement: not where ranks are threads of one process."""
+        """True if the states of the generators belong to the agreement: not where ranks are threads of one process."""
         self._graphs: Sequence[Graph] = ()
         self._checksums: dict[int, tuple[Any, Checksum]] = {}
         self._end: Entry = (0, "")
@@ -54,7 +55,7 @@ class History:
         self._draws: Sequence[_Draw] = ()
         self._states: GeneratorStates | tuple[()] = ()
         self._reason = self._before = ""
-        """Of this flush and of the one before, in which all ranks agreed."""
+        """The reasons of this flush and of the one before, in which all ranks agreed."""
         self._happened: list[tuple[Position, Callable[[], list[Entry]]]] = []
 
     def begin_flush(self, graphs: Sequence[Graph], reason: str, draws: Sequence[_Draw] = ()) -> tuple[int, Checksum]:
@@ -76,12 +77,13 @@ class History:
         return digest, data
 
     def begin_barrier(self, what: str, digest: int, draws: Sequence[_Draw] = ()) -> int:
-        """All ranks wait for each other here; the number that must be equal on all of them."""
+        """Begins a barrier; returns the number that must be equal on all ranks."""
         self._graphs, self._checksums, self._end = (), {}, (digest, what)
         return self._begin([digest], draws)
 
     def begin_end(self) -> int:
-        """The program is over; of what has happened since the last flush, what must be equal on all ranks."""
+        """Begins the end of the program; returns what must be equal on all ranks, of what has happened since the last
+        flush."""
         self._graphs, self._checksums, self._end = (), {}, (0, "the end of the program")
         self._draws, self._states = (), ()
         digest = self.events.digest()
@@ -100,7 +102,7 @@ class History:
         self._graphs, self._checksums, self._draws, self._happened = (), {}, (), []
 
     def entries(self, step: int) -> list[Entry]:
-        """All of it, for people, and for the comparison with other ranks."""
+        """Returns everything, for people and for the comparison with other ranks."""
         entries: list[Entry] = []
         happened = [*self._happened, *[(draw[2], functools.partial(_entries_of_draw, draw)) for draw in self._draws]]
         left = deque(sorted(happened, key=lambda item: item[0]))
@@ -138,7 +140,7 @@ class History:
             yield digest_of((names, len(backward.requested.outside))), f"{name}, of {', '.join(names) or 'tensors'}"
 
     def _entry_of(self, argument: Any, role: str, name: str, graph: MicroBatch) -> Entry:
-        """Where the argument `role` of `name` comes from, or what is in it."""
+        """Returns where the argument `role` of `name` comes from, or what is in it."""
         item = plain_of(argument)
         known = self._checksums.get(id(item))
         if known is not None:
@@ -173,7 +175,7 @@ def _entries_of_draw(draw: _Draw) -> list[Entry]:
 
 
 def _plain_arguments(graphs: Iterable[Graph]) -> Iterable[Any]:
-    """What calls and backwards are given that every rank has, each object once."""
+    """Yields the arguments of calls and backwards that every rank has, each object once."""
     found: dict[int, Any] = {}
     for graph in graphs:
         for call in graph.calls:
@@ -199,7 +201,7 @@ def _meta_text(tensor: Any) -> str:
 
 
 def _circumstances(call: Call) -> str:
-    """What a call depends on besides its tensors, for people."""
+    """Returns what a call depends on besides its tensors, for people."""
     words: list[str] = []
     plain = list(_plain_values(call.template))
     if plain:
@@ -218,7 +220,7 @@ def _circumstances(call: Call) -> str:
 
 
 def _plain_values(template: Any) -> Iterator[str]:
-    """The plain values in the template of a call's arguments."""
+    """Yields the plain values in the template of a call's arguments."""
     if not isinstance(template, tuple):
         return
     if len(template) == 3 and isinstance(template[1], type) and not isinstance(template[2], tuple):

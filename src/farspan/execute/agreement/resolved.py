@@ -1,4 +1,4 @@
-"""What a call gives that nobody could foresee: the rank that has run it lets the others know."""
+"""Broadcasts the result of a call that could not be foreseen, from the rank that has run it."""
 
 from __future__ import annotations
 

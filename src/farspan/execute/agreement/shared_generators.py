@@ -32,13 +32,13 @@ GeneratorStates = tuple[int, int, int]
 
 _TABLE_WORDS = 624
 _NORMALS = ((5040, slice(5016, 5040)), (5052, slice(5048, 5052)))
-"""Of torch's state, in bytes: whether one of a pair of normal numbers is left, and where."""
+"""Where in the bytes of torch's state it stands whether one of a pair of normal numbers is left, and which."""
 _copy = torch.Generator()
 _next = torch.empty(2, dtype=torch.int64)
 
 
 def generator_states() -> GeneratorStates:
-    """A number for the state of each generator: torch's, Python's, numpy's."""
+    """Returns a number for the state of each generator: torch's, Python's, numpy's."""
     with GENERATORS:
         in_torch = _state_of_torch()
         version, table, gauss = random.getstate()
@@ -51,7 +51,7 @@ def generator_states() -> GeneratorStates:
 
 
 def generator_entries(states: GeneratorStates, before: str) -> list[tuple[int, str, str]]:
-    """What a rank shows of `states`.
+    """Returns what a rank shows of `states`.
 
     Args:
         states: From `generator_states`.
@@ -65,7 +65,7 @@ def generator_entries(states: GeneratorStates, before: str) -> list[tuple[int, s
 
 
 def _state_of_torch() -> bytes:
-    """Its next numbers, and what is left of a pair of normal ones."""
+    """Returns torch's next numbers, and what is left of a pair of normal ones."""
     state = torch.default_generator.get_state()
     _copy.set_state(state)
     with DisableTorchFunction():
@@ -78,7 +78,7 @@ _addresses: dict[int, tuple[Any, int]] = {}
 
 
 def _state_of_numpy() -> bytes:
-    """Some words of its table and the position: read where they lie, for numpy takes 40 us to make a copy."""
+    """Returns some words of its table and the position: read where they lie, for numpy takes 40 us to make a copy."""
     numpy_random: Any = np.random
     generator = numpy_random.get_bit_generator()
     known = _addresses.get(id(generator))

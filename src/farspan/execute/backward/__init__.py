@@ -1,4 +1,4 @@
-"""What running a backward takes besides autograd: catching what leaves a segment; splitting it into input gradients
-now, for whoever waits for them, and weight gradients when there is time."""
+"""Runs backwards beyond what autograd does: catches what leaves a segment; splits a backward into input gradients now,
+for those who wait for them, and weight gradients when there is time."""
 
 __all__: list[str] = []

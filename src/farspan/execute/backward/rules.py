@@ -1,4 +1,4 @@
-"""What the gradient of a weight is, for the nodes of autograd whose weight gradient can be computed later.
+"""Rules for weight gradients that can be computed later, by the node of autograd.
 
     node                    forward                         weight work
     AddmmBackward0          beta * b + alpha * x @ w        db = beta * g summed, dw = alpha * x^T @ g
@@ -28,7 +28,8 @@ WeightWork = Callable[[Sequence[int]], list[torch.Tensor]]
 
 
 def _saved(node: Any, name: str) -> Any:
-    """What a node keeps, without the graph that it comes from: that would stay until the weight work is done."""
+    """Returns what a node keeps, without the graph that it comes from: that would stay until the weight work is
+    done."""
     tensor = getattr(node, f"_saved_{name}")
     return None if tensor is None else tensor.detach()
 
@@ -99,14 +100,14 @@ def _convolution(node: Any, gradient: torch.Tensor) -> WeightWork:
 
 
 def _left_gradient(gradient: torch.Tensor, right: Any, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """Of x in x @ right, in the layout of x."""
+    """Returns the gradient of x in x @ right, in the layout of x."""
     if _is_column_major(sizes, strides):
         return right.conj().mm(gradient.t()).t()
     return gradient.mm(right.t().conj())
 
 
 def _right_gradient(gradient: torch.Tensor, left: Any, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """Of w in left @ w, in the layout of w."""
+    """Returns the gradient of w in left @ w, in the layout of w."""
     if _is_column_major(sizes, strides):
         return gradient.t().mm(left.conj()).t()
     return left.t().conj().mm(gradient)
@@ -124,12 +125,12 @@ def _scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a kind of node is split."""
+    """A rule for splitting a kind of node."""
 
     weights: tuple[int, ...]
     """The inputs whose gradients can wait."""
     saved: tuple[str, ...]
-    """What the node keeps from its forward."""
+    """Returns what the node keeps from its forward."""
     take: Callable[[Any, torch.Tensor], WeightWork]
     """Takes from the node, and from its incoming gradient, what the work needs."""
 
@@ -140,11 +141,11 @@ RULES = {
     "BmmBackward0": Rule((0, 1), ("self", "mat2"), _bmm),
     "ConvolutionBackward0": Rule((1, 2), ("input", "weight"), _convolution),
 }
-"""By the node's name."""
+"""The rules by the node's name."""
 
 
 def can_wait(node: Any, number: int) -> bool:
-    """Whether the gradient of `node`'s input `number` can be computed after the node has run.
+    """Returns whether the gradient of `node`'s input `number` can be computed after the node has run.
 
     Not where what it has saved goes through hooks: a checkpoint gives each saved tensor back once. Remat's own give it
     as often as they are asked.

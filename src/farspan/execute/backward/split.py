@@ -1,4 +1,4 @@
-"""One backward in two halves, by rules on autograd's nodes.
+"""Splits one backward into B and W, by rules on autograd's nodes.
 
     x -- N1 -- N2 -- N3 -- loss        I: the nodes between the segment's inputs and what is differentiated
          |     |     |
@@ -39,11 +39,11 @@ class Deferred:
     """The second half of a backward."""
 
     accumulators: frozenset[Any]
-    """Of the parameters that will get their gradient."""
+    """The accumulators of the parameters that will get their gradient."""
     shared: frozenset[Any]
     """Those of them that several nodes use: their gradients are added up in one run of the engine."""
     work: deque[_Later] = field(default_factory=deque)
-    """In the order in which the first half has met it."""
+    """The weight work, in the order in which B has met it."""
 
     def run(self) -> None:
         """Compute the weight gradients, and add them to `.grad`."""
@@ -69,7 +69,7 @@ class _Later:
     """
 
     edges: dict[int, tuple[Any, int]]
-    """Where the gradients go on, by number of the node's input."""
+    """The edges on which the gradients go on, by number of the node's input."""
     accumulators: frozenset[Any]
     work: WeightWork
 
@@ -80,17 +80,17 @@ class _Border:
 
     node: Any
     targets: dict[int, frozenset[Any]]
-    """For each of these the accumulators behind it."""
+    """The accumulators behind each of these edges."""
 
 
 @dataclass(slots=True)
 class Split:
-    """Where a backward is cut in two."""
+    """The cut that splits a backward."""
 
     requested: set[Any]
     """The accumulators of the inputs whose gradients others wait for."""
     now: set[Any]
-    """Those of the parameters that get their gradient in the first half."""
+    """The parameters that get their gradient in B."""
     borders: list[_Border]
 
     def run_first_half(self, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None]) -> Deferred | None:
@@ -148,7 +148,7 @@ def _run_engine(gradients: Sequence[tuple[GradientEdge, torch.Tensor]]) -> None:
 
 
 def _postorder(starts: Sequence[Any]) -> list[Any]:
-    """All nodes that can be reached, each after those it leads to."""
+    """Returns all nodes that can be reached, each after those it leads to."""
     order: list[Any] = []
     seen: set[Any] = set()
     stack: list[tuple[Any, bool]] = [(start, False) for start in starts]
@@ -164,7 +164,7 @@ def _postorder(starts: Sequence[Any]) -> list[Any]:
 
 
 def _leading_to(requested: Collection[Any], nodes: Sequence[Any]) -> set[Any]:
-    """Those of `nodes` that lead to one of `requested`, these included."""
+    """Returns those of `nodes` that lead to one of `requested`, these included."""
     inner: set[Any] = set()
     for node in nodes:
         if node in requested or any(item in inner for item, _ in node.next_functions):
@@ -173,7 +173,7 @@ def _leading_to(requested: Collection[Any], nodes: Sequence[Any]) -> set[Any]:
 
 
 def _accumulators_behind(nodes: Sequence[Any], inner: Collection[Any]) -> dict[Any, frozenset[Any]]:
-    """For each node outside `inner` the accumulators of parameters it leads to."""
+    """Returns for each node outside `inner` the accumulators of parameters it leads to."""
     behind: dict[Any, frozenset[Any]] = {}
     for node in nodes:
         if node in inner:
@@ -188,7 +188,7 @@ def _accumulators_behind(nodes: Sequence[Any], inner: Collection[Any]) -> dict[A
 def _borders(
     nodes: Sequence[Any], inner: Collection[Any], behind: Mapping[Any, frozenset[Any]], now: set[Any]
 ) -> list[_Border]:
-    """The borders whose work can wait; `now` grows by all parameters that another border needs at once."""
+    """Returns the borders whose work can wait; `now` grows by all parameters that another border needs at once."""
     borders: list[_Border] = []
     is_direct: dict[Any, bool] = {}
     for node in nodes:

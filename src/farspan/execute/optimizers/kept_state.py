@@ -54,14 +54,14 @@ def change_tensors(item: Any, change: _Change, seen: set[int] | None = None) -> 
 
 
 def _is_plain_object(item: Any) -> bool:
-    """Whether it is of a class written in Python whose attributes are what it holds."""
+    """Returns whether it is of a class written in Python whose attributes are what it holds."""
     kind = type(item)
     is_python = bool(kind.__flags__ & (1 << 9)) and hasattr(item, "__dict__")  # a heap type
     return is_python and not isinstance(item, (type, nn.Module, Optimizer, LRScheduler))
 
 
 def parts_of(optimizer: Optimizer, placed: Mapping[int, Placed]) -> Iterator[tuple[str, Placed | None, _Part]]:
-    """All places where it keeps tensors, each with a name that is the same on every rank."""
+    """Returns all places where it keeps tensors, each with a name that is the same on every rank."""
     state = raw_state(optimizer)
     for number, key in enumerate(state):
         item = placed.get(id(key))
@@ -91,7 +91,8 @@ class _Part:
 def find_kept(
     optimizer: Optimizer, placed: Mapping[int, Placed], name: str, places: Sequence[int]
 ) -> list[torch.Tensor | None]:
-    """Of the tensors that it keeps under `name`, those at `places`, as their rank has them (called in any thread)."""
+    """Returns, of the tensors that it keeps under `name`, those at `places`, as their rank has them. May be called in
+    any thread."""
     found: list[Any] = []
     for other, _, part in parts_of(optimizer, placed):
         if other == name:

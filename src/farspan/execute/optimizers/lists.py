@@ -18,7 +18,7 @@ _RECORDED = (LazyTensor, StubParameter)
 
 
 class View(Protocol):
-    """What functions over lists ask of an optimizer's view of a step (`step_view`)."""
+    """The protocol of an optimizer's view of a step (`step_view`), for functions over lists."""
 
     me: int
 

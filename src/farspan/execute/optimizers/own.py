@@ -25,5 +25,5 @@ def make_own(result: Any) -> Any:
 
 
 def is_own(tensor: torch.Tensor) -> bool:
-    """Whether only this rank has it, of all tensors in a step."""
+    """Returns whether only this rank has it, of all tensors in a step."""
     return tensor._farspan_is_own  # type: ignore[attr-defined]

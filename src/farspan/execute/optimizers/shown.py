@@ -1,4 +1,4 @@
-"""What an optimizer keeps in its state, its groups and its attributes: in a step, and outside of it.
+"""Shows what an optimizer keeps in its state, its groups and its attributes: in a step, and outside of it.
 
     in a step     own tensors on the rank that has them, recorded tensors without data on the others (`step_view`)
     outside       recorded tensors on every rank, so that all do the same with them
@@ -77,7 +77,8 @@ def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
 
 
 def read_kept(engine: Engine, state: Any) -> Any:
-    """A copy of what an optimizer keeps for one parameter, with the data of recorded tensors: one question at most."""
+    """Returns a copy of what an optimizer keeps for one parameter, with the data of recorded tensors: one question at
+    most."""
     known: dict[int, Any] = {}
     asked: dict[tuple[int, int, str], list[LazyTensor]] = {}
 
@@ -125,7 +126,7 @@ def kept_for(engine: Engine, item: Placed, state: Any, given: Any) -> Any:
 
 
 def lose_parameter(engine: Engine, item: Placed, state: Any, pulled: Any) -> Any:
-    """A parameter has been given to another stage: what was kept for it before, as this rank sees it now.
+    """Loses a parameter, which has been given to another stage: returns what was kept for it, as this rank sees it now.
 
     Args:
         state: What this rank kept.

@@ -33,27 +33,29 @@ class OptimizerStates:
     def __init__(self, parameters: Mapping[str, Placed]) -> None:
         self.parameters = parameters
         self.depth = 0
-        """How many steps are running, one inside the other."""
+        """Number of steps that are running, one inside the other."""
         self.view: Any = None
-        """What steps see, once there has been one."""
+        """The view that steps have, once there has been one."""
         self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        """Those whose tensors are as a step sees them, since the program has not asked for them."""
+        """Optimizers whose tensors are as a step sees them, since the program has not asked for them."""
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
         self._states: dict[int, Any] = {}
-        """By number, what each keeps: also of those that the program has let go, while another rank may ask for it."""
+        """What each optimizer keeps, by number: also of those that the program has released, while another rank may ask
+        for it."""
         self._gone: list[int] = []
         """Numbers of those that the program has let go since this rank last went on."""
         self._in_hooks: weakref.WeakValueDictionary[str, Optimizer] = weakref.WeakValueDictionary()
-        """By parameter of this rank: the optimizers that step in a gradient hook, which no other rank sees."""
+        """For a parameter of this rank, the optimizers that step in a gradient hook, which no other rank sees."""
         self._next = itertools.count()
 
     def number_of(self, optimizer: Optimizer) -> int | None:
-        """None for one that has not stepped: what it keeps is what every rank has made alike."""
+        """Returns the number of an optimizer; None for one that has not stepped: what it keeps is what every rank has
+        made alike."""
         return self._numbers.get(optimizer)
 
     def add(self, optimizer: Optimizer) -> None:
-        """All ranks step or load it."""
+        """Adds an optimizer that all ranks step or load."""
         number = self._numbers.get(optimizer)
         if number is None:
             number = self._numbers[optimizer] = next(self._next)
@@ -62,20 +64,20 @@ class OptimizerStates:
         self._states[number] = SimpleNamespace(state=raw_state(optimizer), param_groups=optimizer.param_groups)
 
     def advance(self) -> None:
-        """This rank's program has gone on: nobody can ask for what was before."""
+        """Forgets what was before: this rank's program has gone on, and none can ask for it any more."""
         while self._gone:
             self._states.pop(self._gone.pop(), None)
 
     def add_in_hook(self, optimizer: Optimizer, names: Iterable[str]) -> None:
-        """This rank alone steps it, in a gradient hook of one of its parameters."""
+        """Adds an optimizer that this rank alone steps, in a gradient hook of one of its parameters."""
         self._in_hooks.update(dict.fromkeys(names, optimizer))
 
     def numbered(self) -> list[tuple[int, Optimizer]]:
-        """Those that all ranks step, with their numbers."""
+        """Returns the optimizers that all ranks step, with their numbers."""
         return sorted(self._optimizers.items())
 
     def answer(self, number: int | None, name: str) -> Answer:
-        """What optimizer `number`, or the one that steps in a hook, keeps for a parameter of this rank."""
+        """Returns what optimizer `number`, or the one that steps in a hook, keeps for a parameter of this rank."""
         if number is None:
             in_hook = self._in_hooks.get(name)
             states = {} if in_hook is None else raw_state(in_hook)
@@ -98,7 +100,7 @@ class OptimizerStates:
         return header, tensors
 
     def kept(self, number: int, name: str, places: Sequence[int]) -> list[torch.Tensor | None]:
-        """Tensors that optimizer `number` keeps here; None for one that it keeps no more."""
+        """Returns tensors that optimizer `number` keeps here; None for one that it keeps no more."""
         optimizer: Any = self._optimizers.get(number)
         if optimizer is None:
             optimizer = self._states.get(number, SimpleNamespace(state={}, param_groups=[]))
@@ -106,7 +108,7 @@ class OptimizerStates:
 
     @staticmethod
     def unpack(header: dict[str, Any], found: Sequence[torch.Tensor], device: torch.device | None = None) -> Any:
-        """What `answer` has given: a dictionary, or None where the parameter has not been trained yet.
+        """Unpacks what `answer` has given: a dictionary, or None where the parameter has not been trained yet.
 
         What lay on the parameter's device comes to `device`, if one is given.
         """
@@ -140,7 +142,7 @@ def _as_laid_out(meta: Meta) -> torch.Tensor:
 
 
 def placed_in(optimizer: Optimizer, placed: Mapping[int, Placed]) -> list[Placed]:
-    """The parameters of distributed models that `optimizer` has, in its order."""
+    """Returns the parameters of distributed models that `optimizer` has, in its order."""
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     return [placed[id(tensor)] for tensor in tensors if id(tensor) in placed]
 
@@ -148,7 +150,7 @@ def placed_in(optimizer: Optimizer, placed: Mapping[int, Placed]) -> list[Placed
 def given_for(
     optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]
 ) -> Iterator[tuple[Placed, Any]]:
-    """What a whole state dictionary has for each parameter of a distributed model."""
+    """Returns what a whole state dictionary has for each parameter of a distributed model."""
     names = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
     tensors = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for name, tensor in zip(names, tensors, strict=False):  # the optimizer itself complains of other numbers
@@ -157,7 +159,8 @@ def given_for(
 
 
 def without_others(optimizer: Optimizer, state: Mapping[str, Any], placed: Mapping[int, Placed]) -> dict[str, Any]:
-    """A whole state dictionary, with tensors that need no memory in the place of those for other ranks' parameters."""
+    """Returns a whole state dictionary, with tensors that need no memory in the place of those for other ranks'
+    parameters."""
     names = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
     tensors = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     elsewhere = {

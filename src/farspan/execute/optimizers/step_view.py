@@ -1,4 +1,4 @@
-"""What an optimizer's step sees: all parameters, gradients and state, of which this rank has a part.
+"""Shows an optimizer's step all parameters, gradients and state, of which this rank has a part.
 
 Every rank runs the step's Python with every parameter. A tensor in a step is one of three kinds:
 
@@ -65,7 +65,7 @@ class StepView(TorchFunctionMode):
         self._placed = engine.recorder.placed
         self.me = 1 << engine.rank
         self._bits: list[int] = []
-        """By stage, the bit of its rank."""
+        """For each stage the bit of its rank."""
         self._writes: set[Any] = set()
         """Functions that have been seen to write into their first argument, and to return it as it is."""
         self._known: dict[Any, Any] = {}
@@ -107,7 +107,7 @@ class StepView(TorchFunctionMode):
         return self._seldom(kind, func, args, kwargs, ranks)
 
     def _seldom(self, kind: int, func: Any, args: Any, kwargs: Any, ranks: int) -> Any:
-        """All that is neither computed here at once, nor written into on another rank."""
+        """Handles all that is neither computed here at once, nor written into on another rank."""
         if kind == _READS or (kind == _INDEXES and _has_mask(args[1])):
             args, kwargs = self.with_broadcast(args, kwargs)
             return func(*args, **kwargs)
@@ -125,7 +125,7 @@ class StepView(TorchFunctionMode):
 
     @staticmethod
     def _kept_own(kind: int, result: Any, args: Any) -> Any:
-        """The result of a function of own tensors."""
+        """Returns the result of a function of own tensors."""
         if kind == _WRITES:
             make_own(args[0])
         elif any(item is result for item in args):
@@ -133,7 +133,7 @@ class StepView(TorchFunctionMode):
         return make_own(result)
 
     def _kind_of(self, func: Any) -> int:
-        """What a torch function needs: alike on every rank."""
+        """Returns what a torch function needs: alike on every rank."""
         name = getattr(func, "__name__", "")
         if func in PASS_THROUGH and func not in SHOWS:
             kind = _ASKS
@@ -155,7 +155,7 @@ class StepView(TorchFunctionMode):
         return ranks | self.ranks_of(kwargs.values()), kwargs
 
     def ranks_of(self, items: Iterable[Any]) -> int:
-        """The bits of the ranks of which one alone has some tensor among `items`; 0 if all are replicated."""
+        """Returns the bits of the ranks of which one alone has some tensor among `items`; 0 if all are replicated."""
         found = 0
         for item in items:
             kind = type(item)
@@ -180,18 +180,19 @@ class StepView(TorchFunctionMode):
     # Tensors that all must know.
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The data of a recorded tensor or a stub, which the step asks for on every rank."""
+        """Returns the data of a recorded tensor or a stub, which the step asks for on every rank."""
         if self._is_known_to_all(tensor):
             return self.engine.read(tensor._value)  # type: ignore[attr-defined]
         return self._tell([tensor])[0]
 
     @staticmethod
     def _is_known_to_all(tensor: Any) -> bool:
-        """Whether it was recorded by the program: each rank can ask for it alone."""
+        """Returns whether it was recorded by the program: each rank can ask for it alone."""
         return type(tensor) is LazyTensor and (tensor._value.call is not None or tensor._value.index > 0)
 
     def with_broadcast(self, args: Any, kwargs: Any, *, but: int = 0) -> tuple[Any, Any]:
-        """The arguments with replicated tensors in the place of all others, but of those of the ranks in `but`."""
+        """Returns the arguments with replicated tensors in the place of all others, but of those of the ranks in
+        `but`."""
         template, tensors = flatten_arguments(args, kwargs)
         single = [item for item in tensors if self.ranks_of([item]) & ~but]
         told = iter(self._tell(single))
@@ -251,7 +252,7 @@ class StepView(TorchFunctionMode):
         return gradient
 
     def _tell_sparse(self, placed: Placed) -> torch.Tensor:
-        """A sparse gradient is replicated: its owner's own one, and copies of it."""
+        """Replicates a sparse gradient: returns its owner's own one, and copies of it."""
         gradient, owner = raw_grad(placed.tensor), self.engine.teams[placed.stage].leader.rank
         parts = [] if gradient is None else [gradient._indices(), gradient._values()]
         sizes = [*parts[1].shape, parts[0].shape[0], int(gradient.is_coalesced())] if gradient is not None else []
@@ -269,7 +270,8 @@ class StepView(TorchFunctionMode):
         return sparse_tensor(parts[0], parts[1], placed.meta.shape, bool(is_coalesced))
 
     def _with_sparse(self, kind: int, func: Any, args: Any, kwargs: Any) -> Any:
-        """A function that is given a sparse gradient: what a rank has of it alone is written into there, or told."""
+        """Runs a function that is given a sparse gradient: what a rank alone has of it is written into there, or
+        broadcast."""
         home = self.ranks_of(args[:1]) if kind == _WRITES else 0
         args, kwargs = self.with_broadcast(args, kwargs, but=home)
         if home not in (0, self.me):
@@ -286,12 +288,12 @@ class StepView(TorchFunctionMode):
         self.recorder.gradients.put(placed, gradient)
 
     def known_only(self, meta: Meta, stage: int) -> LazyTensor:
-        """A tensor that a rank of `stage` has, in the place of which this rank knows its metadata."""
+        """Returns a tensor without data that a rank of `stage` has: this rank knows its metadata only."""
         meta = Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)
         return LazyTensor.make(Value(intern(meta), stage), self.recorder)
 
     def elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A function of tensors of one other rank: what it gives there, without data."""
+        """Runs a function of tensors of one other rank without data: returns what it gives there."""
         kwargs = self._numbers(kwargs)
         tensors: list[Any] = []
         shape = kind_of_call(args, kwargs, tensors)
@@ -356,7 +358,7 @@ class StepView(TorchFunctionMode):
         become_plain(self.recorder, self.known_only(meta_of(tensor), stage), tensor)
 
     def _meta(self, tensor: torch.Tensor) -> Meta:
-        """Its metadata, as of a tensor that needs no gradient."""
+        """Returns its metadata, as of a tensor that needs no gradient."""
         meta = tensor._value.meta if type(tensor) is LazyTensor else meta_of(tensor)
         if meta.requires_grad or meta.is_parameter:
             meta = intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False))
@@ -368,19 +370,20 @@ class StepView(TorchFunctionMode):
         return self._placed[id(tensor)].stage
 
     def data(self, tensor: Any) -> Any:
-        """What this rank computes with in the place of a recorded tensor of its own."""
+        """Returns what this rank computes with in place of a recorded tensor of its own."""
         if type(tensor) is LazyTensor and self._bits[tensor._value.stage] == self.me:
             return make_own(self.engine.read(tensor._value))
         return tensor
 
 
 def _has_mask(index: Any) -> bool:
-    """Whether a tensor is indexed by truth values: the shape of what it gives depends on them."""
+    """Returns whether a tensor is indexed by truth values: the shape of what it gives depends on them."""
     return any(item.dtype in (torch.bool, torch.uint8) for item in flatten(index)[1])
 
 
 def _sparse_sizes(blob: bytes, meta: Meta) -> list[int]:
-    """The shape of the values of a sparse gradient, its number of sparse dimensions, and whether it is coalesced."""
+    """Returns the shape of the values of a sparse gradient, its number of sparse dimensions, and whether it is
+    coalesced."""
     sizes = json.loads(blob)
     if not isinstance(sizes, list) or len(sizes) < 3 or not all(type(size) is int and size >= 0 for size in sizes):
         raise damaged("a sparse gradient without its sizes")

@@ -78,7 +78,7 @@ def _show(engine: Engine, optimizer: Optimizer) -> None:
 
 @functools.wraps(Optimizer.state_dict)
 def _state_dict(optimizer: Optimizer) -> Any:
-    """The whole state, with what other ranks keep fetched from there."""
+    """Returns the whole state, with what other ranks keep fetched from there."""
     engine = _engine_of(optimizer)
     if engine is None:
         return _original_state_dict(optimizer)
@@ -162,7 +162,7 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
 
 
 def _begin(engine: Engine, optimizer: Optimizer) -> None:
-    """What the optimizer keeps becomes what its step sees, unless it still is."""
+    """Turns what the optimizer keeps into what its step sees, unless it still is."""
     steps = engine.values.optimizers
     steps.add(optimizer)
     if optimizer not in steps.stepped:
@@ -213,15 +213,16 @@ def _run_recorded(engine: Engine, reason: str) -> None:
 
 
 def _begins_with_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> bool:
-    """Whether the step calls a closure before it looks at any parameter, as those of torch do: what was recorded before
-    can run together with what the closure records.
+    """Returns whether the step calls a closure before it reads any parameter, as torch's own do: what was recorded
+    before can run together with what the closure records.
     """
     has_closure = any(map(callable, (*args[1:2], kwargs.get("closure"))))
     return has_closure and type(optimizer).step.__module__.startswith("torch.optim.")
 
 
 def _with_recording_closure(engine: Engine, args: Any, kwargs: Any, *, has_changed: bool) -> tuple[Any, Any]:
-    """The optimizer (first argument) may get a closure: what it does is recorded as ever, and run before it returns.
+    """Wraps the closure that the optimizer (first argument) may get: what it does is recorded as ever, and run before
+    it returns.
 
     `has_changed`: whether the step may have written into parameters before it calls the closure for the first time. If
     not, a slower rank may still read what it reads before the step.
@@ -262,7 +263,8 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _engine_of(optimizer: Optimizer) -> Engine | None:
-    """The engine, if `optimizer` has parameters of a distributed model and is the program's to save and load."""
+    """Returns the engine, if `optimizer` has parameters of a distributed model and is the program's to save and
+    load."""
     engine = current_engine()
     if engine is None or not engine.recorder.is_recording or not placed_in(optimizer, engine.recorder.placed):
         return None

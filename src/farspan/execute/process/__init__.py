@@ -1,3 +1,3 @@
-"""This process among its peers: how it joins them, what it shows, how its program ends."""
+"""Runs this process among its peers: how it joins them, what it shows, how its program ends."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What a program started by `farspan run` shows besides its own output: the plan, and a report of one step."""
+"""Writes to the user of `farspan run`, besides the program's own output: the plan, and a report of one step."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 _REPORTED_STEPS = (3, 10, 30)
 """Training steps after which the report is written: an early one, then ones that have settled."""
 _COMPARED_STEP = 3
-"""After which training step it is said how far the plan was off."""
+"""The training step after which it is said how far the plan was off."""
 _LEAST_GAIN = 1.1
-"""Of micro-batches, from which on they are mentioned."""
+"""The gain of more micro-batches from which on they are mentioned."""
 _UNEVEN = 1.1
-"""From which ratio of two ranks' errors on another plan may be better."""
+"""The ratio of two ranks' errors from which on another plan may be better."""
 
 
 class _StandardError(logging.Handler):
@@ -53,14 +53,14 @@ def keep_log_apart() -> None:
 
 
 class Console:
-    """One rank's part in what the user sees. Only rank 0 prints and writes."""
+    """The part of one rank in what the user sees. Only rank 0 prints and writes."""
 
     def __init__(self, side: SideChannel, deadline_s: float) -> None:
         self.side = side
         self.deadline_s = deadline_s
         self.is_launched = os.environ.get("FARSPAN_LAUNCHER") == "run"
         self.is_mute = False
-        """Whether another group's rank 0 speaks for all."""
+        """True if another group's rank 0 speaks for all."""
         self.report_path = settings.text("REPORT")
         self._is_report_kept = True
         self.plan: Plan | None = None
@@ -146,7 +146,7 @@ class Console:
             self._write_line(text)
 
     def _write_line(self, text: str) -> None:
-        """To standard error: standard output is the script's own, and may be piped."""
+        """Writes a line to standard error: standard output is the script's own, and may be piped."""
         if self._speaks and self.is_launched:
             write_line(text)
 

@@ -1,4 +1,4 @@
-"""How a rank's program ends: the other ranks hear of it.
+"""Ends a rank's program so that the other ranks get to know of it.
 
     its last line        the rank waits until every program is over, and answers what the others ask until then
     an exception         it reaches the others first, and only then is it printed: a full disk must not hide the cause

@@ -15,7 +15,7 @@ __all__ = ["watch_signal"]
 
 
 def watch_signal(side: SideChannel) -> None:
-    """From now on SIGUSR1 shows where all ranks are, unless the program has a use for it."""
+    """Makes SIGUSR1 show where all ranks are, unless the program has a use for it."""
     number = getattr(signal, "SIGUSR1", None)
     if number is None or threading.current_thread() is not threading.main_thread():
         return

@@ -1,4 +1,4 @@
-"""This process among its peers: the side channel and the transports, set up once."""
+"""Sets up this process among its peers, once: the side channel and the transports."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _thread = threading.local()
 
 
 def engine_of_this_thread(seed: int | None, num_groups: int | None = None) -> Engine:
-    """The engine of this thread, set up from the environment on first use; alone, it sees nothing yet
+    """Returns the engine of this thread, set up from the environment on first use; alone, it sees nothing yet
     (`begin_recording`).
 
     Args:
@@ -78,17 +78,17 @@ def engine_of_this_thread(seed: int | None, num_groups: int | None = None) -> En
 
 
 def current_engine() -> Engine | None:
-    """The engine of this thread, if there is one."""
+    """Returns the engine of this thread, if there is one."""
     return getattr(_thread, "engine", None)
 
 
 def num_ranks_to_be() -> int:
-    """How many ranks there are, or will be once the engine is set up."""
+    """Returns how many ranks there are, or will be once the engine is set up."""
     return dist.get_world_size() if dist.is_initialized() else read_environment().world_size
 
 
 def rank_to_be() -> int:
-    """The number of this process, also before the engine is set up."""
+    """Returns the number of this process, also before the engine is set up."""
     return dist.get_rank() if dist.is_initialized() else read_environment().rank
 
 
@@ -109,7 +109,7 @@ def begin_recording(engine: Engine) -> None:
 
 
 def deadline_s() -> float:
-    """The longest wait for another rank, in seconds: FARSPAN_DEADLINE, else 300."""
+    """Returns the longest wait for another rank, in seconds: FARSPAN_DEADLINE, else 300."""
     return settings.seconds("DEADLINE", default=_DEADLINE_S)
 
 
@@ -150,7 +150,7 @@ def _set_up(seed: int | None, num_groups: int) -> Engine:
 def _engine_of(
     peers: Peers, joined: Joined, recorder: Recorder, seed: int | None, limit_s: float
 ) -> tuple[Engine, Router | None]:
-    """The engine of a rank among `peers`, and what carries its tensors, if there are others."""
+    """Returns the engine of a rank among `peers`, and what carries its tensors, if there are others."""
     router = _open_router(peers, joined, limit_s) if peers.world_size > 1 else None
     if router is not None:
         joined.side.wake = router.resume
@@ -166,7 +166,7 @@ def _engine_in_group(
     seed: int | None,
     limit_s: float,
 ) -> tuple[Engine, Router | None]:
-    """The same, of a rank that is in one of several groups."""
+    """Returns the same, of a rank that is in one of several groups."""
     channel = form_groups(joined, num_groups, agreement.gather, limit_s)
     in_group = peers_in_group(peers, channel.number, num_groups)
     store = dist.PrefixStore(f"position {channel.rank}", peers.store)

@@ -1,3 +1,3 @@
-"""What this rank reads of other ranks' parameters."""
+"""Reads other ranks' parameters."""
 
 __all__: list[str] = []

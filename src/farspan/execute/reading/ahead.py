@@ -18,11 +18,12 @@ from farspan.call.leaf import Placed
 __all__ = ["ParametersAhead"]
 
 _MOST_BYTES = 64 << 20
-"""Of parameters that nobody has asked for yet, in one request."""
+"""Limit on parameters that have not been asked for yet, in one request."""
 
 
 class ParametersAhead:
-    """What has been fetched and not been read, until the program gets to a point where parameters may have changed."""
+    """Parameters that have been fetched and not been read, until the program gets to a point where they may have
+    changed."""
 
     def __init__(self, pull: Callable[[int, Sequence[str]], list[torch.Tensor]]) -> None:
         self._pull = pull
@@ -32,7 +33,7 @@ class ParametersAhead:
         """The last time that any were read."""
 
     def read(self, placed: Placed, rank: int, owned: Iterable[Placed]) -> torch.Tensor:
-        """The data of a parameter.
+        """Returns the data of a parameter.
 
         Args:
             placed: The parameter.

@@ -1,3 +1,3 @@
-"""One step on one rank: its program, its tasks, its messages."""
+"""Runs one step on one rank: its program, its tasks, its messages."""
 
 __all__: list[str] = []

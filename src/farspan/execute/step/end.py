@@ -20,7 +20,7 @@ __all__ = ["StepEnd"]
 
 
 class StepEnd:
-    """Of one step, on one rank.
+    """The end of one step, on one rank.
 
     Args:
         engine: This rank's.
@@ -47,7 +47,7 @@ class StepEnd:
         self.exchange = self._new_exchange(f"step {self.step}")
 
     def contribute(self) -> None:
-        """This rank has run what there is to run."""
+        """Contributes what this rank reports of the step, which it has run as far as it goes."""
         if self.interruption.has_ended:
             self.exchange.report(report_of(self.engine, self.interruption, self.graphs, self.drawn_at))
         else:

@@ -31,7 +31,7 @@ __all__ = ["Executor", "Trace"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One stretch of a rank's time."""
+    """A stretch of a rank's time."""
 
     kind: Literal["F", "B", "W", "wait"]
     name: str
@@ -62,7 +62,7 @@ class Executor:
         self.replicas = Replicas(parameters)
         self.gradients: dict[Edge, torch.Tensor] = {}
         self.deferred: dict[BackwardSegment, Deferred] = {}
-        """What backwards have left for later, in their order."""
+        """Weight work that backwards have deferred, in their order."""
         self.arrived: dict[Backward, list[tuple[Value, torch.Tensor]]] = {}
         """Gradients of tensors outside the model."""
         self.passed_on: list[str] = []
@@ -71,11 +71,11 @@ class Executor:
         self.after_action: Callable[[int], None] | None = None
         """Called with the number of each action that has run; for one step, of one worker."""
         self.interruption: Interruption
-        """Of the step that runs; none between steps, for it knows what has run."""
+        """The interruption of the step that runs; none between steps, for it knows what has run."""
         self._reductions: Reductions
         self._running: Program | None = None
         self._number = 0
-        """Of the task that runs, or that is to run next."""
+        """Number of the task that runs, or that is to run next."""
 
     def run(self, program: Program, interruption: Interruption) -> None:
         """Run all steps of `program`; where the user's code raises an exception, what comes before that in the
@@ -144,7 +144,7 @@ class Executor:
                     item.data = None
 
     def describe_place(self) -> str:
-        """Which task of how many this rank is at; "" between steps. Another thread may ask."""
+        """Returns which task of how many this rank is at; "" between steps. Another thread may ask."""
         program, number = self._running, self._number
         if program is None or number >= len(program.actions):
             return ""
@@ -152,7 +152,7 @@ class Executor:
         return f"task {number + 1} of {len(program.actions)}: {action.kind.value} of {action.work.describe()}"
 
     def take(self, edge: Edge) -> torch.Tensor | None:
-        """The gradient on `edge`, where a backward has stopped; None on the ranks that do not have it."""
+        """Returns the gradient on `edge`, where a backward has stopped; None on the ranks that do not have it."""
         return self.gradients.pop(edge, None)
 
     def put(self, edge: Edge, gradient: torch.Tensor) -> None:

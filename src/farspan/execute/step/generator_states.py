@@ -16,7 +16,7 @@ __all__ = ["load_generators", "save_generators"]
 
 
 def save_generators(in_torch: torch.Tensor | None = None) -> bytes:
-    """The states of Python's, numpy's and torch's generators; or `in_torch` for the latter."""
+    """Returns the states of Python's, numpy's and torch's generators; or `in_torch` for the latter."""
     with GENERATORS:
         version, internal, gauss = random.getstate()
         kind, keys, position, has_gauss, cached = np.random.get_state()

@@ -28,11 +28,11 @@ from farspan.record.recorder import Recorder
 __all__ = ["Inputs"]
 
 _HEADER = struct.Struct("<I8s")
-"""Who has the batch, and a digest of the random generators."""
+"""The rank that has the batch, and a digest of the random generators."""
 
 
 class Inputs:
-    """What single ranks have read for all."""
+    """Inputs that single ranks have read for all."""
 
     def __init__(self, recorder: Recorder, agreement: Agreement, values: SharedValues, teams: list[Team]) -> None:
         self.recorder = recorder
@@ -41,7 +41,7 @@ class Inputs:
         self.teams = teams
         self._numbers = itertools.count(1)
         self._versions: weakref.WeakKeyDictionary[Value, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-        """Of this rank's own inputs: how often their memory had been written to, and the line that gave them."""
+        """For this rank's own inputs how often their memory had been written to, and the line that gave them."""
 
     def from_rank(self, rank: int, batch: Any) -> Any:
         """`farspan.from_rank`; all ranks call it together."""
@@ -81,8 +81,8 @@ class Inputs:
         return result
 
     def add(self, meta: Meta, stage: int, data: torch.Tensor | None) -> Value:
-        """A value that no call has made; all ranks add it together, its owner with the data. It can be asked for once
-        `values.advance()` has been called.
+        """Returns a value that no call has made; all ranks add it together, its owner with the data. It can be asked
+        for once `values.advance()` has been called.
         """
         value = Value(meta, stage, index=next(self._numbers))
         if data is not None:

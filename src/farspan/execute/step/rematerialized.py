@@ -1,4 +1,4 @@
-"""Which activations of a step are computed again: those of chosen modules; and what is waiting for it.
+"""Computes activations of chosen modules again in the backward.
 
 Only what is differentiated in the same step as it runs is let go: until then none of the user's code runs, so that
 parameters, modes and the user's tensors are what they were.
@@ -23,7 +23,7 @@ __all__ = ["Remat"]
 
 
 class Remat:
-    """One rank's choice of what is computed again."""
+    """The choice of one rank of what is computed again."""
 
     def __init__(self) -> None:
         self.modules: set[int] = set()
@@ -50,7 +50,7 @@ class Remat:
         self._trained = ()
 
     def forget(self) -> None:
-        """What is waiting has been dropped: nothing is computed again."""
+        """Forgets what waits to be computed again: it has been dropped."""
         self._units = []
 
     @contextlib.contextmanager

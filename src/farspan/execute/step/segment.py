@@ -86,7 +86,7 @@ def run_forward(
 
 
 def _last_used(segment: Segment) -> dict[Call, list[Value]]:
-    """By call the values inside `segment` that no later one needs: autograd keeps what it needs of them."""
+    """Returns by call the values inside `segment` that no later call needs: autograd keeps what it needs of them."""
     last: dict[Value, Call] = {}
     for call in segment.calls:
         assert call.arguments is not None
@@ -191,7 +191,7 @@ def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
 
 
 def _writable(item: Any, tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
-    """What an in-place call may write into. Others keep the old version."""
+    """Returns what an in-place call may write into. Others keep the old version."""
     if type(item) is not Value:
         return tensor
     if item in segment.leaves and not item.gradient_of:
@@ -333,13 +333,13 @@ def _passed_on(part: BackwardSegment, parameters: Mapping[str, Placed]) -> Itera
 
 
 def _entry(part: BackwardSegment, value: Value) -> torch.Tensor:
-    """Where the gradients of the users of `value` are added up, latest first."""
+    """Returns the tensor at which the gradients of the users of `value` are added up, latest first."""
     assert part.segment is not None
     return part.segment.entries.get(value, part.segment.leaves[value])
 
 
 def _source_of(edge: Edge, part: BackwardSegment, parameters: Mapping[str, Placed]) -> tuple[torch.Tensor, bool]:
-    """The tensor whose .grad will hold what `edge` carries, and whether it is a parameter at home."""
+    """Returns the tensor whose .grad will hold what `edge` carries, and whether it is a parameter at home."""
     key = edge.key
     assert part.segment is not None
     if not isinstance(key, str):

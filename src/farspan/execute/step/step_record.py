@@ -1,4 +1,4 @@
-"""What is known of a step that has run."""
+"""The record of a step that has run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StepRecord"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One executed step, as this rank saw it."""
+    """A step that has run, as this rank saw it."""
 
     number: int
     rank: int
@@ -27,13 +27,13 @@ class StepRecord:
     traces: tuple[Trace, ...]
     exchange: Exchange | None
     schedule: Schedule
-    """Of all ranks."""
+    """The schedule of all ranks."""
     settings: Settings
-    """What the program of the step was made with."""
+    """The settings with which the program of the step was made."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What people know the orders of the schedule by; () where each rank has one."""
+        """Returns the names by which people know the orders of the schedule; () where each rank has one."""
         num_ranks = self.settings.num_ranks
         names = {number: f"rank {number}" for number in range(len(self.schedule.orders))}
         for worker, number in queues_of(self.settings.teams, num_ranks).items():
@@ -43,7 +43,7 @@ class StepRecord:
 
     @property
     def duration_s(self) -> float:
-        """From the first task's begin to the last one's end, on this rank."""
+        """Returns the seconds from the first task's begin to the last one's end, on this rank."""
         if not self.traces:
             return 0.0
         return (self.traces[-1].end_ns - self.traces[0].start_ns) / 1e9

@@ -24,7 +24,8 @@ def in_turn(
     has_arrived: Callable[[Message], bool],
     wait_any: Callable[[Sequence[Action]], None],
 ) -> Iterator[tuple[int, Action]]:
-    """The actions in an order in which they can run, with their numbers; each has run when the next one is asked for.
+    """Yields the actions in an order in which they can run, with their numbers; each has run when the next one is asked
+    for.
 
     Args:
         actions: Of all workers of this rank.

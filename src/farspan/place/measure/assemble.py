@@ -1,4 +1,4 @@
-"""From what a meter has noted to the profile of a step: segments become units, what they pass on becomes values."""
+"""Assembles the profile of a step from a profiler's notes: segments become units, what they pass on becomes values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["assemble", "memory_of"]
 
 @dataclass(slots=True)
 class _Sums:
-    """What is known of one unit."""
+    """The sums of one unit."""
 
     keys: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     first_calls: list[int] = field(default_factory=list[int])
@@ -46,7 +46,7 @@ def assemble(
     num_micro_batches: int,
     notes: Sequence[str],
 ) -> StepProfile:
-    """The profile of a step of which each unit was a stage.
+    """Returns the profile of a step of which each unit was a stage.
 
     Args:
         measured: The step.
@@ -151,8 +151,8 @@ def assemble(
 
 
 def _units_of(notes: Mapping[tuple[int, int], SegmentNote]) -> dict[tuple[int, int], int]:
-    """For each segment its unit: its own stage, but an operation of the program between two modules that comes back to
-    an earlier stage goes with what it waits for. So it closes no circle, and can stay where the pipeline ends.
+    """Maps each segment to its unit: its own stage, but an operation of the program between two modules that comes back
+    to an earlier stage goes with what it waits for. So it closes no circle, and can stay where the pipeline ends.
     """
     unit_of: dict[tuple[int, int], int] = {}
     seen: set[int] = set()
@@ -168,7 +168,7 @@ def _units_of(notes: Mapping[tuple[int, int], SegmentNote]) -> dict[tuple[int, i
 
 
 def _seconds(measured: Measured, unit_of: Mapping[tuple[int, int], int]) -> tuple[dict[tuple[int, str], float], float]:
-    """Seconds of a micro-batch by unit and kind of task, and how much they differ."""
+    """Returns seconds of a micro-batch by unit and kind of task, and how much they differ."""
     taken: dict[tuple[int, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     whole: dict[int, float] = defaultdict(float)
     timed = [sample for sample in measured.samples if 0 <= sample.number < measured.num_micro_batches]
@@ -189,7 +189,7 @@ def _seconds(measured: Measured, unit_of: Mapping[tuple[int, int], int]) -> tupl
 
 
 def memory_of(parameters: Mapping[str, Placed], stage: int, states: Mapping[int, float]) -> tuple[float, float]:
-    """Bytes of what is trained at a stage, and of all that lies there."""
+    """Returns bytes of what is trained at a stage, and of all that lies there."""
     trained = memory = 0.0
     for item in parameters.values():
         if item.stage != stage:

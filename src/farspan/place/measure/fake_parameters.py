@@ -20,7 +20,7 @@ def with_fake_parameters(mode: FakeTensorMode) -> Iterator[None]:
     """Let every parameter that a module gets in the body be a fake of it: a model takes the memory of one at a time."""
     register: Any = nn.Module.register_parameter
     moved: dict[int, tuple[Any, Any]] = {}
-    """By id of a parameter: itself, and what it has become. So tied ones stay tied."""
+    """Parameters by id: each itself, and what it has become. So tied ones stay tied."""
 
     def register_hollow(module: nn.Module, name: str, parameter: Any) -> None:
         if isinstance(parameter, torch.Tensor) and not is_fake(parameter) and not is_lazy(parameter):

@@ -1,4 +1,4 @@
-"""What a meter notes of some micro-batches."""
+"""The notes of a profiler on some micro-batches."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ class Input:
 
 @dataclass(slots=True, kw_only=True)
 class SegmentNote:
-    """One segment of the micro-batch that was looked at."""
+    """A note on one segment of the profiled micro-batch."""
 
     key: tuple[int, int]
     """Level and stage."""
     is_called: bool
-    """Whether a module is called in it as a whole."""
+    """True if a module is called in it as a whole."""
     first_call: int
     """The place of its first call among all calls of the micro-batch."""
     inputs: list[Input]
     likeness: str
     """Equal for segments that do the same."""
     saved: dict[int, int] = field(default_factory=dict[int, int])
-    """What its own backward needs: bytes by id of the storage, which others may need too."""
+    """Bytes that its own backward needs, by id of the storage, which others may need too."""
     working_bytes: int = 0
-    """What it needs besides, while it runs."""
+    """Bytes that it needs besides, while it runs."""
     forward_working_bytes: int = 0
     """The same of its forward alone."""
     split_working_bytes: int = 0
     """The same of its backward without the gradients of weights."""
     inner_working_bytes: int = 0
-    """What its backward needs where it is in the middle of a stage."""
+    """Bytes that its backward needs where it is in the middle of a stage."""
     split_inner_working_bytes: int = 0
     """The same without the gradients of weights."""
     left_bytes: int = 0
-    """What stays for the gradients of weights, if these are computed later."""
+    """Bytes that stay for the gradients of weights, if these are computed later."""
     weight_flops: float = 0.0
     saved_values: set[str] = field(default_factory=set[str])
     """Names of the inputs and outputs that its own backward needs."""
     forward: list[Operation] = field(default_factory=list[Operation])
     backward: list[Operation] = field(default_factory=list[Operation])
     weight: list[Operation] = field(default_factory=list[Operation])
-    """Those of the backward that can be done later."""
+    """The work of the backward that can be done later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was noted of some micro-batches.
+    """The measurements of some micro-batches.
 
     Attributes:
         notes: Of the segments of the one that was looked at, by level and stage.

@@ -1,4 +1,5 @@
-"""Which micro-batch a recorded graph belongs to: a program that reads a value within one records it in several graphs.
+"""Finds the micro-batch that a recorded graph belongs to: a program that reads a value within one records it in several
+graphs.
 
     graph         0       1    2 (backward)    3       4    5 (backward)
     micro-batch   0       0    0               1       1    1
@@ -23,7 +24,7 @@ _NUM_LEVELS = 1 << 20
 
 
 def place_of(work: Segment | BackwardSegment) -> Place:
-    """Where a segment, or the one whose backward it is, was recorded."""
+    """Returns where a segment, or the one whose backward it is, was recorded."""
     if isinstance(work, BackwardSegment):
         if work.segment is None:
             return (work.backward.graph.index, -1, work.stage)
@@ -39,13 +40,13 @@ class MicroBatches:
         """Micro-batches of which a backward was seen."""
         self._number: dict[int, int] = {}
         self._last: dict[int, int] = {}
-        """For each graph of a micro-batch that number of the one whose backward is its end."""
+        """For each graph of a micro-batch the number of the graph whose backward is its end."""
         self._first: list[int] = []
-        """Of each micro-batch that was trained, the first graph that its backward goes through."""
+        """For each micro-batch that was trained, the first graph that its backward goes through."""
         self._open: list[int] = []
 
     def see(self, graphs: Iterable[MicroBatch], reached: Mapping[int, int]) -> None:
-        """What is about to be run.
+        """Notes graphs that are about to run.
 
         Args:
             graphs: Of the forwards, those of this rank at least.
@@ -62,11 +63,11 @@ class MicroBatches:
             self.num_trained += 1
 
     def number_of(self, graph: MicroBatch) -> int:
-        """From 0; -1 for none."""
+        """Returns the number of the micro-batch, from 0; -1 for none."""
         return self.number_at(graph.index)
 
     def number_at(self, index: int) -> int:
-        """The same by the graph's index."""
+        """Returns the same by the graph's index."""
         return self.num_trained if index in self._open else self._number.get(index, -1)
 
     def key_of(self, work: Segment | BackwardSegment) -> Key:
@@ -77,12 +78,13 @@ class MicroBatches:
         return self.key_at(place_of(work))
 
     def key_at(self, place: Place) -> Key:
-        """The same of the work's place."""
+        """Returns the same of the work's place."""
         index, level, stage = place
         return ((index - self._last.get(index, 0)) * _NUM_LEVELS + level, stage)
 
     def settled(self, key: Key, number: int) -> Key | None:
-        """The key of what belongs to a micro-batch, from the one it had before its end was seen; None if it does not.
+        """Returns the key of what belongs to a micro-batch, from the one it had before its end was seen; None if it
+        does not.
 
         Args:
             key: What `key_of` gave then.

@@ -75,17 +75,17 @@ class ProfilingExecutor(Executor):
         self.notes: dict[tuple[int, int], SegmentNote] = {}
         self.micro_batches = MicroBatches()
         self.gradient_bytes: dict[str, int] = {}
-        """What the gradient of a value or parameter takes where it arrives, by name."""
+        """Bytes that the gradient of a value or parameter takes where it arrives, by name."""
         self._split_micro_batch = -1
         """The micro-batch that is looked at for what its backwards leave for the gradients of weights."""
         self._unsettled: list[SegmentNote] = []
-        """Of graphs that may belong to the first micro-batch."""
+        """Notes of graphs that may belong to the first micro-batch."""
         self.taken: list[tuple[int, Place, Kinds, float]] = []
         """Graph, place, kind, seconds."""
         self._num_known = 0
         """Tasks of all programs that have begun."""
         self._was_split = False
-        """Whether the backward that ran last was done in two halves."""
+        """True if the backward that ran last was split."""
         self._num_to_come = 0
         """Parts of the backward of `halved` on this rank."""
         self._has_seen_all = False
@@ -159,7 +159,7 @@ class ProfilingExecutor(Executor):
 
     @property
     def num_micro_batches(self) -> int:
-        """Those of which a backward has run."""
+        """Returns the number of micro-batches of which a backward has run."""
         return self.micro_batches.num_trained
 
     def _settle_notes(self) -> None:
@@ -175,7 +175,7 @@ class ProfilingExecutor(Executor):
         self._unsettled.clear()
 
     def _number_of(self, work: Segment | BackwardSegment) -> int:
-        """Of the micro-batch that it belongs to; of a backward, that which ends with it."""
+        """Returns the number of the micro-batch that it belongs to; for a backward, the one that ends with it."""
         return self.micro_batches.number_of(work.graph if isinstance(work, Segment) else work.backward.graph)
 
     def _key(self, work: Segment | BackwardSegment) -> Key:
@@ -321,7 +321,7 @@ class ProfilingExecutor(Executor):
 
 
 def needs_data(error: BaseException) -> PlanError:
-    """The error for what cannot be done without data."""
+    """Returns the error for what cannot be done without data."""
     return PlanError(
         "the step cannot be counted without data.",
         why=(f"{type(error).__name__}: {error}".splitlines() or [""])[0],
@@ -330,7 +330,7 @@ def needs_data(error: BaseException) -> PlanError:
 
 
 def _now_ns() -> int:
-    """When all that was begun has ended."""
+    """Returns the time when all that was begun has ended."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter_ns()
@@ -341,12 +341,12 @@ def _graph_of(action: Action) -> MicroBatch:
 
 
 def _is_trained(action: Action) -> bool:
-    """Whether the step is a backward, or a forward that one may follow."""
+    """Returns whether the action is a backward, or a forward that one may follow."""
     return isinstance(action.work, BackwardSegment) or any(call.entry.requires_grad for call in action.work.calls)
 
 
 def _is_run_once(part: BackwardSegment) -> bool:
-    """Whether it is a whole backward of a segment, and the only one."""
+    """Returns whether it is a whole backward of a segment, and the only one."""
     return part.segment is not None and not part.backward.retain_graph and part.backward.requested is None
 
 
@@ -355,7 +355,7 @@ def _name_of(value: Value) -> str:
 
 
 def _given_memory(segment: Segment) -> set[int]:
-    """Of the program's own tensors, which it has made and holds."""
+    """Returns the memory of the program's own tensors, which it has made and holds."""
     items = [item for call in segment.calls for item in call.arguments or ()]
     return {storage_id(item) for item in items if isinstance(item, torch.Tensor)}
 
@@ -365,7 +365,7 @@ def _key_name(key: Value | str) -> str:
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:
-    """What it takes with its strides: a part of something larger has gaps."""
+    """Returns the bytes of a tensor with its strides: a part of something larger has gaps."""
     if not tensor.numel() or tensor.layout is not torch.strided:
         return tensor.numel() * tensor.element_size()
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

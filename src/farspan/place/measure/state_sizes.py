@@ -1,4 +1,4 @@
-"""What optimizers keep for each parameter, found by a step on a small stand-in of it."""
+"""Finds the size of what optimizers keep for each parameter, by a step on a small copy of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST = 8
 
 
 def state_bytes(parameters: Mapping[int, torch.Tensor]) -> tuple[dict[int, float], list[str]]:
-    """Bytes of optimizer state of each parameter that an optimizer of this program has, by id.
+    """Returns bytes of optimizer state of each parameter that an optimizer of this program has, by id.
 
     A stand-in has the parameter's dimensions, but small ones; state as large as the stand-in is taken to be as large
     as the parameter. What is smaller (step counts, sums of rows) does not count.
@@ -57,7 +57,7 @@ def state_bytes(parameters: Mapping[int, torch.Tensor]) -> tuple[dict[int, float
 
 
 def _share(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> float:
-    """Bytes of state for each byte of a parameter like this one."""
+    """Returns bytes of state for each byte of a parameter like this one."""
     shape = [min(size, _MOST) for size in parameter.shape]
     stand_in = nn.Parameter(torch.zeros(shape, dtype=parameter.dtype, device=parameter.device))
     stand_in.grad = torch.zeros_like(stand_in)

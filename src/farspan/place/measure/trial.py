@@ -42,16 +42,16 @@ _thread = threading.local()
 
 
 class TrialEnded(BaseException):
-    """All is known: no `except Exception` of the program is to go on from here."""
+    """Ends a trial, when all is known: no `except Exception` of the program is to go on from here."""
 
 
 def current_trial() -> Trial | None:
-    """The trial that runs in this thread, if there is one."""
+    """Returns the trial that runs in this thread, if there is one."""
     return getattr(_thread, "trial", None)
 
 
 class Trial:
-    """What is running in the body of `with Trial(...)` runs on one rank, alone, until its first steps are over.
+    """Runs the body of `with Trial(...)` on one rank, alone, until its first steps are over.
 
     Args:
         num_devices: For how many devices the model is to be cut: more devices, finer units. Asked for when the program
@@ -140,7 +140,7 @@ class Trial:
         return False
 
     def plan_for(self, model: nn.Module, hints: Hints) -> Plan:
-        """The plan that the trial runs under: each unit that can be placed is a stage of its own.
+        """Returns the plan that the trial runs under: each unit that can be placed is a stage of its own.
 
         Args:
             model: The program's.
@@ -170,7 +170,7 @@ class Trial:
         return Plan(stages=("rank:0",) * len(placement), placement=placement, schedule="1f1b")
 
     def profile(self) -> StepProfile:
-        """What a step takes.
+        """Returns the costs of a step.
 
         Raises:
             PlanError: The program has ended without a step.

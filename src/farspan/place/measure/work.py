@@ -15,7 +15,7 @@ from farspan.torch_private import TorchDispatchMode, flops_of, saved_by, tree_le
 __all__ = ["counted", "kept"]
 
 _GATHERS = ("embedding", "index", "index_select", "gather")
-"""They read as much of their first argument as they return."""
+"""Operations that read as much of their first argument as they return."""
 
 
 class _Count(TorchDispatchMode):
@@ -42,13 +42,13 @@ class _Count(TorchDispatchMode):
 
 
 def counted(found: list[Operation]) -> _Count:
-    """A context in which the operations that run are appended to `found`."""
+    """Returns a context in which the operations that run are appended to `found`."""
     return _Count(found)
 
 
 def kept(segment: Segment, apart: Collection[int]) -> dict[int, int]:
-    """The bytes of each piece of memory, by id, that autograd keeps for the backward of a segment that has run, but for
-    the memory in `apart`. (Hooks would say it too, but torch.func refuses to run under them.)
+    """Returns the bytes of each piece of memory, by id, that autograd keeps for the backward of a segment that has run,
+    but for the memory in `apart`. (Hooks would say it too, but torch.func refuses to run under them.)
     """
     values = [value for call in segment.calls for value in call.outputs]
     made = [value.data for value in values if value.data is not None]

@@ -32,7 +32,7 @@ class Working(TorchDispatchMode):
         """(number of the piece of memory, its bytes; negative when it goes)."""
         self._numbers = itertools.count()
         self._alive: dict[int, int] = {}
-        """By id of a storage its number."""
+        """Numbers of the live storages, by id."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -47,19 +47,19 @@ class Working(TorchDispatchMode):
         return result
 
     def begin(self) -> int:
-        """Where a piece of the step begins, for `peak`."""
+        """Marks the beginning of a part of the step, for `peak`."""
         return len(self._events)
 
     def numbers(self, tensors: Sequence[torch.Tensor]) -> set[int]:
-        """Of the pieces of memory in which these tensors lie."""
+        """Returns the numbers of the storages in which these tensors lie."""
         return {self._alive[key] for key in map(storage_id, _tensors(tensors)) if key in self._alive}
 
     def peak(
         self, begin: int, apart: Collection[int] = (), passing: Collection[int] = (), staying: Collection[int] = ()
     ) -> int:
-        """The most bytes that were alive since `begin`, more than at `begin`; without the storages of the ids `apart`,
-        those `passing` only at the moment when they were made (a gradient that others are added to), and the pieces of
-        memory of the numbers `staying` as if they had not gone.
+        """Returns the most bytes that were alive since `begin`, more than at `begin`; without the storages of the ids
+        `apart`, those `passing` only at the moment when they were made (a gradient that others are added to), and the
+        pieces of memory of the numbers `staying` as if they had not gone.
         """
         left_out = {self._alive.get(key) for key in apart}.union(staying)
         gone_at_once = {self._alive.get(key) for key in passing}
@@ -71,12 +71,12 @@ class Working(TorchDispatchMode):
         return most
 
     def made(self, begin: int, keys: Collection[int]) -> int:
-        """The bytes of those storages of these ids that were made since `begin`."""
+        """Returns the bytes of those storages of these ids that were made since `begin`."""
         wanted = {self._alive.get(key) for key in keys}
         return sum(size for number, size in self._events[begin:] if size > 0 and number in wanted)
 
     def given_back(self, begin: int) -> int:
-        """The bytes of what was there at `begin` and is not any more."""
+        """Returns the bytes of what was there at `begin` and is not any more."""
         made = {number for number, size in self._events[begin:] if size > 0}
         return -sum(size for number, size in self._events[begin:] if size < 0 and number not in made)
 

@@ -1,4 +1,4 @@
-"""How fast the ranks' devices are, compared with each other: by what they took for the same work.
+"""Compares the speeds of the ranks' devices by what they took for the same work.
 
     rank 0, block A  10 ms     rank 1, block A  20 ms         speed of rank 1: 0.5
     rank 1, block B  30 ms     rank 2, block B  15 ms         speed of rank 2: 1.0
@@ -24,7 +24,7 @@ _ALIKE = 1.2
 
 
 def speeds_of_ranks(shares: Sequence[RankMeasured]) -> list[float]:
-    """By rank; ranks that have no kind of work in common with others count as the others.
+    """Returns speeds by rank; ranks that have no kind of work in common with others count as the others.
 
     Args:
         shares: By rank, what was measured.
@@ -51,7 +51,7 @@ def speeds_of_ranks(shares: Sequence[RankMeasured]) -> list[float]:
 
 
 def _seconds(share: RankMeasured) -> dict[str, float]:
-    """By kind of segment the least that its forward took: what else runs on a machine only adds to it."""
+    """Returns for each kind of segment the least that its forward took: what else runs on a machine only adds to it."""
     measured = share.measured
     taken: dict[str, list[float]] = defaultdict(list)
     for sample in measured.samples:

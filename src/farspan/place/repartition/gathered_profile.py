@@ -1,4 +1,5 @@
-"""What each rank has noted of its own share of a step, brought together on rank 0. JSON: nothing is unpickled."""
+"""Gathers on rank 0 what each rank has measured of its own share of a step. JSON: nothing is unpickled. JSON: nothing
+is unpickled."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _MOST_RANKS = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMeasured:
-    """One rank's share.
+    """The measurements of one rank's share.
 
     Attributes:
         host: What ranks of one machine and network have in common.
@@ -46,7 +47,7 @@ class RankMeasured:
 
 
 def exchanged(engine: Engine, measured: Measured, device: torch.device) -> tuple[list[str], list[RankMeasured]]:
-    """The hosts of all ranks, by rank, and all ranks' shares; these on rank 0 alone. Every rank calls it.
+    """Returns the hosts of all ranks, by rank, and all ranks' shares; these on rank 0 alone. Every rank calls it.
 
     Args:
         engine: This rank's.
@@ -74,7 +75,8 @@ def exchanged(engine: Engine, measured: Measured, device: torch.device) -> tuple
 
 
 def _host() -> str:
-    """Names alone may be the same on several machines, and in containers of one."""
+    """Returns a name of this machine with its kernel and network: host names may be the same on several machines and in
+    containers."""
     parts = [socket.gethostname()]
     if _BOOT.exists():
         parts += [_BOOT.read_text().strip(), os.readlink(_NETWORK)]

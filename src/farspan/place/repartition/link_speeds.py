@@ -1,4 +1,4 @@
-"""How fast the links between hosts are: the first rank of each host sends to that of the next one, and is answered.
+"""Measures the links between hosts: the first rank of each host sends to that of the next one, and gets an answer.
 
     first turn     host 0 -> host 1     host 2 -> host 3
     second turn    host 1 -> host 2     host 3 -> host 4
@@ -31,7 +31,8 @@ _CHANNEL = 1 << 20
 
 
 def links_of_hosts(engine: Engine, hosts: Sequence[str], device: torch.device) -> dict[str, HostLink]:
-    """By host the slower one of its links to the host before and the host after it; all ranks call it, between steps.
+    """Measures by host the slower one of its links to the host before and the host after it; all ranks call it, between
+    steps.
 
     Args:
         engine: This rank's.
@@ -78,7 +79,7 @@ def _link_to(rank: int, engine: Engine, device: torch.device) -> HostLink:
 
 
 def _call(rank: int, size_bytes: int, engine: Engine, device: torch.device) -> float:
-    """Seconds until the answer to a message of that size is here."""
+    """Returns seconds until the answer to a message of that size is here."""
     transport = engine.channels.transport
     assert transport is not None
     message = torch.zeros(size_bytes, dtype=torch.uint8, device=device)

@@ -73,7 +73,7 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
 
 
 def _may_move(engine: Engine, model: nn.Module, found: Sequence[Move]) -> bool | None:
-    """Whether nothing uses, on any rank, what is to move; None where only garbage may."""
+    """Returns whether nothing uses, on any rank, what is to move; None where only garbage may."""
     if any(item.hooked_at is not None for item in engine.parameters.values()):
         answer = _NEVER
     else:
@@ -93,7 +93,7 @@ class _Coming:
     value: torch.Tensor
     gradient: torch.Tensor | None
     states: dict[int, Any]
-    """By number of the optimizer."""
+    """What comes of optimizers' states, by number of the optimizer."""
 
     def settle(self, engine: Engine) -> None:
         if self.name not in engine.parameters:
