@@ -1,4 +1,4 @@
-"""What a user calls: distribute a model, look at its plan, run what is queued."""
+"""The functions that a user calls: distribute a model, look at its plan, run what is queued."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def distribute(
         together: Groups of such names; what a group means is on one stage: `[["embed", "head"]]`.
         max_memory: The most that a rank of an automatic plan may hold: bytes, "14GiB", or {"rank:0": "14GiB"}. Before
             the first step that is of parameters and their gradients; where the step is measured, of everything.
-        measure: Whether an automatic plan is found anew from what the first training step takes on each rank, and
+        measure: Whether an automatic plan is searched again, from what the first training step takes on each rank, and
             parameters then move to it, once, between two steps. Until then the plan is an estimate, or what was found
             the last time (`~/.cache/farspan/plans`). Not with `remat`, nor with a number of stages that is not that of
             the ranks. None: unless the environment says FARSPAN_MEASURE=0.
@@ -203,7 +203,7 @@ def _check_micro_batches(micro_batches: Any) -> None:
 
 
 def _with_micro_batches(chosen: Plan, micro_batches: Any) -> Plan:
-    """The plan with as many micro-batches of each batch as the caller asks for."""
+    """Returns the plan with as many micro-batches of each batch as the caller asks for."""
     if micro_batches is None:
         return chosen
     if micro_batches == "auto":
@@ -234,7 +234,8 @@ def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hi
 
 
 def plan_of(model: nn.Module) -> Plan:
-    """The plan a distributed model runs under: prints as a table; `save(path)` writes JSON that can be edited."""
+    """Returns the plan a distributed model runs under: prints as a table; `save(path)` writes JSON that can be
+    edited."""
     plan = plan_by_model.get(model)
     if plan is None:
         raise PlanError("this model has not been distributed.", hint="model = farspan.distribute(model)")
@@ -278,10 +279,10 @@ def from_rank(rank: int, batch: Any) -> Any:
 def on(place: str) -> Iterator[None]:
     """Let the operations in the body run at a place: those outside modules that the plan places as a whole.
 
-    In a model's forward or in the loop. An operation otherwise runs where its inputs have come farthest: with a skip
-    and what later layers made of it, on the later stage. Module calls stay where the plan puts them, an operation that
-    writes in place stays with what it writes, and operations on plain tensors alone (masks, positions) run on every
-    rank as ever. The innermost `on` counts.
+    In a model's forward or in the loop. An operation otherwise runs where the latest of its inputs was made: with a
+    skip and what later layers made of it, on the later stage. Module calls stay where the plan puts them, an operation
+    that writes in place stays with what it writes, and operations on plain tensors alone (masks, positions) run on
+    every rank as ever. The innermost `on` counts.
 
     `x.to("rank:1/cuda:0")` moves one tensor: the result is a copy that lives there (or `x` itself, if it does), its
     gradient flows back, and operations on it run there by their usual rule. A plain tensor, which every rank has, gives
@@ -313,7 +314,7 @@ def on(place: str) -> Iterator[None]:
 
 
 def rank() -> int:
-    """The number of this process among those of its group (all, without `data_parallel`); 0 without a launcher.
+    """Returns the number of this process among those of its group (all, without `data_parallel`); 0 without a launcher.
 
     Hardly anything needs it: a script that is run by all ranks alike prints and saves as in one process.
 
@@ -327,7 +328,7 @@ def rank() -> int:
 
 
 def data_rank() -> int:
-    """The number of the group of ranks that this process is in, for samplers: from 0, below `data_world()`.
+    """Returns the number of the group of ranks that this process is in, for samplers: from 0, below `data_world()`.
 
     Example:
         >>> import farspan
@@ -340,7 +341,8 @@ def data_rank() -> int:
 
 
 def data_world() -> int:
-    """The number of groups, each of which trains on batches of its own; 1 unless `distribute(data_parallel=k)` says so.
+    """Returns the number of groups, each of which trains on batches of its own; 1 unless `distribute(data_parallel=k)`
+    says so.
 
     Example:
         >>> import farspan
@@ -359,8 +361,8 @@ def flush() -> None:
 
 
 def last_step() -> StepRecord | None:
-    """How the last step ran (duration, bubble), once one has run. Every rank has it; a program of one process has none,
-    unless an argument of `distribute` has made it one that is recorded.
+    """Returns how the last step ran (duration, bubble), once one has run. Every rank has it; a program of one process
+    has none, unless an argument of `distribute` has made it one that is recorded.
     """
     engine = current_engine()
     return None if engine is None else engine.last_training_step

@@ -66,7 +66,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_text(path: str | os.PathLike[str], *, hint: str) -> str:
-    """The text of a regular file, without a byte order mark.
+    """Returns the text of a regular file, without a byte order mark.
 
     Raises:
         PlanError: It cannot be read, is no regular file, too large or not UTF-8; with `hint` as what to try.
@@ -79,7 +79,7 @@ def read_text(path: str | os.PathLike[str], *, hint: str) -> str:
 
 
 def parse_json(text: str | bytes, source: str) -> Any:
-    """The value of a JSON text.
+    """Returns the value of a JSON text.
 
     Args:
         text: JSON.
@@ -94,7 +94,7 @@ def parse_json(text: str | bytes, source: str) -> Any:
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
     except UnicodeDecodeError:
-        raise PlanError(f"{source} is not JSON.", why="it is not UTF-8 text.", hint="write it anew") from None
+        raise PlanError(f"{source} is not JSON.", why="it is not UTF-8 text.", hint="write it again") from None
     _check_size(text, source, MAX_BYTES)
     _check_bounds(_JSON_STRING.sub('""', text), source)
     try:
@@ -120,7 +120,7 @@ def parse_json(text: str | bytes, source: str) -> Any:
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """The table of a TOML text; the same bounds as for JSON, but MAX_TOML_BYTES.
+    """Returns the table of a TOML text; the same bounds as for JSON, but MAX_TOML_BYTES.
 
     Raises:
         PlanError: It is no TOML, has a key twice, or is too large, too deep or too long somewhere.
@@ -155,7 +155,7 @@ def check_keys(keys: Iterable[str], known: Sequence[str], where: str) -> None:
 def as_object(
     value: object, where: str, *, known: Sequence[str] | None = None, needed: Sequence[str] = (), hint: str = "{...}"
 ) -> dict[str, Any]:
-    """An object, or a table, with known keys alone; None for any.
+    """Returns an object, or a table, with known keys alone; None for any.
 
     Raises:
         PlanError: It is none, a key is not known, or one that is needed is missing.
@@ -172,7 +172,7 @@ def as_object(
 
 
 def as_list(value: object, where: str, *, length: int | None = None) -> list[Any]:
-    """An array, of `length` values where that is given.
+    """Returns an array, of `length` values where that is given.
 
     Raises:
         PlanError: It is none.
@@ -185,7 +185,7 @@ def as_list(value: object, where: str, *, length: int | None = None) -> list[Any
 
 
 def as_text(value: object, where: str) -> str:
-    """A text, which may be empty.
+    """Returns a text, which may be empty.
 
     Raises:
         PlanError: It is none.
@@ -196,12 +196,12 @@ def as_text(value: object, where: str) -> str:
 
 
 def is_name(value: object) -> bool:
-    """Whether a value can be a name: a text that is not blank."""
+    """Returns whether a value can be a name: a text that is not blank."""
     return isinstance(value, str) and bool(value.strip())
 
 
 def as_name(value: object, where: str) -> str:
-    """A text that is not blank.
+    """Returns a text that is not blank.
 
     Raises:
         PlanError: It is none.
@@ -223,7 +223,7 @@ def as_flag(value: object, where: str) -> bool:
 
 
 def as_count(value: object, where: str, *, least: int = 0, most: int = MAX_COUNT) -> int:
-    """A whole number in a range.
+    """Returns a whole number in a range.
 
     Raises:
         PlanError: It is none.
@@ -234,7 +234,7 @@ def as_count(value: object, where: str, *, least: int = 0, most: int = MAX_COUNT
 
 
 def as_number(value: object, where: str, *, least: float = 0.0, most: float = MAX_AMOUNT) -> float:
-    """A number in a range.
+    """Returns a number in a range.
 
     Raises:
         PlanError: It is none.
@@ -297,7 +297,7 @@ def _finite(digits: str, source: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]], source: str) -> dict[str, Any]:
-    """A JSON object; json itself would silently keep the last of two equal keys."""
+    """Returns a JSON object; json itself would silently keep the last of two equal keys."""
     members = dict(pairs)
     if len(members) < len(pairs):
         seen: dict[str, Any] = {}

@@ -35,7 +35,7 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 2, 3, 3, 3
 
 
 def printable(text: str) -> str:
-    """A text from a file or another process without what would control a terminal; lines and tabs stay.
+    """Returns a text from a file or another process without what would control a terminal; lines and tabs stay.
 
     >>> printable("a\\x1b[2Jb\\n")
     'a\\\\x1b[2Jb\\n'
@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value from outside as an error shows it: short, however large it is.
+    """Returns a value from outside as an error shows it: short, however large it is.
 
     >>> quoted(["rank:0"] * 9), quoted("a" * 99)[-10:]
     ("['rank:0', 'rank:0', 'rank:0', ...]", "aaaaaaaaa'")

@@ -1,4 +1,4 @@
-"""What farspan writes besides the script: files, whole or not at all, and lines for people.
+"""Writes all outputs but the script's own: files, whole or not at all, and lines for people.
 
 A file is written under a name that nobody can foretell and then renamed, so that who reads it finds the old text or
 the new one. Nothing but a regular file is replaced: not a device, not what a symbolic link leads to. What goes to

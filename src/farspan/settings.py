@@ -6,7 +6,7 @@
     FARSPAN_RECORD       whether a single process records too what several would, though nothing is to be won by it (no)
     FARSPAN_REPORT       file of the report on a training step (none)
     FARSPAN_SAME_HOST    whether ranks of one host read each other's memory (yes); else all goes over gloo
-    FARSPAN_SECRET       what all ranks of a run know and nobody else (made anew for each run)
+    FARSPAN_SECRET       what all ranks of a run know and nobody else (new for each run)
     FARSPAN_VERBOSE      whether farspan says more on standard error (no)
 
 Yes and no are written as 1, true, yes, on and 0, false, no, off, in any case. `farspan run` sets other variables of
@@ -32,7 +32,7 @@ _LONGEST_S = 1e9
 
 
 def text(name: str, given: Mapping[str, str] | None = None) -> str:
-    """The text of a setting, "" where it is not set.
+    """Returns the text of a setting, "" where it is not set.
 
     Args:
         name: Its name after FARSPAN_.
@@ -42,7 +42,7 @@ def text(name: str, given: Mapping[str, str] | None = None) -> str:
 
 
 def flag(name: str, *, default: bool) -> bool:
-    """A setting that says yes or no.
+    """Returns a setting that says yes or no.
 
     Raises:
         LaunchError: It says something else.
@@ -58,7 +58,7 @@ def flag(name: str, *, default: bool) -> bool:
 
 
 def seconds(name: str, *, default: float) -> float:
-    """A setting that is a duration in seconds, above 0.
+    """Returns a setting that is a duration in seconds, above 0.
 
     Raises:
         LaunchError: It is none.
@@ -75,7 +75,7 @@ def seconds(name: str, *, default: float) -> float:
 
 
 def choice(name: str, choices: Mapping[str, str], *, default: str, given: Mapping[str, str] | None = None) -> str:
-    """A setting that is one of several words.
+    """Returns a setting that is one of several words.
 
     Args:
         name: Its name after FARSPAN_.
@@ -110,7 +110,7 @@ def check() -> None:
 
 
 def unknown_names(names: Iterable[str]) -> list[str]:
-    """A line for each variable that looks like one of farspan's and is none."""
+    """Returns a line for each variable that looks like one of farspan's and is none."""
     import difflib  # on the way of every start: only where it is of use
 
     lines: list[str] = []

@@ -35,7 +35,7 @@ _LONGEST = 40
 
 
 def parse_count(text: str) -> int | None:
-    """A whole number in ASCII digits; None if it is none, or has more than 18 digits.
+    """Returns a whole number in ASCII digits; None if it is none, or has more than 18 digits.
 
     >>> parse_count("12"), parse_count("-1"), parse_count("1_000"), parse_count("1.0"), parse_count("9" * 19)
     (12, -1, None, None, None)
@@ -44,7 +44,7 @@ def parse_count(text: str) -> int | None:
 
 
 def parse_number(text: str) -> float | None:
-    """A finite number in ASCII digits; None if it is none.
+    """Returns a finite number in ASCII digits; None if it is none.
 
     >>> parse_number("2.5e-3"), parse_number("nan"), parse_number("1e999"), parse_number("1_0")
     (0.0025, None, None, None)
@@ -54,7 +54,8 @@ def parse_number(text: str) -> float | None:
 
 
 def parse_amount(given: object, units: Mapping[str, float], *, is_rate: bool = False) -> float | None:
-    """A number, or a text of a number and a unit, per second where it is a rate; None if it is neither, or not finite.
+    """Returns a number, or a text of a number and a unit, per second where it is a rate; None if it is neither, or not
+    finite.
 
     >>> parse_amount("14GiB", BYTES), parse_amount(1e3, BYTES), parse_amount("14 apples", BYTES)
     (15032385536.0, 1000.0, None)
@@ -113,7 +114,8 @@ def format_seconds(seconds: float) -> str:
 
 
 def _scale(value: float, step: int, units: Sequence[str]) -> str:
-    """One decimal in the largest unit that leaves at least 1; none in the smallest unit, for whole things."""
+    """Scales to one decimal in the largest unit that leaves at least 1; to no decimal in the smallest unit, for whole
+    things."""
     if not math.isfinite(value):
         return f"{value} {units[0]}"
     if abs(round(value)) < step:

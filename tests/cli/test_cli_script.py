@@ -130,7 +130,7 @@ def test_what_was_measured_once_is_not_measured_again(folder, capsys) -> None:
         return json.loads(capsys.readouterr().out)
 
     first, second = plan(), plan()
-    assert first["notes"] == [] and "--fresh measures anew" in second["notes"][0]
+    assert first["notes"] == [] and "--fresh measures again" in second["notes"][0]
     assert second["step_s"] == first["step_s"]
     assert [stage["memory_bytes"] for stage in second["stages"]] == [stage["memory_bytes"] for stage in first["stages"]]
     assert plan("--width", "16")["notes"] == []  # another step

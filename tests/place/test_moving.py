@@ -1,4 +1,4 @@
-"""A model placed anew while it trains: the same numbers to the last bit, whatever goes where after each step."""
+"""A model repartitioned while it trains: the same numbers to the last bit, whatever goes where after each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile on disk is what was measured, or it is measured anew."""
+"""A profile on disk is what was measured, or it is measured again."""
 
 from __future__ import annotations
 

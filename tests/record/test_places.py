@@ -53,7 +53,7 @@ class Glued(Named):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_glue_runs_where_the_program_says(num_ranks: int) -> None:
+def test_ops_between_modules_run_where_the_program_says(num_ranks: int) -> None:
     plan = {"a": "rank:0", "b": "rank:0", "scale": "rank:0"}
     plan |= {"c": f"rank:{num_ranks - 1}"}
     if num_ranks == 3:
@@ -224,7 +224,7 @@ class Dense(nn.Module):
         return self.head(x)
 
 
-def test_data_do_not_go_back_for_glue() -> None:
+def test_data_do_not_go_back_for_ops_between_modules() -> None:
     plan = {f"layers.{number}": f"rank:{number // 2}" for number in range(6)} | {"head": "rank:2"}
 
     def program(model: Any) -> Any:

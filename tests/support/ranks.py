@@ -284,7 +284,7 @@ def differences(script: str, group: str, num_processes: int, *, is_measured: boo
         script: Of tests/programs.
         group: Of the programs in it.
         num_processes: How many ranks.
-        is_measured: Whether automatic plans are found anew from a measured step.
+        is_measured: Whether automatic plans are searched again from a measured step.
     """
     environment = {} if is_measured else {"FARSPAN_MEASURE": "0"}
     finished = run_processes(num_processes, script, [group], timeout_s=240.0, environment=environment)

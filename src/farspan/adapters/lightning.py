@@ -108,9 +108,11 @@ def _for_one_process(module: Any, given: dict[str, Any]) -> dict[str, Any]:
     changed: dict[str, Any] = {"strategy": strategy if strategy in _ONE_PROCESS else "auto", "num_nodes": 1}
     if not _is_one(given.get("devices", "auto")):
         changed["devices"] = 1
-    told = [f"{name}={value!r}" for name, value in changed.items() if given.get(name, "auto") not in ("auto", value)]
-    if told:
-        say_once(f"farspan has set {', '.join(told)} for Lightning: all ranks together train one model.")
+    overridden = [
+        f"{name}={value!r}" for name, value in changed.items() if given.get(name, "auto") not in ("auto", value)
+    ]
+    if overridden:
+        say_once(f"farspan has set {', '.join(overridden)} for Lightning: all ranks together train one model.")
     plugins = given.get("plugins")
     plugins = [] if plugins is None else list(plugins) if isinstance(plugins, (list, tuple, set)) else [plugins]
     if not any(isinstance(plugin, module.ClusterEnvironment) for plugin in plugins):

@@ -49,7 +49,7 @@ def noted_by_first(what: str, note: bytes) -> bytes:
 
 @functools.cache
 def say_once(text: str) -> None:
-    """Tell the user what was changed; on rank 0."""
+    """Log for the user what was changed; on rank 0."""
     if is_first():
         _log.warning(text)
 

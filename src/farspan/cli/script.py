@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure nothing: take seconds from the work that is counted and the speeds of the devices",
     )
-    parser.add_argument("--fresh", action="store_true", help="measure anew what has been measured before")
+    parser.add_argument("--fresh", action="store_true", help="measure again what has been measured before")
     parser.add_argument("--cluster", metavar="FILE", help="hosts, devices and links (TOML); by default this machine")
 
 
@@ -183,7 +183,7 @@ def profile_script(
 
 @contextlib.contextmanager
 def _bar(what: str) -> Generator[Callable[[float], None]]:
-    """A bar on stderr, where that is a terminal; it is to be told how much is done. What is printed goes above it."""
+    """A bar on stderr, where that is a terminal; its caller reports how much is done. What is printed goes above it."""
     if not sys.stderr.isatty():
         yield lambda share: None
         return

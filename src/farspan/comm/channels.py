@@ -40,7 +40,7 @@ class Channels:
         transport: What carries them; None where there is one rank.
         rank: Of this process.
         deadline_s: The longest wait.
-        side: Knows where the program of a late rank is, and is told of every wait.
+        side: Knows where the program of a late rank is, and gets to know of every wait.
     """
 
     def __init__(self, transport: Transport | None, rank: int, deadline_s: float, side: SideChannel) -> None:
@@ -53,7 +53,7 @@ class Channels:
         self.sending: deque[Work] = deque()
         self.device_waits = DeviceWaits(deadline_s, self._device_is_late)
         self._open: dict[tuple[int, int, int], Channel] = {}
-        """Those between GPUs, by source, destination and number."""
+        """The channels between GPUs, by source, destination and number."""
         self.allocate: Callable[..., torch.Tensor] = torch.empty
         """Makes receive buffers; tests count them here."""
 
@@ -120,7 +120,7 @@ class Channels:
             message.tensors[number] = self._with_strides(dense, layout)
 
     def has_arrived(self, message: Message) -> bool:
-        """Whether `wait` would return at once: between GPUs it always does."""
+        """Returns whether `wait` would return at once; between GPUs it always would."""
         return message.is_between_gpus or all(work.is_done() for work in message.works)
 
     def wait_any(self, groups: Sequence[Sequence[Message]], waiting: Callable[[], str]) -> None:
@@ -151,7 +151,7 @@ class Channels:
         self.side.on_failure(error)
 
     def _late(self, waiting: str, what: str, peer: int) -> DeadlineError:
-        """The error of a wait for `what`; it names the rank that keeps the others."""
+        """Returns the error of a wait for `what`; it names the rank that keeps the others."""
         chain, why = self.side.late.behind(peer)
         return DeadlineError(
             f"{waiting} waited {self.deadline_s:g} s for {what} from rank {peer}{chain}.",
@@ -160,8 +160,8 @@ class Channels:
         )
 
     def _with_strides(self, dense: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-        """A tensor that has arrived, as it was where it comes from: a slice of something larger, with gaps, or one
-        element that stands for many. (Where elements overlap in another way it stays dense.)
+        """Returns a tensor that has arrived, as it was where it comes from: a slice of something larger, with gaps, or
+        one element that stands for many. (Where elements overlap in another way it stays dense.)
         """
         if dense.stride() == strides or not dense.numel():
             return dense
@@ -204,7 +204,7 @@ class Channels:
         self.reap()
 
     def reap(self) -> None:
-        """Let go of what has been sent; raise what broke it."""
+        """Release what has been sent; raise what broke it."""
         while self.sending and self.sending[0].is_done():
             self.sending.popleft().wait(0.0)
 
@@ -216,7 +216,7 @@ class Channels:
 
 
 class _Parts:
-    """How the tensors of a message travel; empty ones take no bytes."""
+    """The parts in which the tensors of a message travel; empty tensors take no bytes."""
 
     __slots__ = ("alone", "packed", "packed_size", "strides_size")
 
@@ -227,7 +227,7 @@ class _Parts:
         if len(small) == 1 and sizes[small[0]] and not self.strides_size:
             small = []
         self.packed: dict[int, int] = {}
-        """By number, where in the common transfer it begins."""
+        """For each tensor in the common transfer, by its number, where it begins there."""
         end = self.strides_size
         for number in small:
             begin = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -242,8 +242,8 @@ def _size(meta: Meta) -> int:
 
 
 def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides a tensor has on the wire: its own if it is dense, else those of a copy, which keeps the order of
-    dimensions (a slice of channels of an image that is stored channels last is stored channels last).
+    """Returns the strides a tensor has on the wire: its own if it is dense, else those of a copy, which keeps the order
+    of dimensions (a slice of channels of an image that is stored channels last is stored channels last).
     """
     if len(strides) != len(shape):  # sparse
         return torch.empty(shape, device="meta").stride()
@@ -262,7 +262,7 @@ def _layout(meta: Meta) -> tuple[int, ...]:
 
 
 def _read_strides(message: torch.Tensor | None, metas: Sequence[Meta]) -> list[tuple[int, ...]]:
-    """The strides of each tensor, out of the bytes that came before them."""
+    """Returns the strides of each tensor, out of the bytes that came before them."""
     if message is None or not message.numel():
         return [()] * len(metas)
     strides = iter(struct.unpack(f"{message.numel() // 8}q", message.numpy().tobytes()))

@@ -23,7 +23,7 @@ class Pending:
         self._work = work
 
     def is_done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Returns whether `wait` would return at once."""
         return self._work.is_completed()
 
     def wait(self, deadline_s: float) -> None:
@@ -42,7 +42,7 @@ class Pending:
 
 
 class Collectives:
-    """What several ranks do together, each the same in the same order.
+    """Operations that several ranks do together, each the same ones in the same order.
 
     Args:
         store: Where they find each other; of this group alone.

@@ -1,4 +1,4 @@
-"""Deadlines of waits in which a device stands, and no host: a thread looks at the devices.
+"""Deadlines of waits in which a device stands, and no host: a thread watches the devices.
 
 host      F0  wait(a)  F1  wait(b)  F2 ..         runs ahead, and queues work for the device
 device    F0 .. a .......... F1 b F2              the deadline counts from where it comes to a wait
@@ -22,7 +22,7 @@ _PERIOD_S = 0.02
 
 
 class DeviceWaits:
-    """The waits of this rank's devices, looked at one after the other.
+    """Watches the waits of this rank's devices, one after the other.
 
     Args:
         deadline_s: How long a device may stand in one of them.

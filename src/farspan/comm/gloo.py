@@ -114,7 +114,7 @@ class GlooTransport:
         )
         self._sends = _Watcher("sends")
         self._receives: dict[tuple[int, int], _Watcher] = {}
-        """By source and channel, where somebody has asked whether a receive has ended."""
+        """Receives by source and channel, for those of which it was asked whether they have ended."""
 
     def send(self, flat: torch.Tensor, dst: int, channel: int) -> _Transfer:
         try:

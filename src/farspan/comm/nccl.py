@@ -58,7 +58,7 @@ class _NcclWork:
         self.flat = None  # whoever takes it from here on does so on that stream
 
     def has_begun(self) -> bool:
-        """Whether the device has come to the wait, and computes nothing until the transfer has ended."""
+        """Returns whether the device has come to the wait, and computes nothing until the transfer has ended."""
         return self.began is not None and self.began.query()
 
 
@@ -69,7 +69,7 @@ class NcclTransport:
         self.store = store
         self.rank = rank
         self.groups: dict[tuple[int, int, int], Any] = {}
-        """By source, destination and number of the channel."""
+        """Process groups by source, destination and number of the channel."""
 
     def open(self, channel: Channel, deadline_s: float) -> None:
         """Make the communicator of a channel of which this rank is an end, and send something through it.

@@ -1,4 +1,4 @@
-"""Which transport a tensor takes: NCCL between GPUs of different ranks, memory to memory on one host, else gloo."""
+"""Chooses a tensor's transport: NCCL between GPUs of different ranks, memory to memory on one host, else gloo."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Router:
                 transport.close()
 
     def describe(self, rank: int, num_ranks: int) -> str:
-        """For each other rank, how tensors in memory go there."""
+        """Returns for each other rank how tensors in memory go there."""
         others = [other for other in range(num_ranks) if other != rank]
         return ", ".join(f"rank {other}: {self._name(other)}" for other in others)
 

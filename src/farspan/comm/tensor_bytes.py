@@ -47,7 +47,7 @@ def pack_tensor(tensor: torch.Tensor) -> tuple[dict[str, Any], memoryview]:
 
 
 def size_of(header: Any) -> int:
-    """The bytes of a tensor, as its header says.
+    """Returns the bytes of a tensor, as its header says.
 
     Raises:
         RecordError: It says nothing that a tensor could be.
@@ -64,12 +64,12 @@ def size_of(header: Any) -> int:
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, [bytes]. Where a size is 1, its stride may be anything, 0 too."""
+    """Returns the memory of a contiguous tensor, [bytes]. Where a size is 1, its stride may be anything, 0 too."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def buffer_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU, for as long as the tensor lives.
+    """Returns the memory of a contiguous tensor on the CPU, for as long as the tensor lives.
 
     An array made of it would say the same, but torch marks memory that arrays share: it could never be told from the
     program's own sharing.
@@ -83,7 +83,7 @@ def buffer_of(tensor: torch.Tensor) -> memoryview:
 
 
 def crc_of(tensor: torch.Tensor) -> int:
-    """A checksum of a tensor's data; 0 for one whose data do not lie in memory as they are."""
+    """Returns a checksum of a tensor's data; 0 for one whose data do not lie in memory as they are."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
         return 0
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -101,7 +101,7 @@ def overwrite(tensor: torch.Tensor, data: torch.Tensor) -> None:
 
 
 class _Memory:
-    """What numpy makes an array of."""
+    """The interface from which numpy makes an array over a tensor's memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -120,14 +120,15 @@ def _type_of(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A read-only array of a plain tensor on the CPU, over the same memory, which is not marked as shared by it."""
+    """Returns a read-only array of a plain tensor on the CPU, over the same memory, which is not marked as shared by
+    it."""
     if not tensor.numel():
         return np.empty(tuple(tensor.shape), _type_of(tensor.dtype))
     return np.asarray(_Memory(tensor))
 
 
 def unpack_tensor(header: dict[str, Any], payload: bytes | bytearray | memoryview) -> torch.Tensor:
-    """The tensor of `pack_tensor`; it owns `payload`'s memory if that can be written to.
+    """Returns the tensor of `pack_tensor`; it owns `payload`'s memory if that can be written to.
 
     Raises:
         RecordError: The payload is not of the size that the header says.
@@ -145,7 +146,8 @@ def unpack_tensor(header: dict[str, Any], payload: bytes | bytearray | memoryvie
 def sparse_tensor(
     indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int], is_coalesced: bool
 ) -> torch.Tensor:
-    """A sparse tensor of parts that another rank has sent: an index outside of it would be a write outside its memory.
+    """Returns a sparse tensor of parts that another rank has sent: an index outside of it would be a write outside its
+    memory.
 
     Raises:
         RecordError: The parts do not fit.

@@ -1,4 +1,5 @@
-"""What a transport does: it moves flat contiguous tensors, first in first out per channel, and blocks no sender."""
+"""The interface of a transport: it moves flat contiguous tensors, first in first out per channel, and blocks no
+sender."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ class Work(Protocol):
     """A transfer under way."""
 
     def is_done(self) -> bool:
-        """Whether it has ended, so that what was sent is not needed any more, or what was received is here; never
-        waits.
+        """Returns, without waiting, whether it has ended: what was sent is not needed any more, or what was received is
+        here.
         """
         ...
 
@@ -37,11 +38,11 @@ class DeviceWork(Protocol):
     """A transfer for which a device waits: `wait` returns at once, and the host goes on."""
 
     def has_begun(self) -> bool:
-        """Whether the device has done all that was queued before the wait, and stands in it."""
+        """Returns whether the device has done all that was queued before the wait, and stands in it."""
         ...
 
     def is_done(self) -> bool:
-        """Whether the transfer has ended, well or not; never waits."""
+        """Returns, without waiting, whether the transfer has ended, well or not."""
         ...
 
 
@@ -53,7 +54,8 @@ class Transport(Protocol):
     def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work: ...
 
     def checks_sizes(self, src: int) -> bool:
-        """Whether a message of another size than is received from `src` ends in a TransferError, and not in worse."""
+        """Returns whether a message from `src` of another size than is received ends in a TransferError, and not in
+        worse."""
         ...
 
     def abort(self) -> None:

@@ -9,7 +9,7 @@ so that a difference or a death is an error with a name and never a hang.
                   rank 0
 
 `wire` frames bytes; `hub` decides (its state is pure, without sockets) and moves its messages; `tree` is how many ranks
-become a few connections; `channel` is what a rank holds, `link` its connection, `calls` its questions and answers,
+become a few connections; `channel` is what a rank holds, `link` its connection, `requests` its questions and answers,
 `gathers` its parts of all-gathers, `waits` what it waits for, `workers` the threads that answer."""
 
 __all__: list[str] = []

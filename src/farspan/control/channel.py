@@ -1,4 +1,4 @@
-"""What a rank holds of the side channel: agree on a step, gather small values, ask other ranks, spread failures.
+"""One rank's end of the side channel: it agrees on a step, gathers small values, asks other ranks, spreads failures.
 
 All methods are thread-safe. Waits sleep on one condition that the listener thread notifies; none polls.
 """
@@ -35,7 +35,7 @@ __all__ = ["SideChannel"]
 
 _log = logging.getLogger(__name__)
 _WAKE_S = 0.5
-"""How often a rank that has failed lets stopped ones go on while the hub does not answer."""
+"""How often a rank that has failed lets stopped ranks go on while the hub does not answer."""
 _ENDING_S = 5.0
 """How long `fail` may take to see its news on their way, and `close` to see each of this channel's threads idle."""
 
@@ -288,7 +288,8 @@ class SideChannel:
             self._server.stop()
 
     def _wait(self, ready: Callable[[], bool], deadline_s: float) -> bool:
-        """Whether it came true in time; holds the condition. Raises the failure at once, whatever is ready."""
+        """Waits, holding the condition; returns whether it came true in time. Raises the failure at once, whatever is
+        ready."""
         self._condition.wait_for(
             lambda: self.failure is not None or bool(self._own_failure) or self._closed or ready(),
             min(deadline_s, threading.TIMEOUT_MAX),
@@ -322,7 +323,7 @@ class SideChannel:
                 raise late
 
     def _ask(self, question: Header, patience_s: float) -> Header | None:
-        """What the hub, or another rank's listener, answers at once; None if it does not."""
+        """Returns what the hub, or another rank's listener, answers at once; None if it does not."""
         with self._condition:
             number = next(self._ids)
             self._answers[number] = None

@@ -37,7 +37,7 @@ class Gather:
         return self.blobs is not None or bool(self.void)
 
     def result(self, key: str, rank: int) -> list[bytes]:
-        """All parts, by rank.
+        """Returns all parts, by rank.
 
         Raises:
             DivergenceError: A rank has ended its program without giving one.

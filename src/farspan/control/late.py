@@ -1,4 +1,4 @@
-"""Who is late, where it is, and whether it waits for yet another rank."""
+"""Finds who is late, where it is, and whether it waits for yet another rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LateRanks:
         self._rank, self._world_size, self._ask = rank, world_size, ask
 
     def place_of(self, rank: int) -> str:
-        """Where the program of another rank is now: the stack of its thread, for people."""
+        """Returns where the program of another rank is now: the stack of its thread, for people."""
         return self._place_in(rank, self._stack_of(rank))[1]
 
     def behind(self, rank: int) -> tuple[str, str]:
@@ -65,7 +65,8 @@ class LateRanks:
         return self._ask({"t": "status"}, _STACK_S) is not None
 
     def _place_in(self, rank: int, answer: Header | None) -> tuple[int, str]:
-        """Who does not go on, a rank or one that passes on what is said to it; and where that one is, for people."""
+        """Returns who does not go on, a rank or one that passes on what is said to it; and where that one is, for
+        people."""
         if answer is not None:
             return rank, place_of(rank, str(answer["stack"]))
         if not self._does_hub_answer():
@@ -75,7 +76,8 @@ class LateRanks:
         return silent, place_of(silent, "")
 
     def _waits_for(self, answer: Header | None, known: Sequence[int]) -> int | None:
-        """A rank for which one waits that has answered where it is; None if for none but this one and those known."""
+        """Returns a rank for which one waits that has answered where it is; None if for none but this one and those
+        known."""
         about: Header | None = answer["about"] if answer else None
         if about is None:
             return None
@@ -86,7 +88,7 @@ class LateRanks:
         return next((each for each in others if each != self._rank and each not in known), None)
 
     def describe(self, deadline_s: float, to_do: str, about: Header) -> DeadlineError:
-        """The error of this rank, which has waited too long.
+        """Returns the error of this rank, which has waited too long.
 
         Args:
             deadline_s: How long.

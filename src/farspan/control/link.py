@@ -1,4 +1,4 @@
-"""How a rank reaches the hub, or a relay: over a socket with a listener thread; in a world of one, by a plain call."""
+"""Links a rank to the hub, or to a relay: over a socket with a listener thread; in a world of one, by a plain call."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Link(Protocol):
         on_end: Callable[[Header], None],
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
-        """From now on every frame goes to `on_frame`, and the failure that its end means to `on_end`. `on_turn` is
-        called in between, at least once in about LOOK_S.
+        """Starts to pass every frame to `on_frame`, and the failure that its end means to `on_end`. `on_turn` is called
+        in between, at least once in about LOOK_S.
         """
         ...
 
@@ -63,11 +63,11 @@ class Link(Protocol):
         ...
 
     def is_listener(self) -> bool:
-        """Whether the calling thread is the one that calls `on_frame`."""
+        """Returns whether the calling thread is the one that calls `on_frame`."""
         ...
 
     def finish(self) -> None:
-        """Nothing more will be sent."""
+        """Ends the sending: nothing more will come."""
         ...
 
 
@@ -207,7 +207,7 @@ def limit_sends(sock: socket.socket, deadline_s: float) -> None:
 
 
 def _seconds(duration_s: float) -> bytes:
-    """A duration as socket options take it; 0 would be none."""
+    """Returns a duration as socket options take it; 0 would be none."""
     whole_s = int(min(duration_s, _LONGEST_S))
     rest_us = int((min(duration_s, _LONGEST_S) - whole_s) * 1e6)
     return struct.pack("@ll", whole_s, max(rest_us, 1))

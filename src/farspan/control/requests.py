@@ -28,7 +28,7 @@ Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(slots=True)
 class _Question:
-    """One that this rank has asked."""
+    """A question that this rank has asked another one."""
 
     rank: int
     reply: Header | None = None
@@ -69,7 +69,7 @@ class Calls:
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def ask(self, rank: int, body: dict[str, Any], deadline_s: float) -> dict[str, Any] | None:
-        """The answer, or None where the deadline passed."""
+        """Returns the answer, or None where the deadline passed."""
         if rank == self._rank:
             if self._handler is None:
                 raise RuntimeError("this rank asked itself, but serve() has not been called")

@@ -1,4 +1,4 @@
-"""How the side channel names ranks, shortens texts and words the errors that come from other ranks."""
+"""Texts of the side channel: names of ranks, shortened texts, and the errors that come from other ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MAX_FRAMES = 16
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Names ranks; runs of three and more become a range.
+    """Returns names ranks; runs of three and more become a range.
 
     >>> name_ranks([1])
     'rank 1'
@@ -75,7 +75,7 @@ def clip_tail(text: str, limit: int) -> str:
 
 
 def describe_death(rank: int) -> Header:
-    """The failure that a lost connection means."""
+    """Returns the failure that a lost connection means."""
     return {
         "kind": "RemoteError",
         "rank": rank,
@@ -87,7 +87,7 @@ def describe_death(rank: int) -> Header:
 
 
 def describe_lost_link(rank: int) -> Header:
-    """The failure that a rank's silence means."""
+    """Returns the failure that a rank's silence means."""
     return {
         "kind": "RemoteError",
         "rank": rank,
@@ -98,7 +98,7 @@ def describe_lost_link(rank: int) -> Header:
 
 
 def describe_left_behind(rank: int) -> Header:
-    """The failure that the end of the rank means by which others are connected."""
+    """Returns the failure that the end of the rank means by which others are connected."""
     is_hub = rank == 0
     what = f"rank {rank} has ended its program while {'this rank still runs' if is_hub else 'others still run'}"
     node = "hub" if is_hub else "relay"
@@ -108,7 +108,7 @@ def describe_left_behind(rank: int) -> Header:
 
 
 def describe_large_gather(key: str, size_bytes: int) -> Header:
-    """The failure that parts of a gather mean which are too large together."""
+    """Returns the failure that parts of a gather mean which are too large together."""
     return {
         "kind": "RemoteError",
         "rank": 0,
@@ -119,7 +119,7 @@ def describe_large_gather(key: str, size_bytes: int) -> Header:
 
 
 def described(error: BaseException) -> Header:
-    """What another rank is told of an error: its texts and its traceback, each of bounded length."""
+    """Returns what another rank gets to know of an error: its texts and its traceback, each of bounded length."""
     first = error.what if isinstance(error, FarspanError) else first_line(error)
     why, hint = (error.why, error.hint) if isinstance(error, FarspanError) else ("", "")
     notes = getattr(error, "__notes__", [])
@@ -132,7 +132,8 @@ def described(error: BaseException) -> Header:
 
 
 def describe_failure(rank: int, header: Header, *reasons: str) -> Header:
-    """What the others hear of what a rank's program has raised (`described`), and why more is known of it."""
+    """Returns what the others get to know of an exception in a rank's program (`described`), and why more is known of
+    it."""
     return {
         "kind": "RemoteError",
         "rank": rank,
@@ -144,7 +145,7 @@ def describe_failure(rank: int, header: Header, *reasons: str) -> Header:
 
 
 def as_error(header: Header) -> FarspanError:
-    """The error that a failure message stands for."""
+    """Returns the error that a failure message stands for."""
     texts = {"why": header["why"], "hint": header["hint"]}
     if header["kind"] == "DivergenceError":
         return DivergenceError(header["what"], **texts)
@@ -154,7 +155,7 @@ def as_error(header: Header) -> FarspanError:
 
 
 def fresh(error: FarspanError) -> FarspanError:
-    """A copy to raise: several threads raising one object would mix their tracebacks."""
+    """Returns a copy to raise: several threads raising one object would mix their tracebacks."""
     copy = type(error)(error.what, why=error.why, hint=error.hint)
     if isinstance(copy, RemoteError) and isinstance(error, RemoteError):
         copy.rank, copy.remote_traceback = error.rank, error.remote_traceback
@@ -162,7 +163,7 @@ def fresh(error: FarspanError) -> FarspanError:
 
 
 def describe_silent_hub(rank: int) -> str:
-    """What it means that `rank` hears nothing from the hub.
+    """Returns what it means that `rank` hears nothing from the hub.
 
     >>> describe_silent_hub(2)
     'rank 0, where the hub is, does not answer: it is stopped or unreachable'
@@ -177,7 +178,7 @@ def describe_silent_hub(rank: int) -> str:
 def deadline_error(
     rank: int, deadline_s: float, to_do: str, status: Header | None, places: Sequence[str]
 ) -> DeadlineError:
-    """The error of a rank that has waited too long for the others.
+    """Returns the error of a rank that has waited too long for the others.
 
     Args:
         rank: That waits.
@@ -197,18 +198,18 @@ def deadline_error(
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, "" if it says nothing."""
+    """Returns the first line of an exception's text, "" if it says nothing."""
     lines = str(error).splitlines()
     return lines[0] if lines else ""
 
 
 def place_of(rank: int, stack: str) -> str:
-    """Where a late rank is, from what it answered; "" stands for no answer."""
+    """Returns where a late rank is, from what it answered; "" stands for no answer."""
     return f"rank {rank} is at\n{stack}" if stack else f"rank {rank} does not say where it is: its process is stopped"
 
 
 def stack_of(thread: int) -> str:
-    """Where a thread of this process is, outermost call first; its innermost calls where there are many."""
+    """Returns where a thread of this process is, outermost call first; its innermost calls where there are many."""
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
     if frame is None:
         return "(the end of its program)"
@@ -216,7 +217,7 @@ def stack_of(thread: int) -> str:
 
 
 def answer_error(rank: int, text: Header) -> RemoteError:
-    """What another rank has raised while it answered, for who asked."""
+    """Returns, for the rank that asked, the error that another rank has raised while it answered."""
     error = RemoteError(
         f"rank {rank} could not answer: {text['what']}",
         why=text["why"],
@@ -227,7 +228,7 @@ def answer_error(rank: int, text: Header) -> RemoteError:
 
 
 def ended_error(rank: int) -> RemoteError:
-    """The error of who asks a rank that has said goodbye."""
+    """Returns the error of who asks a rank that has said goodbye."""
     error = RemoteError(
         f"rank {rank} has ended its program and cannot answer any more",
         why="this rank reads a value that lives there",

@@ -1,4 +1,4 @@
-"""What this rank waits for, for a line to people: the program's thread writes it, the listener's reads it."""
+"""Keeps what this rank waits for, for a line to people: the program's thread writes it, the listener's reads it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Waits:
         self.current: _Wait | None = None
 
     def until(self, to_do: Callable[[], str], about: Header) -> _Wait:
-        """For `with`, around a wait.
+        """Notes a wait for as long as the `with` block runs.
 
         Args:
             to_do: What others have not done: "to begin step 3".
@@ -52,7 +52,7 @@ class Waits:
         return _Wait(self, to_do, about)
 
     def find_long(self) -> Header | None:
-        """What to tell the hub of a wait that has become long; once for each wait."""
+        """Returns what the hub needs to know of a wait that has become long; once for each wait."""
         wait = self.current
         if wait is None or wait.is_said or time.monotonic() - wait.began < self.long_s:
             return None
@@ -66,7 +66,7 @@ class Waits:
         return None if wait is None else wait.about
 
     def describe(self) -> str:
-        """In a line, what the program waits for; "" where it does not."""
+        """Returns in a line what the program waits for; "" if it does not wait."""
         wait = self.current
         if wait is None:
             return ""

@@ -53,29 +53,29 @@ Buffer = bytes | bytearray | memoryview
 PROTOCOL = 3
 MAX_HEADER_BYTES = 1 << 20
 MAX_HELLO_BYTES = 4096
-"""Of a header, as long as the other end has not proven who it is."""
+"""Limit on a header, as long as the other end has not proven who it is."""
 MAX_PAYLOAD_BYTES = 64 << 20
-"""Of one frame on the side channel."""
+"""Limit on one frame of the side channel."""
 
 _PREFIX = struct.Struct("!4sIQ")
 _MAGIC = b"FSC1"
 _SCRATCH_BYTES = 64 << 10
 _MAX_BUFFERS = 16
-"""In one system call; systems limit their number."""
+"""Limit on the buffers of one system call; systems limit their number."""
 
 LINK_DEAD_S = 6.0
 """How long a link may let nothing through before the hub gives it up."""
 LINK_SILENT_S = 8.5
 """The same for a rank. It is the hub's turn first: what a rank closes looks like its death to who can still hear."""
 LOOK_S = 1.0
-"""How often links are looked at; as often the hub sends a frame over each that has nothing else to do."""
+"""The interval at which links are checked; as often the hub sends a frame over each that has nothing else to do."""
 _LINK_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 _RESENT_AT, _LAST_ACK_AT = 2, 56
-"""Where Linux' `struct tcp_info` has tcpi_retransmits, and tcpi_last_ack_recv in milliseconds."""
+"""Offsets in Linux' `struct tcp_info` of tcpi_retransmits, and of tcpi_last_ack_recv in milliseconds."""
 
 
 class ProtocolError(Exception):
-    """What came over the connection is not one of our frames."""
+    """The connection has brought something that is not one of our frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Frame:
 def encode(
     header: Header, payload: Buffer = b"", *, spare_bytes: int = 0, max_payload: int = MAX_PAYLOAD_BYTES
 ) -> list[Buffer]:
-    """The buffers of one frame, in order; `payload` itself is the last one, not a copy.
+    """Returns the buffers of one frame, in order; `payload` itself is the last one, not a copy.
 
     Args:
         header: Any JSON object.
@@ -108,7 +108,7 @@ def encode(
 
 
 def advance(buffers: list[Buffer], sent: int) -> list[Buffer]:
-    """What is left of `buffers` after `sent` bytes of them went out."""
+    """Returns what is left of `buffers` after `sent` bytes of them went out."""
     for index, buffer in enumerate(buffers):
         if sent < len(buffer):
             return [memoryview(buffer)[sent:] if sent else buffer, *buffers[index + 1 :]]
@@ -143,7 +143,7 @@ class FrameReader:
         self.max_header = max_header
         self.max_payload = max_payload
         self.max_frames: int | None = None
-        """How many frames one `read` gives at most: what lies behind them is not looked at yet."""
+        """The most frames that one `read` gives: what lies behind them stays for the next one."""
         self.place = place
         self._scratch = bytearray(scratch_bytes)
         self._begin = 0
@@ -173,14 +173,14 @@ class FrameReader:
         return self.take()
 
     def take(self) -> list[Frame]:
-        """The frames that are whole, of what has been read."""
+        """Returns the frames that are whole, of what has been read."""
         frames: list[Frame] = []
         while (self.max_frames is None or len(frames) < self.max_frames) and self._parse():
             frames.append(self._finish())
         return frames
 
     def _parse(self) -> bool:
-        """Whether a whole frame lies in the scratch buffer; else makes room for the rest of it."""
+        """Returns whether a whole frame lies in the scratch buffer; else makes room for the rest of it."""
         available = self._end - self._begin
         if available < _PREFIX.size:
             self._make_room(_PREFIX.size)
@@ -245,7 +245,7 @@ def adopt(sock: socket.socket) -> socket.socket:
 
 
 def silence_s(sock: socket.socket) -> float:
-    """How long the other end's system has given no sign of life, in seconds; 0 where this system does not know.
+    """Returns how many seconds the other end's system has given no sign of life; 0 where this system does not know.
 
     Systems answer probes and acknowledge data by themselves: a process that is stopped, or too busy to read, is not
     silent; a link that is cut is. (TCP_USER_TIMEOUT would take the former for the latter once its buffer is full.)
@@ -257,8 +257,9 @@ def silence_s(sock: socket.socket) -> float:
 
 
 def is_resending(sock: socket.socket) -> bool:
-    """Whether what was sent last has not been acknowledged in time and goes out again and again; no where this system
-    does not know. A process that does not read has its data acknowledged by its system, or nothing is sent to it.
+    """Returns whether what was sent last has not been acknowledged in time and goes out again and again; False where
+    this system does not know. A process that does not read has its data acknowledged by its system, or nothing is sent
+    to it.
     """
     if not hasattr(socket, "TCP_INFO"):
         return False
@@ -266,7 +267,7 @@ def is_resending(sock: socket.socket) -> bool:
 
 
 def is_of_link(error: BaseException) -> bool:
-    """Whether the system says by this error that the other end cannot be reached, rather than that it has closed."""
+    """Returns whether the system's error means that the other end cannot be reached, rather than that it has closed."""
     return isinstance(error, OSError) and error.errno in _LINK_ERRORS
 
 
@@ -289,17 +290,17 @@ if hasattr(os, "register_at_fork"):
 
 
 def nonce() -> str:
-    """A random number that is sent once."""
+    """Returns a random number that is sent once."""
     return secrets.token_hex(16)
 
 
 def proof(secret: str, *said: str | int) -> str:
-    """The HMAC of `said`, which only who knows `secret` can compute."""
+    """Returns the HMAC of `said`, which only who knows `secret` can compute."""
     return hmac.new(os.fsencode(secret), json.dumps(said).encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(given: Any, secret: str, *said: Any) -> bool:
-    """Whether `given`, which may be anything, is the proof; what is no plain text or number cannot have been said."""
+    """Returns whether `given`, which may be anything, is the proof; what is no plain text or number cannot be."""
     if not isinstance(given, str) or not all(type(item) in (str, int) for item in said):
         return False
     return hmac.compare_digest(given.encode(errors="replace"), proof(secret, *said).encode())

@@ -72,7 +72,7 @@ def read(text: str, source: str) -> dict[str, Any]:
         raise PlanError(
             f'{source}: "format" is {quoted(members["format"])}.',
             why=f"this version of farspan reads {FORMAT!r} only.",
-            hint="save the plan anew: farspan.plan_of(model).save(path)",
+            hint="save the plan again: farspan.plan_of(model).save(path)",
         )
     check_keys(members, _KEYS, source)
     for key in _REQUIRED:

@@ -63,7 +63,7 @@ def costed_graph(profile: StepProfile, cluster: Cluster, *, roofline: bool = Fal
                 hint='flops = "312 TFLOP/s" and memory_bandwidth = "2 TB/s" in its table of cluster.toml',
             )
     nodes = [_node(unit, measured, speeds) for unit in profile.units]
-    words = _words(profile)
+    groups = _colocation_groups(profile)
     edges = [
         CostedEdge(
             source=_name(profile.units[value.source]),
@@ -76,10 +76,10 @@ def costed_graph(profile: StepProfile, cluster: Cluster, *, roofline: bool = Fal
             is_parameter=value.is_parameter,
         )
         for value in profile.values
-        if words[value.source] is None or words[value.source] != words[value.target]
+        if groups[value.source] is None or groups[value.source] != groups[value.target]
     ]
     return CostedGraph(
-        nodes=tuple(replace(nodes[index], together=words[index]) for index in _order_of_calls(profile)),
+        nodes=tuple(replace(nodes[index], together=groups[index]) for index in _order_of_calls(profile)),
         edges=tuple(edges),
         source="the model",
     )
@@ -154,7 +154,7 @@ def _sum(a: Seconds, b: Seconds) -> Seconds:
     return a + b
 
 
-def _words(profile: StepProfile) -> list[str | None]:
+def _colocation_groups(profile: StepProfile) -> list[str | None]:
     """Returns for each unit a label that it shares with those it cannot be separated from; None if it can be from all.
 
     These are units on a circle; and what the step never uses goes with the unit before it.

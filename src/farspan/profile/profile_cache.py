@@ -54,7 +54,7 @@ class ProfileCache:
         try:
             return _read(parse_json(read_text(path, hint=_HINT), str(path)), path)
         except PlanError as error:
-            _log.warning("%s is no profile (%s): it is measured anew", path, error.what)
+            _log.warning("%s is no profile (%s): it is measured again", path, error.what)
             return None
 
     def save(self, path: Path, profile: StepProfile) -> None:
@@ -77,7 +77,7 @@ def _read(value: object, path: Path) -> StepProfile:
         "units": tuple(_made(UnitProfile, unit, f"{where}: units[{i}]") for i, unit in enumerate(units)),
         "values": tuple(_made(PassedValue, each, f"{where}: values[{i}]") for i, each in enumerate(values)),
         "notes": (
-            f"seconds of {as_text(members['measured'], f'{where}: measured')}, from {path}; --fresh measures anew",
+            f"seconds of {as_text(members['measured'], f'{where}: measured')}, from {path}; --fresh measures again",
         ),
     }
     return _made(StepProfile, profile, where, made)

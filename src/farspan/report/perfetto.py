@@ -14,7 +14,7 @@ from farspan.report.timeline import Kind, Timeline
 __all__ = ["perfetto"]
 
 _TRACKS = ("tasks", "waits", "sends", "receives")
-_TRACK_OF: dict[Kind, int] = {"F": 0, "B": 0, "W": 0, "glue": 0, "wait": 1, "send": 2, "recv": 3}
+_TRACK_OF: dict[Kind, int] = {"F": 0, "B": 0, "W": 0, "wait": 1, "send": 2, "recv": 3}
 
 
 def perfetto(timeline: Timeline) -> str:

@@ -34,14 +34,13 @@ _TICK_DISTANCE = 80
 # Painted in this order: a task is never hidden behind what merely surrounds it.
 _WORDS: dict[Kind, str] = {
     "wait": "waiting for a message",
-    "glue": "glue",
     "F": "forward",
     "B": "backward",
     "W": "weight gradients",
     "send": "sending",
     "recv": "receiving",
 }
-_LEGEND: tuple[Kind, ...] = (*TASKS, "glue", "wait", "send", "recv")
+_LEGEND: tuple[Kind, ...] = (*TASKS, "wait", "send", "recv")
 
 # Every rule names the root class: inside an HTML page these rules are global.
 _STYLE = """
@@ -58,7 +57,6 @@ _STYLE = """
 .farspan .F{fill:#0072b2}
 .farspan .B{fill:#e69f00}
 .farspan .W{fill:#009e73}
-.farspan .glue{fill:#7d8794}
 .farspan .send{fill:#cc79a7}
 .farspan .recv{fill:#009e73}
 .farspan .hatch{stroke:#bcc5cf}
@@ -75,7 +73,6 @@ _STYLE = """
 .farspan .F{fill:#3d9ae0}
 .farspan .B{fill:#f0b232}
 .farspan .W{fill:#2fbf94}
-.farspan .glue{fill:#8b949e}
 .farspan .send{fill:#db8fba}
 .farspan .recv{fill:#2bb58c}
 .farspan .hatch{stroke:#465160}

@@ -9,7 +9,7 @@ __all__ = ["format_duration", "format_share", "lanes", "summary"]
 _MOST_RANKS_IN_A_LINE = 8
 
 # Painted in this order, so that a task is never hidden behind what merely surrounds it.
-_FILL: dict[Kind, str] = {"wait": ".", "glue": "~", "F": "-", "B": "=", "W": "+"}
+_FILL: dict[Kind, str] = {"wait": ".", "F": "-", "B": "=", "W": "+"}
 
 
 def format_duration(duration_s: float) -> str:
@@ -58,8 +58,8 @@ def summary(timeline: Timeline) -> str:
 def lanes(timeline: Timeline, *, width: int = 100) -> str:
     """Returns the timeline as ASCII, one line per rank, at most `width` columns.
 
-    `F0--` is the forward of micro-batch 0, `B0==` its backward, `W0++` its weight gradients, dots are waits, tildes
-    glue, blanks idle.
+    `F0--` is the forward of micro-batch 0, `B0==` its backward, `W0++` its weight gradients, dots are waits, blanks
+    idle.
 
         rank 0  F0---F1---.....B0=====......B1=====   71 %
         rank 1  .....F0-B0=====F1---B1======          64 %

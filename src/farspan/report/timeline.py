@@ -20,7 +20,7 @@ from farspan.errors import PlanError, quoted
 
 __all__ = ["TASKS", "Kind", "Span", "Timeline"]
 
-Kind = Literal["F", "B", "W", "wait", "send", "recv", "glue"]
+Kind = Literal["F", "B", "W", "wait", "send", "recv"]
 _KINDS: frozenset[str] = frozenset(get_args(Kind))
 TASKS: tuple[Kind, ...] = ("F", "B", "W")
 _MOST_NS = 2**63 - 1
@@ -33,7 +33,7 @@ class Span:
     Attributes:
         rank: Who.
         kind: F, B or W (a task: forward, backward or weight gradients of one segment), wait (for a message), send,
-            recv, glue.
+            recv.
         name: What, for people: "blocks.0-5", "activation of blocks.5 from rank 0".
         micro_batch: Number of the micro-batch, from 0; -1 where there is none.
         start_ns: Start, on a clock that all ranks of the timeline share.

@@ -30,7 +30,7 @@ class Task:
         holds: Whether the micro-batch's activations stay with the rank until its backward, weight gradients included,
             has run here.
         memory: What the rank holds more from its start on (a forward keeps activations) or, if negative, less from its
-            end on (a backward lets go of most of them, weight gradients of the rest). Any unit.
+            end on (a backward releases most of them, weight gradients of the rest). Any unit.
         output_bytes: Of each other rank that needs it the size of the message there; nothing for those left out.
     """
 

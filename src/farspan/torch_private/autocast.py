@@ -32,11 +32,11 @@ def watch_autocast_regions() -> None:
 
 
 is_any_autocast_enabled: Callable[[], bool] = _is_any_autocast_enabled
-"""Whether autocast is on for some kind of device."""
+"""Returns whether autocast is on for some kind of device."""
 
 
 def autocast_region() -> int:
-    """Which outermost autocast region this is, a number that only ever grows; 0 outside of all."""
+    """Returns the number of the outermost autocast region that this is in, which only ever grows; 0 outside of all."""
     nesting = torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
     return 0 if nesting == 1 else 1 + _regions.ended

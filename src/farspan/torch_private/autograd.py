@@ -21,7 +21,8 @@ __all__ = [
 
 
 def hooks_on_saved(node: Any, names: Sequence[str]) -> list[Any] | None:
-    """The hooks through which a node of autograd gets what it keeps from its forward, None if torch hides them."""
+    """Returns the hooks through which a node of autograd gets what it keeps from its forward, None if torch hides
+    them."""
     hooks: list[Any] = []
     for name in names:
         saved: Any = getattr(node, f"_raw_saved_{name}", None)
@@ -32,7 +33,7 @@ def hooks_on_saved(node: Any, names: Sequence[str]) -> list[Any] | None:
 
 
 def shape_at(node: Any, number: int) -> Sequence[int]:
-    """The shape of the gradient that a node of autograd takes as its input `number`."""
+    """Returns the shape of the gradient that a node of autograd takes as its input `number`."""
     return node._input_metadata[number].shape
 
 
@@ -40,8 +41,8 @@ _saved_names: dict[type, list[str]] = {}
 
 
 def saved_by(outputs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
-    """The tensors that the autograd graphs of `outputs` hold, and whether something is saved in a way that cannot be
-    looked at: packed by hooks, or by a function that may run code of the forward again, as checkpoints do.
+    """Returns the tensors that the autograd graphs of `outputs` hold, and whether something is saved in a way that
+    cannot be looked at: packed by hooks, or by a function that may run code of the forward again, as checkpoints do.
 
     What a normalisation in training mode saves of its running statistics counts as nothing: its backward never looks.
     """
@@ -72,7 +73,7 @@ def saved_by(outputs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], bool]
 
 
 def leaves_behind(output: torch.Tensor) -> list[torch.Tensor]:
-    """The leaves of autograd to which the gradient of `output` flows: a walk over its graph."""
+    """Returns the leaves of autograd to which the gradient of `output` flows: a walk over its graph."""
     if not output.requires_grad:
         return []
     if output.grad_fn is None:
@@ -93,8 +94,8 @@ def leaves_behind(output: torch.Tensor) -> list[torch.Tensor]:
 
 
 def is_run_again_inside(output: torch.Tensor) -> bool:
-    """Whether a backward from `output` begins another one, on what a reentrant `torch.utils.checkpoint` computes again:
-    what gradient flows to in there is not behind `output`.
+    """Returns whether a backward from `output` begins another one, on what a reentrant `torch.utils.checkpoint`
+    computes again.
     """
     seen: set[Any] = {output.grad_fn}
     stack = [output.grad_fn] if output.grad_fn is not None else []
@@ -109,7 +110,7 @@ def is_run_again_inside(output: torch.Tensor) -> bool:
 
 
 def history_of(tensor: torch.Tensor) -> str:
-    """The name that torch shows for what has made `tensor`; "" where it shows none."""
+    """Returns the name that torch shows for what has made `tensor`; "" where it shows none."""
     node: Any = tensor.grad_fn
     if node is None:
         return ""

@@ -45,9 +45,7 @@ def call_container(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any
 
 
 def not_passed_on(function: Any) -> dict[str, Any]:
-    """What torch keeps from function modes, of the arguments of a function that has just been called: the weights of
-    `F.l1_loss`, which it then leaves out.
-    """
+    """Returns the arguments that torch keeps from function modes, of a function that has just been called."""
     if function is not torch.nn.functional.l1_loss:
         return {}
     frame = sys._getframe(1)
@@ -58,12 +56,12 @@ def not_passed_on(function: Any) -> dict[str, Any]:
 
 
 def is_caching_parametrizations() -> bool:
-    """Whether the program is in `torch.nn.utils.parametrize.cached()`."""
+    """Returns whether the program is in `torch.nn.utils.parametrize.cached()`."""
     return bool(parametrize._cache_enabled)
 
 
 def is_compiled_wrapper(module: torch.nn.Module) -> bool:
-    """Whether `module` is what `torch.compile(module)` has returned."""
+    """Returns whether `module` is what `torch.compile(module)` has returned."""
     return type(module).__module__.startswith("torch._dynamo")
 
 
@@ -80,12 +78,12 @@ def compiling_nothing() -> contextlib.AbstractContextManager[Any]:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether calling `module` runs what torch.compile has made of it."""
+    """Returns whether calling `module` runs what torch.compile has made of it."""
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def recompute_through(wrapper: Callable[[Any], Any], is_recorded: Callable[[Any], bool]) -> None:
-    """From now on a non-reentrant checkpoint recomputes with `wrapper(function)`, made when it runs `function`.
+    """Makes non-reentrant checkpoints recompute with `wrapper(function)`, made when they run `function`.
 
     Args:
         wrapper: Takes what the checkpoint runs.
@@ -114,20 +112,20 @@ def put_module_apply(function: Any) -> Any:
 
 
 def are_all_modules_hooked() -> bool:
-    """Whether there are full backward hooks on all modules."""
+    """Returns whether there are full backward hooks on all modules."""
     has_full = bool(_modules._global_backward_hooks) and _modules._global_is_full_backward_hook is True
     return has_full or bool(_modules._global_backward_pre_hooks)
 
 
 def is_hook_of_all_modules(hook: Any) -> bool:
-    """Whether it is a full backward hook on all modules."""
+    """Returns whether it is a full backward hook on all modules."""
     has_full = _modules._global_is_full_backward_hook is True
     full = _modules._global_backward_hooks.values() if has_full else ()
     return any(hook is other for other in (*full, *_modules._global_backward_pre_hooks.values()))
 
 
 def has_full_backward_hooks(module: torch.nn.Module) -> bool:
-    """Whether `module` has hooks on the gradients of its inputs and outputs, those of all modules included."""
+    """Returns whether `module` has hooks on the gradients of its inputs and outputs, those of all modules included."""
     has_full = bool(module._backward_hooks) and module._is_full_backward_hook is not False
     return has_full or bool(module._backward_pre_hooks) or are_all_modules_hooked()
 

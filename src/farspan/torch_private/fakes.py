@@ -50,7 +50,7 @@ _COUNTED_AS = {
 
 
 def fake_mode(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> FakeTensorMode:
-    """A mode in which tensors have no data; sizes that depend on data raise, or are symbols."""
+    """Returns a mode in which tensors have no data; sizes that depend on data raise, or are symbols."""
     if not is_symbolic and symbols is None:
         return FakeTensorMode(allow_non_fake_inputs=True)
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=(symbols or Symbols()).environment)
@@ -58,7 +58,7 @@ def fake_mode(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> F
 
 @contextmanager
 def on_fakes(*, is_symbolic: bool = False, symbols: Symbols | None = None) -> Iterator[None]:
-    """Run on fake tensors. No weak reference is left to the real ones that the run has met: it would end when garbage
+    """Run on fake tensors. No weak reference is left to the real ones that the run uses: it would end when garbage
     is collected, at another time on each rank.
     """
     mode = fake_mode(is_symbolic=is_symbolic, symbols=symbols)
@@ -85,7 +85,7 @@ def _drop(record: logging.LogRecord) -> bool:
 
 
 def watch_fakes(before_hook: Callable[[torch.Tensor], None], before_gradient: Callable[[torch.Tensor], None]) -> None:
-    """Let fake tensors tell of what would be autograd's.
+    """Let fake tensors report what would be autograd's.
 
     Args:
         before_hook: Called before a hook is registered on one, or it retains its gradient.
@@ -117,7 +117,7 @@ def watch_fakes(before_hook: Callable[[torch.Tensor], None], before_gradient: Ca
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether it has no data."""
+    """Returns whether the tensor has no data."""
     return isinstance(tensor, FakeTensor)
 
 
@@ -140,13 +140,13 @@ _FAKE_WORDS = (
 
 
 def is_not_torchs_device(error: BaseException) -> bool:
-    """Whether torch was given one of our places ("rank:1", "rank:1/cuda:0") for a device."""
+    """Returns whether torch was given one of our places ("rank:1", "rank:1/cuda:0") as a device."""
     return isinstance(error, RuntimeError) and re.search(r"device string: '?rank", str(error)) is not None
 
 
 def is_fake_limit(error: BaseException) -> bool:
-    """Whether a run on fake tensors failed because there were no data, or by torch's rules for fakes, which may be
-    stricter than the real thing: only a real run can tell whether the user's call is wrong.
+    """Returns whether a run on fake tensors failed for want of data, or by torch's rules for fakes, which may be
+    stricter than the real thing: only a real run shows whether the user's call is wrong.
     """
     return (
         isinstance(error, _FAKE_LIMITS)
@@ -160,8 +160,8 @@ _FAKE_FILE = sys.modules[FakeTensorMode.__module__].__file__
 
 
 def flops_of(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
-    """The floating-point operations of an aten operation with products in it, in symbols where its sizes are; 0 for
-    all others.
+    """Returns the floating-point operations of an aten operation with products in it, in symbols where its sizes are; 0
+    for all others.
     """
     packet = operation._overloadpacket
     count = flop_registry.get(_COUNTED_AS.get(packet, packet))
@@ -174,13 +174,13 @@ def with_sizes_kept() -> AbstractContextManager[None]:
 
 
 def decomposed(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation gives that torch makes of others, if it is one of those; else NotImplemented."""
+    """Returns the result of an operation that torch makes of others, if it is one of those; else NotImplemented."""
     is_known = torch._C._dispatch_has_kernel(func.name())
     return func.decompose(*args, **kwargs) if is_known and func._can_decompose() else NotImplemented
 
 
 def as_it_is(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    """What an operation gives for real where its rule for fakes says otherwise."""
+    """Returns what an operation really gives where its rule for fakes gives something else."""
     if func is torch.ops.aten._native_multi_head_attention.default:  # weights that nobody needs are not computed
         given = {item.name: value for item, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         if not given.get("need_weights", True):

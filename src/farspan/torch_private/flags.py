@@ -1,4 +1,4 @@
-"""What torch keeps of what is around a call: the names for it are private, or may move."""
+"""Accesses torch's settings around a call: the names for them are private, or may move."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _core: Any = torch._C
 
 
 def _flag(name: str, setter: str = "") -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """How a flag of torch's core is asked for and set; nothing where this release has none of the name."""
+    """Returns how a flag of torch's core is read and set; nothing where this release has none of the name."""
     get, put = getattr(_core, f"_get_{name}", None), getattr(_core, f"_set_{setter or name}", None)
     return [] if get is None or put is None else [(get, put)]
 
@@ -71,16 +71,16 @@ FLAGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
         lambda checks: torch.set_anomaly_enabled(torch.is_anomaly_enabled(), checks),
     ),
 ]
-"""What changes how operations compute: how to ask for it, and how to set it."""
+"""Settings that change how operations compute: how to read each, and how to set it."""
 
 
 def function_modes() -> Iterator[Any]:
-    """The function modes of this thread, the innermost last."""
+    """Returns the function modes of this thread, the innermost last."""
     return map(_get_function_stack_at, range(_len_torch_function_stack()))
 
 
 def dispatch_modes() -> list[Any]:
-    """The dispatch modes of this thread that look at what is computed, but for those of a checkpoint."""
+    """Returns the dispatch modes of this thread that look at what is computed, but for those of a checkpoint."""
     if not _len_torch_dispatch_stack():
         return []
     return [mode for mode in _get_current_dispatch_mode_stack() if type(mode).__module__ != _CHECKPOINT]
@@ -93,7 +93,7 @@ hooks_on_what_is_saved: Callable[[], tuple[Any, Any] | None] = functools.partial
 
 
 def is_of_a_checkpoint(hooks: tuple[Any, Any]) -> bool:
-    """Whether it is torch's checkpoint that has set these hooks on saved tensors."""
+    """Returns whether torch's checkpoint has set these hooks on saved tensors."""
     return getattr(hooks[0], "__module__", "") == _CHECKPOINT
 
 
@@ -101,15 +101,15 @@ _CHECKPOINT = "torch.utils.checkpoint"
 
 
 def is_nothing_around() -> bool:
-    """Whether there is neither a dispatch mode nor a transformation of `torch.func`."""
+    """Returns whether there is neither a dispatch mode nor a transformation of `torch.func`."""
     is_plain = _core._functorch.peek_interpreter_stack() is None and forward_ad._current_level < 0
     return is_plain and not _len_torch_dispatch_stack()
 
 
 def is_called_plainly(recorder: Any) -> bool:
-    """Whether a module is called as nearly always: without hooks on all modules, outside of `parametrize.cached()`,
-    with nothing around, and under no function mode but one that records for `recorder`. One function asks all that,
-    for it is asked at every call.
+    """Returns whether a module is called as nearly always: without hooks on all modules, outside of
+    `parametrize.cached()`, with nothing around, and under no function mode but one that records for `recorder`. One
+    function asks all that, for it is asked at every call.
     """
     return (
         _len_torch_function_stack() == 1
@@ -124,7 +124,8 @@ def is_called_plainly(recorder: Any) -> bool:
 
 
 def transformation() -> str | None:
-    """The innermost transformation of `torch.func` that is running: "grad", "vmap", "jvp" (dual numbers too), ..."""
+    """Returns the innermost transformation of `torch.func` that is running: "grad", "vmap", "jvp" (dual numbers too),
+    ..."""
     interpreter: Any = _core._functorch.peek_interpreter_stack()
     if interpreter is not None:
         return str(interpreter.key()).rpartition(".")[2].lower()
@@ -132,7 +133,8 @@ def transformation() -> str | None:
 
 
 def default_device() -> torch.device | None:
-    """The device that `with torch.device(...)` or `torch.set_default_device` names; None where neither is used."""
+    """Returns the device that `with torch.device(...)` or `torch.set_default_device` names; None where neither is
+    used."""
     for number in range(_len_torch_function_stack() - 1, -1, -1):  # no list of them: asked for at every call
         mode = _get_function_stack_at(number)
         if isinstance(mode, DeviceContext):

@@ -16,12 +16,12 @@ __all__ = ["FileStore", "PrefixStore", "TCPStore", "gloo_group", "nccl_group", "
 
 
 def store_of_default_group() -> Any:
-    """The store of the group that the program has set up."""
+    """Returns the store of the group that the program has set up."""
     return _get_default_store()
 
 
 def gloo_group(store: Any, rank: int, size: int, *, address: str, interfaces: Sequence[str], timeout: timedelta) -> Any:
-    """A gloo group bound to `interfaces`, or else to `address`."""
+    """Returns a gloo group bound to `interfaces`, or else to `address`."""
     kind: Any = dist.ProcessGroupGloo
     options = kind._Options()
     options._timeout = timeout
@@ -31,7 +31,7 @@ def gloo_group(store: Any, rank: int, size: int, *, address: str, interfaces: Se
 
 
 def nccl_group(store: Any, rank: int, size: int, *, timeout: timedelta) -> Any:
-    """An NCCL group."""
+    """Returns an NCCL group."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return dist.ProcessGroupNCCL(store, rank, size, options)

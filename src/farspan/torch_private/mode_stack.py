@@ -1,4 +1,4 @@
-"""This thread's stack of torch function modes."""
+"""Reads and changes this thread's stack of torch function modes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 no_dispatch = torch._C._DisableTorchDispatch
 """Operations in its body are seen by no dispatch mode."""
 disabled_torch_function = torch._C._disabled_torch_function_impl
-"""As a class's __torch_function__: its tensors are seen by function modes only."""
+"""A `__torch_function__` for classes whose tensors are seen by function modes only."""
 
 
 def take_modes_of(recorder: Any) -> list[Any]:
@@ -66,7 +66,7 @@ def without_any_mode() -> Iterator[None]:
 
 
 def is_mode_active(kind: type) -> bool:
-    """Whether a mode of class `kind` is on this thread's function mode stack."""
+    """Returns whether a mode of class `kind` is on this thread's function mode stack."""
     stack = [_pop_torch_function_stack() for _ in range(_len_torch_function_stack())]
     for mode in reversed(stack):
         _push_on_torch_function_stack(mode)

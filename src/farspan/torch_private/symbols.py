@@ -38,7 +38,7 @@ class Symbols:
         return self.environment.create_symintnode(symbol, hint=number, source=source)
 
     def function_of(self, results: list[Any]) -> Callable[[list[int]], tuple[int, ...] | None]:
-        """What `results` (numbers, or what has been computed from symbols) are for other numbers.
+        """Returns how `results` (numbers, or computed from symbols) follow from other numbers.
 
         Returns:
             A function of the numbers for all symbols in the order of their making; it gives None where what the run
@@ -76,7 +76,7 @@ def without_assumptions(symbol: Any) -> AbstractContextManager[None]:
 
 
 def units_of(size: Any, symbol: Any) -> Any:
-    """How many times a symbol's number a size is: 0 if it does not depend on it, -1 if it does in another way."""
+    """Returns the factor of a symbol in a size: 0 if the size does not depend on it, -1 if it does in another way."""
     if not isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return 0
     unit = symbol.node.expr
@@ -87,7 +87,7 @@ def units_of(size: Any, symbol: Any) -> Any:
 
 
 def quotient(one: Any, two: Any) -> Any:
-    """A whole number that `one` is `two` times, whatever their symbols stand for; None where there is none."""
+    """Returns a whole number that `one` is `two` times, whatever their symbols stand for; None where there is none."""
     if isinstance(one, int) and isinstance(two, int):
         return one // two if two and one % two == 0 else None
     import sympy
@@ -102,7 +102,7 @@ def quotient(one: Any, two: Any) -> Any:
 
 
 def product(sizes: Sequence[Any]) -> Any:
-    """What sizes are multiplied, which may be symbols or expressions."""
+    """Multiplies sizes, which may be symbols or expressions."""
     if all(isinstance(item, int) for item in sizes):
         return math.prod(sizes)
     import sympy

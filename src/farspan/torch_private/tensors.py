@@ -1,4 +1,4 @@
-"""What torch's own code does with tensors below Python."""
+"""Inspects tensors below Python, as only torch's own code can."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ copy_all: Any = torch._foreach_copy_
 
 
 def is_same_generator(one: torch.Generator, other: torch.Generator) -> bool:
-    """Whether two objects of Python stand for one generator: an operation is handed a new one each time."""
+    """Returns whether two Python objects stand for one generator: an operation gets a new object each time."""
     return one._cdata == other._cdata  # type: ignore[attr-defined]
 
 
 def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor, array or library uses the memory of `tensor`."""
+    """Returns whether no other tensor, array or library uses the memory of `tensor`."""
     storage = tensor.untyped_storage()
     return storage.resizable() and torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor, and `storage`
 
@@ -54,27 +54,27 @@ storage_at: Callable[[int], Any] = torch.UntypedStorage._new_with_weak_ptr
 
 
 def has_other_users(tensor: torch.Tensor) -> bool:
-    """Whether something besides Python's own references uses `tensor` itself, such as an autograd graph."""
+    """Returns whether something besides Python's own references uses `tensor` itself, such as an autograd graph."""
     return has_weak_references(tensor) or is_used_below(tensor)
 
 
 def has_weak_references(tensor: torch.Tensor) -> bool:
-    """Whether something in Python knows `tensor` without keeping it alive."""
+    """Returns whether something in Python knows `tensor` without keeping it alive."""
     return bool(weakref.getweakrefs(tensor))
 
 
 def is_used_below(tensor: torch.Tensor) -> bool:
-    """Whether something below Python uses `tensor` itself, such as an autograd graph."""
+    """Returns whether something below Python uses `tensor` itself, such as an autograd graph."""
     return tensor._use_count() > 1  # type: ignore[attr-defined]
 
 
 def tensor_of_class(cls: Any, data: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:
-    """A tensor of class `cls` with the memory of `data`."""
+    """Returns a tensor of class `cls` with the memory of `data`."""
     return data if cls is torch.Tensor else torch.Tensor._make_subclass(cls, data, requires_grad)
 
 
 def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:
-    """A tensor of class `cls` with the shape, strides, dtype and device of `meta` and no storage."""
+    """Returns a tensor of class `cls` with the shape, strides, dtype and device of `meta` and no storage."""
     return _make_wrapper(
         cls, meta.shape, strides=meta.stride, dtype=meta.dtype, device=meta.device, requires_grad=meta.requires_grad
     )
@@ -84,7 +84,8 @@ _make_wrapper: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-de
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Whether a transformation of `torch.func` has put `tensor` around another one: it has no memory of its own."""
+    """Returns whether a transformation of `torch.func` has put `tensor` around another one: it has no memory of its
+    own."""
     core: Any = torch._C
     return core._functorch.is_functorch_wrapped_tensor(tensor)
 

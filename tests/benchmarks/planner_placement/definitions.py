@@ -1,4 +1,4 @@
-"""Max-load as dnn-partitioning defines it, and what a contiguous placement is: written anew, for tests."""
+"""Max-load as dnn-partitioning defines it, and what a contiguous placement is: independent definitions, for tests."""
 
 from __future__ import annotations
 

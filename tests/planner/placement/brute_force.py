@@ -1,4 +1,4 @@
-"""Small random graphs and clusters, and the best of all plans by trying all: definitions written anew, for tests."""
+"""Small random graphs and clusters, and the best of all plans by trying all: definitions of its own, for tests."""
 
 from __future__ import annotations
 

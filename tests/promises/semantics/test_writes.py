@@ -119,7 +119,7 @@ class Counting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.b(self.a(x))
-        if self.how == "set anew":
+        if self.how == "set again":
             self.mean = self.mean + x.detach().mean(0)
             self.number = self.number + 1
         elif self.how == "in place":
@@ -142,7 +142,7 @@ def saved_and_loaded(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-@pytest.mark.parametrize("how", ["set anew", "in place", "in parts"])
+@pytest.mark.parametrize("how", ["set again", "in place", "in parts"])
 def test_buffers_that_a_container_writes_are_kept_saved_and_loaded(how: str, num_ranks: int) -> None:
     assert_same_as_plainly(lambda: Counting(how), saved_and_loaded, num_ranks)
 

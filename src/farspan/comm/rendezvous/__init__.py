@@ -1,3 +1,3 @@
-"""How the processes of a job find each other: a store that all can reach, addresses, and the side channel."""
+"""Rendezvous of the processes of a job: a store that all can reach, addresses, and the side channel."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Which address of this host leads to the other ranks."""
+"""Finds the address of this host that leads to the other ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def address_towards(host: str) -> str:
-    """The address from which the system would send to `host`; sends nothing.
+    """Returns the address from which the system would send to `host`; sends nothing.
 
     Raises:
         LaunchError: The host is unknown, or there is no route to it.
@@ -32,7 +32,7 @@ def address_towards(host: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether messages to an address stay on the host that sends them; no of what is no address."""
+    """Returns whether messages to an address stay on the host that sends them; False for what is no address."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

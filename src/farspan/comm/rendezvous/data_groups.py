@@ -25,7 +25,7 @@ __all__ = ["form_groups", "peers_in_group"]
 
 
 def peers_in_group(peers: Peers, number: int, num_groups: int) -> Peers:
-    """This rank among those of its group.
+    """Returns this rank as one among those of its group.
 
     Args:
         peers: This rank among all.
@@ -56,14 +56,14 @@ def form_groups(
         return GroupChannel(everybody, number, num_groups, LoopLink(), secret=secret)
     server: HubServer | None = None
     places: dict[int, tuple[str, int]] = {}
-    """By rank of this group, where its hub or relay is."""
+    """Addresses of the hubs or relays, by rank of this group."""
     host, is_host = host_of(rank, size), host_of(rank, size) == rank
     depths = [_depth(each) for each in range(size) if host_of(each, size) == each]
     for depth in range(max(depths) + 1):
         if is_host and _depth(rank) == depth:
             above = places[parent(rank)] if rank else None
             server = SideChannel.host(size, secret, joined.address, rank=rank, parent=above, deadline_s=limit_s)
-        found = gather("where groups meet", json.dumps(server.address if server is not None else None).encode())
+        found = gather("addresses of groups", json.dumps(server.address if server is not None else None).encode())
         of_group = found[number * size : (number + 1) * size]
         places.update({each: tuple(json.loads(part)) for each, part in enumerate(of_group) if part != b"null"})
     link = connect(rank, size, places[host], secret, limit_s, host=host)
@@ -71,5 +71,5 @@ def form_groups(
 
 
 def _depth(rank: int) -> int:
-    """How many connections lie between a rank and its hub."""
+    """Returns how many connections lie between a rank and its hub."""
     return len(ancestors(rank)) + 1 if rank else 0

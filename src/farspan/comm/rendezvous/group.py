@@ -1,4 +1,4 @@
-"""Which process of how many this is, and a store of farspan's own that all of them can reach.
+"""Finds out which process of how many this is, and opens a store of farspan's own that all of them can reach.
 
 Nothing here touches `torch.distributed`'s default group: `is_initialized()` stays what the script made it.
 
@@ -27,7 +27,7 @@ __all__ = ["Peers", "find_peers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """This rank among the others.
+    """This rank's place among the others, and the store they share.
 
     Attributes:
         rank: Of this process.

@@ -1,4 +1,4 @@
-"""All ranks come together: rank 0 opens the hub of the side channel, and everybody connects to it.
+"""Joins all ranks: rank 0 opens the hub of the side channel, and everybody connects to it.
 
     every rank   "rank 1"      its address
     rank 0       reads them all, and opens the hub
@@ -33,7 +33,7 @@ __all__ = ["Joined", "join_side_channel"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """What a rank has when all have come together.
+    """The connections of a rank once all have joined.
 
     Attributes:
         side: Its end of the side channel.
@@ -121,7 +121,7 @@ def _is_relay(peers: Peers) -> bool:
 
 
 def _leaving_errors_below(records: Records, peers: Peers) -> contextlib.AbstractContextManager[None]:
-    """What goes wrong is for the ranks below this one too."""
+    """Leaves an error of the block also to the ranks below this one."""
     return records.leaving_errors(f"relay {peers.rank}") if _is_relay(peers) else contextlib.nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""What the ranks leave for each other in the store before there is a side channel, and how long they wait for it.
+"""Records that the ranks leave for each other in the store before there is a side channel, and the wait for them.
 
 A record is a JSON object. One with "error" was left by a rank that failed, one with "absent" by a rank whose program
 ended before it came to the rendezvous: who reads either raises.
@@ -29,9 +29,9 @@ Record = dict[str, Any]
 _EVERY_RANK = "let every rank call farspan.distribute, or none"
 _LONGEST_S = 1e6
 _HEARD_S = 3.0
-"""How long rank 0 stays, having failed, for the others to read why."""
+"""How long rank 0 stays, after it has failed, for the others to read why."""
 _LONG_S = 30.0
-"""After how long a wait is worth a line."""
+"""A wait of this length or more is worth a line."""
 
 
 class Records:
@@ -147,11 +147,11 @@ class Records:
             raise TimeoutError from None
 
     def _missing(self) -> list[int]:
-        """The ranks that have not come."""
+        """Returns the ranks that have not come."""
         return [rank for rank in range(self._peers.world_size) if not self._peers.store.check([f"rank {rank}"])]
 
     def _late(self) -> DeadlineError:
-        """Names the ranks that have not come, whoever it was that this rank waited for."""
+        """Returns the error that names the ranks that have not come, whoever it was that this rank waited for."""
         rank, missing = self._peers.rank, self._missing()
         what = f"rank {rank} waited {self._limit_s:g} s for "
         if not missing:
@@ -169,7 +169,7 @@ class Records:
 
 
 def absence(why: str) -> Record:
-    """The record of a rank that will not come."""
+    """Returns the record of a rank that will not come."""
     return {"absent": why}
 
 

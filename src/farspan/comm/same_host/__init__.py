@@ -1,3 +1,3 @@
-"""From memory to memory, between processes of one host."""
+"""Copies tensors from memory to memory, between processes of one host."""
 
 __all__: list[str] = []

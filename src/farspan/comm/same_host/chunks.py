@@ -33,7 +33,7 @@ _CHUNK = struct.Struct("=QQQQ")
 
 
 class Chunk(NamedTuple):
-    """What is to be copied, and of which message."""
+    """A range of bytes to copy, and the message it belongs to."""
 
     message: int
     source: int
@@ -51,12 +51,12 @@ class OutstandingWrite:
         self.flat = flat
         self.num_chunks = 0
         self.transfer: Ending | None = None
-        """What is over with the last of them."""
+        """The transfer that ends with the last of its chunks."""
 
 
 class OutstandingWrites:
-    """All those of one same-host peer. Their memory is kept until it is known to be written, whatever becomes of the
-    transfers and of this object: until this process ends, where the peer can no longer say so.
+    """All writes of one same-host peer that are not known to be done. Their memory is kept until they are, whatever
+    becomes of the transfers and of this object: until this process ends, where the peer can no longer say so.
     """
 
     _kept: ClassVar[set[OutstandingWrite]] = set()
@@ -72,7 +72,7 @@ class OutstandingWrites:
         return write
 
     def end_chunks(self, message: int, num_chunks: int) -> None:
-        """So many chunks need no longer be waited for."""
+        """Ends so many chunks: they need no longer be waited for."""
         write = self._by_message[message]
         write.num_chunks -= num_chunks
         if not write.num_chunks:
@@ -94,7 +94,7 @@ class ChunkQueue:
         self._entry.setblocking(False)
         self.exit.setblocking(False)
         self._waiting: deque[Chunk] = deque()
-        """What the socket has not taken yet."""
+        """Chunks that the socket has not taken yet."""
 
     def copy(self, flat: torch.Tensor, source: int, read: Read, outstanding: OutstandingWrites) -> OutstandingWrite:
         """Offer a message in chunks, and read those that the peer does not take.
@@ -125,7 +125,7 @@ class ChunkQueue:
         self.exit.close()
 
     def _next(self) -> Chunk | None:
-        """A chunk for this rank. The peer may empty the socket faster than this rank fills it."""
+        """Returns a chunk for this rank. The peer may empty the socket faster than this rank fills it."""
         chunk = None
         while chunk is None and self._fill():
             chunk = take_chunk(self.exit)
@@ -151,7 +151,8 @@ class ChunkQueue:
 
 
 def take_chunk(queue_exit: socket.socket) -> Chunk | None:
-    """A chunk that is now the caller's to copy; None if there is none, also where the receiver has closed the queue."""
+    """Returns a chunk that is now the caller's to copy; None if there is none, also where the receiver has closed the
+    queue."""
     try:
         packet = queue_exit.recv(_CHUNK.size)
     except BlockingIOError:

@@ -70,7 +70,7 @@ class _Transfer:
         self.is_over = True
 
     def is_done(self) -> bool:
-        """Whether it is over.
+        """Returns whether the transfer has ended.
 
         Raises:
             TransferError: It cannot end well any more.
@@ -109,7 +109,7 @@ class _Transfer:
 
 
 class _Connection:
-    """What is between this rank and one same-host peer."""
+    """The connection between this rank and one same-host peer, with its transfers."""
 
     def __init__(self, peer: SameHostPeer, epoll: select.epoll) -> None:
         self.rank = peer.rank
@@ -122,9 +122,9 @@ class _Connection:
         for descriptor in (self.pidfd, self.its_chunks.fileno()):
             epoll.register(descriptor, select.EPOLLIN)
         self.ending = ""
-        """Why it must end; what the peer had sent before is still to be taken."""
+        """The reason why it must end; what the peer had sent before is still to be taken."""
         self.error = ""
-        """Why it has ended."""
+        """The reason why it has ended."""
         self.posted: defaultdict[int, deque[_Transfer]] = defaultdict(deque)
         """Receives without a message, by channel."""
         self.arrived: defaultdict[int, deque[tuple[int, int, bytes]]] = defaultdict(deque)
@@ -178,7 +178,7 @@ class SameHostTransport:
         return cls(rank, found.peers, has_core_for_each=found.has_core_for_each) if found.peers else None
 
     def reaches(self, rank: int) -> bool:
-        """Whether `rank` is a same-host peer; both ends say the same."""
+        """Returns whether `rank` is a same-host peer; both ends say the same."""
         return rank in self._connections
 
     def wait_ended(self, rank: int, deadline_s: float) -> None:
@@ -225,13 +225,14 @@ class SameHostTransport:
 
     def raise_if_broken(self, connection: _Connection) -> None:
         if self._is_aborted:
-            shut_down(self._sockets)  # the aborting thread may not have come to it, and the caller lets go of tensors
+            shut_down(self._sockets)  # the aborting thread may not have come to it, and the caller releases tensors
             raise TransferError("connection aborted")
         if connection.error:
             raise TransferError(connection.error)
 
     def spin_s(self) -> float:
-        """How long to spin before waiting in the kernel. On a busy machine that would keep the peer from its core."""
+        """Returns how long to spin before waiting in the kernel. On a busy machine that would keep the peer from its
+        core."""
         is_promising = self.num_long_waits % _SPIN_PERIOD < _SPIN_TRIALS
         return _SPIN_S if self._has_core_for_each and is_promising else 0.0
 
@@ -250,7 +251,7 @@ class SameHostTransport:
                 return
 
     def _on_event(self, descriptor: int, mask: int, *, helps: bool) -> bool:
-        """Whether there was something to do."""
+        """Handles what has come; returns whether there was something to do."""
         connection, lane = self._watched[descriptor]
         if descriptor == connection.pidfd:
             self._on_process_end(connection)

@@ -31,7 +31,7 @@ class Packet:
 
 
 class Lane:
-    """One of the two sockets of a connection, and what it has not taken yet."""
+    """One of the two sockets of a connection, and the packets that it has not taken yet."""
 
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
         sock.setblocking(False)

@@ -1,4 +1,4 @@
-"""Which other ranks run on this host and let this process use their memory, and two connections to each of them.
+"""Finds the ranks of this host that let this process use their memory, and makes two connections to each of them.
 
     exchange        who I am: host, process, name of my listener, token, where my probe lies and what it says
     connect         the higher rank of a pair to the lower one's listener; both ends check user and process
@@ -52,7 +52,7 @@ class _Span(ctypes.Structure):
 
 
 def _system_call(name: str, *argument_types: type) -> Callable[..., int] | None:
-    """A function of the C library that sets errno, or None where there is none of that name."""
+    """Returns a function of the C library that sets errno, or None where there is none of that name."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None) if sys.platform == "linux" else None
     if function is not None:
         function.restype = ctypes.c_ssize_t
@@ -115,7 +115,7 @@ class SameHostPeer:
     messages: socket.socket
     acks: socket.socket
     my_chunks: ChunkQueue
-    """Of messages to this rank; the peer takes some."""
+    """Chunks of messages to this rank; the peer copies some of them."""
     its_chunks: socket.socket
     """The exit of the peer's queue."""
     pidfd: int
@@ -129,7 +129,7 @@ class SameHostPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SameHostPeers:
-    """All of them, and whether each rank of this host, this one included, can have a core to itself."""
+    """All same-host peers, and whether each rank of this host, this one included, can have a core to itself."""
 
     peers: list[SameHostPeer]
     has_core_for_each: bool
@@ -137,7 +137,7 @@ class SameHostPeers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Card:
-    """What a rank tells the others about itself."""
+    """The facts that a rank shares with the others about itself."""
 
     host: list[str]
     pid: int
@@ -149,7 +149,7 @@ class _Card:
 
 
 class _Setup:
-    """One rank's part, up to the verdict."""
+    """One rank's steps to its same-host peers, up to the verdict."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -180,7 +180,7 @@ class _Setup:
 
     @staticmethod
     def _allow_access() -> None:
-        """Where Yama lets only ancestors do so, let every process of this user read and write this one."""
+        """Lets every process of this user read and write this one, where Yama allows that to ancestors only."""
         if _YAMA.exists() and _YAMA.read_text().strip() == "1" and _prctl is not None:
             _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
@@ -263,7 +263,7 @@ class _Setup:
                 _log.debug("rank %d has not got the queue of rank %d: %s", self.rank, rank, error)
 
     def usable(self, others: dict[int, _Card]) -> list[int]:
-        """The connected ranks whose probes can be read and written."""
+        """Returns the connected ranks whose probes can be read and written."""
         complete = self.my_chunks.keys() & self.its_chunks.keys()
         return [rank for rank in complete if self._can_use(rank, others[rank])]
 
@@ -297,7 +297,8 @@ class _Setup:
 
 
 def find_same_host_peers(rank: int, exchange: Exchange, deadline_s: float) -> SameHostPeers:
-    """All ranks call it together; it calls `exchange` twice on every rank.
+    """Finds the same-host peers and connects to them. All ranks call it together; it calls `exchange` twice on every
+    rank.
 
     Args:
         deadline_s: The longest wait for a connection. The waits of `exchange` are its own.
@@ -349,7 +350,7 @@ def _read_card(blob: bytes) -> _Card | None:
 
 
 def _host_identity() -> list[str]:
-    """What two ranks must have in common: the running kernel, the two namespaces, the user."""
+    """Returns what two ranks of one host have in common: the running kernel, the two namespaces, the user."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "pid")]
     return [boot, *spaces, str(os.geteuid())]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["GroupChannel"]
 
 _SAID_S = 2.0
-"""How long the channel of all ranks may take to say what this group's own has found: a death is seen by both."""
+"""How long the channel of all ranks may take to report what this group's own has found: a death is seen by both."""
 
 
 class GroupChannel(SideChannel):
@@ -99,7 +99,7 @@ class GroupChannel(SideChannel):
         super()._set_failure(error)
 
     def _named(self, error: BaseException) -> BaseException:
-        """The error, which says also how its ranks are counted."""
+        """Returns the error, which says also how its ranks are counted."""
         if self.world_size > 1:
             words = f"farspan: in group {self.number}, whose rank 0 is rank {self.number * self.world_size} of all"
             if isinstance(error, FarspanError):

@@ -1,3 +1,3 @@
-"""What rank 0 hosts for all: the hub of the side channel, as a state machine and as a server."""
+"""The hub of the side channel, which rank 0 hosts for all: a state machine and a server."""
 
 __all__: list[str] = []

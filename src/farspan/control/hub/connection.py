@@ -30,13 +30,13 @@ class Connection:
         self.closed = False
 
     def is_dead(self) -> bool:
-        """Whether nothing has got through for long; to be asked now and then."""
+        """Returns whether nothing has got through for long. It must be asked now and then."""
         self._resending_since = min(self._resending_since, time.monotonic()) if is_resending(self.sock) else math.inf
         return time.monotonic() - self._resending_since > LINK_DEAD_S
 
     def is_silent(self) -> bool:
-        """Whether no sign of life has come from the other end for long, and nothing that has come waits to be read: who
-        is too busy to read does not take that for silence.
+        """Returns whether no sign of life has come from the other end for long, and nothing that has come waits to be
+        read: a rank that is too busy to read does not take that for silence.
         """
         if silence_s(self.sock) <= LINK_SILENT_S:
             return False

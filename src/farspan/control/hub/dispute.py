@@ -23,7 +23,7 @@ _MAX_ASKED = 32
 
 
 class Dispute:
-    """One difference between programs.
+    """A difference between programs, until it is known what differs and where.
 
     Args:
         groups: Ranks that have begun the same, each with that step and its digest.
@@ -44,16 +44,16 @@ class Dispute:
             for (ranks, _), (others, _) in list(zip(groups, there, strict=True))[:_MAX_ASKED]
             for rank in ranks
         }
-        """Which rank is asked on behalf of each rank in dispute."""
+        """For each rank in dispute, the rank that is asked on its behalf."""
         self.starts = {rank: begun for ranks, begun in groups for rank in ranks if rank in self._speaker}
         self._ended = ended
         self._histories: dict[int, History] = {}
         self._raised: dict[int, Header] = {}
-        """What the programs of some of these ranks have raised meanwhile."""
+        """Exceptions that the programs of some of these ranks have raised meanwhile."""
         self.missing = set(self._speaker.values()) - gone
 
     def step_of(self, rank: int) -> int:
-        """The step that a rank has begun."""
+        """Returns the step that a rank has begun."""
         return self.starts[rank][0]
 
     def show(self, rank: int, header: Header, payload: Buffer) -> None:
@@ -67,7 +67,7 @@ class Dispute:
         self.missing.discard(rank)
 
     def failure(self) -> Header:
-        """The failure that the difference means."""
+        """Returns the failure that the difference means."""
         histories = self._of_all(self._histories)
         hint = HINT
         if self._ended:
@@ -87,7 +87,7 @@ class Dispute:
 
 
 def _hint_of(histories: Mapping[int, History]) -> str:
-    """What the ranks that wait say is to be tried."""
+    """Returns what the waiting ranks say is worth a try."""
     for _, entries in sorted(histories.items()):
         for entry in entries[-1:]:
             if len(entry) > 2 and entry[2]:

@@ -21,7 +21,7 @@ __all__ = ["HINT", "Entry", "History", "describe_difference", "describe_ended", 
 _log = logging.getLogger(__name__)
 Entry = tuple[int, str] | tuple[int, str, str]
 History = list[Entry]
-"""What a rank did in one step, in order: (digest, description), and perhaps what to try where it differs."""
+"""The actions of a rank in one step, in order: (digest, description), and perhaps what to try where it differs."""
 
 HINT = (
     "make every rank run the same Python: same branches, same batches, same order;\n"
@@ -33,7 +33,7 @@ _MAX_DESCRIPTION = 240
 
 
 def first_difference(histories: Sequence[History]) -> int | None:
-    """The first index whose digests are not all the same, counting an ended history as different."""
+    """Returns the first index whose digests are not all the same, counting an ended history as different."""
     for index in range(max(map(len, histories), default=0)):
         digests = {history[index][0] if index < len(history) else None for history in histories}
         if len(digests) > 1:
@@ -44,7 +44,7 @@ def first_difference(histories: Sequence[History]) -> int | None:
 def describe_difference(
     starts: Mapping[int, tuple[int, int]], histories: Mapping[int, History]
 ) -> tuple[str, str, str]:
-    """What differs and where, as (what, why, hint).
+    """Returns what differs and where, as (what, why, hint).
 
     Args:
         starts: For each rank involved: (step, digest) that it announced.
@@ -85,7 +85,7 @@ def describe_difference(
 def describe_ended(
     ended: Sequence[int], waiting: Mapping[int, tuple[int, int]], histories: Mapping[int, History]
 ) -> tuple[str, str]:
-    """Some ranks have ended their program while others begin a step, as (what, why)."""
+    """Describes, as (what, why), that some ranks have ended their program while others begin a step."""
     step = min(step for step, _ in waiting.values())
     verb, program = ("has", "its program") if len(ended) == 1 else ("have", "their programs")
     verb_waiting = "waits" if len(waiting) == 1 else "wait"
@@ -97,7 +97,7 @@ def describe_ended(
 
 
 def history_to_json(history: Callable[[int], Sequence[Entry]] | None, step: int) -> bytes:
-    """The `history` of a step as it goes to the hub: bounded in number and length."""
+    """Returns the `history` of a step as it goes to the hub: bounded in number and length."""
     found: History = []
     try:
         for entry in history(step)[:_MAX_ENTRIES] if history else ():

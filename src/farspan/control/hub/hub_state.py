@@ -1,4 +1,4 @@
-"""What rank 0's hub decides, as a pure state machine: a message in, messages out; no sockets, no clocks, no threads.
+"""Decides for the hub, as a pure state machine: a message in, messages out; no sockets, no clocks, no threads.
 
     to the hub                                       from the hub
     start       step, digest, data                   agreed      step              (all began it with one digest)
@@ -87,7 +87,7 @@ class Hub:
         self._num_said: Counter[str] = Counter()
         self._agreed_step = -1
         self._events: list[_Event] = []
-        """What ranks did, in order: the words, and what stands in them."""
+        """Actions of ranks, in order: the words, and what stands in them."""
 
     def on_joined(self, rank: int) -> list[Message]:
         self.joined.add(rank)
@@ -133,7 +133,8 @@ class Hub:
         return self._on_lost(rank, set(self._speakers.below(rank)))
 
     def _on_lost(self, rank: int, unreachable: set[int]) -> list[Message]:
-        """The connection of `rank` has closed, by way of which the hub spoke to `unreachable`, that one among them."""
+        """Handles the loss of the connection of `rank`, by way of which the hub spoke to `unreachable`, that rank
+        included."""
         lost = unreachable - self.ended - self.died
         self.died |= lost
         if self.failed or not lost:
@@ -219,7 +220,7 @@ class Hub:
         return Message(to, {"t": "void", "key": key, "what": what})
 
     def _relay(self, rank: int, header: Header) -> list[Message]:
-        """What one rank says to another: a header, no payload."""
+        """Returns the message in which one rank speaks to another: a header, no payload."""
         to = header["to"]
         if header.get("t") == "request":
             self._note((rank,), "asked rank {}", to)
@@ -231,7 +232,7 @@ class Hub:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _on_finish(self, rank: int, header: Header, messages: list[Message]) -> list[Message]:
-        """The rank begins no step and gives no part of a gather any more."""
+        """Handles the end of a rank's program: it begins no step and gives no part of a gather any more."""
         first_time = rank not in self.finished
         self.finished.add(rank)
         if "digest" in header:
@@ -264,7 +265,7 @@ class Hub:
             self._events = self._last_events()
 
     def _last_events(self) -> list[_Event]:
-        """The events that hold what each rank has done last."""
+        """Returns the events that hold what each rank has done last."""
         kept: list[_Event] = []
         ranks: set[int] = set()
         for event in reversed(self._events):
@@ -286,7 +287,7 @@ class Hub:
         return [Message((0,), {"t": "say", "text": "\n  ".join([text, *status["notes"]])})]
 
     def _status(self, header: Header) -> Header:
-        """Who is missing, which of them could answer, and what they did last."""
+        """Returns who is missing, which of them could answer, and what they did last."""
         everyone = self.ranks
         if "step" in header:
             has_begun = self._who_has_begun(header["step"])
@@ -319,14 +320,14 @@ class Hub:
         return f"the last it did was: {words.format(clip_head(about, 80) if isinstance(about, str) else about)}"
 
     def _who_has_begun(self, step: int) -> Collection[int]:
-        """The ranks that have begun this step, or one after it."""
+        """Returns the ranks that have begun this step, or one after it."""
         if step <= self._agreed_step:
             return self.ranks
         return {r for each in self._rounds for ranks, begun in each.entries if begun.step >= step for r in ranks}
 
 
 def _groups(entries: Iterable[tuple[Sequence[int], Begun]]) -> list[tuple[Sequence[int], tuple[int, int]]]:
-    """Ranks that have begun the same, with that."""
+    """Returns groups of ranks that have begun the same, with that."""
     found: dict[Begun, list[int]] = {}
     for ranks, begun in entries:
         found.setdefault(begun, []).extend(ranks)

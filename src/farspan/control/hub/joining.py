@@ -1,5 +1,5 @@
-"""How a rank connects to what another one serves (the hub, a relay, its tensors): both ends prove that they belong to
-this run.
+"""Connects a rank to a service of another one (the hub, a relay, its tensors); both ends prove that they belong to this
+run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["SIDE", "Service", "Client", "join", "admit", "refusal_of"]
 
 
 class Service(NamedTuple):
-    """What a rank serves to others.
+    """A service that a rank offers to others.
 
     Attributes:
         client, server: As what the two ends prove who they are: what is overheard at one is of no use at another.
@@ -53,7 +53,7 @@ SIDE = Service("rank", "hub", "side channel")
 
 
 class Client(NamedTuple):
-    """Who connects to a service.
+    """A rank that connects to a service.
 
     Attributes:
         rank, world_size: Which rank of how many.
@@ -141,10 +141,11 @@ def _greet(sock: socket.socket, reader: FrameReader, until: float, client: Clien
 
 
 def admit(sock: socket.socket, host: int, world_size: int, secret: str, service: Service) -> tuple[int, FrameReader]:
-    """The other end of `join`, for a service that every rank may use: who has come, and the reader of its connection.
+    """Returns the other end of `join`, for a service that every rank may use: who has come, and the reader of its
+    connection.
 
     Raises:
-        ProtocolError: A stranger, who has been told that.
+        ProtocolError: A stranger, which has got a refusal.
         EOFError, OSError: The connection has ended.
     """
     mine, reader = nonce(), _reader_of_hellos()
@@ -170,11 +171,11 @@ def refusal_of(
     clients: Collection[int],
     service: Service = SIDE,
 ) -> str:
-    """Why what has said `hello` may not come in; "" if it may.
+    """Returns why the sender of `hello` may not come in; "" if it may.
 
     Args:
         hello: Anything a stranger may say.
-        challenge: The random number that it was told.
+        challenge: The random number that it was sent.
         secret: Of the run.
         host: The rank that serves.
         world_size: Of how many ranks.

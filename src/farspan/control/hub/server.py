@@ -44,7 +44,7 @@ _MAX_STRANGERS = 128
 _MAX_WARNINGS = 10
 """Lines about strangers."""
 _FLUSH_S = 5.0
-"""At the end of the hub: how long a rank may take to accept what is still queued for it."""
+"""How long a rank may take, at the end of the hub, to accept what is still queued for it."""
 
 
 _BEAT = encode({"t": "beat"})
@@ -170,7 +170,7 @@ class HubServer:
         return [*self._by_rank.values(), *([self._uplink] if self._uplink is not None else [])]
 
     def _is_own_end_to_come(self) -> bool:
-        """Whether this rank's own channel has not said bye yet: what it said last is for the node above too."""
+        """Returns whether this rank's own channel has not said bye yet: what it said last is for the node above too."""
         node = self._node
         return node.rank in node.joined - node.ended - node.died
 

@@ -21,7 +21,7 @@ from farspan.control.wire import MAX_PAYLOAD_BYTES, Buffer, ProtocolError
 __all__ = ["MAX_PARTS_BYTES", "Parts", "parts_by_rank", "ranges_of", "ranks_in"]
 
 MAX_PARTS_BYTES = MAX_PAYLOAD_BYTES - (1 << 20)
-"""Of all parts of one gather; what remains is for who has given what."""
+"""Limit on all parts of one gather; what remains of a frame is for who has given what."""
 _HEAD = struct.Struct("!IIQ")
 
 
@@ -44,7 +44,7 @@ def ranges_of(ranks: Sequence[int]) -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=1_000)
 def ranks_in(ranges: tuple[tuple[int, int], ...], world_size: int) -> tuple[int, ...]:
-    """The ranks in ranges that another rank has sent."""
+    """Returns the ranks in ranges that another rank has sent."""
     found: list[int] = []
     for first, last in ranges:
         if not 0 <= first <= last < world_size:
@@ -58,7 +58,7 @@ class _Block(NamedTuple):
 
     ranges: tuple[tuple[int, int], ...]
     sizes: Sequence[int]
-    """Of each rank's part; one, where the parts are all the same."""
+    """The size of each rank's part; one size, where the parts are all the same."""
     data: Buffer
 
     def is_same_for_all(self) -> bool:
@@ -92,7 +92,7 @@ def _blocks_in(payload: Buffer) -> list[_Block]:
 
 @dataclass(slots=True)
 class Parts:
-    """What has come to one node of one gather.
+    """The parts that have come to one node for one gather.
 
     Attributes:
         ranks: Whose parts.
@@ -129,7 +129,7 @@ class Parts:
         return added
 
     def take_blocks(self) -> bytes:
-        """All that has come since this was called last, as a payload."""
+        """Returns, as a payload, all that has come since the last call."""
         blocks, single, self._single, self._blocks = self._blocks, self._single, {}, []
         if single:
             ranks = sorted(single)
@@ -144,7 +144,7 @@ class Parts:
 
 
 def parts_by_rank(payload: Buffer, world_size: int) -> list[bytes]:
-    """The part of each rank."""
+    """Returns the part of each rank."""
     blocks = _blocks_in(payload)
     ranks = ranks_in(tuple(each for block in blocks for each in block.ranges), world_size)
     parts = [part for block in blocks for part in _parts_in(block, world_size)]

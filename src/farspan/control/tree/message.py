@@ -1,4 +1,4 @@
-"""What a node of the tree sends, and what the server that moves its messages knows of it."""
+"""A message that a node of the tree sends, with what the server that moves it knows of it."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class Node(Protocol):
     def ranks(self) -> Sequence[int]: ...
 
     def on_joined(self, rank: int) -> list[Message]:
-        """A rank has connected; its first message comes after this."""
+        """Handles the arrival of a rank; its first message comes after this."""
         ...
 
     def on_message(self, rank: int, header: Header, payload: Buffer = b"") -> list[Message]:
-        """The connection of `rank` says something, of itself or of ranks below it."""
+        """Handles a message over the connection of `rank`, about itself or ranks below it."""
         ...
 
     def on_gone(self, rank: int) -> list[Message]:
-        """A rank's connection has closed."""
+        """Handles the end of a rank's connection."""
         ...
 
     def on_silent(self, rank: int) -> list[Message]:
@@ -72,13 +72,13 @@ class Node(Protocol):
         ...
 
     def on_parent(self, header: Header, payload: Buffer) -> list[Message]:
-        """The node above says something."""
+        """Handles a message from the node above."""
         ...
 
     def on_parent_lost(self, failure: Header) -> list[Message]:
-        """The connection to the node above is gone, which means this failure."""
+        """Handles the loss of the connection to the node above, which means this failure."""
         ...
 
     def on_shutdown(self) -> list[Message]:
-        """The node ends now, whoever is still there."""
+        """Handles the end of this node, whoever is still there."""
         ...

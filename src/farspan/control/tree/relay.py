@@ -1,4 +1,4 @@
-"""What a rank that has children passes on between them and its parent, as a pure state machine.
+"""Relays messages between a rank's children and its parent, as a pure state machine.
 
     child   start, contribute       held back until all below have said the same, then one message   --> parent
     child   any with "to"           to that rank, where it is below, else                            --> parent

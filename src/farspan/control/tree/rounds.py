@@ -27,13 +27,13 @@ class Begun(NamedTuple):
 
     @classmethod
     def of(cls, header: Header) -> Begun:
-        """As a message says it."""
+        """Returns the step that a message announces."""
         return cls(header["step"], header["digest"], tuple(header.get("data", ())))
 
 
 @dataclass(slots=True)
 class Round:
-    """What ranks have begun as their n-th step.
+    """The beginnings of one step: what ranks have begun as their n-th step.
 
     Attributes:
         entries: Who began what, as it came.
@@ -62,7 +62,7 @@ class Round:
         self._merged = merged
 
     def take(self) -> list[tuple[Sequence[int], Begun]]:
-        """The entries that have come since this was called last; one, where all agree."""
+        """Returns the entries that have come since this was called last; one, where all agree."""
         entries, self.entries = self.entries, []
         if not self.is_agreed or self._merged is None or not entries:
             return entries
@@ -81,14 +81,14 @@ class Rounds:
         self._open: deque[Round] = deque()
 
     def __iter__(self) -> Iterator[Round]:
-        """The open ones, in order."""
+        """Iterates over the open rounds, in order."""
         return iter(self._open)
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, ranks: Sequence[int], begun: Begun) -> Round:
-        """These ranks begin a step; returns the round in which they do.
+        """Notes that these ranks begin a step; returns the round in which they do.
 
         Raises:
             ProtocolError: Not all of them have begun as many steps before.
@@ -105,18 +105,18 @@ class Rounds:
         return found
 
     def next_of(self, rank: int) -> Round | None:
-        """The open round in which a rank begins its next step; None where it is the first there."""
+        """Returns the open round in which a rank begins its next step; None where it is the first there."""
         for each in self._open:
             if rank not in each.ranks:
                 return each
         return None
 
     def before(self, found: Round) -> list[Round]:
-        """The open rounds before one of them."""
+        """Returns the open rounds before one of them."""
         return list(itertools.takewhile(lambda each: each is not found, self._open))
 
     def close_first(self) -> Round | None:
-        """The first round, if all ranks have come to it: it is no longer open."""
+        """Returns the first round, if all ranks have come to it: it is no longer open."""
         return self._open.popleft() if self._open and len(self._open[0].ranks) == self._num_ranks else None
 
     def clear(self) -> None:

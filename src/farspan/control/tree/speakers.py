@@ -1,4 +1,4 @@
-"""For whom a connection may speak: for its own rank, and for those that are connected by way of it."""
+"""Knows for whom a connection may speak: for its own rank, and for those that are connected by way of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Speakers:
         self._below: dict[int, frozenset[int]] = {}
 
     def below(self, client: int) -> frozenset[int]:
-        """The ranks that the connection of `client` leads to."""
+        """Returns the ranks that the connection of `client` leads to."""
         found = self._below.get(client)
         if found is None:
             ranks = [client] if client == self._node else ranks_below(client, self._world_size)
@@ -39,7 +39,7 @@ class Speakers:
         return found
 
     def one(self, client: int, header: Header) -> int:
-        """Who says what has come over the connection of `client`.
+        """Returns the rank whose words have come over the connection of `client`.
 
         Raises:
             ProtocolError: It may not speak for that rank.
@@ -50,7 +50,7 @@ class Speakers:
         return speaker
 
     def many(self, client: int, header: Header) -> Sequence[int]:
-        """The same, for what several ranks may say at once."""
+        """Returns the same, for what several ranks may say at once."""
         if "ranks" not in header:
             return (client if "from" not in header else self.one(client, header),)
         return self._checked(

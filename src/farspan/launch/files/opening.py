@@ -81,7 +81,7 @@ class _FileIOThroughOs(_FileIO, metaclass=_KindOfFileIO):
 
 
 def opening() -> Replacements:
-    """Return what stands in for all functions of Python that open files."""
+    """Return the replacements of all functions with which Python opens files."""
     return {
         (builtins, "open"): _open_through_os,
         (io, "open"): _open_through_os,

@@ -30,7 +30,7 @@ class _Entry:
         name: Its name there, through a class if need be.
         position: Of the path among the arguments; that of a method has the object before it.
         writes: Whether the file is changed.
-        keeps: Whether it is changed in place, rather than written anew.
+        keeps: Whether it is changed in place, rather than rewritten.
         if_set: Position of an argument that says whether the file is changed, if there is one.
         beside: Endings of files that the library puts beside this one.
     """

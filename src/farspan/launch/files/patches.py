@@ -23,7 +23,7 @@ __all__ = ["install_journal", "put_by_name", "put_functions", "replacements_for_
 
 
 def install_journal(folder: str) -> Callable[[int], None]:
-    """Let this process, rank 0, keep what it changes in `folder`; returns what to call when all ranks have met."""
+    """Let this process, rank 0, keep what it changes in `folder`; returns what to call after a barrier of all ranks."""
     journal = Journal(Layer(f"{folder}/before0"), exempt_roots(folder))
 
     def keep(path: Any, writes: bool, keeps: bool) -> Any:

@@ -19,7 +19,7 @@ __all__ = ["install_view", "replacements_for_view"]
 
 
 def install_view(folder: str, rank: int, *, sees_first: bool) -> Callable[[int], None]:
-    """Let this process write into a folder of its own below `folder`; returns what to call when all ranks have met."""
+    """Lets this process write into a folder of its own below `folder`; returns what to call after each barrier."""
 
     def before(number: int) -> Layer | None:
         return Layer(f"{folder}/before{number}") if sees_first else None
