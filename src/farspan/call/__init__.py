@@ -1,3 +1,3 @@
-"""What a recorded call is, what is known of it before it runs, and how it runs."""
+"""Knows what a recorded call is, what it will give before it runs, and how it runs."""
 
 __all__: list[str] = []

@@ -1,4 +1,5 @@
-"""What is autograd's, and a module reaches for while it is called: hooks on tensors, gradients of parameters.
+"""Watches for modules that reach, while they are called, for what is autograd's: hooks on tensors, gradients of
+parameters.
 
 Inside a call that runs as one unit a hook would be registered at the owner alone, and a gradient be that of earlier
 micro-batches, whose backwards have not run. Such a module is called part by part, where both are recorded.

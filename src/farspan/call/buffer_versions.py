@@ -80,8 +80,8 @@ def own_versions(leaf: Leaf, *, is_known: bool) -> Iterator[list[torch.Tensor]]:
 
 
 def is_as_it_was(leaf: Leaf) -> bool:
-    """Whether a call of `leaf` of which all is known needs nothing put aside for it, nor watched: its tables hold what
-    they held when the leaf was made, it has no hooks of the program's, and needs no versions of its buffers.
+    """Returns whether a call of `leaf`, whose metadata is known, needs no versions of its buffers and no watching: its
+    tables hold what they held when the leaf was made, and it has no hooks of the program's.
     """
     return (
         not leaf.is_resolved
@@ -92,7 +92,8 @@ def is_as_it_was(leaf: Leaf) -> bool:
 
 
 def _versioned(leaf: Leaf) -> list[Placed]:
-    """The buffers of which each call needs a version of its own, and those that share memory with one of them."""
+    """Returns the buffers of which each call needs a version of its own, and those that share memory with one of
+    them."""
     items = [item for item in leaf.buffers if item.is_owned]
     if not any(item.is_written for item in items) or not any(item.is_saved for item in items):
         return []
@@ -113,7 +114,7 @@ def _slots_of(modules: Sequence[nn.Module], tensor: torch.Tensor) -> list[_Slot]
 
 
 def _now(item: Placed, slots: Sequence[_Slot]) -> torch.Tensor:
-    """What the modules hold in the place of a buffer when a call has run."""
+    """Returns what the modules hold in place of a buffer once a call has run."""
     found = {id(table.get(name)): table.get(name) for table, name in slots}
     if len(found) > 1:
         raise RecordError(
@@ -128,7 +129,7 @@ def _now(item: Placed, slots: Sequence[_Slot]) -> torch.Tensor:
 
 
 def copies_of(tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """By id, tensors in memory of their own; copies of those that share memory share it too."""
+    """Copies tensors, by id, into memory of their own; copies of tensors that share memory share it too."""
     memory = Counter(storage_id(tensor) for tensor in tensors)
     storages: dict[int, torch.UntypedStorage] = {}
     copies: dict[int, torch.Tensor] = {}

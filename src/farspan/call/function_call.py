@@ -1,4 +1,4 @@
-"""What a recorded `torch.autograd.Function.apply` calls."""
+"""The target of a recorded `torch.autograd.Function.apply`."""
 
 from __future__ import annotations
 

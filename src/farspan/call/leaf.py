@@ -31,12 +31,13 @@ class LeakError(RecordError):
 
 
 def reaches_outside(error: BaseException) -> bool:
-    """Whether a call that raised `error` needs what is outside its module: its parts are called one by one instead."""
+    """Returns whether a call that raised `error` needs what is outside its module: its parts are called one by one
+    instead."""
     return isinstance(error, LeakError) or is_not_torchs_device(error)
 
 
 class WholeError(RecordError):
-    """What cannot be recorded operation by operation, and can run inside a module that is called as one unit.
+    """Raised by what cannot be recorded operation by operation, and can run inside a module that is called as one unit.
 
     A module whose parts are called one by one, and whose forward does it, is from then on called as one unit. The user
     sees the error only where it is done outside of every module.
@@ -55,19 +56,19 @@ class Placed:
     is_owned: bool
     is_parameter: bool
     kind: type[torch.Tensor]
-    """Its class, which a stub has not."""
+    """The class of the parameter, which a stub does not have."""
     is_shared: bool = False
-    """Whether the model has it under several names, or calls several modules that hold it."""
+    """True if the model has it under several names, or calls several modules that hold it."""
     user: Leaf | None = None
     """The first leaf to be called that holds it."""
     is_written: bool = False
-    """Whether a call of a leaf has been seen to write into it."""
+    """True once a call of a leaf has been seen to write into it."""
     is_saved: bool = False
-    """Of a buffer: whether autograd has been seen to save it, so that a later backward needs what it was."""
+    """True once autograd has been seen to save this buffer, so that a later backward needs what it was."""
     hooked_at: Any = None
     """The user's line that registered a gradient hook on it."""
     is_passed_on: bool = False
-    """While a part of a backward runs: whether its gradient goes on to another segment, which adds to it."""
+    """True, while a backward segment runs, if its gradient goes on to another segment, which adds to it."""
     aliases: list[Any] = field(default_factory=list)
     """Weak references to the recorded tensors that share its memory: `param.data`, and views of it."""
 
@@ -108,7 +109,7 @@ class Leaf(ModuleTarget):
     def __init__(self, name: str, module: nn.Module, stage: int, placed: list[Placed]) -> None:
         self.name = name
         self.key = key_of(name)
-        """In the paths of what is drawn inside."""
+        """The name of the leaf in the paths of what is drawn inside."""
         self.module = module
         self.stage = stage
         self.modules = tuple(part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule))
@@ -118,34 +119,35 @@ class Leaf(ModuleTarget):
         self.state: tuple[Any, ...] | None = None
         """Kept until a flag of one of the modules or parameters is set."""
         self.is_open = False
-        """Whether its parts are called one by one instead, since it reaches outside itself."""
+        """True if its parts are called one by one instead, since it reaches outside itself."""
         self.is_resolved = False
-        """Whether what a call gives was known only when it ran, since it depends on data: another run may differ."""
+        """True if the result of a call was known only when it ran, since it depends on data: another run may differ."""
         self.attributes: dict[str, None] = {}
-        """What its calls have been seen to write on its modules."""
+        """The attributes that its calls have been seen to write on its modules."""
         self.settings: dict[str, Any] = {}
-        """What the program has set on its modules since, by their numbers and names: equal where predictions are."""
+        """The attributes that the program has set on its modules since, by number and name: equal where predictions
+        are."""
         self.around = -1
         """The number of the latest snapshot of its surroundings: equal where predictions are."""
         self.surroundings: Any = None
-        """What its code can read beside it; found when it is called, shared by all leaves of the same code."""
+        """The surroundings that its code can read; found when it is called, shared by all leaves of the same code."""
         self.buffers = tuple(item for item in placed if not item.is_parameter)
         self.own_objects: Any = None
-        """What the attributes that are not in `attributes` hold; made when it is called."""
+        """The objects in attributes that are not in `attributes`; made when it is called."""
         self.has_buffers = any(item.stage == stage for item in self.buffers)
         self.foreign = tuple(item for item in placed if item.stage != stage)
-        """Those that another stage owns (tied parameters): they come as values, gradients flow back."""
+        """The parameters that another stage owns (tied ones): they come as values, gradients flow back."""
         self.num_extra = len(self.foreign) + self.tables.num_slot_tensors
-        """How many tensors a call has after its arguments: see `extra_tensors`."""
+        """Number of tensors that a call has after its arguments: see `extra_tensors`."""
         own = [item for item in placed if item.is_parameter and item.stage == stage]
         self.parameter_names = frozenset(item.name for item in own)
         self.own_parameters = own
         self.receivers = self._receivers()
-        """What a call passes gradient on to besides its arguments: all its own parameters, and shared ones by name."""
+        """The receivers of gradient besides a call's arguments: all its own parameters, and shared ones by name."""
         self.has_been_called = False
 
     def begin(self) -> list[str]:
-        """It is called for the first time.
+        """Prepares the leaf for its first call.
 
         Returns:
             The names of parameters of which only now another leaf that holds them is called.
@@ -163,8 +165,8 @@ class Leaf(ModuleTarget):
         return shared
 
     def extra_tensors(self) -> list[torch.Tensor]:
-        """What a call uses besides its arguments and its own parameters: those of other stages, and what else the
-        program has put into the modules' tables.
+        """Returns what a call uses besides its arguments and its own parameters: those of other stages, and what else
+        the program has put into the modules' tables.
         """
         tensors = [item.tensor for item in self.foreign]
         return tensors + self.tables.slot_tensors() if self.tables.slots else tensors
@@ -186,8 +188,8 @@ class Leaf(ModuleTarget):
         return (self, *(item.name for item in self.own_parameters if item.is_shared))
 
     def state_key(self) -> tuple[Any, ...]:
-        """What a call's metadata depends on besides its arguments: `flags`, what has been set, `around`, and which of
-        the tensors require grad that it finds in objects and around its code.
+        """Returns what a call's metadata depends on besides its arguments: `flags`, what has been set, `around`, and
+        which of the tensors that it finds in objects and around its code require grad.
         """
         if self.state is None:
             seen = (self.own_objects, None if self.surroundings is None else self.surroundings.snapshot)

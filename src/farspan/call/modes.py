@@ -40,13 +40,13 @@ def _current_autocast() -> tuple[Any, ...]:
 
 
 class Regions:
-    """Which autocast region each call is recorded in, without asking torch where there is none."""
+    """Knows the autocast region in which each call is recorded, without asking torch where there is none."""
 
     def __init__(self) -> None:
         self._latest = 0
 
     def of(self, modes: Modes) -> int:
-        """The region that is open now, under `modes`; 0 until there is a call to which autocast applies."""
+        """Returns the region that is open now, under `modes`; 0 until there is a call to which autocast applies."""
         if modes[2] or self._latest:
             self._latest = autocast_region()
         return self._latest

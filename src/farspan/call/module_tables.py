@@ -1,4 +1,4 @@
-"""What the tables of a leaf's modules hold: parameters, buffers and parts; and calls that find something else there.
+"""Reads the tables of a leaf's modules (parameters, buffers, parts), for calls that find something else there.
 
 `torch.func.functional_call`, `module._parameters[name] = ...`, `module.fc = nn.Linear(...)`, pruning and the like put
 other things into the tables. A call of a leaf sees what is there when it is recorded:
@@ -31,10 +31,10 @@ class Slot(NamedTuple):
     """A place in a table whose tensor is not the leaf's own."""
 
     table: int
-    """Which of the tables, counted over all modules."""
+    """Number of the table, counted over all modules."""
     name: str
     number: int
-    """Of the tensor, among those that the slots hold: tied places share one."""
+    """Number of the tensor, among those that the slots hold: tied places share one."""
 
 
 class Tables:
@@ -75,7 +75,7 @@ class Tables:
             self._items = []  # nothing in the slots is kept alive
 
     def are_unchanged(self) -> bool:
-        """Whether the tables hold what they did; False where other tensors than the leaf's own are in them."""
+        """Returns whether the tables hold what they did; False where other tensors than the leaf's own are in them."""
         if self.slots:
             return False
         tables = _tables_of(self.modules)
@@ -87,7 +87,7 @@ class Tables:
         )
 
     def slot_tensors(self) -> list[torch.Tensor]:
-        """What the slots hold now."""
+        """Returns what the slots hold now."""
         tables = _tables_of(self.modules)
         found = {slot.number: tables[slot.table][slot.name] for slot in self.slots}
         return [found[number] for number in range(self.num_slot_tensors)]

@@ -96,7 +96,7 @@ _NOT_USERS = tuple(
 
 
 def name_of(function: Any) -> str:
-    """The name of a leaf or a torch function, the same in every process."""
+    """Returns the name of a leaf or a torch function, the same in every process."""
     owner = getattr(function, "__self__", None)
     if getattr(function, "__name__", "") == "__get__" and owner is not None:
         return f"Tensor.{owner.__name__}"
@@ -104,7 +104,7 @@ def name_of(function: Any) -> str:
 
 
 def find_where(num_callers: int = 1) -> Any:
-    """The user's line that is being recorded, as (code object, line number).
+    """Returns the user's line that is being recorded, as (code object, line number).
 
     Args:
         num_callers: How many of the callers are known to be farspan's: not looked at, which costs time.

@@ -1,4 +1,4 @@
-"""What torch can be told about how operations compute: flags of its backends and the like.
+"""Captures torch's settings for how operations compute: flags of its backends and the like.
 
 Context managers (`sdpa_kernel`, `torch.backends.cudnn.flags`, `torch.autograd.detect_anomaly`, `torch.device(...)`) and
 plain calls (`torch.use_deterministic_algorithms`) set them. They belong to a call: asked of torch when it is recorded,
@@ -30,7 +30,7 @@ class Settings:
     def __init__(self, values: tuple[Any, ...], device: torch.device | None) -> None:
         self.values = values
         self.device = device
-        """Where tensors are made, if the program has said so."""
+        """The device on which tensors are made, if the program has said so."""
 
     def __repr__(self) -> str:
         return "settings"  # ranks on other machines may have others, and no flag changes what is to be sent

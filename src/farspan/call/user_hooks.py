@@ -35,7 +35,7 @@ _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 
 
 def has_user_hooks(module: nn.Module) -> bool:
-    """Whether somebody other than torch has hooked `module`."""
+    """Returns whether somebody other than torch has hooked `module`."""
     hooks, pre_hooks = module._forward_hooks, module._forward_pre_hooks
     if not (hooks or pre_hooks or module._backward_hooks or module._backward_pre_hooks):
         return are_all_modules_hooked()
@@ -51,7 +51,7 @@ def open_leaves(leaves: Iterable[Leaf]) -> None:
 
 
 def is_called_in_parts(leaf: Leaf) -> bool:
-    """Whether the modules inside `leaf` are called one by one; hooks on all modules see each of them."""
+    """Returns whether the modules inside `leaf` are called one by one; hooks on all modules see each of them."""
     return leaf.is_open or (len(leaf.modules) > 1 and are_all_modules_hooked())
 
 
@@ -116,7 +116,7 @@ def _users(hooks: dict[int, Any]) -> list[tuple[int, Any]]:
 
 
 def _before(module: nn.Module, hook: Any, args: Any, kwargs: Any, is_with_kwargs: bool) -> tuple[Any, Any]:
-    """The arguments as a pre-hook leaves them."""
+    """Returns the arguments as a pre-hook leaves them."""
     result = hook(module, args, kwargs) if is_with_kwargs else hook(module, args)
     if result is None:
         return args, kwargs

@@ -1,4 +1,4 @@
-"""Which torch functions draw random numbers."""
+"""Lists the torch functions that draw random numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ other libraries) are added when a metadata run sees them draw.
 
 
 def has_own_generator(kwargs: Any) -> bool:
-    """Whether a call draws from a generator that the user made: it is left alone."""
+    """Returns whether a call draws from a generator that the user made: it is left alone."""
     return bool(kwargs) and kwargs.get("generator") not in (None, torch.default_generator)
 
 
@@ -54,7 +54,7 @@ _verdicts: dict[Any, bool] = {}
 
 
 def may_draw(function: Any) -> bool:
-    """Whether a call of `function` may draw: those known to, and those of which nothing is known."""
+    """Returns whether a call of `function` may draw: those known to, and those of which nothing is known."""
     verdict = _verdicts.get(function)
     if verdict is None:
         verdict = function in DRAWS or _is_unknown(function)

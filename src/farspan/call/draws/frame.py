@@ -1,4 +1,4 @@
-"""Where in the user's program random numbers are drawn: a path of module calls, the same for every plan.
+"""Gives every draw of random numbers its place in the user's program: a path of module calls, the same for every plan.
 
     frame(root)       = seed
     frame(module)     = blake2b(frame of its caller, its name, how many calls of it this caller has made before)
@@ -42,7 +42,7 @@ _key_of_module: dict[int, int] = {}
 
 
 class Frame:
-    """One call of a module while it runs: what it is, and what it has called so far.
+    """One call of a module while it runs, and the calls that it has made so far.
 
     Args:
         key: Its number, if it is known.
@@ -58,14 +58,14 @@ class Frame:
 
     @property
     def key(self) -> int:
-        """Its number, which nobody needs until something draws below it."""
+        """Returns its number, which is computed only once something draws below it."""
         if self._path is not None:
             caller, child, number = self._path
             self._key, self._path = mixed((caller.key, child, number)), None
         return self._key
 
     def count(self, child: int, *, is_apart: bool = False) -> int:
-        """How many calls of `child` came before this one.
+        """Returns how many calls of `child` came before this one, and counts this one.
 
         Args:
             child: What is called.
@@ -82,7 +82,7 @@ class Frame:
         self.counts[~child if is_apart else child] -= 1
 
     def inside(self, child: int, *, is_apart: bool = False) -> Frame:
-        """The frame of a call of `child`."""
+        """Returns the frame of a call of `child`."""
         return Frame(path=(self, child, self.count(child, is_apart=is_apart)))
 
     def copy(self) -> Frame:
@@ -92,12 +92,12 @@ class Frame:
 
 
 def key_of(name: str) -> int:
-    """A number for `name`, equal in every process."""
+    """Returns a number for `name`, equal in every process."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
 
 
 def key_of_function(function: Any) -> int:
-    """A number for a torch function, equal in every process."""
+    """Returns a number for a torch function, equal in every process."""
     key = _key_of_function.get(function)
     if key is None:
         key = _key_of_function[function] = key_of(f"function {name_of(function)}")
@@ -105,7 +105,7 @@ def key_of_function(function: Any) -> int:
 
 
 def key_of_module(module: Any) -> int:
-    """The number of a module that `name_module` has named."""
+    """Returns the number of a module that `name_module` has named."""
     return _key_of_module[id(module)]
 
 
@@ -119,10 +119,11 @@ def forget_module(module_id: int) -> None:
 
 
 def seed_of(path: Path) -> int:
-    """The seed for what is drawn at `path`: all its bits are mixed, for torch's CPU generator uses 32 of them."""
+    """Returns the seed for what is drawn at `path`: all its bits are mixed, for torch's CPU generator uses 32 of
+    them."""
     return mixed(path) >> 1
 
 
 def mixed(path: Path) -> int:
-    """A number of 63 bits for `path`, equal in every process."""
+    """Returns a number of 63 bits for `path`, equal in every process."""
     return int.from_bytes(hashlib.blake2b(struct.pack(">3Q", *path), digest_size=8).digest(), "big") >> 1

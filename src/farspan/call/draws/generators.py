@@ -30,13 +30,14 @@ GENERATORS = Lock("the random generators")
 
 
 def host_seed() -> int:
-    """What torch was last seeded with."""
+    """Returns what torch was last seeded with."""
     with GENERATORS:
         return torch.default_generator.initial_seed()
 
 
 def generators_of(tensors: Iterable[torch.Tensor]) -> Sequence[torch.Generator]:
-    """Those that a call with these tensors may draw from: the CPU's, their devices', the current device's."""
+    """Returns the generators that a call with these tensors may draw from: the CPU's, their devices', the current
+    device's."""
     if not torch.cuda.is_initialized():
         return (torch.default_generator,)
     indices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
@@ -45,7 +46,7 @@ def generators_of(tensors: Iterable[torch.Tensor]) -> Sequence[torch.Generator]:
 
 
 def all_generators() -> Sequence[torch.Generator]:
-    """Those of all devices in use."""
+    """Returns the generators of all devices in use."""
     if not torch.cuda.is_initialized():
         return (torch.default_generator,)
     return (torch.default_generator, *torch.cuda.default_generators)
@@ -89,12 +90,12 @@ def put_back_in_python(states: Any) -> Iterator[None]:
 
 
 def states_in_python() -> Any:
-    """The states of Python's and numpy's generators."""
+    """Returns the states of Python's and numpy's generators."""
     return random.getstate(), np.random.get_state()
 
 
 def is_as_in_python(states: Any) -> bool:
-    """Whether Python's and numpy's generators are as `states_in_python` found them."""
+    """Returns whether Python's and numpy's generators are as `states_in_python` found them."""
     now = np.random.get_state()
     return random.getstate() == states[0] and all(map(np.array_equal, now, states[1]))
 

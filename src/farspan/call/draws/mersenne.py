@@ -41,10 +41,11 @@ _DEGREE = 19937
 _GROUP = 5
 """Coefficients that share their windows."""
 _LEFT, _NEXT, _WORDS, _TAIL = 8, 16, 24, 24 + 8 * BLOCK
-"""Where in a state's bytes its parts begin: how many words are left, the next one, the words, cached normal numbers."""
+"""Offsets of a state's parts in its bytes: the number of words left, the next word, the words, cached normal
+numbers."""
 _HAS_DOUBLE, _HAS_FLOAT = _TAIL + 24, _TAIL + 36
 _JUMP_FROM = 3 << 17
-"""As many draws cost more than a jump."""
+"""From this many draws on a jump costs less than drawing."""
 _CHUNK = 1 << 14
 _KEPT = 64
 """Polynomials, of 40 KB each."""
@@ -52,7 +53,7 @@ _asked: OrderedDict[int, bool] = OrderedDict()
 
 
 def advanced(state: torch.Tensor, count: int) -> torch.Tensor:
-    """The state after `count` more draws of 32 bits; cached normal numbers stay."""
+    """Returns the state after `count` more draws of 32 bits; cached normal numbers stay."""
     if count == 0:
         return state
     with without_any_mode():
@@ -65,18 +66,18 @@ def advanced(state: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def position_of(state: torch.Tensor) -> int:
-    """How many words of its block have been drawn, 1 to 624 (as many when it has just been seeded)."""
+    """Returns how many words of its block have been drawn, 1 to 624 (as many when it has just been seeded)."""
     return BLOCK + 1 - int(state.numpy()[_LEFT : _LEFT + 4].view(np.int32)[0])
 
 
 def cached_normals(state: torch.Tensor) -> int:
-    """Which normal numbers it keeps for later: 0 none, 1 a double, 2 a float, 3 both."""
+    """Returns which normal numbers it keeps for later: 0 none, 1 a double, 2 a float, 3 both."""
     content = state.numpy()
     return int(content[_HAS_DOUBLE] != 0) + 2 * int(content[_HAS_FLOAT] != 0)
 
 
 def with_cached_normals(state: torch.Tensor, cached: int) -> torch.Tensor:
-    """The same, but for the normal numbers that it keeps (of no meaning)."""
+    """Returns the same, but for the normal numbers that it keeps (of no meaning)."""
     content = state.numpy().copy()
     content[_TAIL + 8 : _TAIL + 16] = np.array([0.5 * (cached & 1)]).view(np.uint8)  # torch keeps zero for none
     content[_HAS_DOUBLE], content[_HAS_FLOAT] = cached & 1, cached >> 1
@@ -84,17 +85,17 @@ def with_cached_normals(state: torch.Tensor, cached: int) -> torch.Tensor:
 
 
 def is_same_state(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the two will give the same."""
+    """Returns whether the two states will give the same numbers."""
     return one.numpy()[_LEFT:].tobytes() == other.numpy()[_LEFT:].tobytes()
 
 
 def keeps_the_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether their cached normal numbers are the same, bit for bit."""
+    """Returns whether their cached normal numbers are the same, bit for bit."""
     return one.numpy()[_TAIL:].tobytes() == other.numpy()[_TAIL:].tobytes()
 
 
 def distance(before: torch.Tensor, after: torch.Tensor, limit: int) -> int | None:
-    """How many draws lie between two states; None if they are more than `limit`."""
+    """Returns how many draws lie between two states; None if they are more than `limit`."""
     with without_any_mode():
         wanted = _words(after)
         first = BLOCK - position_of(before)
@@ -135,7 +136,7 @@ def _random_pairs(pairs: torch.Tensor, generator: torch.Generator) -> torch.Tens
 
 
 def _draws(generator: torch.Generator, count: int) -> np.ndarray:
-    """The next `count` numbers, an even count."""
+    """Returns the next `count` numbers, an even count."""
     pairs = _random_pairs(torch.empty(count // 2, dtype=torch.int64), generator)
     halves = pairs.numpy().view(np.uint32).reshape(-1, 2)
     first, second = (1, 0) if np.little_endian else (0, 1)
@@ -148,7 +149,8 @@ def _draws(generator: torch.Generator, count: int) -> np.ndarray:
 
 
 def _is_worth_a_jump(count: int) -> bool:
-    """The second time that one goes as far: the polynomial costs as much as drawing some millions of numbers."""
+    """Returns the second time that one goes as far: the polynomial costs as much as drawing some millions of
+    numbers."""
     is_known = _asked.pop(count, False) or count >= 64 * _JUMP_FROM
     _asked[count] = True
     while len(_asked) > 4 * _KEPT:
@@ -205,7 +207,7 @@ def _power_of_x(power: int) -> int:
 
 
 def _squared(polynomial: int) -> int:
-    """Over GF(2) the bits only move apart."""
+    """Squares a polynomial over GF(2), where the bits only move apart."""
     digits = polynomial.to_bytes(_DEGREE // 8 + 1, "little")
     return int.from_bytes(_APART[np.frombuffer(digits, np.uint8)].tobytes(), "little")
 
@@ -227,7 +229,7 @@ def _reduced(polynomial: int) -> int:
 
 @functools.cache
 def _terms() -> tuple[int, ...]:
-    """The powers of x in P below its degree (Matsumoto and Nishimura, Mersenne Twister, 1998, appendix A)."""
+    """Returns the powers of x in P below its degree (Matsumoto and Nishimura, Mersenne Twister, 1998, appendix A)."""
     matrix = 0x9908B0DF
     first = _sum(BLOCK, _LAG)
     second = _sum(BLOCK - 1, _LAG - 1)
@@ -248,7 +250,7 @@ def _sum(one: int, other: int) -> int:
 
 
 def _product(one: int, other: int) -> int:
-    """Of polynomials over GF(2); the second has few terms."""
+    """Multiplies polynomials over GF(2); the second has few terms."""
     found, shift = 0, 0
     while other:
         step = (other & -other).bit_length() - 1
@@ -263,7 +265,7 @@ def _product(one: int, other: int) -> int:
 
 
 def _next_words(words: np.ndarray, count: int) -> np.ndarray:
-    """The last 624 words of `words`, which are a block, and the `count` that follow."""
+    """Returns the last 624 words of `words`, which are a block, and the `count` that follow."""
     found = np.concatenate([words, np.zeros(count, np.uint32)])
     for begin in range(0, count, BLOCK - _LAG):
         end = min(begin + BLOCK - _LAG, count)
@@ -275,7 +277,7 @@ def _next_words(words: np.ndarray, count: int) -> np.ndarray:
 
 
 def _tempered(words: np.ndarray) -> np.ndarray:
-    """What is drawn of these words."""
+    """Returns the numbers that are drawn from these words."""
     draws = words ^ (words >> np.uint32(11))
     draws = draws ^ ((draws << np.uint32(7)) & np.uint32(0x9D2C5680))
     draws = draws ^ ((draws << np.uint32(15)) & np.uint32(0xEFC60000))
@@ -283,7 +285,7 @@ def _tempered(words: np.ndarray) -> np.ndarray:
 
 
 def _untempered(draws: np.ndarray) -> np.ndarray:
-    """The words of which these were drawn."""
+    """Returns the words of which these were drawn."""
     words = draws ^ (draws >> np.uint32(18))
     words = words ^ ((words << np.uint32(15)) & np.uint32(0xEFC60000))
     mixed = words

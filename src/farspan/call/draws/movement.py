@@ -1,4 +1,4 @@
-"""How far a call moves torch's CPU generator: measured, once for each operation that draws and its shapes.
+"""Measures how far a call moves torch's CPU generator, once for each operation that draws and its shapes.
 
 How many numbers an operation draws is a matter of its shapes, its dtypes and the machine: dropout draws two numbers an
 element with torch's own kernels, and one in all with Intel's, of which the rest follows. So it is not computed: the
@@ -44,27 +44,27 @@ _MOST_KNOWN = 256
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """How far a call moves the generator, from a state that keeps certain normal numbers."""
+    """The distance by which a call moves the generator, from a state that keeps certain normal numbers."""
 
     count: int
-    """In draws of 32 bits."""
+    """The distance in draws of 32 bits."""
     cached: int
-    """Which normal numbers are kept afterwards."""
+    """The normal numbers that are kept afterwards, as in `cached_normals`."""
     repeats: tuple[tuple[int, Operation, int], ...] = ()
     """Operations that use or make the normal numbers kept, and how many draws come before and up to their end."""
 
 
 class Draws:
-    """All that a call draws from torch's CPU generator, in order."""
+    """The draws of a call from torch's CPU generator, in order."""
 
     __slots__ = ("_moves", "has_own", "operations", "verified")
 
     def __init__(self, operations: Sequence[Operation], *, has_own: bool = False) -> None:
         self.operations = tuple(operations)
         self.has_own = has_own
-        """Whether it also draws from a generator that the user made."""
+        """True if it also draws from a generator that the user made."""
         self.verified: set[int] = set()
-        """From which kinds of states a run has been seen to move the generator just as far as it says."""
+        """The kinds of states from which a run has been seen to move the generator just as far as foreseen."""
         self._moves: dict[int, Moves | None] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -73,7 +73,8 @@ class Draws:
     __hash__ = None  # type: ignore[assignment]
 
     def moves(self, cached: int) -> Moves | None:
-        """How far they move a state that keeps the normal numbers `cached`; None where that depends on data."""
+        """Returns how far the draws move a state that keeps the normal numbers `cached`; None where that depends on
+        data."""
         if cached not in self._moves:
             self._moves[cached] = self._measured(cached)
         return self._moves[cached]
@@ -98,7 +99,7 @@ def keep_operation(name: str, operation: Any) -> None:
 
 
 def repeated(operation: Operation, state: torch.Tensor) -> torch.Tensor:
-    """The state after `operation` has drawn, from the one before."""
+    """Returns the state after `operation` has drawn, from the one before."""
     from farspan.call.pytree.template import rebuild  # stands above
 
     name, template, tensors = operation
@@ -115,7 +116,8 @@ def repeated(operation: Operation, state: torch.Tensor) -> torch.Tensor:
 
 
 def _movement(operation: Operation, cached: int) -> tuple[int, int, bool] | None:
-    """How many numbers it draws, which normal numbers are kept then, and whether these are others than before."""
+    """Returns how many numbers it draws, which normal numbers are kept then, and whether these are others than
+    before."""
     key = (operation, cached)
     if key not in _known:
         while len(_known) >= _MOST_KNOWN:
@@ -137,7 +139,7 @@ def _measure(operation: Operation, cached: int) -> tuple[int, int, bool] | None:
 
 
 def _stand_in(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of halves, which are good for probabilities, deviations and rates."""
+    """Returns a tensor of halves, which are good for probabilities, deviations and rates."""
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
     with without_any_mode():
         return torch.full((span,), 0.5 if dtype.is_floating_point else 1, dtype=dtype).as_strided(shape, stride)

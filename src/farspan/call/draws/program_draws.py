@@ -43,28 +43,28 @@ _SEED = "farspan.distribute(model, seed=0): the model's draws are then farspan's
 
 
 class ProgramDraws:
-    """Where one rank's program stands in its random numbers."""
+    """The random numbers of one rank's program, and where the program stands in them."""
 
     def __init__(self) -> None:
         self.seed: int | None = 0
-        """Of paths, which seed what calls draw; None where they draw what the plain program draws."""
+        """The seed of all paths, which seed what calls draw; None where calls draw what the plain program draws."""
         self.group = 0
-        """Which group of ranks this one is of: what the model draws differs between them."""
+        """The number of this rank's group: what the model draws differs between groups."""
         self.first_seed = 0
-        """What torch was seeded with when the outermost module was called."""
+        """The seed that torch had when the outermost module was called."""
         self.generator = torch.default_generator
         """The program's. Where ranks are threads of one process, each has one of its own, and borrows torch's."""
         self._stretch: Stretch | None = None
         self._used: list[Stretch] = []
-        """Those of which something may still have to be run."""
+        """The stretches of which something may still have to run."""
         self._at: tuple[Stretch, Point] | None = None
-        """Where the calls that have run have left the generator."""
+        """The place at which the calls that have run have left the generator."""
         self._left: torch.Tensor | None = None
-        """Its state there."""
+        """The generator's state at `_at`."""
         self._start: torch.Tensor = torch.empty(0)
-        """Its state before the call that is running."""
+        """The generator's state before the call that is running."""
         self._lent: tuple[Stretch, Point, torch.Tensor] | None = None
-        """What the program was given last as the generator's state."""
+        """The state that the program was given last as the generator's."""
         self._resting: torch.Tensor | None = None
         """The program's state, if calls have run since, and no stretch is open."""
         self._is_running = False
@@ -75,13 +75,14 @@ class ProgramDraws:
 
     @property
     def name(self) -> str:
-        """Of what paths begin with."""
+        """Returns the beginning of all paths."""
         return f"seed {self.seed or 0}" + (f" of group {self.group}" if self.group else "")
 
     # Recording.
 
     def place_of(self, draws: Draws | None) -> Place:
-        """Where the call that is being recorded, which is known to draw `draws`, does so."""
+        """Returns the place in the random numbers of the call that is being recorded, which is known to draw
+        `draws`."""
         stretch = self._stretch
         if stretch is None:
             stretch = self._stretch = Stretch(self.generator.get_state(), self.running)
@@ -108,7 +109,7 @@ class ProgramDraws:
         self._is_running = False
 
     def end_flush(self) -> None:
-        """All that was recorded has run."""
+        """Ends the flush: all that was recorded has run."""
         self.settle()
         for stretch in self._used:
             stretch.forget()
@@ -129,7 +130,7 @@ class ProgramDraws:
                 self.generator.set_state(torch.default_generator.get_state())
 
     def state(self) -> torch.Tensor:
-        """The generator's state, for the program to keep; nothing changes by it."""
+        """Returns the generator's state, for the program to keep; nothing changes by it."""
         stretch = self._stretch
         if stretch is None:  # calls that have run since may have left torch's own where they ended
             return self.generator.get_state() if self._resting is None else self._resting.clone()
@@ -139,7 +140,7 @@ class ProgramDraws:
         return state.clone()
 
     def set(self, change: Callable[[torch.Generator], Any]) -> Any:
-        """The program gives its generator another state."""
+        """Sets the generator to another state, which the program has given."""
         self._stretch = None
         return change(self.generator)
 
@@ -153,7 +154,7 @@ class ProgramDraws:
                 self.generator.set_state(stretch.state)
 
     def mark(self) -> Callable[[], None]:
-        """Where all generators stand in the plain program; call the result to bring them back there."""
+        """Notes where all generators stand in the plain program; returns a function that brings them back there."""
         stretch, in_python = self._stretch, states_in_python()
         end = None if stretch is None else stretch.end
         state = self.generator.get_state() if stretch is None else None
@@ -178,7 +179,7 @@ class ProgramDraws:
 
     @contextlib.contextmanager
     def running(self, call: Call, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """What `call` draws while the body runs it on `tensors` is what it draws in the plain program."""
+        """Lets `call` draw, while the body runs it on `tensors`, what it draws in the plain program."""
         place: Place = call.draws
         others = generators_of([*tensors, *(item.tensor for item in getattr(call.target, "placed", ()))])[1:]
         default = torch.default_generator
@@ -262,7 +263,7 @@ class ProgramDraws:
             )
 
     def told(self, state: torch.Tensor) -> None:
-        """What all ranks now know of where the plain program's generator stands."""
+        """Sets the plain program's generator to the state that all ranks have agreed on."""
         self._stretch = self._at = self._left = None
         self._resting = None
         self._is_running = False
@@ -302,7 +303,7 @@ class ProgramDraws:
 
 
 def around_backward(describe: Callable[[], str]) -> contextlib.AbstractContextManager[None]:
-    """The body is a backward: it must not move the program's generator."""
+    """Runs a backward in the body: it must not move the program's generator."""
     recorder = active.recorder
     return contextlib.nullcontext() if recorder is None else recorder.draws.around_backward(describe)
 

@@ -38,18 +38,19 @@ _NOTHING = contextlib.nullcontext()
 
 
 class Scope(TorchFunctionMode):
-    """On while a leaf that draws is running: follows the module calls inside, and seeds each drawing function."""
+    """A mode for the time in which a leaf that draws is running: it follows the module calls inside, and seeds each
+    drawing function."""
 
     def __init__(self, frame: Frame, generators: Sequence[torch.Generator]) -> None:
         super().__init__()
         self.frame = frame
         self.generators = generators
         self.seed = generators[0].initial_seed()
-        """What was sown last. Where torch has another seed by now, the user's code has sown its own."""
+        """The seed that was set last. Where torch has another one by now, the user's code has set its own."""
 
     @property
     def recorder(self) -> Any:
-        """By which `without_modes_of` finds it."""
+        """The recorder, by which `without_modes_of` finds this mode."""
         return self
 
     @property
@@ -98,23 +99,23 @@ class Scope(TorchFunctionMode):
 
 class _Active(threading.local):
     scope: Scope | None = None
-    """While a leaf that draws is running."""
+    """The scope of the leaf that draws and is running, if there is one."""
     recorder: Any = None
     """Records this thread's program."""
     units: Any = None
-    """While a forward runs that is to be computed again: follows its module calls."""
+    """The units of remat whose forwards are running: they follow the module calls."""
     num_own_draws = 0
-    """How often a leaf has drawn from a generator of its own."""
+    """Counts a leaf's draws from generators of its own."""
     draws_plainly = False
-    """While a leaf that draws is running, and draws what the plain program draws."""
+    """True while a leaf that draws is running, and draws what the plain program draws."""
     draws_from_own = False
-    """Whether that leaf draws from a generator of its own."""
+    """True if that leaf draws from a generator of its own."""
     num_seedings = 0
-    """How often code that runs has seeded torch's generator, or set its state."""
+    """Counts how often code that runs has seeded torch's generator, or set its state."""
 
 
 active = _Active()
-"""What follows this thread's module calls."""
+"""The followers of this thread's module calls."""
 
 
 def called_inside(child: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +134,7 @@ def called_inside(child: int, function: Callable[..., Any], /, *args: Any, **kwa
 
 
 def seeded(call: Call, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
-    """What `call` draws while the body runs it on `tensors` is what it draws in the plain program, or depends on its
+    """Lets `call` draw, while the body runs it on `tensors`, what it draws in the plain program, or what depends on its
     path alone.
     """
     if not call.entry.is_random:
@@ -146,7 +147,7 @@ def seeded(call: Call, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractCo
 
 @contextlib.contextmanager
 def seeded_on(call: Call, generators: Sequence[torch.Generator], *, in_python: bool = False) -> Iterator[None]:
-    """What `call` draws from these generators while the body runs it depends on its path alone.
+    """Lets `call`, while the body runs it, draw from these generators what depends on its path alone.
 
     Args:
         call: Runs in the body.

@@ -49,6 +49,6 @@ def _set(name: str, *args: Any) -> Any:
 
 
 def _recorded() -> Any:
-    """The draws of this thread's program, if it is being recorded."""
+    """Returns the draws of this thread's program, if it is being recorded."""
     recorder = active.recorder
     return recorder.draws if recorder is not None and recorder.is_recording else None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Place:
-    """Where in a stretch a call draws."""
+    """The place in a stretch at which a call draws."""
 
     __slots__ = ("end", "has_moved", "moves", "start", "state", "stretch")
 
@@ -41,15 +41,15 @@ class Place:
         self.start = start
         self.moves = moves
         self.end = end
-        """None where only a run can tell."""
+        """The position after its draws; None where only a run can tell."""
         self.state: torch.Tensor | None = None
-        """At the owner, once it has run, if that is so: the generator's state."""
+        """The generator's state after a call whose end only a run could tell; at the owner, once it has run."""
         self.has_moved = False
-        """Whether it has moved that, or Python's or numpy's generator."""
+        """True if it has moved that generator, or Python's or numpy's."""
 
 
 class Stretch:
-    """From `state` on; `running(call, tensors)` is what a call runs in."""
+    """Random numbers from `state` on; `running(call, tensors)` is the context in which a call runs."""
 
     __slots__ = ("_known", "_repeats", "cached", "end", "running", "state")
 
@@ -58,12 +58,12 @@ class Stretch:
         self.running = running
         self.end: Point = (0, 0)
         self.cached = cached_normals(state)
-        """Which normal numbers the state at the end keeps."""
+        """The normal numbers that the state at the end keeps."""
         self._repeats: list[tuple[int, Operation, int]] = []
         self._known: list[tuple[Point, torch.Tensor]] = [((0, 0), state)]
 
     def append(self, moves: Moves) -> tuple[Point, Point]:
-        """A call draws next; where it begins and ends."""
+        """Adds a call that draws next; returns where it begins and ends."""
         start = self.end
         offset = start[0]
         for before, operation, after in moves.repeats:
@@ -73,7 +73,7 @@ class Stretch:
         return start, self.end
 
     def state_at(self, point: Point) -> torch.Tensor:
-        """The generator's state there, from the nearest one before it that is known."""
+        """Returns the generator's state there, from the nearest one before it that is known."""
         (offset, number), state = self._known[bisect_right(self._known, point, key=itemgetter(0)) - 1]
         for before, operation, after in self._repeats[number : point[1]]:
             state = repeated(operation, advanced(state, before - offset))
@@ -87,5 +87,5 @@ class Stretch:
             self._known.insert(at, (point, state))
 
     def forget(self) -> None:
-        """All that was recorded has run."""
+        """Forgets all places: what was recorded has run."""
         del self._known[1:]

@@ -1,3 +1,3 @@
-"""What a call will give, found out before it runs."""
+"""Infers what a call will give before it runs."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What is known of a call before it runs."""
+"""An entry of the metadata cache: all that is known of a call before it runs."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ class Entry:
     is_foreseen: ClassVar[bool] = True
 
     name: str
-    """Of what is called, for people."""
+    """Name of the target, for people."""
     template: Any
     """Structure of the result; slot numbers index `metas`."""
     changes: Changes
-    """What the call does to the lists, dictionaries and objects it is given."""
+    """The changes that the call makes to the lists, dictionaries and objects it is given."""
     names_arguments: bool
-    """Whether the result or a change refers to an argument object."""
+    """True if the result or a change refers to an argument object."""
     unused: frozenset[int]
     """Arguments that the call only passes by: their data is not needed."""
     unused_parameters: frozenset[int]
-    """Of its leaf's `placed`, by number: what the call has and never looks at, so that no gradient comes to it."""
+    """Numbers, in its leaf's `placed`, of parameters that the call never uses, so that no gradient comes to them."""
     attributes: tuple[str, ...]
-    """What the call writes on its leaf's modules, by their numbers and names."""
+    """The attributes that the call writes on its leaf's modules, by the modules' numbers and names."""
     metas: tuple[Meta, ...]
-    """Of the tensors of the result and of the changes, then of the arguments written in place (their new versions)."""
+    """Metadata of the tensors of the result and of the changes, then of the arguments written in place (their new
+    versions)."""
     num_results: int
     depends_on: tuple[tuple[int, ...], ...]
     """For each output, the arguments its gradient flows to."""
@@ -53,27 +54,27 @@ class Entry:
     has_tensors_only: bool
     """False where the result holds a number or bool computed from data."""
     is_one_new_tensor: bool
-    """Whether the result is one tensor that shares nothing with the arguments, and none of these is changed."""
+    """True if the result is one tensor that shares nothing with the arguments, and none of these is changed."""
     is_random: bool
-    """Whether it draws random numbers."""
+    """True if it draws random numbers."""
     is_random_in_python: bool
-    """Whether some of them come from Python's or numpy's generator."""
+    """True if some of them come from Python's or numpy's generator."""
     is_ordered: bool
-    """Whether its backward must come before the next call: it writes into parameters of its leaf, of which there are no
-    versions, or its backward writes into buffers (a normalisation in a checkpoint).
+    """True if its backward must come before the next call: the call writes into parameters of its leaf, of which there
+    are no versions, or its backward writes into buffers (a normalisation in a checkpoint).
     """
     flops: int
     """Floating-point operations of its products, in the forward."""
     digest: int
     """Equal on all ranks for equal calls."""
     draws: Draws | None = None
-    """What it draws from torch's CPU generator; None where only a run tells how far it moves that."""
+    """Its draws from torch's CPU generator; None where only a run shows how far it moves that."""
     histories: tuple[str, ...] = ()
     """For each of `metas`, how torch shows its `grad_fn`; "" where it has none."""
     differentiable: tuple[int, ...] = field(init=False)
     """Arguments to which gradient flows from any output."""
     requires_grad: bool = field(init=False)
-    """Whether any output does."""
+    """Returns whether any output requires grad."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "differentiable", tuple(dict.fromkeys(chain.from_iterable(self.depends_on))))
@@ -81,11 +82,11 @@ class Entry:
 
 
 interned = Recent()
-"""By metadata the object that stands for it."""
+"""The one object for each metadata."""
 
 
 def meta_of(tensor: torch.Tensor) -> Meta:
-    """The metadata of `tensor`; equal metadata is the same object (see `intern`).
+    """Returns the metadata of `tensor`; equal metadata is the same object (see `intern`).
 
     Raises:
         WholeError: It is a nested tensor.
@@ -114,7 +115,7 @@ def refuse_nested(*tensors: torch.Tensor) -> None:
 
 
 def intern(meta: Meta) -> Meta:
-    """The object that stands for all metadata equal to `meta`, unless that has not been used for a while."""
+    """Returns the object that stands for all metadata equal to `meta`, unless that has not been used for a while."""
     parts = (meta.shape, meta.stride, meta.dtype, meta.device, meta.requires_grad, meta.is_parameter)
     known = interned.get(parts)
     if known is None:
@@ -124,14 +125,14 @@ def intern(meta: Meta) -> Meta:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What the user's code has raised: without the frames, which hold what it has made."""
+    """An exception of the user's code, without the frames, which hold what it has made."""
 
     error: Exception
     traceback: str
 
 
 class Unknown:
-    """What is known of a call before it has run, where a run on fakes does not tell: nothing, or what it gave last."""
+    """A call that a run on fakes cannot foresee: nothing is known of it, or what it gave last."""
 
     __slots__ = ("digest", "is_dynamic", "last", "name", "raised")
 
@@ -151,12 +152,12 @@ class Unknown:
         self.name = name
         self.digest = digest_of(name)
         self.raised = raised
-        """What the user's code has raised on fakes. It may raise that in a run, too, or not."""
+        """The exception that the user's code has raised on fakes. It may raise that in a run too, or not."""
         self.is_dynamic = is_dynamic
-        """Whether it is certain that the next run may give other shapes."""
+        """True if it is certain that the next run may give other shapes."""
         self.last: Entry | None = None
 
     def confirms(self, entry: Entry) -> bool:
-        """Whether the call gave the same a second time, so that it may be expected to go on so."""
+        """Returns whether the call gave the same a second time, so that it may be expected to go on so."""
         last, self.last = self.last, entry
         return not self.is_dynamic and entry.has_tensors_only and last is not None and last.digest == entry.digest

@@ -1,4 +1,5 @@
-"""How metadata are found out: on fakes; on fakes with symbolic sizes; by running the call for real, once or each time.
+"""Finds out metadata, in the order of the fallbacks: on fakes; on fakes with symbolic sizes; by a real run, once or
+each time.
 
 a call like one before                  the cache
 like several before, but for numbers    symbols (`sizes.py`)
@@ -130,17 +131,17 @@ class MetadataCache:
         self.aside = aside
         """Runs a function while nothing is recorded: (function, *its arguments)."""
         self.num_collected = 0
-        """How many runs on fakes there had been when garbage was collected last."""
+        """The value of `num_runs` when garbage was collected last."""
         self.placed = placed
         """Ids of the parameters and buffers that have an owner."""
         self.entries = Recent()
         """An entry, or an `Unknown`, by what is called with what."""
         self.families = Recent()
-        """Of calls that differ in numbers only."""
+        """Families of calls that differ in numbers only."""
         self.known = Recent()
         """Template and entry of ordinary calls whose arguments are tensors and plain values, by their own keys."""
         self.num_runs = 0
-        """Of calls, on fakes."""
+        """Number of calls that have run on fakes."""
 
     def lookup(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
         """Return the entry for calling `target` with arguments of this structure; run it on fakes if it is new.

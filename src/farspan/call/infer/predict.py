@@ -114,7 +114,7 @@ def predict(
 
 @contextmanager
 def _no_casts_left() -> Iterator[None]:
-    """What autocast has cast of the fakes would stay until the program leaves its region."""
+    """Drops what autocast has cast of the fakes, which would stay until the program leaves its region."""
     try:
         yield
     finally:
@@ -274,12 +274,12 @@ def _check_generators(leaf: Leaf, template: Any, drawn_from: Sequence[torch.Gene
 
 
 def _holds_compiled(target: Any) -> bool:
-    """Whether a real run draws in code that torch.compile has made, which goes its own way."""
+    """Returns whether a real run draws in code that torch.compile has made, which draws differently."""
     return type(target) is Leaf and any(map(is_compiled, target.modules))
 
 
 def _holding(leaf: Leaf, written: Mapping[int, torch.Tensor]) -> list[str]:
-    """The attributes of a leaf's modules that hold tensors it writes, or others that share their memory.
+    """Returns the attributes of a leaf's modules that hold tensors it writes, or others that share their memory.
 
     Raises:
         LeakError: Something else holds one.
@@ -294,7 +294,7 @@ def _holding(leaf: Leaf, written: Mapping[int, torch.Tensor]) -> list[str]:
 
 
 def _activation(leaf: torch.Tensor) -> torch.Tensor:
-    """A tensor like `leaf`, strides and all, that is no leaf of autograd."""
+    """Returns a tensor like `leaf`, strides and all, that is no leaf of autograd."""
     copy = leaf.clone()
     return copy if copy.stride() == leaf.stride() else _Alias.apply(leaf)  # a copy of a slice is no slice
 
@@ -326,7 +326,7 @@ def _holds_symbols(described: Described, outputs: Sequence[torch.Tensor]) -> boo
 
 
 def _fakes_of(target: Any) -> Owned:
-    """A leaf's parameters and buffers, each with a tensor that stands for it."""
+    """Returns a leaf's parameters and buffers, each with a tensor that stands for it."""
     fakes: list[tuple[Placed, torch.Tensor]] = []
     for item in target.placed if type(target) is Leaf else ():
         fake = torch.empty_strided(item.meta.shape, item.meta.stride, dtype=item.meta.dtype, device=item.meta.device)

@@ -12,7 +12,7 @@ _FLUSHES = 32
 
 
 class Recent:
-    """What was used since the last turn, and what was used between the last two.
+    """A table that keeps what was used since the last turn, and what was used between the last two.
 
     A turn comes after 32 flushes; not while the table is small.
     """
@@ -23,7 +23,7 @@ class Recent:
         self._num_flushes = 0
 
     def get(self, key: Any) -> Any:
-        """The value of a key, or None."""
+        """Returns the value of a key, or None."""
         value = self._used.get(key)
         if value is None and self._before:
             value = self._before.pop(key, None)

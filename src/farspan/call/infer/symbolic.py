@@ -1,4 +1,4 @@
-"""One run on fakes for calls that differ in numbers only: the sizes of tensors, and counters among the arguments.
+"""Infers calls that differ in numbers only (sizes of tensors, counters among the arguments) from one run on fakes.
 
 A cache of keys and values is longer by one with each token, so that each call is a new one:
 
@@ -33,11 +33,11 @@ from farspan.torch_private import SYMBOLS, Symbols
 __all__ = ["Family", "Numbers", "generalise"]
 
 _FIRST = 3
-"""How many calls of a family a pattern is compared with."""
+"""The most calls of a family that a pattern is compared with."""
 _PATIENCE_WITH_LEAVES = 2
-"""After how many runs on fakes symbols are tried for a module: the next new size is to be cheap."""
+"""Runs on fakes after which symbols are tried for a module: the next new size is to be cheap."""
 _PATIENCE = 8
-"""After how many runs on fakes symbols are tried for a function, which runs in a tenth of what symbols cost."""
+"""Runs on fakes after which symbols are tried for a function, which runs in a tenth of what symbols cost."""
 _MOST = 6
 """Attempts for a family; each costs a few ordinary runs."""
 _COMPARED = tuple(item.name for item in fields(Entry) if item.name not in ("digest", "name"))
@@ -62,11 +62,11 @@ class Numbers:
         """Equal for calls of one family."""
 
     def place_of(self, metas: Sequence[Meta], number: int) -> int:
-        """Where the first size of a tensor stands among the values."""
+        """Returns where the first size of a tensor stands among the values."""
         return self.first_size + sum(len(meta.shape) for meta in metas[:number])
 
     def with_others(self, metas: Sequence[Meta], values: Sequence[Any]) -> tuple[Any, list[Meta]]:
-        """The template and the metadata of a call like this one but for its numbers."""
+        """Returns the template and the metadata of a call like this one but for its numbers."""
         numbers, sizes = iter(values), iter(values[self.first_size :])
         template = fill_holes(self.skeleton, numbers)
         changed: list[Meta] = []
@@ -83,7 +83,7 @@ class Numbers:
 
 
 class Pattern:
-    """What calls of a family give, for all numbers that go the same way through the code."""
+    """The results of a family's calls, for all numbers that go the same way through the code."""
 
     def __init__(self, entry: Entry, symbols: Symbols, fixed: dict[int, int], varying: Sequence[int]) -> None:
         self.entry = entry
@@ -100,7 +100,7 @@ class Pattern:
         self.compute = symbols.function_of(results)
 
     def entry_for(self, values: Sequence[int]) -> Entry | None:
-        """The prediction for a call with these numbers; None where it may go another way."""
+        """Returns the prediction for a call with these numbers; None where it may go another way."""
         if any(values[place] != value for place, value in self.fixed.items()):
             return None
         results = self.compute([values[place] for place in self.varying])
@@ -145,7 +145,7 @@ class Family:
         """The places of the numbers that have been seen to vary."""
 
     def entry_for(self, numbers: Numbers) -> Entry | None:
-        """What is known without a run of a call of this family."""
+        """Returns what is known, without a run, of a call of this family."""
         for pattern in self.patterns:
             entry = pattern.entry_for(numbers.values)
             if entry is not None:
@@ -186,13 +186,14 @@ def generalise(family: Family, target: Any, metas: Sequence[Meta], modes: Modes,
 
 
 def _is_right(pattern: Pattern, values: Sequence[int], wanted: Entry) -> bool:
-    """Whether the pattern gives what a run has given; or nothing."""
+    """Returns whether the pattern gives what a run has given; or nothing."""
     entry = pattern.entry_for(values)
     return entry is None or all(getattr(entry, name) == getattr(wanted, name) for name in _COMPARED)
 
 
 def _layout_of(meta: Meta, strides: list[int]) -> tuple[int, ...]:
-    """For each dimension the one whose elements it steps over; -1 where there is none, and the stride a number."""
+    """Returns for each dimension the one whose elements it steps over; -1 where there is none, and the stride a
+    number."""
     found: list[int] = []
     for stride in meta.stride:
         inner = -1

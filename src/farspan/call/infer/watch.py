@@ -26,7 +26,8 @@ Made = list["weakref.ref[torch.Tensor]"]
 
 
 class NoteFunction(TorchFunctionMode):
-    """Tells `watch` which torch function is running; a mode changes what some functions do, so it has its own run."""
+    """Notes for `watch` which torch function is running; a mode changes what some functions do, so it has its own
+    run."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -49,9 +50,9 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.has_drawn = False
         self.operations: list[Operation] = []
-        """What has drawn, from torch's CPU generator, as many numbers as its shapes say."""
+        """The operations that have drawn, from torch's CPU generator, as many numbers as their shapes say."""
         self.can_foresee = True
-        """Whether that is all."""
+        """False if other draws have happened, too."""
         self.own_generators: list[Any] = []
         """The generators that the call draws from, but for torch's default one."""
         self.function: Any = None
@@ -60,15 +61,15 @@ class Watch(TorchDispatchMode):
         self.updated: set[int] = set()
         """Running statistics that an operation writes although its schema does not say so."""
         self.written_plain: dict[int, torch.Tensor] = {}
-        """By id the tensors that are no fakes, and written, themselves or through a view of them."""
+        """The tensors, by id, that are no fakes and were written, themselves or through a view of them."""
         self._viewed: dict[int, tuple[torch.Tensor, Any]] = {}
-        """By id of the memory of fake views the tensors, no fakes, of which they are views; and that memory."""
+        """For the memory of fake views, by id, the real tensors of which they are views; and that memory."""
         self.used: set[int] = set()
         """The memory that any operation reads or writes."""
         self.made = made
         self.flops = 0
         self.in_symbols = in_symbols
-        """Whether operations are counted in symbols too; else those whose sizes depend on data are left out."""
+        """True if operations are counted in symbols too; otherwise those whose sizes depend on data are left out."""
         self.outside = outside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -119,7 +120,7 @@ class Watch(TorchDispatchMode):
                 self._viewed.update((storage_id(part), (plain, part.untyped_storage())) for part in made)
 
     def _plain_behind(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The tensor that is no fake, and in whose memory `tensor` lies."""
+        """Returns the tensor that is no fake, and in whose memory `tensor` lies."""
         if not is_fake(tensor):
             return tensor
         known = self._viewed.get(storage_id(tensor))
@@ -145,21 +146,22 @@ class Watch(TorchDispatchMode):
         self.operations.append((func.name(), template, tuple(about)))
 
     def draws(self) -> Draws | None:
-        """What has been drawn from torch's CPU generator; None where that does not follow from shapes."""
+        """Returns what has been drawn from torch's CPU generator; None where that does not follow from shapes."""
         return Draws(self.operations, has_own=bool(self.own_generators)) if self.can_foresee else None
 
 
 class _Generators:
     have_drawn = False
-    """Whether Python's or numpy's was used."""
+    """True if Python's or numpy's generator was used."""
     has_torch_drawn = False
-    """Whether torch's has moved, where that is let be."""
+    """True if torch's generator has moved, where that is allowed."""
     were_seeded = False
-    """Whether torch's was seeded, or given another state."""
+    """True if torch's generator was seeded, or given another state."""
 
 
 def is_switched_off(schema: Any, given: dict[str, Any]) -> bool:
-    """Whether an operation that may draw random numbers does not: dropout of probability 0, or not in training."""
+    """Returns whether an operation that may draw random numbers does not: dropout of probability 0, or not in
+    training."""
     values = {item.name: given.get(item.name, item.default_value) for item in schema}
     return any(values.get(name, 1) == 0 for name in ("dropout_p", "p", "dropout", "train", "training"))
 

@@ -26,16 +26,16 @@ _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _IN_WORDS = (torch.dtype, torch.layout, torch.memory_format, torch.device, range)
 _MOST_BYTES = 1 << 20
-"""Of an array; of a longer one the beginning is looked at."""
+"""Limit on the bytes of an array that are read; of a longer one only the beginning counts."""
 
 
 def digest_of(parts: Any) -> int:
-    """A number of 56 bits that is equal on all ranks for what is equal."""
+    """Returns a number of 56 bits that is equal on all ranks for what is equal."""
     return int.from_bytes(hashlib.blake2b(canonical(parts), digest_size=7).digest(), "big")
 
 
 def canonical(item: Any) -> bytes:
-    """Bytes that are equal on all ranks for what is equal, and differ for what differs.
+    """Returns bytes that are equal on all ranks for what is equal, and differ for what differs.
 
     Args:
         item: Templates, metadata, modes, plain values, and tuples, lists, dictionaries and sets of them.
@@ -46,7 +46,7 @@ def canonical(item: Any) -> bytes:
 
 
 def is_plain(item: Any) -> bool:
-    """Whether `canonical` says all there is to say of a value, and it will not change."""
+    """Returns whether `canonical` says all there is to say of a value, and it will not change."""
     kind = type(item)
     return kind in _PLAIN or (kind in (tuple, frozenset) and all(map(is_plain, item)))
 

@@ -1,4 +1,4 @@
-"""How objects of classes are made empty and filled, without running any code of these classes.
+"""Makes objects of classes, empty, and fills them, without running any code of these classes.
 
 What is to be rebuilt may come from another rank: so no `__new__`, `__init__` or setter written in Python is called.
 """
@@ -26,23 +26,23 @@ def used_kinds() -> list[type]:
 
 
 def maker_of(cls: type) -> Any:
-    """The `__new__` of C that makes an empty object of a class: its own code is passed over."""
+    """Returns the `__new__` of C that makes an empty object of a class: its own code is passed over."""
     news = (vars(base).get("__new__") for base in cls.__mro__)
     return next(new for new in news if isinstance(new, types.BuiltinFunctionType))
 
 
 def new_object(cls: type) -> Any:
-    """An object of a class without anything in it."""
+    """Returns an object of a class without anything in it."""
     return {} if cls is dict else maker_of(cls)(cls)
 
 
 def new_tuple(cls: Any, values: list[Any]) -> Any:
-    """A tuple of a class of its own; those of torch.return_types are made by themselves."""
+    """Returns a tuple of a class of its own; those of torch.return_types are made by themselves."""
     return cls(values) if is_struct(cls) else tuple.__new__(cls, values)
 
 
 def is_struct(cls: Any) -> bool:
-    """Whether `cls` is a tuple that torch itself defines in C, such as `torch.return_types.max`."""
+    """Returns whether `cls` is a tuple that torch itself defines in C, such as `torch.return_types.max`."""
     return vars(torch.return_types).get(cls.__name__) is cls
 
 

@@ -76,7 +76,7 @@ class ById:
 
 
 class Flattener:
-    """One walk, over one object graph or over several that share tensors and objects."""
+    """Walks over one object graph, or over several that share tensors and objects, and describes it."""
 
     __slots__ = ("given", "has_opaque", "known", "names_given", "seen", "slots", "tensors")
 
@@ -84,10 +84,10 @@ class Flattener:
         self.known = known
         """Ids of what may be held by identity: every rank has one of it."""
         self.given = given or {}
-        """By id, the numbers of objects that are named instead of described: a call's own mutable arguments."""
+        """Numbers, by id, of objects that are named instead of described: a call's own mutable arguments."""
         self.names_given = False
         self.has_opaque = False
-        """Whether something other than a class, and not known, is held by identity."""
+        """True if something other than a class, and not known, is held by identity."""
         self.tensors: list[torch.Tensor] = []
         self.slots: dict[int, int] = {}
         self.seen: dict[int, tuple[int, Any]] = {}
@@ -173,7 +173,7 @@ class Flattener:
 
 
 def slots_of(cls: type) -> list[str]:
-    """The attributes that a class keeps in slots of its own."""
+    """Returns the attributes that a class keeps in slots of its own."""
     slots = cls.__dict__.get("__slots__", ())
     names = [slots] if isinstance(slots, str) else list(slots)
     private = f"_{cls.__name__.lstrip('_')}"
@@ -185,7 +185,7 @@ _has_own_reduce: dict[type, bool] = {}
 
 
 def is_one_of_a_kind(item: Any) -> bool:
-    """Whether a copy of `item` is the object itself, as of a logger: it is taken by identity."""
+    """Returns whether a copy of `item` is the object itself, as of a logger: it is taken by identity."""
     kind = type(item)
     has_own = _has_own_reduce.get(kind)
     if has_own is None:
@@ -213,14 +213,14 @@ def flatten(item: Any) -> tuple[Any, list[torch.Tensor]]:
 
 
 def can_describe(item: Any, known: Collection[int] = ()) -> bool:
-    """Whether a template says all about `item`, and holds by identity only classes and what has an id in `known`."""
+    """Returns whether a template says all about `item`, and holds by identity only classes and ids in `known`."""
     flattener = Flattener(known=known)
     flattener.walk(item)
     return not flattener.has_opaque
 
 
 def shape_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
-    """A short hashable stand-in for the template, where all arguments are different tensors and plain values.
+    """Returns a short hashable stand-in for the template, where all arguments are different tensors and plain values.
 
     Args:
         args: Positional arguments.
@@ -377,7 +377,7 @@ def map_tensors(item: Any, function: Any) -> Any:
 
 
 HOLE = (_ATOM, int)
-"""Where a whole number was in a template."""
+"""Stands in a template for a whole number."""
 
 
 def numbers_of(part: Any, found: list[Any]) -> Any:
@@ -391,7 +391,7 @@ def numbers_of(part: Any, found: list[Any]) -> Any:
 
 
 def fill_holes(part: Any, numbers: Iterator[Any]) -> Any:
-    """The template of which `numbers_of` has made `part`."""
+    """Returns the template of which `numbers_of` has made `part`."""
     if type(part) is not tuple:
         return part
     if part is HOLE:

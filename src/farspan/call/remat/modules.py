@@ -107,7 +107,7 @@ class _WrittenBuffers:
 
 
 def _plain_attributes(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
-    """The tensors that modules hold as nothing but attributes."""
+    """Returns the tensors that modules hold as nothing but attributes."""
     return [item for module in modules for item in module.__dict__.values() if isinstance(item, torch.Tensor)]
 
 

@@ -11,7 +11,7 @@ __all__ = ["repeated_blocks"]
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
-    """Names of the outermost blocks that a model holds in lists.
+    """Returns names of the outermost blocks that a model holds in lists.
 
     A block is an entry of a `ModuleList`, or an entry of a `Sequential` that has parts of its own and of whose class
     there are several in it. Where an entry is a list itself and has blocks, these are meant.

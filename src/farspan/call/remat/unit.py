@@ -1,4 +1,5 @@
-"""A piece of a forward whose saved activations are let go, and made again when a backward first asks for one.
+"""A unit of remat: a part of a forward whose saved activations are released, and made again when a backward first asks
+for one.
 
     forward     autograd saves s0 s1 s2      each goes into a slot; when the piece has run the slots are emptied
     backward    the engine wants s2          the piece runs again and fills all slots that still have a node
@@ -25,7 +26,7 @@ __all__ = ["Unit", "as_packed", "unpacks_again"]
 
 
 class Unit:
-    """One piece of one forward.
+    """One part of one forward that is computed again in the backward.
 
     Args:
         name: For people.
@@ -39,7 +40,7 @@ class Unit:
         self._versions = [_version_of(tensor) for tensor in fixed]
         self._memory = set(map(_memory_of, fixed))
         self._slots: list[weakref.ref[_Slot] | None] = []
-        """In order of saving; None for what is kept."""
+        """The slots of what autograd saves, in order; None for what is kept."""
         self._again: Callable[[], Any] | None = None
         self._position = 0
 
@@ -61,7 +62,7 @@ class Unit:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something may still ask for what was let go."""
+        """Returns whether something may still ask for what was released."""
         return self._again is not None and bool(self._alive())
 
     def run_again(self) -> None:
@@ -103,11 +104,11 @@ class Unit:
 
 
 class _EnoughError(BaseException):
-    """Nothing more is wanted of a piece that runs again. Not an `Exception`: the user's code must not catch it."""
+    """Ends a second run once nothing more of it is needed. Not an `Exception`: the user's code must not catch it."""
 
 
 class _Slot:
-    """Where a node of autograd finds what it has saved. The node owns it."""
+    """A slot in which a node of autograd finds what it has saved. The node owns it."""
 
     __slots__ = ("__weakref__", "meta", "tensor", "unit", "version")
 
@@ -138,12 +139,13 @@ def _unpack(slot: _Slot) -> torch.Tensor:
 
 
 def unpacks_again(hook: Any) -> bool:
-    """Whether an unpack hook of saved tensors gives the same tensor as often as it is asked: that of a unit does."""
+    """Returns whether an unpack hook of saved tensors gives the same tensor as often as it is asked: that of a unit
+    does."""
     return hook in (_unpack, as_packed)
 
 
 def as_packed(tensor: torch.Tensor) -> torch.Tensor:
-    """An unpack hook that does nothing, for those who only want to see what is saved."""
+    """Returns an unpack hook that does nothing, for those who only want to see what is saved."""
     return tensor
 
 

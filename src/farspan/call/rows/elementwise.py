@@ -62,7 +62,7 @@ ELEMENTWISE = frozenset(
         "view_as_real_copy",
     ]
 )
-"""Beside those that torch itself marks as pointwise."""
+"""Elementwise operations beside those that torch itself marks as pointwise."""
 SAME = frozenset(
     [
         "clone",
@@ -78,7 +78,7 @@ SAME = frozenset(
         "conj_physical",
     ]
 )
-"""What they give is what they are given, with the same sizes."""
+"""Operations that give what they are given, with the same sizes."""
 FACTORIES = frozenset(
     [
         "zeros",
@@ -129,7 +129,7 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 
 
 def elementwise(op: Op) -> Layout:
-    """Each element of the result is made of the elements at its place."""
+    """Lays out a result each of whose elements is made of the elements at its place."""
     if any(isinstance(op.of(item), Partial) for item in op.tensors):
         return _linear(op)
     layout = joined(op, op.tensors, op.results[0].dim() if op.results else 0)
@@ -139,7 +139,7 @@ def elementwise(op: Op) -> Layout:
 
 
 def _linear(op: Op) -> Layout:
-    """Of partial sums: the sum of the results is the result for the sum."""
+    """Lays out the result for partial sums: the sum of the results is the result for the sum."""
     tensors = op.tensors
     layouts = [op.of(item) for item in tensors]
     partial = next(item for item in layouts if isinstance(item, Partial))
@@ -162,7 +162,7 @@ def _linear(op: Op) -> Layout:
 
 
 def same(op: Op) -> Layout:
-    """The same elements, in another tensor."""
+    """Lays out the same elements, in another tensor."""
     layout = op.of(op["self"])
     result = op.results[0]
     if isinstance(layout, Partial) and not result.is_floating_point():
@@ -189,7 +189,7 @@ def written(op: Op) -> Layout:
 
 
 def factory(op: Op) -> Layout:
-    """A tensor that is made of nothing but sizes."""
+    """Lays out a tensor that is made of nothing but sizes."""
     result = op.results[0]
     if op.name in ("arange", "linspace", "logspace"):
         if not op.follows_rows([*op.given.values()]):

@@ -59,7 +59,7 @@ _READS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 class RowsError(Exception):
-    """It is not certain that the rows of a batch stay apart; says why."""
+    """Raised where it is not certain that the rows of a batch stay apart; says why."""
 
 
 class Follow(TorchDispatchMode):
@@ -77,14 +77,14 @@ class Follow(TorchDispatchMode):
         self.outside = outside
         self.is_random = False
         self.precision = 0.0
-        """Of the least precise numbers that have been made: the difference of 1 and the next larger one."""
+        """Precision of the least precise numbers made so far: the difference of 1 and the next larger one."""
         self.error: Exception | None = None
         """The first that was met, for whoever has run the operations to raise."""
         self._layouts: dict[int, Layout] = {}
         self._sharing: dict[int, list[torch.Tensor]] = {}
-        """By memory the tensors in it; they are kept, so that no other one gets the number of one of them."""
+        """The tensors in each memory; they are kept, so that no other one gets the number of one of them."""
         self._outside: set[int] = set()
-        """Of memory: parameters, buffers and arguments, which must not be written."""
+        """The memory of parameters, buffers and arguments, which must not be written."""
 
     def begin(self, tensor: torch.Tensor, layout: Layout) -> None:
         """Say how rows lie in a tensor that comes from outside."""
@@ -98,7 +98,7 @@ class Follow(TorchDispatchMode):
         self._layouts[id(tensor)] = layout
 
     def of(self, item: Any) -> Layout:
-        """How rows lie in a tensor; anything else, and a tensor with data, is the same for all of them."""
+        """Returns how rows lie in a tensor; anything else, and a tensor with data, is the same for all of them."""
         if not isinstance(item, torch.Tensor) or not is_fake(item):
             return Replicate()
         return self._layouts.get(id(item), _UNKNOWN)
@@ -155,7 +155,7 @@ class Follow(TorchDispatchMode):
             )
 
     def _layouts_of(self, func: Any, op: Op) -> Sequence[Layout]:
-        """By its rule; one for each result, or for what is written."""
+        """Returns the layouts that the operation's rule gives: one for each result, or for what is written."""
         number = max(len(op.results), 1)
         tensors = op.tensors
         mixed = next((layout for item in tensors if isinstance(layout := self.of(item), Mixed)), None)
@@ -182,7 +182,7 @@ class Follow(TorchDispatchMode):
         return found if isinstance(found, list) else [found] * number
 
     def _checked(self, op: Op, tensor: torch.Tensor, layout: Layout) -> Layout:
-        """A layout that fits the sizes of a tensor."""
+        """Returns a layout that fits the sizes of a tensor."""
         dim = op.sharded_dim(tensor)
         if isinstance(layout, Shard):
             return layout if dim == layout.dim and op.inner(tensor, layout) is not None else Mixed(op.name)
@@ -221,7 +221,7 @@ def _holds_masks(indices: Sequence[Any]) -> bool:
 
 
 def _lie_alike(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two tensors of the same memory have the same elements; in doubt not."""
+    """Returns whether two tensors of the same memory have the same elements; in doubt not."""
     where = [(*item.shape, *item.stride(), item.storage_offset()) for item in (one, two)]
     are_numbers = all(isinstance(number, int) for each in where for number in each)
     return are_numbers and one.dtype == two.dtype and where[0] == where[1]

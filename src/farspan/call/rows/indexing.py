@@ -30,7 +30,8 @@ def _embedding_backward(op: Op) -> Layout:
 
 
 def _placed(op: Op) -> tuple[list[torch.Tensor | None], int, int]:
-    """The indices of `x[i, :, j]` for each dimension of x; where theirs stand in the result, and how many they are."""
+    """Returns the indices of `x[i, :, j]` for each dimension of x; where theirs stand in the result, and how many they
+    are."""
     tensor = op["self"]
     indices = [*op["indices"], *([None] * (tensor.dim() - len(op["indices"])))]
     used = [dim for dim, item in enumerate(indices) if item is not None]

@@ -1,4 +1,4 @@
-"""How the rows of a batch lie in a tensor, and what a rule for an operation is given.
+"""Describes how the rows of a batch lie in a tensor, and what a rule for an operation is given.
 
     x [s, 7, 6]                Shard(0)              row b of the batch is x[b]
     x.view(-1, 6) [7 s, 6]     Shard(0)              .. is x[7 b : 7 b + 7]
@@ -95,25 +95,26 @@ class Op:
         return [item for item in tree_leaves([*self.given.values()]) if isinstance(item, torch.Tensor)]
 
     def units(self, size: Any) -> Any:
-        """How many times the number of rows a size is, a number or an expression: 0 where it has nothing to do with it,
-        -1 where it is no multiple.
+        """Returns how many times the number of rows a size is, a number or an expression: 0 where it does not depend on
+        it, -1 where it is no multiple.
         """
         return units_of(size, self.rows)
 
     def follows_rows(self, argument: Any) -> bool:
-        """Whether the number of rows is in a plain argument, or in a list of them."""
+        """Returns whether the number of rows is in a plain argument, or in a list of them."""
         symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
         return any(isinstance(item, symbols) and self.units(item) != 0 for item in tree_leaves(argument))
 
     def sharded_dim(self, tensor: torch.Tensor) -> int:
-        """Which dimension's size follows the number of rows; -1 where none does, -2 where that is not plain."""
+        """Returns the dimension whose size follows the number of rows; -1 where none does, -2 where that is not
+        plain."""
         found = [dim for dim, size in enumerate(tensor.shape) if self.units(size)]
         if not found:
             return -1
         return found[0] if len(found) == 1 and self.units(tensor.shape[found[0]]) != -1 else -2
 
     def inner(self, tensor: torch.Tensor, layout: Shard) -> Any:
-        """How many elements each row has along the dimension in which the rows lie."""
+        """Returns how many elements each row has along the dimension in which the rows lie."""
         return quotient(self.units(tensor.shape[layout.dim]), layout.outer)
 
     def mixed(self) -> Mixed:
@@ -121,12 +122,12 @@ class Op:
 
 
 def normal(dim: Any, ndim: int) -> int:
-    """A dimension, counted from the front."""
+    """Returns a dimension, counted from the front."""
     return dim % ndim if ndim else 0
 
 
 def joined(op: Op, tensors: Sequence[Any], ndim: int) -> Layout:
-    """The layout of what is computed element by element, with `ndim` dimensions, of tensors that broadcast."""
+    """Returns the layout of what is computed element by element, with `ndim` dimensions, of tensors that broadcast."""
     found: tuple[int, Any, Any] | None = None
     for tensor in tensors:
         layout = op.of(tensor)
@@ -149,7 +150,7 @@ def joined(op: Op, tensors: Sequence[Any], ndim: int) -> Layout:
 
 
 def reshaped(op: Op, layout: Layout, before: Sequence[Any], after: torch.Tensor) -> Layout:
-    """The layout of a tensor with the same elements in the same order, and other sizes.
+    """Returns the layout of a tensor with the same elements in the same order, and other sizes.
 
     Args:
         op: What has reshaped it.

@@ -12,7 +12,7 @@ __all__ = ["PRODUCTS"]
 
 
 def _reduced(op: Op) -> Layout:
-    """A reduction along some dimensions, or all."""
+    """Lays out a reduction along some dimensions, or all."""
     tensor = op["self"]
     layout, ndim = op.of(tensor), tensor.dim()
     if isinstance(layout, Replicate):
@@ -32,7 +32,8 @@ def _reduced(op: Op) -> Layout:
 
 
 def _product(op: Op, one: Any, two: Any, batches: int) -> Layout:
-    """Of matrices, behind `batches` dimensions that both have. Vectors have no rows or no columns."""
+    """Lays out a product of matrices, behind `batches` dimensions that both have. Vectors have no rows or no
+    columns."""
     left, right = op.of(one), op.of(two)
     if isinstance(left, Replicate) and isinstance(right, Replicate):
         return Replicate(left.is_zero or right.is_zero)
@@ -82,7 +83,7 @@ def _plus_matmul(op: Op) -> Layout:
 
 
 def _per_row(*, kept: Callable[[Op], int] | None = None, first: str = "") -> Callable[[Op], Any]:
-    """A layer that treats each row by itself, whatever it does along its last dimensions.
+    """Lays out a layer that treats each row by itself, whatever it does along its last dimensions.
 
     Args:
         kept: How many leading dimensions of its first argument it treats each by itself; one, if nothing says so.
@@ -162,12 +163,12 @@ def _attention(op: Op) -> Any:
 
 
 def _with_arguments(op: Op, given: dict[str, Any], results: Any) -> Op:
-    """The same operation, without some of its arguments."""
+    """Returns the same operation, without some of its arguments."""
     return Op(op.name, given, results, op.of, op.rows)
 
 
 def _recurrent(op: Op) -> Any:
-    """One layer of an RNN, over [time, rows, width]."""
+    """Lays out one layer of an RNN, over [time, rows, width]."""
     tensors = op.tensors
     layouts = [(item, op.of(item)) for item in tensors]
     if any(isinstance(layout, (Partial, Mixed)) for _, layout in layouts):

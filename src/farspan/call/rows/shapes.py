@@ -44,7 +44,7 @@ def _permute(op: Op) -> Layout:
 
 
 def _select(op: Op) -> Layout:
-    """One element of a dimension; `unbind` gives all of them."""
+    """Lays out one element of a dimension; `unbind` gives all of them."""
     layout = op.of(op["self"])
     if not isinstance(layout, Shard):
         return layout
@@ -74,7 +74,8 @@ def _slice(op: Op) -> Layout:
 
 
 def _cut_out(op: Op, layout: Shard, inner: Any, size: Any) -> Layout:
-    """The layout along its own dimension, of which whole blocks of rows are left, or are put in front and behind."""
+    """Returns the layout along its own dimension, of which whole blocks of rows are left, or are put in front and
+    behind."""
     outer = None if inner is None or op["step"] != 1 or op.units(size) in (0, -1) else quotient(op.units(size), inner)
     start = op.units(op["start"])
     starts_plainly = _is_zero(op["start"]) or (start not in (0, -1) and quotient(start, inner) is not None)
@@ -130,7 +131,7 @@ def _repeat(op: Op) -> Layout:
 
 
 def _but_dims(*names: str) -> Callable[[Op], Layout]:
-    """What mixes elements along some dimensions only, and keeps all of them."""
+    """Lays out the result of what mixes elements along some dimensions only, and keeps all of them."""
 
     def rule(op: Op) -> Layout:
         tensors = op.tensors
@@ -172,7 +173,7 @@ def _diagonal(op: Op) -> Layout:
 
 
 def _into_zeros(op: Op) -> Layout:
-    """The gradient of `diagonal` and `unfold`: zeros, but for elements of the same rows."""
+    """Returns the gradient of `diagonal` and `unfold`: zeros, but for elements of the same rows."""
     grad, (result,) = op.of(op["grad_output" if "grad_output" in op.given else "grad_in"]), op.results
     if not isinstance(grad, Shard):
         return grad

@@ -44,12 +44,13 @@ from farspan.torch_private.flags import transformation
 __all__ = ["SAME", "RowsApart", "follow_rows"]
 
 SAME = -1
-"""In the place of a dimension: what is returned is the same for all parts of a batch, and no gradient flows to it."""
+"""Stands in place of a dimension for a result that is the same for all parts of a batch, and to which no gradient
+flows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsApart:
-    """What a model gives whose rows stay apart.
+    """The results of a model whose rows stay apart.
 
     Attributes:
         dims: Of each tensor that it returns the dimension along which the parts of a batch lie behind each other; None
@@ -162,7 +163,7 @@ def _followed(
 
 
 def _drops_between_layers(module: nn.Module) -> bool:
-    """Whether it is an RNN that draws a mask between its layers, which torch's rules for symbols leave out."""
+    """Returns whether it is an RNN that draws a mask between its layers, which torch's rules for symbols leave out."""
     return isinstance(module, nn.RNNBase) and module.training and module.num_layers > 1 and module.dropout > 0
 
 
@@ -174,7 +175,7 @@ def _outputs(
     follow: Follow,
     losses: frozenset[Any],
 ) -> list[torch.Tensor]:
-    """The tensors that the model returns.
+    """Returns the tensors that the model returns.
 
     Raises:
         RowsError: They are not made of the rows of the batch one by one.
@@ -211,7 +212,7 @@ def _outputs(
 
 
 def _holds_symbols(part: Any) -> bool:
-    """Whether plain values in a template depend on sizes."""
+    """Returns whether plain values in a template depend on sizes."""
     if isinstance(part, tuple):
         return any(map(_holds_symbols, part))
     return isinstance(part, (torch.SymInt, torch.SymFloat, torch.SymBool))
@@ -251,7 +252,7 @@ def _reason(layout: Layout, what: str) -> str:
 
 
 def _assumed(symbols: Symbols) -> Callable[[Sequence[int]], bool]:
-    """Whether what was assumed of the symbols holds for other numbers."""
+    """Returns whether what was assumed of the symbols holds for other numbers."""
     try:
         holds = symbols.function_of([])
     except ValueError as error:
@@ -313,7 +314,7 @@ _BY_CLASS = frozenset([F.cross_entropy, F.nll_loss])
 
 @contextlib.contextmanager
 def _no_casts_left() -> Iterator[None]:
-    """What autocast has cast of tensors without data would stay until the program leaves its region."""
+    """Drops what autocast has cast of tensors without data, which would stay until the program leaves its region."""
     try:
         yield
     finally:

@@ -1,4 +1,5 @@
-"""What a module writes on itself and on the modules below it: attributes, as arguments and results of its calls.
+"""Carries the attributes that a module writes on itself and on the modules below it, as arguments and results of its
+calls.
 
     self.loss = balance(gates)         each call has one more result, and every rank's module gets it as `loss`
     self.state = f(self.state, x)      and one more argument: what `state` was before
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 Attributes = dict[str, Any]
-"""By "number of the module among the leaf's modules.name"."""
+"""Attributes by "number of the module among the leaf's modules.name"."""
 
 _ABSENT = object()
 _CONTENTS = (list, dict, set)
@@ -47,7 +48,7 @@ _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"} | {"_flat_weights", "
 
 
 def attributes_of(modules: Sequence[nn.Module], keys: Collection[str]) -> Attributes:
-    """Those of the attributes `keys` that are there, in the keys' order."""
+    """Returns those of the attributes `keys` that are there, in the keys' order."""
     found: Attributes = {}
     for key in sorted(keys):
         module, name = _find(modules, key)
@@ -67,7 +68,8 @@ def put_attributes(modules: Sequence[nn.Module], keys: Collection[str], values: 
 
 
 def own_attributes(module: nn.Module, *, is_copy: bool = True) -> Attributes:
-    """All attributes of `module` that are not torch's own, by name; copies of its lists, dictionaries and sets."""
+    """Returns all attributes of `module` that are not torch's own, by name; copies of its lists, dictionaries and
+    sets."""
     found = {name: item for name, item in module.__dict__.items() if name not in _OF_TORCH}
     return {name: _copy(item) for name, item in found.items()} if is_copy else found
 
@@ -96,7 +98,7 @@ def real_attributes(modules: Sequence[nn.Module], keys: Collection[str], values:
 
 @contextlib.contextmanager
 def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_real: bool) -> Iterator[None]:
-    """As `real_attributes`, and find out which other attributes the call changes: `values` has them too, then.
+    """Does as `real_attributes`, and finds out which other attributes the call changes: `values` has them too, then.
 
     Args:
         modules: The leaf's.
@@ -145,7 +147,7 @@ def watched_attributes(modules: Sequence[nn.Module], values: Attributes, *, is_r
 
 
 def attributes_sharing(modules: Sequence[nn.Module], tensor: torch.Tensor) -> list[str]:
-    """The attributes from which a tensor in the memory of `tensor` can be reached."""
+    """Returns the attributes from which a tensor in the memory of `tensor` can be reached."""
     own = _unknown_attributes(modules, ())
     state = State(item for _, item in own)
     memory = storage_id(tensor)
@@ -154,7 +156,7 @@ def attributes_sharing(modules: Sequence[nn.Module], tensor: torch.Tensor) -> li
 
 
 def attributes_with_tensors(modules: Sequence[nn.Module], known: Collection[str]) -> list[str]:
-    """The attributes, other than the `known` ones, that hold plain tensors and can be arguments."""
+    """Returns the attributes, other than the `known` ones, that hold plain tensors and can be arguments."""
     found: list[str] = []
     for key, item in _unknown_attributes(modules, known):
         state = State([item])
@@ -164,7 +166,7 @@ def attributes_with_tensors(modules: Sequence[nn.Module], known: Collection[str]
 
 
 def holds_hidden(modules: Sequence[nn.Module]) -> bool:
-    """Whether the modules hold objects whose state cannot be looked into, and may change."""
+    """Returns whether the modules hold objects with state that cannot be inspected, and may change."""
     state = State(item for _, item in _unknown_attributes(modules, ()))
     return bool(hidden_in([own_attributes(module, is_copy=False) for module in modules], state.holders))
 
@@ -177,7 +179,7 @@ class OwnObjects:
         self._state = State(item for _, item in self._own)
         self._glance = Glance(self._state.objects)
         self.is_empty = self._glance.is_empty
-        """Whether the modules hold no objects that others may change."""
+        """True if the modules hold no objects that others may change."""
         recorded = [key for key, tensor in self._state.tensors.items() if type(tensor) not in REAL]
         self.recorded = [key for key, item in self._own if recorded and self._state.reaches(item, recorded)]
         """The attributes through which a recorded tensor is reached."""
@@ -193,12 +195,12 @@ class OwnObjects:
         return [*self._state.tensors.values()]
 
     def has_changed(self) -> bool:
-        """Whether one of the objects holds something else than when this was made."""
+        """Returns whether one of the objects holds something else than when this was made."""
         return self._glance.has_changed()
 
     def changed(self) -> list[str]:
-        """The attributes through which something else is reached than when this was made, if they can be arguments:
-        arrays cannot, nor can bound methods and partial functions.
+        """Returns the attributes through which something else is reached than when this was made, if they can be
+        arguments: arrays cannot, nor can bound methods and partial functions.
         """
         if not self._glance.has_changed() or self.has_changed_behind_callable():
             return []
@@ -206,7 +208,8 @@ class OwnObjects:
         return [key for key, item in self._own if self._state.reaches(item, changed)]
 
     def has_changed_behind_callable(self) -> bool:
-        """Whether a bound method or a partial function that the modules hold knows an object that has changed."""
+        """Returns whether a bound method or a partial function that the modules hold knows an object that has
+        changed."""
         return self.has_changed() and self._state.has_changed_behind_callable(self._state.changed())
 
     def put_back(self) -> State:
@@ -217,7 +220,7 @@ class OwnObjects:
 
 
 def _unknown_attributes(modules: Sequence[nn.Module], known: Collection[str]) -> list[tuple[str, Any]]:
-    """By key the attributes that are neither torch's own nor known."""
+    """Returns by key the attributes that are neither torch's own nor known."""
     return [
         (f"{number}.{name}", item)
         for number, module in enumerate(modules)

@@ -1,4 +1,4 @@
-"""What a module does to the lists, dictionaries and objects it is given, told as part of its result.
+"""Describes what a module does to the lists, dictionaries and objects it is given, as part of its result.
 
 The module runs on one rank, on a copy of its arguments; the caller's own objects are on every rank. So whatever the
 call changed in a copy is described in the language of templates, its tensors are further outputs of the call, and
@@ -43,7 +43,7 @@ class MutableArguments:
         self._before = self._describe()
 
     def changed(self) -> list[int]:
-        """The numbers of the objects that hold something else now."""
+        """Returns the numbers of the objects that hold something else now."""
         after = self._describe()
         return [number for number, contents in after.items() if contents != self._before[number]]
 
@@ -55,12 +55,12 @@ class Described(NamedTuple):
     """A call's result, and what it did to its arguments."""
 
     template: Any
-    """Of the result."""
+    """The template of the result."""
     changes: Changes
     tensors: list[torch.Tensor]
-    """Of both, in order of first appearance."""
+    """The tensors of result and changes, in order of first appearance."""
     names_arguments: bool
-    """Whether the result or a change refers to an argument object."""
+    """True if the result or a change refers to an argument object."""
 
 
 def describe_result(result: Any, objects: Mapping[int, Any], changed: Collection[int]) -> Described:
@@ -92,7 +92,7 @@ def rebuild_arguments(
 
 
 def objects_given(given: Sequence[Any]) -> dict[int, Any]:
-    """The caller's own objects, by the numbers the call's copies have.
+    """Returns the caller's own objects, by the numbers the call's copies have.
 
     Args:
         given: Positional arguments, those by keyword, and perhaps the attributes of the leaf's modules.

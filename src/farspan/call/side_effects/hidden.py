@@ -38,7 +38,7 @@ _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
 
 
 class Hidden(NamedTuple):
-    """Where an object with hidden state is held, and a copy of it."""
+    """The place where an object with hidden state is held, and a copy of it."""
 
     table: Any
     key: Any
@@ -49,7 +49,7 @@ class Hidden(NamedTuple):
 def hidden_in(
     roots: Iterable[MutableMapping[Any, Any]], holders: Iterable[Any], *, must_copy: bool = True
 ) -> list[Hidden]:
-    """The objects with hidden state that are held somewhere.
+    """Returns the objects with hidden state that are held somewhere.
 
     Args:
         roots: Dictionaries, and the like, that are looked into.
@@ -103,8 +103,8 @@ def copies_of_hidden(hidden: list[Hidden]) -> Iterator[None]:
 
 
 def generators_held(modules: Sequence[torch.nn.Module], template: Any) -> list[torch.Generator]:
-    """The generators of torch's that modules hold, that their code names, or that a call is given: the program's, and
-    not made by the call itself.
+    """Returns the generators of torch's that modules hold, that their code names, or that a call is given: the
+    program's, and not made by the call itself.
 
     Args:
         modules: Of a leaf.
@@ -124,7 +124,7 @@ def _by_identity(part: Any) -> list[Any]:
 
 
 def _may_hide(item: Any) -> bool:
-    """Whether an object is not made of what Python can look into: its class, or one above, is not written in Python."""
+    """Returns whether Python cannot look into an object: its class, or one above, is not written in Python."""
     if isinstance(item, _BOUND):
         return _may_hide(item.__self__)
     if isinstance(item, functools.partial):
@@ -144,7 +144,7 @@ def _is_written_in_python(cls: type) -> bool:
 
 
 def _copied(item: Any) -> Any:
-    """A copy; the object itself where it never changes, or where nothing could stand for it (a lock, a file).
+    """Returns a copy; the object itself where it never changes, or where nothing could stand for it (a lock, a file).
 
     Raises:
         LeakError: It can be moved on, and there can be no copy.

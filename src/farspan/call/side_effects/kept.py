@@ -24,7 +24,7 @@ class Kept:
             ]
 
     def put_back(self, *, is_real: bool) -> set[int]:
-        """Ids of those that have been written into; after a run on fakes they are what they were."""
+        """Returns ids of those that have been written into; after a run on fakes they are what they were."""
         written = {id(item) for item, version, memory, _ in self._kept if _is_written(item, version, memory)}
         if not is_real:
             with no_dispatch(), torch.no_grad():
@@ -38,7 +38,7 @@ class Kept:
 
 
 def _is_written(item: torch.Tensor, version: int, memory: torch.Tensor) -> bool:
-    """Whether a tensor has been written to since it had this version and this memory."""
+    """Returns whether a tensor has been written to since it had this version and this memory."""
     return item._version != version or _memory_of(item) != _memory_of(memory)
 
 

@@ -1,4 +1,4 @@
-"""What a run on fakes has left behind: tensors without data, in lists and caches outside the call."""
+"""Removes what a run on fakes has left behind: tensors without data, in lists and caches outside the call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["remove_leaked"]
 _CacheWrapper: Any = type(functools.lru_cache(lambda: None))
 _one_at_a_time = Lock("the search for what keeps a tensor")
 _CACHE_DEPTH = 5
-"""From a cache to a tensor in what it keeps: its table, an entry, the result, a tuple or an object in it."""
+"""Steps from a cache to a tensor in what it keeps: its table, an entry, the result, a tuple or an object in it."""
 
 
 def remove_leaked(made: Sequence[weakref.ref[torch.Tensor]]) -> bool:
@@ -59,7 +59,7 @@ def _remove(made: Sequence[weakref.ref[torch.Tensor]]) -> bool:
 
 
 def _holders(tensors: list[torch.Tensor]) -> list[Any]:
-    """What refers to one of them, and all caches of functions: one look at all objects, which takes long."""
+    """Returns what refers to one of them, and all caches of functions. It scans all objects once, which takes long."""
     # Not `gc.get_objects()`: it would hold tuples that other threads are still making, and they may not be held then.
     return [item for item in gc.get_referrers(_CacheWrapper, *tensors) if item is not tensors]
 

@@ -1,4 +1,5 @@
-"""What can be reached from objects in Python: the contents of lists, dictionaries, sets and objects, at any depth.
+"""Walks over what can be reached from objects in Python: contents of lists, dictionaries, sets and objects, at any
+depth.
 
 A run on fakes must leave no trace in them; and what a real run will change in them is found by what the fake one did.
 Tensors, modules, functions and classes are ends, and so are objects of most of torch's own classes (a loader): nothing
@@ -31,7 +32,7 @@ _ENDS = (
 REAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """Classes of tensors that have data on every rank, unless they are placed."""
 _VALUES = frozenset({bool, int, float, complex, str, bytes, type(None)})
-"""That may be many, and lead nowhere."""
+"""Classes of values that may be many, and lead nowhere."""
 _CALLABLES = (types.MethodType, functools.partial)
 _UNCHANGING = (tuple, frozenset, *_CALLABLES)
 _PLAIN = (bool, int, float, str, bytes, complex)
@@ -40,22 +41,22 @@ _SIZED = (*_CONTAINERS, tuple, frozenset)
 _LOOKED_INTO = ("torch.distributions.", "torch.optim.")
 """Torch's modules whose objects hold what code reads: of the second kind where attributes are named only."""
 _MOST_OBJECTS = 500
-"""That are followed from one root."""
+"""Limit on the objects that are followed from one root."""
 _MOST_BYTES = 2**14
-"""Of an array of more, `Glance` sees nothing."""
+"""Limit on the bytes of an array that `Glance` reads; of a larger array it sees nothing."""
 _MOST_ELEMENTS = 1000
-"""Of an object of more, `Glance` sees only how many they are."""
+"""Limit on the elements of an object that `Glance` reads; of a larger object it sees only how many there are."""
 Names = Collection[str] | None
 """The attributes of an object that count, wherever they are not its slots; None for all."""
 
 
 def _all_names(item: Any) -> Names:
-    """All attributes count."""
+    """Returns all names of attributes: all count."""
     return None
 
 
 class _Held(NamedTuple):
-    """One object, and copies of what it holds: its elements, and its attributes."""
+    """An object, and copies of what it holds: its elements, and its attributes."""
 
     item: Any
     elements: Any
@@ -88,7 +89,7 @@ class State:
         self._named = named
         self._held: dict[int, _Held] = {}
         self.ids: set[int] = set()
-        """Of everything reached, the ends included."""
+        """Ids of everything reached, the ends included."""
         self.tensors: dict[int, torch.Tensor] = {}
         self.modules: list[torch.nn.Module] = []
         self.generators: list[torch.Generator] = []
@@ -131,29 +132,31 @@ class State:
         self.generators += generators
 
     def _is_of_torch(self, kind: type) -> bool:
-        """Whether nothing is looked for behind objects of a class, for it is torch's own."""
+        """Returns whether a class is torch's own, so that nothing is searched behind its objects."""
         name = kind.__module__
         followed = _LOOKED_INTO if self._is_brief else _LOOKED_INTO[:1]
         return name.startswith("torch.") and not name.startswith(followed)
 
     @property
     def memory(self) -> list[int]:
-        """Of the plain tensors, by numbers; and the tensors, which may get other memory, by their ids."""
+        """Returns the memory of the plain tensors, by numbers; and the tensors that may get other memory, by their
+        ids."""
         plain = [item for item in self.tensors.values() if type(item) in REAL and not is_wrapped(item)]
         memory = [item.untyped_storage()._cdata for item in plain if item.layout is torch.strided]
         return [*memory, *map(id, plain)]
 
     @property
     def objects(self) -> list[Any]:
-        """All objects that can be changed."""
+        """Returns all objects that can be changed."""
         return [held.item for held in self._held.values() if not isinstance(held.item, _UNCHANGING)]
 
     def has_changed_array(self, ids: Iterable[int]) -> bool:
-        """Whether one of the objects `ids` is an array."""
+        """Returns whether one of the objects `ids` is an array."""
         return any(key in self._held and isinstance(self._held[key].item, np.ndarray) for key in ids)
 
     def has_changed_behind_callable(self, ids: Collection[int]) -> bool:
-        """Whether one of the objects `ids` is known to a bound method or a partial function: no copy of it would be."""
+        """Returns whether one of the objects `ids` is known to a bound method or a partial function: no copy of it
+        would be."""
         return any(self.reaches(item, ids) for item in self.callables)
 
     @property
@@ -167,7 +170,7 @@ class State:
         return [held.item for held in self._held.values() if not isinstance(held.item, (*_UNCHANGING, np.ndarray))]
 
     def changed(self, *, with_arrays: bool = True) -> set[int]:
-        """Ids of the objects that hold something else now."""
+        """Returns ids of the objects that hold something else now."""
         held = self._held.items()
         return {
             key
@@ -176,7 +179,7 @@ class State:
         }
 
     def reaches(self, root: Any, ids: Collection[int]) -> bool:
-        """Whether one of the objects `ids` could be reached from `root`."""
+        """Returns whether one of the objects `ids` could be reached from `root`."""
         if not ids:
             return False
         stack, seen = [root], set[int]()
@@ -198,7 +201,7 @@ class State:
 
 
 class Glance:
-    """What some objects hold, by identity: to see quickly, and often, whether something has changed.
+    """Remembers what some objects hold, by identity: to see quickly, and often, whether something has changed.
 
     Args:
         objects: Where there are none, nothing ever changes.
@@ -215,15 +218,16 @@ class Glance:
         self._with_attributes = [(item, _present(item, named(item))) for item in others if hasattr(item, "__dict__")]
         self._slots = [(item, name) for item in others for cls in type(item).__mro__[:-1] for name in slots_of(cls)]
         self.is_empty = not (self._with_attributes or self._containers or self._slots or self._arrays)
-        """Whether there is nothing to look at."""
+        """True if there is nothing to compare."""
         self._latest = self.contents()
 
     def has_changed(self) -> bool:
-        """Whether there is a difference to when it was made."""
+        """Returns whether the objects differ from when this was made."""
         return not self.is_empty and not are_same(self.contents(), self._latest)
 
     def contents(self) -> list[Any]:
-        """All that the objects hold now, one behind the other; of a large container how much, of an array its bytes."""
+        """Returns all that the objects hold now, one behind the other; of a large container how much, of an array its
+        bytes."""
         found: list[Any] = []
         for item, names in self._with_attributes:
             attributes = item.__dict__
@@ -238,12 +242,12 @@ class Glance:
 
 
 def are_same(now: list[Any], then: list[Any]) -> bool:
-    """Whether two lists hold the same objects, or numbers and texts that nobody could tell apart."""
+    """Returns whether two lists hold the same objects, or numbers and texts that cannot be told apart."""
     return len(now) == len(then) and (all(map(operator.is_, now, then)) or all(map(is_same, now, then)))
 
 
 def _elements_of(item: Any) -> list[Any]:
-    """What a container that is not large holds.
+    """Returns what a container that is not large holds.
 
     Classes of the program may iterate in another way than lists and dictionaries do, and without end.
     """
@@ -255,12 +259,12 @@ def _elements_of(item: Any) -> list[Any]:
 
 
 def _is_large(item: Any) -> bool:
-    """Whether it is an array that is not looked at often: one of many bytes, or of objects."""
+    """Returns whether it is an array that is too costly to read often: one of many bytes, or of objects."""
     return isinstance(item, np.ndarray) and (item.nbytes > _MOST_BYTES or item.dtype.hasobject)
 
 
 def _present(item: Any, names: Names) -> list[str] | None:
-    """Those of the attributes that it has; None for all."""
+    """Returns those of the attributes that it has; None for all."""
     return None if names is None else [name for name in getattr(item, "__dict__", {}) if name in names]
 
 
@@ -333,7 +337,7 @@ def _is_same_dict(now: _Held, held: _Held) -> bool:
 
 
 def is_same(part: Any, then: Any) -> bool:
-    """Whether two parts are one object, or numbers and texts that nobody could tell apart."""
+    """Returns whether two parts are one object, or numbers and texts that cannot be told apart."""
     if part is then:
         return True
     if type(part) is not type(then) or not isinstance(part, _PLAIN) or part != then:

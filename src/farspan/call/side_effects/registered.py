@@ -1,4 +1,4 @@
-"""What a run of a leaf changes in what its modules have registered: parameters, buffers, parts, what is frozen.
+"""Finds what a run of a leaf changes in what its modules have registered: parameters, buffers, parts, what is frozen.
 
     self.weight = nn.Parameter(...)    self.head = nn.Linear(...)    self.register_buffer("mask", ...)    del self.scale
 
@@ -30,7 +30,7 @@ _ALL_TABLES = frozenset(
 
 
 class Registered:
-    """What some modules have registered, as it is now.
+    """A snapshot of what some modules have registered.
 
     Args:
         modules: Of a leaf, itself included.
@@ -46,7 +46,7 @@ class Registered:
         self._flags = [(tensor, tensor.requires_grad) for module in modules for tensor in _parameters_of(module)]
 
     def check(self) -> dict[int, torch.Tensor]:
-        """The buffers that stand in the place of others now, by ids of these.
+        """Returns the buffers that stand in the place of others now, by ids of these.
 
         Raises:
             LeakError: Something else is registered. All is as it was then.
@@ -89,7 +89,8 @@ def _parameters_of(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_of_its_kind(new: Any, old: Any) -> bool:
-    """Whether a tensor can stand for a buffer on all ranks: they know its shape, and that no gradient flows to it."""
+    """Returns whether a tensor can replace a buffer on all ranks: they know its shape, and that no gradient flows to
+    it."""
     return (
         isinstance(new, torch.Tensor)
         and isinstance(old, torch.Tensor)

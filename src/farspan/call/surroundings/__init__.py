@@ -1,3 +1,3 @@
-"""What the code of modules reads beside them and their arguments: what that is, and how it was at other moments."""
+"""Knows what the code of modules reads beside the modules and their arguments, and how that was at other moments."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What the code of modules reads, and can change, beside them: globals, variables around functions, classes.
+"""Follows what the code of modules reads, and can change, beside them: globals, variables around functions, classes.
 
 A run on fakes must leave no trace there. And as only one rank runs a module for real, the others would not see what it
 changes: such a module is called part by part instead, on every rank.
@@ -88,7 +88,7 @@ def nothing_changed_around(modules: Sequence[nn.Module], *, must_copy: bool = Tr
 
 
 class _Variables(MutableMapping[int, Any]):
-    """What is bound at some places, by their numbers."""
+    """The objects bound at some places, by the places' numbers."""
 
     def __init__(self, places: Sequence[tuple[Any, str, Any]]) -> None:
         self._places = places
@@ -121,7 +121,7 @@ def _undo(before: Sequence[tuple[Any, str, Any]], state: State) -> list[str]:
 
 
 class Snapshot:
-    """What is around some code at one moment.
+    """The surroundings of some code at one moment.
 
     Attributes:
         number: What predictions depend on: the same where all is as it was at another moment.
@@ -166,7 +166,7 @@ class Snapshot:
         self.latest = self.look()
 
     def look(self) -> list[Any]:
-        """What is there now: first what the places hold, in their order.
+        """Returns what is there now: first what the places hold, in their order.
 
         Raises:
             KeyError: A variable is gone.
@@ -193,7 +193,7 @@ class Snapshot:
         return [*self._state.tensors.values()]
 
     def is_present(self) -> bool:
-        """Whether all that it shows is there now, unchanged."""
+        """Returns whether all that it shows is there now, unchanged."""
         if not self.latest:
             return True
         try:
@@ -224,7 +224,7 @@ class Snapshot:
 
 
 class Surroundings:
-    """What is around the code of some modules, as it was when they were called last.
+    """The surroundings of the code of some modules, as they were when the modules were called last.
 
     Args:
         kinds: The classes of the modules, or that of an autograd function.
@@ -237,7 +237,7 @@ class Surroundings:
         self._num_snapshots = 0
         self.snapshot = self._take()
         self.is_empty = not self.snapshot.latest
-        """Whether the code reads nothing beside its modules: that of torch's own."""
+        """True if the code reads nothing beside its modules: that of torch's own."""
 
     def look(self) -> bool:
         """Take a new snapshot if something has changed; whether it has."""
@@ -257,7 +257,7 @@ class Surroundings:
 
 
 def _places_of(code: Code) -> list[_Place]:
-    """Where what is around some code can be bound again."""
+    """Returns the places where what is around some code can be bound again."""
     classes, functions = code
     places: list[_Place] = []
     for cls in classes:
@@ -293,7 +293,8 @@ def _named_by(code: Code, roots: Iterable[Any]) -> Callable[[Any], Names]:
 
 
 def _copies_attributes(function: types.FunctionType) -> bool:
-    """Whether a function's code names what reads all attributes of an object, in its own file or as `copy.copy`."""
+    """Returns whether a function's code names what reads all attributes of an object, in its own file or as
+    `copy.copy`."""
     names, table = names_in(function), function.__globals__
     modules = [table[name] for name in ("copy", "dataclasses") if isinstance(table.get(name), types.ModuleType)]
     named = [each.get(name) for name in ("copy", "replace") if name in names for each in (table, *map(vars, modules))]

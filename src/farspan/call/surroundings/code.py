@@ -54,17 +54,17 @@ class Code(NamedTuple):
     """Classes and functions in Python that a call of some modules can use."""
 
     classes: list[type]
-    """Of modules, and other classes of the program that these name or hold objects of."""
+    """Classes of modules, and other classes of the program that these name or hold objects of."""
     functions: list[types.FunctionType]
 
 
 def code_of(modules: Sequence[nn.Module]) -> Code:
-    """What calls of `modules` run: of torch nothing, of other packages what lies in the same file."""
+    """Returns the code that calls of `modules` run: of torch nothing, of other packages what lies in the same file."""
     return code_of_kinds(*kinds_of(modules))
 
 
 def kinds_of(modules: Sequence[nn.Module]) -> tuple[tuple[type, ...], tuple[types.FunctionType, ...]]:
-    """The classes of modules, and the functions that they hold themselves, in lists and objects too."""
+    """Returns the classes of modules, and the functions that they hold themselves, in lists and objects too."""
     functions: dict[types.FunctionType, None] = {}
     queue = deque(item for module in modules for name, item in vars(module).items() if name not in _OF_TORCH)
     seen: dict[int, Any] = {}
@@ -83,7 +83,7 @@ def kinds_of(modules: Sequence[nn.Module]) -> tuple[tuple[type, ...], tuple[type
 
 
 def code_of_kinds(kinds: Iterable[type], own: Iterable[types.FunctionType]) -> Code:
-    """As `code_of`, for modules of these classes that hold these functions themselves."""
+    """Does as `code_of`, for modules of these classes that hold these functions themselves."""
     classes = {cls: None for kind in kinds for cls in kind.__mro__ if not _is_torchs(cls)}
     functions = {function: None for cls in classes for function in functions_in(cls)} | dict.fromkeys(own)
     files = {item.__module__ for item in (*classes, *functions)}
@@ -113,7 +113,7 @@ def code_of_kinds(kinds: Iterable[type], own: Iterable[types.FunctionType]) -> C
 
 
 def _near(function: types.FunctionType) -> list[Any]:
-    """The globals, cells, names of files and defaults that a function can use."""
+    """Returns the globals, cells, names of files and defaults that a function can use."""
     near = [item for _, item in globals_of(function)]
     near += [content_of(cell) for cell in function.__closure__ or ()]
     near += [vars(module)[name] for module, name in module_attributes_of(function)]
@@ -121,7 +121,7 @@ def _near(function: types.FunctionType) -> list[Any]:
 
 
 def _behind(item: Any) -> Iterable[Any]:
-    """Where an object may lead to more code."""
+    """Yields where an object may lead to more code."""
     if isinstance(item, types.MethodType):
         return (item.__func__, item.__self__)
     if isinstance(item, functools.partial):
@@ -142,13 +142,13 @@ def _parts_of_class(cls: type) -> list[Any]:
 
 
 def functions_in(cls: type) -> list[types.FunctionType]:
-    """The methods that a class itself has, those behind properties and the like among them."""
+    """Returns the methods that a class itself has, those behind properties and the like among them."""
     found = [part for item in vars(cls).values() for part in _functions_of(item)]
     return [part for part in found if not _is_made_by_python(part)]
 
 
 def _functions_of(item: Any) -> list[types.FunctionType]:
-    """The functions behind what stands in a class."""
+    """Returns the functions behind what stands in a class."""
     parts: Iterable[Any] = (item,)
     if isinstance(item, property):
         parts = (item.fget, item.fset)
@@ -163,7 +163,7 @@ def _functions_of(item: Any) -> list[types.FunctionType]:
 
 @functools.lru_cache(maxsize=1024)
 def names_read(kind: type, names: frozenset[str]) -> frozenset[str]:
-    """The names that a class's own methods may read of its objects, where code calls what is among `names`.
+    """Returns the names that a class's own methods may read of its objects, where code calls what is among `names`.
 
     Of classes of the program all methods count; of those of Python and torch the ones that are called, by their names
     or by what Python calls itself, and what these call in turn.
@@ -191,7 +191,7 @@ def names_read(kind: type, names: frozenset[str]) -> frozenset[str]:
 
 
 def _is_made_by_python(function: types.FunctionType) -> bool:
-    """Whether it is of Python's own files, or made by them (a dataclass's `__init__`): what it reads stays."""
+    """Returns whether it is of Python's own files, or made by them (a dataclass's `__init__`): what it reads stays."""
     path, name = function.__code__.co_filename, function.__name__
     if path == "<string>":
         return name.startswith("__") and name.endswith("__")
@@ -199,7 +199,7 @@ def _is_made_by_python(function: types.FunctionType) -> bool:
 
 
 def _is_of_program(path: str | None) -> bool:
-    """Whether a file belongs to the program, and neither to Python nor to an installed package."""
+    """Returns whether a file belongs to the program, and neither to Python nor to an installed package."""
     return path is not None and not path.startswith(_LIBRARIES) and not any(part in path for part in _PACKAGES)
 
 
@@ -210,12 +210,12 @@ def _is_class_of_program(cls: type, files: Iterable[str]) -> bool:
 
 
 def _is_in_program(name: str | None) -> bool:
-    """Whether the module of this name is a file of the program, or a folder with such."""
+    """Returns whether the module of this name is a file of the program, or a folder with such."""
     return _is_of_program(_path_of(sys.modules.get(name or "")))
 
 
 def _path_of(module: Any) -> str | None:
-    """Where a module lies: a file; of a package without one, its folder."""
+    """Returns where a module lies: a file; of a package without one, its folder."""
     path: str | None = getattr(module, "__file__", None)
     folders = [*getattr(module, "__path__", ())] if path is None else []
     return os.path.join(folders[0], "") if folders else path
@@ -226,7 +226,7 @@ def _is_torchs(cls: type) -> bool:
 
 
 def names_in(function: types.FunctionType) -> dict[str, None]:
-    """The names of globals and attributes in a function's code, with those of the functions inside it."""
+    """Returns the names of globals and attributes in a function's code, with those of the functions inside it."""
     names: dict[str, None] = {}
     for code in _codes_of(function):
         names.update(dict.fromkeys(code.co_names))
@@ -234,7 +234,8 @@ def names_in(function: types.FunctionType) -> dict[str, None]:
 
 
 def texts_in(function: types.FunctionType) -> list[str]:
-    """The texts in a function's code, in constant tuples too: what `getattr` may be given, and what `match` names."""
+    """Returns the texts in a function's code, in constant tuples too: what `getattr` may be given, and what `match`
+    names."""
     found: list[str] = []
     waiting: list[Any] = [item for code in _codes_of(function) for item in code.co_consts]
     while waiting:
@@ -248,7 +249,8 @@ def texts_in(function: types.FunctionType) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _imports_in(code: types.CodeType, package: str | None) -> tuple[str, ...]:
-    """What a function's code imports while it runs, by name: modules, those that these lie in, and what is in them."""
+    """Returns what a function's code imports while it runs, by name: modules, those that these lie in, and what is in
+    them."""
     found: dict[str, None] = {}
     name, level = "", 0
     for each in dis.get_instructions(code):
@@ -268,7 +270,7 @@ def _imports_in(code: types.CodeType, package: str | None) -> tuple[str, ...]:
 
 
 def imported_by(function: types.FunctionType) -> list[str]:
-    """The names of what a function imports while it runs, if it is of the program, or not loaded yet."""
+    """Returns the names of what a function imports while it runs, if it is of the program, or not loaded yet."""
     package = function.__globals__.get("__package__")
     names = dict.fromkeys(name for code in _codes_of(function) for name in _imports_in(code, package))
     loaded = {
@@ -284,7 +286,7 @@ def _from_the_last(name: str) -> Iterable[str]:
 
 
 def matches_by_position(function: types.FunctionType) -> bool:
-    """Whether a function's code has a `match` on classes, which may read attributes that it does not name."""
+    """Returns whether a function's code has a `match` on classes, which may read attributes that it does not name."""
     return any(_has_match(code) for code in _codes_of(function))
 
 
@@ -305,7 +307,7 @@ def _codes_of(function: types.FunctionType) -> list[types.CodeType]:
 
 @functools.lru_cache(maxsize=4096)
 def _global_names_in(code: types.CodeType) -> tuple[str, ...]:
-    """The names of globals alone: `tensor.data` is not about a global `data`."""
+    """Returns the names of globals alone: `tensor.data` is not about a global `data`."""
     found = [each.argval for each in dis.get_instructions(code) if each.opname.endswith(("_GLOBAL", "_NAME"))]
     return tuple(dict.fromkeys(found))
 
@@ -317,13 +319,15 @@ def _globals_named(function: types.FunctionType) -> list[str]:
 
 
 def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """The global variables that a function's code names, with those of the functions inside it; not the modules."""
+    """Returns the global variables that a function's code names, with those of the functions inside it; not the
+    modules."""
     table, names = function.__globals__, _globals_named(function)
     return [(name, table[name]) for name in names if not isinstance(table[name], types.ModuleType)]
 
 
 def module_attributes_of(function: types.FunctionType) -> list[tuple[types.ModuleType, str]]:
-    """What a function's code may read of the program's modules that it names: `settings.rate`, `package.file.rate`."""
+    """Returns what a function's code may read of the program's modules that it names: `settings.rate`,
+    `package.file.rate`."""
     names = [*names_in(function), *texts_in(function)]
     found: dict[tuple[types.ModuleType, str], None] = {}
     stack = [function.__globals__[name] for name in _globals_named(function)]

@@ -11,7 +11,7 @@ __all__ = ["Moment", "Moments"]
 
 
 class Moment:
-    """What was around all code that had been called until then."""
+    """The surroundings, at one moment, of all code that had been called until then."""
 
     __slots__ = ("_moments", "snapshots")
 

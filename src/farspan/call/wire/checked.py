@@ -45,7 +45,7 @@ _NUMBERED = {_LIST: 3, _DICT: 5, _SET: 4, _OBJECT: 4}
 
 
 def damaged(what: str) -> RecordError:
-    """The error of a text that no rank of this version writes."""
+    """Returns the error of a text that no rank of this version writes."""
     return RecordError(
         f"what another rank has sent cannot be read: {what}.",
         why="it is not what farspan writes: damaged on its way, or written by another version or program.",
@@ -58,7 +58,7 @@ def is_tuple_of(item: Any, kind: type) -> bool:
 
 
 def nodes_of(template: Any) -> dict[int, Any]:
-    """The nodes of lists, dictionaries, sets and objects in a template of this rank's, by number."""
+    """Returns the nodes of lists, dictionaries, sets and objects in a template of this rank's, by number."""
     found: dict[int, Any] = {}
     stack = [template]
     while stack:

@@ -53,7 +53,7 @@ class Decoder:
         self._found: dict[str, Any] = {}
 
     def decode(self, item: Any, depth: int = 0) -> Any:
-        """The value of one part of a document.
+        """Returns the value of one part of a document.
 
         Raises:
             RecordError: It is none, or names what this rank does not have.
@@ -118,7 +118,7 @@ class Decoder:
 
 
 def unknown_class(name: str, ranks: str = "this rank") -> RecordError:
-    """The error where another rank names what `ranks` do not know."""
+    """Returns the error where another rank names what `ranks` do not know."""
     module, _, path = name[:200].partition(":")
     path = path or module
     return RecordError(

@@ -27,12 +27,12 @@ __all__ = ["exception_from_json", "exception_to_json", "sendable"]
 _PLAIN = (bool, int, float, str, type(None))
 _SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list, "size": torch.Size}
 _MOST_CAUSES = 8
-"""How many causes and contexts of an exception are sent with it, one behind the other."""
+"""Limit on the causes and contexts of an exception that are sent with it."""
 
 
 def sendable(error: Exception, calls: Iterable[Call]) -> Exception:
-    """The exception that all ranks raise: `error` itself if other ranks can make the same one, else one of its nearest
-    class that all have, with its text. What it was raised from is such an exception, too.
+    """Returns the exception that all ranks raise: `error` itself if other ranks can make the same one, else one of its
+    nearest class that all have, with its text. What it was raised from is such an exception, too.
 
     Args:
         error: Was raised by one of `calls`, or by their backward.
@@ -96,7 +96,7 @@ def _is_plain(item: Any) -> bool:
 
 
 def _written(item: Any) -> Any:
-    """A plain value, or a sequence of such, for JSON."""
+    """Returns a plain value, or a sequence of such, for JSON."""
     for name, kind in _SEQUENCES.items():
         if type(item) is kind:
             return {name: [*map(_written, item)]}
@@ -104,7 +104,7 @@ def _written(item: Any) -> Any:
 
 
 def _read(item: Any) -> Any:
-    """The plain value or sequence for which `_written` has put this into JSON."""
+    """Returns the plain value or sequence for which `_written` has put this into JSON."""
     if not isinstance(item, dict):
         return item
     ((name, parts),) = item.items()
@@ -179,7 +179,7 @@ def _name_of(kind: type) -> str:
 
 @functools.cache
 def _common_kinds() -> dict[str, type[Exception]]:
-    """By name, the exceptions of Python and torch."""
+    """Returns by name the exceptions of Python and torch."""
     kinds: list[Any] = [item for item in vars(builtins).values() if isinstance(item, type)]
     kinds += [torch.OutOfMemoryError, torch.linalg.LinAlgError, np.linalg.LinAlgError]
     kinds += [getattr(torch, "AcceleratorError", Exception)]  # torch 2.8 and later
@@ -187,11 +187,11 @@ def _common_kinds() -> dict[str, type[Exception]]:
 
 
 _WITH_FORM = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, BaseExceptionGroup, ExceptionGroup)
-"""Those that take other arguments than a text."""
+"""Exceptions that take other arguments than a text."""
 
 
 def _kinds_of(calls: Iterable[Call]) -> dict[str, type[Exception]]:
-    """By name, what `calls` can raise, as far as their code shows: the same on every rank."""
+    """Returns by name what `calls` can raise, as far as their code shows: the same on every rank."""
     modules = {module: None for call in calls for module in _modules_of(call.target)}
     classes, functions = code_of([*modules])
     near: list[Any] = [item for cls in classes for item in vars(cls).values()]

@@ -1,4 +1,4 @@
-"""What may be rebuilt of what another rank names: an own table of this rank's, never a search of what is loaded.
+"""A table of what may be rebuilt of what another rank names: this rank's own, never a search of what is loaded.
 
     fixed     what Python, torch and numpy keep data in                  list, OrderedDict, torch.return_types.max
     used      classes of which this rank has had an object in its hands  noted by the Flattener
@@ -38,7 +38,7 @@ FACTORIES = frozenset(
         collections.OrderedDict, collections.deque,
     }
 )  # fmt: skip
-"""What a default dictionary may call, of whomever it comes."""
+"""Factories that a default dictionary may call, whoever sends it."""
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _LIBRARIES = (
@@ -71,7 +71,7 @@ class Known:
         self._has_program = has_program
 
     def find(self, name: str) -> Any:
-        """The class, or the function of the call, of that name; None if this rank has none."""
+        """Returns the class, or the function of the call, of that name; None if this rank has none."""
         found = _fixed().get(name) or _used().get(name)
         if found is not None:
             return found
@@ -81,7 +81,8 @@ class Known:
         return found
 
     def may_make(self, factory: Any) -> bool:
-        """Whether a default dictionary from another rank may have `factory`: it calls it for each missing key."""
+        """Returns whether a default dictionary from another rank may have `factory`: it calls it for each missing
+        key."""
         if factory is None or (isinstance(factory, type) and factory in FACTORIES):
             return True
         name = name_of(factory)
@@ -89,7 +90,7 @@ class Known:
 
 
 def name_of(item: Any) -> str | None:
-    """How ranks name a class, function or module; None for what has no name."""
+    """Returns how ranks name a class, function or module; None for what has no name."""
     if isinstance(item, types.ModuleType):
         return f"{item.__name__}:"
     module, path = getattr(item, "__module__", None), getattr(item, "__qualname__", None)
@@ -97,7 +98,7 @@ def name_of(item: Any) -> str | None:
 
 
 def is_fixed(name: str) -> bool:
-    """Whether every rank has what is named, whatever its program."""
+    """Returns whether every rank has what is named, whatever its program."""
     return name in _fixed()
 
 
@@ -125,7 +126,7 @@ def _used() -> dict[str | None, type]:
 
 
 def of_program() -> Iterator[Any]:
-    """What the running program's code names, as far as its globals and the frames on the stack show."""
+    """Returns what the running program's code names, as far as its globals and the frames on the stack show."""
     main = sys.modules.get("__main__")
     rooms = [] if main is None else [vars(main)]
     frame = inspect.currentframe()
@@ -143,7 +144,7 @@ def of_program() -> Iterator[Any]:
 
 
 def in_modules(function: types.FunctionType) -> list[Any]:
-    """What a function's code names in Python modules that it names: `errors.TooLarge`."""
+    """Returns what a function's code names in Python modules that it names: `errors.TooLarge`."""
     return _named_in(function.__code__, function.__globals__)
 
 
@@ -153,7 +154,7 @@ def _named_in(code: types.CodeType, table: dict[str, Any]) -> list[Any]:
 
 
 def _search(start: Iterable[Any], name: str, kinds: tuple[type, ...]) -> Any:
-    """The first object of `kinds` that is called `name`, of what `start` and the code behind it names.
+    """Returns the first object of `kinds` that is called `name`, of what `start` and the code behind it names.
 
     The code of torch, numpy and Python itself is not followed. Ends when some 200,000 objects have been seen.
     """
@@ -173,7 +174,8 @@ def _search(start: Iterable[Any], name: str, kinds: tuple[type, ...]) -> Any:
 
 
 def _behind(item: Any) -> list[Any]:
-    """The classes and functions to search next: those that the code of `item`, or of its class, refers to by name."""
+    """Returns the classes and functions to search next: those that the code of `item`, or of its class, refers to by
+    name."""
     if isinstance(item, (staticmethod, classmethod)):
         return [item.__func__]
     if isinstance(item, property):

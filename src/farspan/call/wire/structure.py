@@ -122,16 +122,16 @@ def structure_from_json(text: bytes) -> tuple[Any, tuple[Meta, ...]]:
 
 
 def names_in(text: bytes) -> list[str]:
-    """What a text from `entry_to_json` or `structure_to_json` names that not every program has: the same, and in the
-    same order, on every rank that has the text.
+    """Returns the names, in a text from `entry_to_json` or `structure_to_json`, that not every program has: the same,
+    and in the same order, on every rank that has the text.
     """
     found = {(name or of_enum).decode(errors="replace") for name, of_enum in _NAMES.findall(text)}
     return sorted(name for name in found if not is_fixed(name))
 
 
 def unknown_names(names: Sequence[str], target: Any = None) -> list[str]:
-    """Those of `names` that this rank does not have: neither its program nor the code of `target`. Classes that it has
-    count as used from now on.
+    """Returns those of `names` that this rank does not have: neither its program nor the code of `target`. Classes that
+    it has count as used from now on.
     """
     known, unknown = Known(_call_of(target)), list[str]()
     for name in names:
@@ -144,7 +144,7 @@ def unknown_names(names: Sequence[str], target: Any = None) -> list[str]:
 
 
 def _call_of(target: Any) -> list[Any]:
-    """What a call is made of: its modules, or its function."""
+    """Returns what a call is made of: its modules, or its function."""
     return [] if target is None else [*getattr(target, "modules", ()), target]
 
 
@@ -198,7 +198,7 @@ def _check_fields(fields: dict[str, Any], num_arguments: int) -> None:
 
 
 def _identities(template: Any) -> Iterator[Any]:
-    """What a template holds by identity, in order."""
+    """Returns what a template holds by identity, in order."""
     if isinstance(template, ById):
         yield template.value
     elif isinstance(template, tuple):
@@ -251,7 +251,7 @@ def _encode_array(item: Any) -> Any:
 
 
 def _own_name(item: Any) -> str:
-    """The name of a class, function or module of this rank's."""
+    """Returns the name of a class, function or module of this rank's."""
     name = name_of(item)
     if name is None or _loaded(name) is not item:
         raise _not_plain(type(item).__qualname__)
@@ -259,7 +259,7 @@ def _own_name(item: Any) -> str:
 
 
 def _loaded(name: str) -> Any:
-    """What this rank itself has loaded under its own name: only what is to be sent is looked up like this."""
+    """Returns what this rank itself has loaded under its own name: only what is to be sent is found like this."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split(".") if path else ():

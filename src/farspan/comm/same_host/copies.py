@@ -231,8 +231,7 @@ class SameHostTransport:
             raise TransferError(connection.error)
 
     def spin_s(self) -> float:
-        """Returns how long to spin before waiting in the kernel. On a busy machine that would keep the peer from its
-        core."""
+        """Returns how long to spin before the wait in the kernel; on a busy machine the peer needs the core."""
         is_promising = self.num_long_waits % _SPIN_PERIOD < _SPIN_TRIALS
         return _SPIN_S if self._has_core_for_each and is_promising else 0.0
 
