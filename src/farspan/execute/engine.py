@@ -112,13 +112,12 @@ class Engine:
         )
 
     def stage_number(self, team: Team, occurrence: int) -> int:
-        """Returns the number of the `occurrence`-th stage that `team` runs; models that share a team share its
+        """Returns the number of the `occurrence`-th stage that `team` runs; models with the same team share its
         stages."""
         return stage_number(self.teams, team, occurrence)
 
     def stages_at(self, place: str) -> tuple[int, ...]:
-        """Returns the stages at a place that the program names ("rank:1", "rank:1/cuda:0"), the best first; at least
-        one."""
+        """Returns the stages at a place that the program names ("rank:1", "rank:1/cuda:0"), the best first."""
         return stages_at(self.teams, place, self.num_ranks)
 
     def seed_draws(self, seed: int | None) -> None:
@@ -344,8 +343,7 @@ class Engine:
     # Reading.
 
     def read(self, value: Value, part: ValueSlice | None = None) -> torch.Tensor:
-        """Returns the data of a value, or `part` of one that another rank has; what is recorded runs if it is not yet
-        known."""
+        """Returns the data of a value, or `part` of another rank's; runs what is recorded if it is not yet known."""
         if self.recorder.deferred.can_read(value):
             return self.recorder.deferred.read(value).detach()
         if value.pending:
