@@ -12,6 +12,7 @@ from farspan.launch.rank.interrupts import signals_held
 if TYPE_CHECKING:
     from farspan.api import data_rank as data_rank
     from farspan.api import data_world as data_world
+    from farspan.api import deferred_init as deferred_init
     from farspan.api import distribute as distribute
     from farspan.api import flush as flush
     from farspan.api import from_rank as from_rank
@@ -31,6 +32,7 @@ __all__ = [
     "Plan",
     "data_rank",
     "data_world",
+    "deferred_init",
     "distribute",
     "flush",
     "from_rank",
@@ -47,6 +49,7 @@ __all__ = [
 _HOMES = {
     "data_rank": "farspan.api",
     "data_world": "farspan.api",
+    "deferred_init": "farspan.api",
     "distribute": "farspan.api",
     "flush": "farspan.api",
     "from_rank": "farspan.api",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -25,6 +25,8 @@ from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import stages_at
 from farspan.place.alone import runs_as_it_is
 from farspan.place.asked_plan import choose_plan, hints_of
+from farspan.place.deferred.context import deferred_init as deferred_init
+from farspan.place.deferred.models import fill_all, guarded_on_error, open_model
 from farspan.place.kept_plan import KeptPlan
 from farspan.place.measure.trial import current_trial
 from farspan.place.measured import is_measuring, measure_first
@@ -39,13 +41,25 @@ from farspan.record.ops.explicit_placement import ops_at
 from farspan.record.parameters.copying import plan_by_model
 from farspan.state.counts import count_on
 
-__all__ = ["data_rank", "data_world", "distribute", "flush", "from_rank", "last_step", "on", "plan_of", "rank"]
+__all__ = [
+    "data_rank",
+    "data_world",
+    "deferred_init",
+    "distribute",
+    "flush",
+    "from_rank",
+    "last_step",
+    "on",
+    "plan_of",
+    "rank",
+]
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
+@guarded_on_error
 def distribute(
-    model: _Model,
+    model: _Model | Callable[[], _Model],
     *,
     plan: str | os.PathLike[str] | Plan | Mapping[str, str | int] = "auto",
     stages: int | str = "auto",
@@ -69,7 +83,9 @@ def distribute(
     torch.distributed stays as the script has set it up, or not: the ranks have groups of their own.
 
     Args:
-        model: Any module, of the same class and shapes on every rank; its values are rank 0's.
+        model: Any module, of the same class and shapes on every rank; its values are rank 0's. One that was built in
+            `farspan.deferred_init()` gets its data here, on each rank just what that owns. A function without
+            arguments is called to build one so: `lambda: Net(config)`.
         plan: "auto"; a `Plan`; the path of a plan's JSON file; or a mapping from names of modules or parameters (or
             glob patterns of them) to "rank:R" or "rank:R/device"; R alone, a number, will do.
         stages: How many pipeline stages an automatic plan has; one for each rank by default.
@@ -126,11 +142,7 @@ def distribute(
         >>> model(torch.zeros(3, 4)).shape
         torch.Size([3, 2])
     """
-    if not isinstance(model, nn.Module):
-        raise PlanError(
-            f"distribute takes a torch.nn.Module, not a {type(model).__name__}.",
-            hint="model = farspan.distribute(model)",
-        )
+    model = _built(model)
     if model in plan_by_model:
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
     check_model(model)
@@ -138,6 +150,7 @@ def distribute(
     trial = current_trial()
     if trial is not None and seed is None:
         seed = 0  # it is about times, and may have no data
+    open_model(model)
     engine = engine_of_this_thread(seed, data_parallel if trial is None else None)
     asked = (pins, max_memory, remat, schedule, gradient_reduction, seed, micro_batches)
     is_all_open = (
@@ -148,6 +161,7 @@ def distribute(
         and all(each is None for each in asked)
     )
     if is_all_open and runs_as_it_is(engine, model):
+        fill_all(model)
         plan_by_model[model] = chosen = choose_plan(model, plan, Hints(), 1)
         engine.console.show_plan(chosen)
         return model
@@ -191,6 +205,20 @@ def distribute(
     engine.agreement_of_all.share_generators()
     engine.console.show_plan(chosen)
     return model
+
+
+def _built(model: _Model | Callable[[], _Model]) -> _Model:
+    """The model itself, or what a function builds, without its data."""
+    built: Any = model
+    if callable(model) and not isinstance(model, nn.Module):
+        with deferred_init():
+            built = model()
+    if not isinstance(built, nn.Module):
+        raise PlanError(
+            f"distribute takes a torch.nn.Module, not a {type(built).__name__}.",
+            hint="model = farspan.distribute(model)",
+        )
+    return built  # type: ignore[return-value]
 
 
 def _check_micro_batches(micro_batches: Any) -> None:

@@ -15,6 +15,7 @@ from farspan.call.leaf import Leaf, Placed
 from farspan.call.user_hooks import open_leaves
 from farspan.errors import PlanError
 from farspan.execute.teams import device_of
+from farspan.place.deferred.models import fill_all, fill_tensor
 from farspan.plan import Team
 from farspan.record.intercept import watch_module
 from farspan.record.parameters.gradient_property import watch_parameter
@@ -98,6 +99,7 @@ def place(model: nn.Module, recorder: Recording, plan: ModelPlan, *, prefix: str
         if id(buffer) not in placed:
             placed[id(buffer)] = _placed(prefix + name, buffer, plan, stage, is_parameter=False)
             _settle(placed[id(buffer)], plan, stage, recorder)
+    fill_all(model)
     recorder.placed.update(placed)
     recorder.roots[id(model)] = prefix
     _make_leaves(model, recorder, plan, prefix)
@@ -241,6 +243,7 @@ def _settle(item: Placed, plan: ModelPlan, stage: int, recorder: Recording) -> N
     """Bring a tensor that is here to its device, or let a stub take its place."""
     tensor = item.tensor
     if item.is_owned:
+        fill_tensor(tensor)
         if tensor.device != plan.device_of(stage):
             tensor.data = tensor.data.to(plan.device_of(stage))
         return

@@ -26,6 +26,13 @@ def check_model(model: nn.Module) -> None:
                 why="it belongs to a lazy module, which learns its shape in its first forward.",
                 hint="run the model once on an example before farspan.distribute(model)",
             )
+        if item.is_meta:
+            raise PlanError(
+                f"the {'parameter' if isinstance(item, nn.Parameter) else 'buffer'} '{name}' has no data.",
+                why="it is on the meta device, which keeps shapes alone: what was written there is lost.",
+                hint="with farspan.deferred_init():  # each process makes just what it owns\n"
+                '    model = Net(config)  # or Net.from_pretrained(folder); without torch.device("meta")',
+            )
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) and _has_weights(module):
             raise PlanError(

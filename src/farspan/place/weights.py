@@ -3,7 +3,8 @@
 A script without a seed, or one that loads a checkpoint on rank 0 alone, builds another model on each rank; the stages
 of several of them would be a mixture that nobody has built. So when a model is distributed all ranks compare checksums
 of their parameters and buffers. Where these are equal nothing is sent; where they differ, rank 0's go to the ranks that
-will hold them, and it is said once.
+will hold them, and it is said once. Of a model that was built without data (`deferred_init`) they compare what makes
+each; where that differs, rank 0 makes one after another and gives them away.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 
 from farspan.comm.tensor_bytes import crc_of, overwrite
 from farspan.execute.engine import Engine
+from farspan.place.deferred.models import Offered, digest_of, fill_tensor
 from farspan.place.owners import ModelPlan
 from farspan.torch_private import DisableTorchFunction
 
@@ -42,24 +44,31 @@ def give_weights(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
         return
     items = _items(model)
     with DisableTorchFunction():
-        own = array("I", [crc_of(item) for _, item in items])
+        own = array("I", [_checksum(item) for _, item in items])
     digest = hashlib.blake2b(own.tobytes(), digest_size=16).digest()
     if len(set(engine.agreement.gather("checksum of the weights", digest))) == 1:
         return
     if engine.rank == 0:
-        engine.values.offered = dict(items)
+        engine.values.offered = Offered(items)
     first = np.frombuffer(engine.agreement.broadcast("checksums of the weights", own.tobytes(), 0), dtype=np.uint32)
     differs = first != np.frombuffer(own, dtype=np.uint32)
     for number, (name, item) in enumerate(items):
         stage = plan.owner.get(name)
         is_needed = stage is None or plan.is_mine(stage)  # buffers are needed wherever their modules run
         if differs[number] and is_needed:
+            fill_tensor(item)
             overwrite(item, engine.values.pull(0, "offered", name))
     by_rank = engine.agreement.gather_at(0, "weights that differ", np.packbits(differs).tobytes())
     if by_rank:
         engine.console.warn(_words([name for name, _ in items], by_rank))
     engine.agreement.barrier("rank 0's weights are everybody's")
     engine.values.offered = {}
+
+
+def _checksum(item: torch.Tensor) -> int:
+    """Of its data, or of all that makes them, where they have not been made."""
+    digest = digest_of(item)
+    return crc_of(item) if digest is None else digest
 
 
 def _items(model: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -53,6 +53,14 @@ from farspan.torch_private.mode_stack import run_without_modes_of as run_without
 from farspan.torch_private.mode_stack import take_modes_of as take_modes_of
 from farspan.torch_private.mode_stack import without_any_mode as without_any_mode
 from farspan.torch_private.mode_stack import without_modes_of as without_modes_of
+from farspan.torch_private.operations.data_access import PAST_OPERATIONS as PAST_OPERATIONS
+from farspan.torch_private.operations.data_access import WITHOUT_DATA as WITHOUT_DATA
+from farspan.torch_private.operations.forms import Form as Form
+from farspan.torch_private.operations.forms import form_of as form_of
+from farspan.torch_private.operations.forms import has_own_dispatch as has_own_dispatch
+from farspan.torch_private.operations.forms import key_of_storage as key_of_storage
+from farspan.torch_private.operations.forms import num_users_of as num_users_of
+from farspan.torch_private.operations.forms import tensor_on as tensor_on
 from farspan.torch_private.symbols import SYMBOLS as SYMBOLS
 from farspan.torch_private.symbols import Symbols as Symbols
 from farspan.torch_private.symbols import product as product
@@ -84,7 +92,10 @@ __all__ = [
     "DisableTorchFunctionSubclass",
     "DynamicOutputShapeException",
     "FakeTensorMode",
+    "Form",
+    "PAST_OPERATIONS",
     "SYMBOLS",
+    "WITHOUT_DATA",
     "Symbols",
     "TorchDispatchMode",
     "autocast_region",
@@ -98,11 +109,13 @@ __all__ = [
     "disabled_torch_function",
     "fake_mode",
     "flops_of",
+    "form_of",
     "forget_casts",
     "has_compatible_type",
     "has_full_backward_hooks",
     "has_memory_of_its_own",
     "has_other_users",
+    "has_own_dispatch",
     "has_weak_references",
     "is_used_below",
     "hooks_on_saved",
@@ -119,10 +132,12 @@ __all__ = [
     "is_not_torchs_device",
     "is_wrapped",
     "is_run_again_inside",
+    "key_of_storage",
     "leaves_behind",
     "make_wrapper",
     "no_dispatch",
     "not_passed_on",
+    "num_users_of",
     "on_fakes",
     "product",
     "put_modes",
@@ -142,6 +157,7 @@ __all__ = [
     "silent_fakes",
     "take_modes_of",
     "tensor_of_class",
+    "tensor_on",
     "tree_leaves",
     "units_of",
     "unscale_",

@@ -1,0 +1,168 @@
+"""Tensors without data, as the program meets them: while it constructs, and before the model has been distributed.
+
+in `with deferred_init():`   plain tensors; what reads memory past torch's operations (numpy) fills it first
+after it                     a class of their own: the first use that needs data fills what it uses, for good
+after distribute             plain tensors again
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import threading
+import types
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from farspan.execute.process.world import num_ranks_to_be, rank_to_be
+from farspan.outputs import write_line
+from farspan.place.deferred.construction import CONSTRUCTION
+from farspan.place.deferred.memory import View, mapped
+from farspan.torch_private import PAST_OPERATIONS, WITHOUT_DATA, DisableTorchFunctionSubclass, without_any_mode
+
+__all__ = ["PlainReads", "guard", "guard_all", "is_constructing", "set_constructing", "unguarded"]
+
+_Tensor: Any = torch.Tensor
+_USED_EARLY = """\
+farspan: parameters of a model built in farspan.deferred_init() are used before farspan.distribute(model): every process
+  makes and holds those. Do it in the `with`, where it is put off, too; or after distribute.
+"""
+
+_said: list[bool] = []
+_thread = threading.local()
+
+
+def is_constructing() -> bool:
+    """Whether this thread is in a constructor that is put off."""
+    return getattr(_thread, "is_constructing", False)
+
+
+def set_constructing(value: bool) -> None:
+    """This thread enters or leaves such a constructor."""
+    _thread.is_constructing = value
+
+
+class PlainReads(TorchFunctionMode):
+    """Fills memory before a constructor looks at it past torch's operations."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in PAST_OPERATIONS:
+            _fill(args)
+        elif func is _Tensor.tolist:
+            view = CONSTRUCTION.view_of(args[0])
+            if view is not None:
+                with without_any_mode():
+                    return CONSTRUCTION.contents([view])[0].tolist()
+        elif func is _Tensor.__deepcopy__:
+            view = CONSTRUCTION.view_of(args[0])
+            if view is not None:
+                return _deep_copy(args[0], view, *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def _deep_copy(tensor: torch.Tensor, view: View, memo: dict[Any, Any]) -> torch.Tensor:
+    """As torch copies a tensor: its memory once, for all tensors in it."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol at the moment.")
+    key = ("farspan", view.memory.key)
+    if key not in memo:
+        with without_any_mode():
+            size_bytes = view.memory.size_bytes
+            whole = View(view.memory, torch.uint8, (size_bytes,), (1,), 0).on(view.memory.storage)
+        memo[key] = whole.clone()
+    with without_any_mode(), torch.no_grad():
+        found = View(view.memory, view.dtype, view.shape, view.stride, view.offset).on(memo[key].untyped_storage())
+    found.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = found
+    if type(tensor) is not torch.Tensor:
+        found.__class__ = type(tensor)
+    vars(found).update(copy.deepcopy(vars(tensor), memo))
+    return found
+
+
+def _fill(args: Any, *, with_sources: bool = False) -> bool:
+    """Fill the memory of all tensors among some arguments; returns whether there was any to fill."""
+    found: list[Any] = []
+
+    def fill(item: Any) -> None:
+        memory = CONSTRUCTION.memory_of(item) if isinstance(item, torch.Tensor) else None
+        if memory is not None:
+            CONSTRUCTION.fill(memory, with_sources=with_sources)
+            found.append(memory)
+
+    mapped(args, fill)
+    return bool(found)
+
+
+# After the constructor.
+
+
+@classmethod
+def _used(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """A tensor without data is used outside of a constructor."""
+    kwargs = kwargs or {}
+    if func not in WITHOUT_DATA and not is_constructing():
+        if _fill((args, kwargs), with_sources=True):
+            _say_once()
+        mapped((args, kwargs), _unguard)
+    with DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+def _deep_copied(self: Any, memo: Any) -> Any:
+    if not is_constructing():
+        _fill([self], with_sources=True)
+    _unguard(self)
+    return copy.deepcopy(self, memo)
+
+
+def _reduced(self: Any, protocol: Any) -> Any:
+    _fill([self], with_sources=True)
+    _unguard(self)
+    return self.__reduce_ex__(protocol)
+
+
+@functools.cache
+def _guarded(kind: Any) -> Any:
+    """The class of tensors of class `kind` that have no data."""
+    names = {"__torch_function__": _used, "__deepcopy__": _deep_copied, "__reduce_ex__": _reduced, "_plain": kind}
+    return types.new_class(f"Deferred{kind.__name__}", (kind,), exec_body=lambda space: space.update(names))
+
+
+def guard(tensor: torch.Tensor) -> None:
+    """Let uses of a tensor without data be noticed."""
+    kind: Any = type(tensor)
+    if not hasattr(kind, "_plain"):
+        tensor.__class__ = _guarded(kind)
+
+
+def _unguard(item: Any) -> None:
+    kind = getattr(type(item), "_plain", None) if isinstance(item, torch.Tensor) else None
+    if kind is not None:
+        item.__class__ = kind
+
+
+def unguarded(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor, uses of which are not noticed any more."""
+    _unguard(tensor)
+    return tensor
+
+
+def guard_all() -> None:
+    """Guard each tensor of this process that has no data, wherever the program keeps it."""
+    if not CONSTRUCTION:
+        return
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor) and CONSTRUCTION.memory_of(item) is not None:
+            guard(item)
+
+
+def _say_once() -> None:
+    if num_ranks_to_be() > 1 and rank_to_be() == 0 and not _said:
+        _said.append(True)
+        write_line(_USED_EARLY.rstrip())

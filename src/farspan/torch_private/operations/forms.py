@@ -1,0 +1,81 @@
+"""What torch's schemas say of an operation, and how tensors share storages."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Form", "form_of", "has_own_dispatch", "key_of_storage", "num_users_of", "tensor_on"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What an operation does to its arguments, whatever they are.
+
+    Attributes:
+        name: Without its overload, such as "normal_".
+        is_view: Whether a result shares the memory of an argument that is not written.
+        is_metadata: Whether it changes shapes or strides in place.
+        written: Of the arguments written in place, the positions; or the names of those given by name.
+        num_results: How many it returns.
+        is_random: Whether it draws random numbers.
+        takes_generator: Whether it can be given a generator.
+        needs_data: Whether what it returns, or its shape, depends on data.
+    """
+
+    name: str
+    is_view: bool
+    is_metadata: bool
+    written: tuple[int | str, ...]
+    num_results: int
+    is_random: bool
+    takes_generator: bool
+    needs_data: bool
+
+
+@functools.cache
+def form_of(operation: Any) -> Form:
+    """The form of an aten operation."""
+    schema, tags = operation._schema, operation.tags
+    written = [
+        (argument.name if argument.kwarg_only else number)
+        for number, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    returned = [each.alias_info for each in schema.returns]
+    return Form(
+        name=schema.name.rpartition("::")[2],
+        is_view=any(alias is not None and not alias.is_write for alias in returned),
+        is_metadata=torch.Tag.inplace_view in tags,
+        written=tuple(written),
+        num_results=len(returned),
+        is_random=torch.Tag.nondeterministic_seeded in tags,
+        takes_generator=any(argument.name == "generator" for argument in schema.arguments),
+        needs_data=torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags,
+    )
+
+
+def has_own_dispatch(kind: type) -> bool:
+    """Whether tensors of class `kind` do for themselves what operations on them are."""
+    return getattr(kind, "__torch_dispatch__", _PLAIN) is not _PLAIN
+
+
+_PLAIN: Any = torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+
+
+def key_of_storage(storage: Any) -> int:
+    """Equal for the same memory, while it is there."""
+    return storage._cdata
+
+
+num_users_of: Callable[[int], int] = torch._C._storage_Use_Count
+"""How many tensors and Python objects use the memory with a key."""
+
+
+def tensor_on(storage: Any, dtype: torch.dtype, shape: Any, stride: Any, offset: int) -> torch.Tensor:
+    """A tensor in memory that is there; whoever calls has switched all modes off."""
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
