@@ -56,6 +56,7 @@ from farspan.torch_private.mode_stack import without_modes_of as without_modes_o
 from farspan.torch_private.operations.data_access import PAST_OPERATIONS as PAST_OPERATIONS
 from farspan.torch_private.operations.data_access import WITHOUT_DATA as WITHOUT_DATA
 from farspan.torch_private.operations.forms import Form as Form
+from farspan.torch_private.operations.forms import PlainMode as PlainMode
 from farspan.torch_private.operations.forms import form_of as form_of
 from farspan.torch_private.operations.forms import has_own_dispatch as has_own_dispatch
 from farspan.torch_private.operations.forms import key_of_storage as key_of_storage
@@ -94,6 +95,7 @@ __all__ = [
     "FakeTensorMode",
     "Form",
     "PAST_OPERATIONS",
+    "PlainMode",
     "SYMBOLS",
     "WITHOUT_DATA",
     "Symbols",

@@ -21,11 +21,9 @@ from farspan.place.deferred.memory import View, mapped
 from farspan.torch_private import (
     DisableTorchFunction,
     Form,
-    TorchDispatchMode,
-    fake_mode,
+    PlainMode,
     form_of,
     has_own_dispatch,
-    is_fake_limit,
     key_of_storage,
 )
 
@@ -43,12 +41,8 @@ _OVERWRITING = frozenset(
 """Operations in place that leave nothing of what was there."""
 
 
-class Recording(TorchDispatchMode):
+class Recording(PlainMode):
     """Sees what a constructor does, below autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._fakes = fake_mode()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -128,9 +122,9 @@ class Recording(TorchDispatchMode):
     def _functional(self, func: Any, form: Form, args: Any, kwargs: dict[str, Any], views: dict[int, View]) -> Any:
         is_by_shape = form.name.endswith("_like") or form.name.startswith("new_")
         if not form.needs_data and (not form.is_random or is_by_shape):
-            fakes = self._inferred(func, args, kwargs)
-            if fakes is not None:
-                return self._without_data(func, form, args, kwargs, views, fakes)
+            metas = self._inferred(func, args, kwargs)
+            if metas is not None:
+                return self._without_data(func, form, args, kwargs, views, metas)
         random = CONSTRUCTION.draws.before(kwargs) if form.is_random else None
         result = func(*self._real(args, views), **self._real(kwargs, views))
         return self._forgotten(func, args, kwargs, views, result, random)
@@ -141,10 +135,13 @@ class Recording(TorchDispatchMode):
         """No argument is without data; the result may be large all the same."""
         if form.written or form.is_view:
             return func(*args, **kwargs)
+        if not tensors and form.name in _EMPTY and not _fills_empty():
+            result = func(*args, **kwargs)
+            return CONSTRUCTION.adopt(result) if _size(result) >= LEAST_BYTES else result
         if not tensors:
-            fakes = self._inferred(func, args, kwargs) if _may_be_large(args, kwargs) else None
-            if fakes is not None and all(_size(fake) >= LEAST_BYTES for fake in fakes):
-                return self._without_data(func, form, args, kwargs, {}, fakes)
+            metas = self._inferred(func, args, kwargs) if _may_be_large(args, kwargs) else None
+            if metas is not None and all(meta.numel() * meta.element_size() >= LEAST_BYTES for meta in metas):
+                return self._without_data(func, form, args, kwargs, {}, metas)
             return func(*args, **kwargs)
         if any(_size(item) >= LEAST_BYTES for item in tensors):
             return func(*args, **kwargs)
@@ -152,11 +149,11 @@ class Recording(TorchDispatchMode):
         return self._forgotten(func, args, kwargs, {}, func(*args, **kwargs), random)
 
     def _without_data(
-        self, func: Any, form: Form, args: Any, kwargs: dict[str, Any], views: dict[int, View], fakes: Sequence[Any]
+        self, func: Any, form: Form, args: Any, kwargs: dict[str, Any], views: dict[int, View], metas: Sequence[Any]
     ) -> Any:
         """A result of which shapes are known."""
-        results = [CONSTRUCTION.new(fake.shape, fake.stride(), fake.dtype) for fake in fakes]
-        if form.name not in _EMPTY:
+        results = [CONSTRUCTION.new(meta.shape, meta.stride(), meta.dtype) for meta in metas]
+        if form.name not in _EMPTY or _fills_empty():
             random = None
             if form.is_random:
                 random = CONSTRUCTION.draws.before(kwargs)
@@ -193,16 +190,17 @@ class Recording(TorchDispatchMode):
 
     def _inferred(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """The results as tensors without data; None where only a run tells, or they lie elsewhere."""
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type != "cpu":
+            return None
+        put = {**kwargs, "device": "meta"} if device is not None or form_of(func).takes_device else kwargs
         try:
-            with self._fakes, torch.no_grad():
-                result = func(*mapped(args, _fake), **mapped(kwargs, _fake))
-        except Exception as error:
-            if is_fake_limit(error):
-                return None
-            raise
+            with torch.no_grad():
+                result = func(*mapped(args, _meta), **mapped(put, _meta))
+        except (NotImplementedError, RuntimeError):  # the run that follows raises it again if the program is wrong
+            return None
         items = list(result) if type(result) in (tuple, list) else [result]
-        is_here = all(isinstance(item, torch.Tensor) and item.device.type == "cpu" for item in items)
-        return items if is_here and all(item.layout is torch.strided for item in items) else None
+        return items if all(isinstance(item, torch.Tensor) and item.is_meta for item in items) else None
 
     def _put(self, item: Any, views: dict[int, View]) -> Any:
         """Arguments with views for what has no data."""
@@ -221,17 +219,22 @@ class Recording(TorchDispatchMode):
             CONSTRUCTION.fill(view.memory)
 
 
+def _fills_empty() -> bool:
+    """Whether torch writes into memory that nobody has written yet, to find who reads it."""
+    return torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+
+
 def _tensors(item: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     mapped(item, lambda each: found.append(each) if isinstance(each, torch.Tensor) else None)
     return found
 
 
-def _fake(item: Any) -> Any:
-    """A tensor of the same form without data; called in the mode that makes them."""
+def _meta(item: Any) -> Any:
+    """A tensor of the same form without data."""
     if not isinstance(item, torch.Tensor):
-        return item
-    return torch.empty_strided(tuple(item.shape), item.stride(), dtype=item.dtype, device=item.device)
+        return None if isinstance(item, torch.Generator) else item
+    return torch.empty_strided(tuple(item.shape), item.stride(), dtype=item.dtype, device="meta")
 
 
 def _size(item: Any) -> int:

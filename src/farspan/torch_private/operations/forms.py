@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Form", "form_of", "has_own_dispatch", "key_of_storage", "num_users_of", "tensor_on"]
+__all__ = ["Form", "PlainMode", "form_of", "has_own_dispatch", "key_of_storage", "num_users_of", "tensor_on"]
+
+
+class PlainMode(TorchDispatchMode):
+    """A dispatch mode that is never compiled: else its first operation imports the compiler (1,700 modules)."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +33,7 @@ class Form:
         num_results: How many it returns.
         is_random: Whether it draws random numbers.
         takes_generator: Whether it can be given a generator.
+        takes_device: Whether it can be told where its result is to lie.
         needs_data: Whether what it returns, or its shape, depends on data.
     """
 
@@ -34,6 +44,7 @@ class Form:
     num_results: int
     is_random: bool
     takes_generator: bool
+    takes_device: bool
     needs_data: bool
 
 
@@ -55,6 +66,7 @@ def form_of(operation: Any) -> Form:
         num_results=len(returned),
         is_random=torch.Tag.nondeterministic_seeded in tags,
         takes_generator=any(argument.name == "generator" for argument in schema.arguments),
+        takes_device=any(argument.name == "device" for argument in schema.arguments),
         needs_data=torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags,
     )
 
