@@ -33,6 +33,11 @@ class Construction:
     def __bool__(self) -> bool:
         return bool(self._memories)
 
+    def waiting(self) -> list[Memory]:
+        """All memory that has not been filled and that the program uses."""
+        self.sweep()
+        return list(self._memories.values())
+
     def memory_of(self, tensor: torch.Tensor) -> Memory | None:
         """The memory of a tensor, if it has not been filled."""
         if not self._memories or has_own_dispatch(type(tensor)):
@@ -143,7 +148,7 @@ class Construction:
 
         Args:
             memory: That has not been filled.
-            with_sources: Whether to fill what it is computed from, too: autograd may have kept that.
+            with_sources: Whether to fill what it is computed from, and with, too: autograd may have kept that.
         """
         with self.lock:
             todo = [memory]
@@ -154,7 +159,7 @@ class Construction:
                 self._replay.fill(memory, self._number)
                 memory.storage = None
                 if with_sources:
-                    todo += [read for write in memory.writes for read in write.reads]
+                    todo += [each for write in memory.writes for each in write.memories]
 
     def sweep(self, except_for: Iterable[Memory] = ()) -> None:
         """Forget memory that no tensor of the program uses any more."""

@@ -108,6 +108,12 @@ class Operation:
     random: RandomState | None
     overwrites: Memory | None
 
+    @property
+    def memories(self) -> set[Memory]:
+        """All that it reads or writes."""
+        written = {view.memory for view in self.results if view is not None}
+        return {*self.reads, *written} | ({self.overwrites} if self.overwrites is not None else set())
+
     def digest(self) -> bytes:
         """Equal for operations that give the same."""
         words = (

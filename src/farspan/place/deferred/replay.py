@@ -82,7 +82,7 @@ class Replay:
                     break
                 followed.add((memory, operation.number))
                 if operation.number not in operations:
-                    if any(known.get(each, -1) > operation.number for each in _memories_of(operation)):
+                    if any(known.get(each, -1) > operation.number for each in operation.memories):
                         return None
                     operations[operation.number] = operation
                     todo += [(each, operation.number) for each in operation.reads]
@@ -102,20 +102,15 @@ def _run(operations: Sequence[Operation], known: Mapping[Memory, Any], wanted: s
     storages = dict(known)
     last: dict[Memory, int] = {}
     for operation in operations:
-        for memory in _memories_of(operation):
+        for memory in operation.memories:
             last[memory] = operation.number
     with without_any_mode(), torch.no_grad():
         for operation in operations:
             _do(operation, storages)
-            for memory in _memories_of(operation):
+            for memory in operation.memories:
                 if last[memory] == operation.number and memory not in wanted:
                     storages.pop(memory, None)
         return {memory: _storage(memory, storages) for memory in wanted if memory in storages or memory not in last}
-
-
-def _memories_of(operation: Operation) -> set[Memory]:
-    written = {view.memory for view in operation.results if view is not None}
-    return {*operation.reads, *written} | ({operation.overwrites} if operation.overwrites is not None else set())
 
 
 def _do(operation: Operation, storages: dict[Memory, Any]) -> None:

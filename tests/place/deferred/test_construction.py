@@ -1,0 +1,154 @@
+"""What is put off and then done is what ordinary construction does, bit for bit, generators included."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import farspan
+from farspan.place.deferred import recording
+from farspan.place.deferred.construction import CONSTRUCTION
+from farspan.place.deferred.models import fill_all, opened
+
+WIDTH = 96
+
+
+@pytest.fixture(params=[16 << 10, 256], ids=["large", "small"], autouse=True)
+def least_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is put off: only what is large, as ever; and nearly all."""
+    monkeypatch.setattr(recording, "LEAST_BYTES", request.param)
+    yield
+    assert not [memory for memory in CONSTRUCTION.waiting() if memory.size_bytes >= 64], "memory is left behind"
+
+
+def linear(change: Callable[[nn.Linear], Any]) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        module = nn.Linear(WIDTH, WIDTH)
+        return change(module) or module
+
+    return build
+
+
+def weight(change: Callable[[nn.Parameter], Any]) -> Callable[[], nn.Module]:
+    return linear(lambda module: [change(module.weight), None][1])
+
+
+def seeds_itself(module: nn.Linear) -> None:
+    torch.manual_seed(5)
+    generator = torch.Generator().manual_seed(3)
+    module.weight.data.normal_(generator=generator)
+    module.weight.data[3:5].zero_()
+    module.register_buffer("mask", torch.tril(torch.ones(WIDTH, WIDTH)).bool())
+    module.register_buffer("coins", torch.rand(WIDTH, WIDTH).bernoulli_(0.3))
+    module.register_buffer("other", torch.bernoulli(torch.rand(WIDTH, WIDTH)))
+    module.register_buffer("order", torch.randperm(9000))
+    module.register_buffer("dropped", torch.dropout(torch.ones(WIDTH, WIDTH), 0.5, True))
+    module.register_buffer("chosen", torch.multinomial(module.weight.data.abs() + 0.1, 4))
+
+
+def copies(module: nn.Linear) -> nn.Module:
+    module.register_buffer("table", torch.rand(WIDTH, WIDTH))
+    module.register_buffer("part", module.table[3:])  # type: ignore[index]
+    blocks = nn.ModuleList([copy.deepcopy(module) for _ in range(3)])
+    blocks.apply(lambda part: part.weight.data.mul_(2) if isinstance(part, nn.Linear) else None)
+    blocks[1].get_buffer("table").fill_(1.0)
+    assert blocks[1].get_buffer("part").sum() == (WIDTH - 3) * WIDTH, "they share memory as before"
+    return blocks
+
+
+def looks(module: nn.Linear) -> None:
+    if module.weight.data.sum() > 0 and module.weight[0].tolist()[0] != 0.25:
+        module.weight.data.add_(float(module.weight.data[0, 0]))
+    array = module.weight.detach().numpy()
+    array[0] = 1.0
+    module.weight.data[1] = module.weight.data[0] * 2
+
+
+def from_numpy(module: nn.Linear) -> None:
+    module.weight = nn.Parameter(torch.from_numpy(np.random.randn(WIDTH, WIDTH)).float())
+    module.weight.data.copy_(torch.from_numpy(np.random.randn(WIDTH, WIDTH)))
+    module.register_buffer("noise", torch.empty(WIDTH, WIDTH).copy_(torch.from_numpy(np.random.randn(WIDTH, WIDTH))))
+
+
+def exchanges(module: nn.Linear) -> None:
+    module.weight.data = module.weight.data.t().contiguous()
+    module.bias.data = torch.arange(float(WIDTH))
+    small = torch.zeros(WIDTH)
+    small.copy_(module.weight.detach().sum(0))
+    module.weight.data[2] = small
+    small.zero_()  # after it was read
+    torch._foreach_mul_([module.weight.data, module.bias.data], 2.0)
+
+
+BUILDS: dict[str, Callable[[], nn.Module]] = {
+    "transformer": lambda: nn.Transformer(64, 4, 1, 1, 256, batch_first=True),
+    "lstm": lambda: nn.LSTM(64, WIDTH, 2, bidirectional=True),
+    "embedding": lambda: nn.Embedding(500, 64, padding_idx=3),
+    "conv": lambda: nn.Sequential(nn.Conv2d(16, 64, 5), nn.BatchNorm2d(64)),
+    "orthogonal": weight(lambda w: nn.init.orthogonal_(w)),
+    "sparse": weight(lambda w: nn.init.sparse_(w, 0.1)),
+    "dirac": weight(lambda w: nn.init.eye_(w)),
+    "truncated, narrow": weight(lambda w: nn.init.trunc_normal_(w, std=0.02)),
+    "truncated": weight(lambda w: nn.init.trunc_normal_(w, std=1.0)),
+    "truncated, wide": weight(lambda w: nn.init.trunc_normal_(w, std=9.0)),
+    "weight_norm": linear(lambda m: parametrizations.weight_norm(m)),
+    "spectral_norm": linear(lambda m: parametrizations.spectral_norm(m)),
+    "orthogonal parametrization": linear(lambda m: parametrizations.orthogonal(m)),
+    "old spectral_norm": linear(lambda m: nn.utils.spectral_norm(m)),
+    "bfloat16": linear(lambda m: m.to(torch.bfloat16)),
+    "float64": lambda: nn.Linear(WIDTH, WIDTH, dtype=torch.float64),
+    "complex": lambda: nn.ParameterList([torch.randn(WIDTH, WIDTH, dtype=torch.complex64).conj()]),
+    "seeds itself": linear(seeds_itself),
+    "copies": linear(copies),
+    "looks": linear(looks),
+    "from numpy": linear(from_numpy),
+    "exchanges": linear(exchanges),
+}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_the_same_bits_as_ordinary_construction(name: str) -> None:
+    def seeded() -> nn.Module:
+        torch.manual_seed(1)
+        np.random.seed(1)
+        return BUILDS[name]()
+
+    plain = seeded()
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    with farspan.deferred_init():
+        model = seeded()
+    found = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    assert torch.equal(after[0], found[0]) and after[1:] == found[1:]
+    with opened(model):
+        fill_all(model)
+    assert list(plain.state_dict()) == list(model.state_dict())
+    for key, item in plain.state_dict(keep_vars=True).items():
+        other = model.state_dict(keep_vars=True)[key]
+        assert (
+            type(other) is type(item) and other.stride() == item.stride() and other.requires_grad == item.requires_grad
+        )
+        assert torch.equal(other, item), key
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+def test_old_weight_norm_which_computes_its_weight_with_gradients() -> None:
+    def seeded() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+    with farspan.deferred_init():
+        model = seeded()
+    plain = seeded()
+    model.weight.sum().backward()  # nobody has called the module, which computes it anew
+    plain.weight.sum().backward()
+    for name in ("weight_g", "weight_v"):
+        assert torch.equal(getattr(model, name), getattr(plain, name))
+        assert torch.equal(getattr(model, name).grad, getattr(plain, name).grad)

@@ -1,0 +1,99 @@
+"""A model built without data that the program uses before it is distributed: right numbers, never made-up ones."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import farspan
+from farspan.place.deferred.construction import CONSTRUCTION
+
+WIDTH = 96
+
+
+def built(*, deferred: bool = True) -> nn.Sequential:
+    torch.manual_seed(2)
+    if not deferred:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    with farspan.deferred_init():
+        return built(deferred=False)
+
+
+def has_data(tensor: torch.Tensor) -> bool:
+    return CONSTRUCTION.memory_of(tensor) is None
+
+
+def test_it_can_be_called_and_trained_at_once() -> None:
+    model, plain = built(), built(deferred=False)
+    assert isinstance(model[0].weight, nn.Parameter) and not has_data(model[0].weight)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
+    for each, optimizer in zip((model, plain), optimizers, strict=True):
+        each(torch.ones(2, WIDTH)).square().mean().backward()
+        optimizer.step()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    assert type(model[0].weight) is nn.Parameter
+
+
+def test_only_what_is_used_is_made_and_questions_about_shapes_make_nothing() -> None:
+    model = built()
+    sum(item.numel() for item in model.parameters())
+    model.requires_grad_(False).train().eval().zero_grad()
+    repr(model)
+    assert not has_data(model[0].weight) and not has_data(model[1].weight)
+    assert torch.isfinite(model[0].weight).all()
+    assert has_data(model[0].weight) and not has_data(model[1].weight)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda item: item.detach().numpy().copy(),
+        lambda item: torch.tensor(item.tolist()),
+        lambda item: copy.deepcopy(item).detach(),
+        lambda item: item.data.clone(),
+        lambda item: torch.from_dlpack(item.detach()).clone(),
+        lambda item: _saved(item),
+    ],
+    ids=["numpy", "tolist", "deepcopy", "data", "dlpack", "save"],
+)
+def test_every_way_to_its_data_makes_them(use: object) -> None:
+    plain = built(deferred=False)[0].weight
+    assert torch.equal(torch.as_tensor(use(built()[0].weight)), plain)  # type: ignore[operator]
+
+
+def _saved(item: torch.Tensor) -> torch.Tensor:
+    buffer = io.BytesIO()
+    torch.save({"item": item}, buffer)
+    buffer.seek(0)
+    return torch.load(buffer)["item"].detach()
+
+
+def test_a_model_built_in_two_goes() -> None:
+    torch.manual_seed(3)
+    with farspan.deferred_init():
+        first = nn.Linear(WIDTH, WIDTH)
+    with farspan.deferred_init():
+        model = nn.Sequential(first, nn.Linear(WIDTH, WIDTH))
+        first.weight.data.mul_(2)
+    assert not has_data(first.weight)
+    model = farspan.distribute(model)
+    torch.manual_seed(3)
+    plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    assert torch.equal(model[0].weight, plain[0].weight * 2) and torch.equal(model[1].weight, plain[1].weight)
+
+
+def test_a_constructor_that_raises_leaves_nothing_strange() -> None:
+    kept: list[nn.Module] = []
+
+    def build() -> nn.Module:
+        kept.append(nn.Linear(WIDTH, WIDTH))
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        farspan.distribute(build)
+    assert torch.isfinite(kept[0](torch.ones(1, WIDTH))).all()
+    assert torch.ones(WIDTH, WIDTH).sum() == WIDTH * WIDTH
