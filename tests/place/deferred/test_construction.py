@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 import farspan
 from farspan.place.deferred import recording
 from farspan.place.deferred.construction import CONSTRUCTION
-from farspan.place.deferred.models import fill_all, opened
+from farspan.place.deferred.models import fill_all, open_model
 
 WIDTH = 96
 
@@ -127,8 +127,8 @@ def test_the_same_bits_as_ordinary_construction(name: str) -> None:
         model = seeded()
     found = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     assert torch.equal(after[0], found[0]) and after[1:] == found[1:]
-    with opened(model):
-        fill_all(model)
+    open_model(model)
+    fill_all(model)
     assert list(plain.state_dict()) == list(model.state_dict())
     for key, item in plain.state_dict(keep_vars=True).items():
         other = model.state_dict(keep_vars=True)[key]

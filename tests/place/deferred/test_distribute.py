@@ -13,7 +13,7 @@ from torch import nn
 
 import farspan
 
-PROGRAM = Path(__file__).parents[2] / "programs" / "deferred.py"
+PROGRAM = Path(__file__).parent / "program.py"
 
 
 def run(num_ranks: int, way: str, options: dict[str, Any] | None = None, *, apart: int = 0) -> list[dict[str, Any]]:

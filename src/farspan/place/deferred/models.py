@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
 from farspan.place.deferred.construction import CONSTRUCTION
-from farspan.place.deferred.guard import guard, unguarded
+from farspan.place.deferred.guard import guard_all, unguarded
 from farspan.torch_private import tree_leaves
 
-__all__ = ["Offered", "digest_of", "fill_all", "fill_tensor", "opened"]
+__all__ = ["Offered", "digest_of", "fill_all", "fill_tensor", "guarded_on_error", "open_model"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-@contextlib.contextmanager
-def opened(model: nn.Module) -> Iterator[None]:
-    """For the body the tensors of `model` that have no data are plain tensors, which nothing may read."""
-    if not CONSTRUCTION:
-        yield
-        return
-    try:
-        for tensor in _tensors_of(model):
-            unguarded(tensor)
-        yield
-    except BaseException:
-        for tensor in _tensors_of(model):
-            if CONSTRUCTION.memory_of(tensor) is not None:
-                guard(tensor)
-        raise
+def guarded_on_error(function: _Function) -> _Function:
+    """`function`, after whose failure uses of tensors without data are noticed again."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException:
+            guard_all()
+            raise
+
+    return cast("_Function", call)
+
+
+def open_model(model: nn.Module) -> None:
+    """Let the tensors of `model` that have no data be plain tensors, which nothing may read before they are filled."""
+    for tensor in _tensors_of(model) if CONSTRUCTION else ():
+        unguarded(tensor)
 
 
 def digest_of(tensor: torch.Tensor) -> int | None:
