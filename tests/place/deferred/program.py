@@ -23,7 +23,7 @@ class Net(nn.Module):
         self.head = nn.Linear(WIDTH, 300, bias=False)
         self.head.weight = self.embed.weight
         self.register_buffer("mask", torch.triu(torch.ones(WIDTH, WIDTH)).bool())
-        self.kept = self.blocks[0].linear1.weight.detach()
+        self.kept = self.blocks[0].get_parameter("linear1.weight").detach()
         self.apply(self.init)
         self.blocks.to(torch.float64).to(torch.float32)
 

@@ -37,7 +37,7 @@ def linear(change: Callable[[nn.Linear], Any]) -> Callable[[], nn.Module]:
     return build
 
 
-def weight(change: Callable[[nn.Parameter], Any]) -> Callable[[], nn.Module]:
+def weight(change: Callable[[torch.Tensor], Any]) -> Callable[[], nn.Module]:
     return linear(lambda module: [change(module.weight), None][1])
 
 
@@ -54,11 +54,16 @@ def seeds_itself(module: nn.Linear) -> None:
     module.register_buffer("chosen", torch.multinomial(module.weight.data.abs() + 0.1, 4))
 
 
+def doubled(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        module.weight.data.mul_(2)
+
+
 def copies(module: nn.Linear) -> nn.Module:
     module.register_buffer("table", torch.rand(WIDTH, WIDTH))
     module.register_buffer("part", module.table[3:])  # type: ignore[index]
     blocks = nn.ModuleList([copy.deepcopy(module) for _ in range(3)])
-    blocks.apply(lambda part: part.weight.data.mul_(2) if isinstance(part, nn.Linear) else None)
+    blocks.apply(doubled)
     blocks[1].get_buffer("table").fill_(1.0)
     assert blocks[1].get_buffer("part").sum() == (WIDTH - 3) * WIDTH, "they share memory as before"
     return blocks
@@ -122,10 +127,10 @@ def test_the_same_bits_as_ordinary_construction(name: str) -> None:
         return BUILDS[name]()
 
     plain = seeded()
-    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    after = torch.get_rng_state(), repr(np.random.get_state()), random.getstate()
     with farspan.deferred_init():
         model = seeded()
-    found = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    found = torch.get_rng_state(), repr(np.random.get_state()), random.getstate()
     assert torch.equal(after[0], found[0]) and after[1:] == found[1:]
     open_model(model)
     fill_all(model)
@@ -147,8 +152,9 @@ def test_old_weight_norm_which_computes_its_weight_with_gradients() -> None:
     with farspan.deferred_init():
         model = seeded()
     plain = seeded()
-    model.weight.sum().backward()  # nobody has called the module, which computes it anew
-    plain.weight.sum().backward()
+    for module in (model, plain):  # nobody has called them, which computes it anew
+        weight: Any = module.weight
+        weight.sum().backward()
     for name in ("weight_g", "weight_v"):
         assert torch.equal(getattr(model, name), getattr(plain, name))
         assert torch.equal(getattr(model, name).grad, getattr(plain, name).grad)

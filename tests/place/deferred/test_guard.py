@@ -29,13 +29,13 @@ def has_data(tensor: torch.Tensor) -> bool:
 
 def test_it_can_be_called_and_trained_at_once() -> None:
     model, plain = built(), built(deferred=False)
-    assert isinstance(model[0].weight, nn.Parameter) and not has_data(model[0].weight)
+    assert isinstance(model[0].get_parameter("weight"), nn.Parameter) and not has_data(model[0].get_parameter("weight"))
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
     for each, optimizer in zip((model, plain), optimizers, strict=True):
         each(torch.ones(2, WIDTH)).square().mean().backward()
         optimizer.step()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
-    assert type(model[0].weight) is nn.Parameter
+    assert type(model[0].get_parameter("weight")) is nn.Parameter
 
 
 def test_only_what_is_used_is_made_and_questions_about_shapes_make_nothing() -> None:
@@ -43,9 +43,9 @@ def test_only_what_is_used_is_made_and_questions_about_shapes_make_nothing() -> 
     sum(item.numel() for item in model.parameters())
     model.requires_grad_(False).train().eval().zero_grad()
     repr(model)
-    assert not has_data(model[0].weight) and not has_data(model[1].weight)
-    assert torch.isfinite(model[0].weight).all()
-    assert has_data(model[0].weight) and not has_data(model[1].weight)
+    assert not has_data(model[0].get_parameter("weight")) and not has_data(model[1].get_parameter("weight"))
+    assert torch.isfinite(model[0].get_parameter("weight")).all()
+    assert has_data(model[0].get_parameter("weight")) and not has_data(model[1].get_parameter("weight"))
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_only_what_is_used_is_made_and_questions_about_shapes_make_nothing() -> 
     ids=["numpy", "tolist", "deepcopy", "data", "dlpack", "save"],
 )
 def test_every_way_to_its_data_makes_them(use: object) -> None:
-    plain = built(deferred=False)[0].weight
-    assert torch.equal(torch.as_tensor(use(built()[0].weight)), plain)  # type: ignore[operator]
+    plain = built(deferred=False)[0].get_parameter("weight")
+    assert torch.equal(torch.as_tensor(use(built()[0].get_parameter("weight"))), plain)  # type: ignore[operator]
 
 
 def _saved(item: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,9 @@ def test_a_model_built_in_two_goes() -> None:
     model = farspan.distribute(model)
     torch.manual_seed(3)
     plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
-    assert torch.equal(model[0].weight, plain[0].weight * 2) and torch.equal(model[1].weight, plain[1].weight)
+    assert torch.equal(model[0].get_parameter("weight"), plain[0].get_parameter("weight") * 2) and torch.equal(
+        model[1].get_parameter("weight"), plain[1].get_parameter("weight")
+    )
 
 
 def test_a_constructor_that_raises_leaves_nothing_strange() -> None:

@@ -31,6 +31,7 @@ __all__ = ["LEAST_BYTES", "Recording"]
 
 LEAST_BYTES = 16 << 10
 """Smaller memory is filled at once: the state of a generator alone takes 5 KiB."""
+_deterministic: Any = torch.utils.deterministic
 _EMPTY = frozenset(["empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"])
 _OVERWRITING = frozenset(
     [
@@ -221,7 +222,7 @@ class Recording(PlainMode):
 
 def _fills_empty() -> bool:
     """Whether torch writes into memory that nobody has written yet, to find who reads it."""
-    return torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+    return torch.are_deterministic_algorithms_enabled() and _deterministic.fill_uninitialized_memory
 
 
 def _tensors(item: Any) -> list[torch.Tensor]:
