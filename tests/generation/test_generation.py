@@ -123,7 +123,7 @@ def test_a_cache_stays_with_the_layers_that_made_it(monkeypatch: pytest.MonkeyPa
     assert sorted(set(sent)) in ([token, activation, 5 * activation], [activation, 5 * activation])
 
 
-def test_a_text_that_gets_longer_is_not_foreseen_anew_for_each_length() -> None:
+def test_a_text_that_gets_longer_is_not_foreseen_again_for_each_length() -> None:
     models = [Decoder().eval() for _ in range(2)]
 
     def program(rank: int) -> list[int]:

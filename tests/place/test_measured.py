@@ -150,7 +150,7 @@ def test_a_plan_that_had_to_have_a_schedule_is_kept_for_that_schedule() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "", '{"format": "farspan-plan/1", "stages": ["rank:0"], "placement": {"": 0}}'])
-def test_what_cannot_be_used_of_an_earlier_run_is_found_anew(text: str) -> None:
+def test_what_cannot_be_used_of_an_earlier_run_is_searched_again(text: str) -> None:
     seconds = [LONG_S, *[SHORT_S] * 5]
     on_ranks(2, seconds, trained)
     (kept,) = cache_folder("plans").iterdir()

@@ -61,7 +61,7 @@ def test_a_profile_is_read_as_it_was_measured(tmp_path: Path) -> None:
         (("profile", "values", 0), 7),
     ],
 )
-def test_what_is_no_profile_is_measured_anew(
+def test_what_is_no_profile_is_measured_again(
     keys: tuple[str | int, ...], value: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, cache = tmp_path / "profile.json", ProfileCache(tmp_path)

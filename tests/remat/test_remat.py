@@ -99,7 +99,7 @@ class Statistics(nn.Module):
         self.norm = nn.BatchNorm1d(8)
         self.linear = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
         self.register_buffer("mean", torch.zeros(8))
-        self.register_buffer("set_anew", torch.ones(8))
+        self.register_buffer("set_again", torch.ones(8))
         self.register_buffer("by_data", torch.ones(8))
         self.times = 0
 
@@ -107,9 +107,9 @@ class Statistics(nn.Module):
         mean: Any = self.mean
         mean.mul_(0.9).add_(x.detach().mean(0))
         self.by_data.data.mul_(1.1)  # type: ignore[operator]
-        self.set_anew = self.set_anew * 1.01  # type: ignore[operator]
+        self.set_again = self.set_again * 1.01  # type: ignore[operator]
         self.times += 1
-        return torch.tanh(self.linear(self.norm(x)) * self.by_data * self.set_anew + mean * self.times)
+        return torch.tanh(self.linear(self.norm(x)) * self.by_data * self.set_again + mean * self.times)
 
 
 class WithStatistics(nn.Module):

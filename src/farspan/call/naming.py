@@ -107,7 +107,7 @@ def find_where(num_callers: int = 1) -> Any:
     """Returns the user's line that is being recorded, as (code object, line number).
 
     Args:
-        num_callers: How many of the callers are known to be farspan's: not looked at, which costs time.
+        num_callers: How many of the callers are known to be farspan's: they are skipped, for each costs time.
     """
     frame = sys._getframe(num_callers)
     while frame is not None:

@@ -235,7 +235,7 @@ class Engine:
 
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
-        """User code is not recorded; what goes wrong is told to all ranks."""
+        """User code is not recorded; what goes wrong is reported to all ranks."""
         self.recorder.is_recording = False
         try:
             with without_modes_of(self.recorder), self.recorder.held_objects.as_recorded():

@@ -39,7 +39,7 @@ class Exchange:
     """The exchange at the end of one step. Each rank's part: busy seconds, the length of its mask, the mask (one
     byte where all are the same), its scalars; or what it reports of an exception.
 
-    Made before the step runs: a scalar with a ticket is kept until it has been told to all.
+    Made before the step runs: a scalar with a ticket is kept until it has been broadcast.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Exchange:
         return found if is_interrupted else []
 
     def drop(self) -> None:
-        """The step has not run to its end: nothing is to be learned of it."""
+        """The step has not run to its end: nothing of it is to be known."""
         for reference, _, _ in self._scalars:
             value = reference()
             if value is not None and value.ticket is self:

@@ -67,7 +67,7 @@ class SharedValues:
             self._progressed.notify_all()
 
     def keep(self, values: Iterable[Value]) -> None:
-        """A step is over: keep what the program still holds of it, let go what it has dropped since the last one."""
+        """A step is over: keep what the program still holds of it, release what it has dropped since the last one."""
         for key in [key for key, value in self._kept.items() if not value.is_readable]:
             self._kept.pop(key).is_kept = False
         for value in values:
@@ -204,7 +204,7 @@ class SharedValues:
     def _gone(self, what: str) -> RecordError:
         return RecordError(
             f"rank {self.side.rank} no longer holds {what}.",
-            why="its program has let go of the tensor.",
+            why="its program has released the tensor.",
             hint="keep a reference to the tensor on every rank until it has been read",
         )
 

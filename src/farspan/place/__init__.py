@@ -1,3 +1,3 @@
-"""A plan and a model meet: at the start, and once the first step is measured."""
+"""Applies a plan to a model: at the start, and once the first step is measured."""
 
 __all__: list[str] = []

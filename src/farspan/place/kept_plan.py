@@ -65,12 +65,12 @@ class KeptPlan:
             text = read_text(self.path, hint="")
             plan = Plan.from_json(text)
         except PlanError as error:
-            _log.warning("%s is no plan (%s): it is found anew", self.path, error.what)
+            _log.warning("%s is no plan (%s): a new one is searched", self.path, error.what)
             return ""
         ranks = sorted(plan.rank_of(stage) for stage in range(plan.num_stages))
         is_whole = all(any(each in plan.placement for each in _above(name)) for name in self._units)
         if not is_whole or ranks != list(range(self._engine.num_ranks)):
-            _log.warning("%s is another model's plan: it is found anew", self.path)
+            _log.warning("%s is another model's plan: a new one is searched", self.path)
             return ""
         return text
 

@@ -1,8 +1,8 @@
 """The automatic plan, in two parts: begun with an estimate, then found from what the model's first step takes.
 
     distribute              estimate, or what was found before: each unit on the rank that it is likely to belong to
-    first step              every rank measures the units that it runs; one micro-batch is looked at closely
-    after optimizer.step()  all tell what they measured; rank 0 looks for the best plan; who gets a unit fetches it
+    first step              every rank measures the units that it runs; one micro-batch is profiled closely
+    after optimizer.step()  all gather what they measured; rank 0 searches the best plan; new owners fetch
 
 The plan changes once, between two steps, and only if that is likely to be worth it. Numbers do not depend on it.
 """
@@ -67,7 +67,7 @@ def measure_first(
     kept: KeptPlan,
     settled: Callable[[Plan, str], None],
 ) -> bool:
-    """Place `model` so that its first step can be measured, and place it anew after that; all ranks call it.
+    """Place `model` so that its first step can be measured, and repartition it after that; all ranks call it.
 
     Args:
         engine: This rank's.

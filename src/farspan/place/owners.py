@@ -1,4 +1,4 @@
-"""Placing a model: each rank keeps what its stages own, and a stub for every other parameter; and placing it anew."""
+"""Placing a model: each rank keeps what its stages own, and a stub for every other parameter; and repartitioning it."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def _make_leaves(model: nn.Module, recorder: Recording, plan: ModelPlan, prefix:
 
 @contextlib.contextmanager
 def _without_weak_references(model: nn.Module) -> Iterator[None]:
-    """Recurrent modules hold some to their weights, which would stand in the way of the stubs."""
+    """Recurrent modules hold some to their weights, which would get in the way of the stubs."""
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     for module in recurrent:
         module._flat_weight_refs = []

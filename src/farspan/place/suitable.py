@@ -14,7 +14,7 @@ __all__ = ["check_model"]
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise if the calls of a model could not be recorded; before the ranks tell each other anything about it.
+    """Raise if the calls of a model could not be recorded; before the ranks exchange anything about it.
 
     Raises:
         PlanError: A parameter or buffer has no shape yet, or a module with weights is scripted or traced.

@@ -34,7 +34,7 @@ class _Builder:
         self.gpu_channels: set[Channel] = set()
         self.num_users: dict[tuple[Value, int], int] = {}
         self.trains: dict[object, bool] = {}
-        """Of the leaves met, whether they have a parameter that is trained."""
+        """For each leaf so far, whether they have a parameter that is trained."""
         self.needed_by: dict[Message, list[int]] = {}
         self.positions = {graph.index: position for position, graph in enumerate(graphs)}
         self.keys: dict[object, int] = {}
@@ -280,7 +280,7 @@ def _states_of(target: object) -> list[object]:
 
 
 def has_weights(call: Call, trains: dict[object, bool]) -> bool:
-    """Whether parameters get a gradient from `call`; `trains` keeps the answer for the leaves that were met."""
+    """Whether parameters get a gradient from `call`; `trains` keeps the answer for the leaves so far."""
     if not isinstance(call.target, ModuleTarget):
         assert call.arguments is not None
         return any(isinstance(item, Value) and bool(item.name) for item in call.arguments)

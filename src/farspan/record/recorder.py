@@ -115,7 +115,7 @@ class Recorder:
         self.noted_draws = NotedDraws(self)
         self.deferred = Deferred(self)
         self.transfer: Any = None
-        """Stands in for the recorder while a state dictionary is made."""
+        """Replaces the recorder while a state dictionary is made."""
 
     # Recording calls.
 
@@ -387,7 +387,7 @@ class Recorder:
         return self.step_view.read(stub) if self.step_view else self.engine.read_parameter(self.placed[id(stub)])
 
     def forget_parameter_values(self) -> None:
-        """A step has ended: parameters may change, so their values are sources anew."""
+        """A step has ended: parameters may change, so their values are new sources."""
         self.parameter_values.forget()
         self.outside.forget()
         self.copies.epoch += 1

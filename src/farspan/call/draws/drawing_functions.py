@@ -58,7 +58,7 @@ def may_draw(function: Any) -> bool:
     verdict = _verdicts.get(function)
     if verdict is None:
         verdict = function in DRAWS or _is_unknown(function)
-        if not verdict:  # of torch's own, which are not made anew all the time
+        if not verdict:  # of torch's own, which are not made again and again
             _verdicts[function] = verdict
     return verdict
 

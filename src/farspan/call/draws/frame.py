@@ -78,7 +78,7 @@ class Frame:
         return number + _APART if is_apart else number
 
     def take_back(self, child: int, *, is_apart: bool) -> None:
-        """The last call of `child` is called anew."""
+        """The last call of `child` is called again."""
         self.counts[~child if is_apart else child] -= 1
 
     def inside(self, child: int, *, is_apart: bool = False) -> Frame:

@@ -3,7 +3,7 @@
 recording (every rank)                                  running (the owner)
 -----------------------------------------------------------------------------------------------------
 a call that draws takes the next place of a stretch     the generator is put where the call's place begins,
-the program draws or looks at the generator: this is    which is nothing to do after the call before it;
+the program draws or reads the generator:    this is    which is nothing to do after the call before it;
 brought to the end of the stretch, which is then over   the call must move it as far as foreseen
 
 Between these torch's own generator lags behind: it stands where the stretch began. After each flush it stands where
@@ -172,7 +172,7 @@ class ProgramDraws:
     def end_interrupted(self, state: torch.Tensor | None) -> None:
         """Some of what was recorded has not run: the generator stands at `state`, or where it stood before."""
         if self.is_plain and state is not None:
-            self.told(state)
+            self.set_agreed(state)
         self.end_flush()
 
     # Running.
@@ -262,7 +262,7 @@ class ProgramDraws:
                 hint=_SEED,
             )
 
-    def told(self, state: torch.Tensor) -> None:
+    def set_agreed(self, state: torch.Tensor) -> None:
         """Sets the plain program's generator to the state that all ranks have agreed on."""
         self._stretch = self._at = self._left = None
         self._resting = None

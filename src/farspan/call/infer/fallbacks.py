@@ -5,9 +5,9 @@ a call like one before                  the cache
 like several before, but for numbers    symbols (`sizes.py`)
 most calls                              fakes
 x[x > 0].sum()                          fakes with symbols: none comes out
-no rule for fakes, `.item()` inside,    learned: the owner runs the call and tells; expected to stay so after
+no rule for fakes, `.item()` inside,    resolved: the owner runs the call and broadcasts; expected to stay so after
 a module that raises an exception       it gave the same twice
-nonzero, a mask as index                learned each time
+nonzero, a mask as index                resolved each time
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A cache of keys and values is longer by one with each token, so that each call i
 
 Calls that are equal but for their numbers are a *family*. After a few of them the next one is also run with symbols in
 the place of the numbers that vary. torch notes what the run has assumed of the symbols; where that holds, the result
-is known without a run. A family whose code looks at its numbers (a window that is full, a bound) has several such
+is known without a run. A family whose code reads its numbers (a window that is full, a bound) has several such
 patterns, one for each way through the code. A pattern that does not give what was found for single calls is not used.
 """
 

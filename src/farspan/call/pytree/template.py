@@ -220,7 +220,7 @@ def can_describe(item: Any, known: Collection[int] = ()) -> bool:
 
 
 def shape_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
-    """Returns a short hashable stand-in for the template, where all arguments are different tensors and plain values.
+    """Returns a short hashable substitute for the template, where all arguments are different tensors and plain values.
 
     Args:
         args: Positional arguments.
@@ -271,7 +271,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
 
 
 def rebuild(template: Any, tensors: Sequence[Any]) -> Any:
-    """Make a new object graph from `template` with `tensors` in its slots (anything can stand in for a tensor)."""
+    """Make a new object graph from `template` with `tensors` in its slots (anything may take the place of a tensor)."""
     if template[0] == _TENSOR:
         return tensors[template[1]]
     return Rebuilder(tensors).build(template)

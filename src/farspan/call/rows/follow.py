@@ -47,7 +47,7 @@ _UNKNOWN = Mixed("what nobody has seen being made")
 _SIZES = frozenset(
     ["size", "stride", "end", "start", "repeats", "split_size", "split_sizes", "input_sizes", "input_size", "N"]
 )
-"""Names of arguments that may follow the number of rows, for they say how large a result is: rules look at them."""
+"""Names of arguments that may follow the number of rows, for they say how large a result is: rules read them."""
 _OF_ROW_NUMBERS = frozenset(
     [
         *("view", "_unsafe_view", "squeeze", "unsqueeze", "expand", "permute", "transpose", "t", "slice", "repeat"),
@@ -67,7 +67,7 @@ class Follow(TorchDispatchMode):
 
     Args:
         rows: The symbol for the number of rows.
-        outside: Ids of tensors for which others stand, that have no data: they must not be met themselves, for only
+        outside: Ids of tensors that are replaced by others without data: they must not be used themselves, for only
             some ranks have their data.
     """
 
@@ -79,7 +79,7 @@ class Follow(TorchDispatchMode):
         self.precision = 0.0
         """Precision of the least precise numbers made so far: the difference of 1 and the next larger one."""
         self.error: Exception | None = None
-        """The first that was met, for whoever has run the operations to raise."""
+        """The first one that was raised, for whoever has run the operations to raise."""
         self._layouts: dict[int, Layout] = {}
         self._sharing: dict[int, list[torch.Tensor]] = {}
         """The tensors in each memory; they are kept, so that no other one gets the number of one of them."""

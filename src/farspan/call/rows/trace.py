@@ -246,9 +246,7 @@ def _check_gradients(
 
 def _reason(layout: Layout, what: str) -> str:
     why = getattr(layout, "why", "")
-    return (
-        f"the rows of a batch meet, or may meet, in {why}" if why else f"{what} does not follow the rows of the batch"
-    )
+    return f"the rows of a batch mix, or may mix, in {why}" if why else f"{what} does not follow the rows of the batch"
 
 
 def _assumed(symbols: Symbols) -> Callable[[Sequence[int]], bool]:
@@ -265,7 +263,7 @@ class Sums(TorchFunctionMode):
 
     Args:
         losses: These functions.
-        follow: Is told which tensors are such sums.
+        follow: Gets to know which tensors are such sums.
     """
 
     def __init__(self, losses: frozenset[Any], follow: Follow) -> None:

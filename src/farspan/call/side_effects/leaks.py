@@ -29,7 +29,7 @@ def remove_leaked(made: Sequence[weakref.ref[torch.Tensor]]) -> bool:
     """
     if all(reference() is None for reference in made):
         return False
-    with _one_at_a_time:  # who looks at all objects holds them meanwhile
+    with _one_at_a_time:  # a scan holds all objects meanwhile
         return _remove(made)
 
 

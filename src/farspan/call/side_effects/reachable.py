@@ -205,7 +205,7 @@ class Glance:
 
     Args:
         objects: Where there are none, nothing ever changes.
-        named: Gives the attributes of an object that are looked at.
+        named: Gives the attributes of an object that are compared.
     """
 
     __slots__ = ("_arrays", "_containers", "_latest", "_slots", "_with_attributes", "is_empty")

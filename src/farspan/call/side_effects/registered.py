@@ -46,7 +46,7 @@ class Registered:
         self._flags = [(tensor, tensor.requires_grad) for module in modules for tensor in _parameters_of(module)]
 
     def check(self) -> dict[int, torch.Tensor]:
-        """Returns the buffers that stand in the place of others now, by ids of these.
+        """Returns the buffers that have replaced others, by ids of the replaced ones.
 
         Raises:
             LeakError: Something else is registered. All is as it was then.

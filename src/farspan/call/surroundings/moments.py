@@ -39,7 +39,7 @@ class Moments:
     """The moments of one recorder.
 
     Attributes:
-        latest: The one in which the program was when it was last looked at.
+        latest: The one in which the program was when this last looked.
         present: The one that it is; another than the latest while calls run that were recorded earlier.
     """
 
@@ -49,7 +49,7 @@ class Moments:
         """What is there now."""
 
     def see(self, around: Surroundings) -> None:
-        """Look at what is around some code that is called now; at all, if that has changed: much is around several."""
+        """Capture what is around some code that is called now; around all code, if that has changed: much is shared."""
         if around in self.latest.snapshots and around.snapshot.is_present():
             return
         around.look()
@@ -57,7 +57,7 @@ class Moments:
         self._come([around, *others])
 
     def see_all(self) -> Moment:
-        """Look at what is around all code so far; the latest moment."""
+        """Capture what is around all code so far; returns the latest moment."""
         if changed := [around for around in self.latest.snapshots if around.look()]:
             self._come(changed)
         return self.latest

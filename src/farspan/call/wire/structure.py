@@ -1,4 +1,4 @@
-"""Entries as JSON: what the rank that has run a call, or has read a batch, tells the others about it.
+"""Entries as JSON: what the rank that has run a call, or has read a batch, sends the others about it.
 
 Nothing is unpickled, imported or searched for among what is loaded: classes and functions are named, and looked up in
 what this rank's own program has used or names (`Known`); what the call was given is named by its place among the

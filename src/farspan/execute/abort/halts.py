@@ -66,7 +66,7 @@ class Halts:
                 return
         raise DeadlineError(
             f"rank {self.side.rank} waited {self.deadline_s:g} s for all ranks to hear of an exception.",
-            why="the rank that raised it tells them all; it is stopped, very slow, or cannot be reached.",
+            why="the rank that raised it reports to all of them; it is stopped, very slow, or cannot be reached.",
             hint="look at the ranks' logs; FARSPAN_DEADLINE=seconds allows longer waits",
         )
 

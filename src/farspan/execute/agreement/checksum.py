@@ -1,7 +1,7 @@
 """Cheap checksums of the plain tensors that calls are given, compared between the ranks in every step.
 
 Every rank reads the same batches; where one does not, parts of different batches would be mixed without a word. Of each
-tensor at most `_MOST` elements are looked at, evenly spread: of whole numbers all their bits. Floating-point numbers
+tensor at most `_MOST` elements are read, evenly spread: of whole numbers all their bits. Floating-point numbers
 that processors of different kinds have computed differ in their last bits, so of these the means of some groups, and
 their size, are rounded to a grid. A number close to the border between two cells of a grid may be rounded to the one
 here and to the other there: so there are three grids, each a third of a cell further, and ranks agree where one of them
@@ -82,7 +82,7 @@ def _sample_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 @functools.lru_cache(maxsize=128)
 def _step_for(size: int) -> int:
-    """Returns the least step that leaves at most `_MOST` of `size` elements and meets all columns, rows and
+    """Returns the least step that leaves at most `_MOST` of `size` elements and covers all columns, rows and
     channels."""
     step = max(1, -(-size // _MOST))
     while math.gcd(step, size) != 1:

@@ -93,7 +93,7 @@ class Events:
         return digest_of(([digest for _, digest, _ in self._noted], sorted(self._gradients.items())))
 
     def take(self) -> list[tuple[Position, Callable[[], list[Entry]]]]:
-        """Begin anew after an agreement; what was compared in it: where each happened, and what makes its entries."""
+        """Begin again after an agreement; what was compared in it: where each happened, and what makes its entries."""
         noted, gradients, (position, where) = self._noted, self._gradients, self._where
         self._noted, self._gradients = [], {}
 

@@ -40,4 +40,4 @@ def broadcast_result(engine: Running, call: Call, *, is_foreseen: bool) -> None:
     if owner != engine.rank and not is_foreseen:
         resolve_from_text(call, blob[8:end])
     if len(blob) > end:
-        load_generators(blob[end:], engine.recorder.draws.told)
+        load_generators(blob[end:], engine.recorder.draws.set_agreed)

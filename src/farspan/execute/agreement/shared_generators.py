@@ -3,7 +3,7 @@
 Every rank runs the program's own draws (which samples a loader takes, which noise is added to a batch). A rank that
 draws once more or once less goes on with other batches from then on: so the states are compared, by a few numbers that
 change whenever a generator is drawn from. All three are Mersenne twisters: a table of 624 words, and a position in it;
-a draw moves the position on, and behind the last word the table is made anew. The same state can be written down in two
+a draw moves the position on, and behind the last word a new table is made. The same state can be written down in two
 ways there (at the end of a table, at the beginning of the next one), so of torch's, which may have got to it by a jump,
 the next numbers are compared instead.
 """

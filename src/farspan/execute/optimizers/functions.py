@@ -9,7 +9,7 @@ import torch
 from farspan.call.pytree.template import shape_of_call
 from farspan.graph import Meta
 
-__all__ = ["has_dynamic_shape", "kind_of_call", "shape_of", "stand_in", "writes_by_name", "written_lists"]
+__all__ = ["has_dynamic_shape", "kind_of_call", "shape_of", "small_tensor", "writes_by_name", "written_lists"]
 
 
 def has_dynamic_shape(function: Any) -> bool:
@@ -41,7 +41,7 @@ def shape_of(part: Any) -> Any:
 
 
 def kind_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
-    """Returns a short stand-in for `shape_of` the template of a call whose arguments are different tensors and plain
+    """Returns a short substitute for `shape_of` the template of a call whose arguments are different tensors and plain
     values; None for another call. The tensors are appended to `tensors`, which is empty, in template order.
     """
     shape = shape_of_call(args, kwargs, tensors)
@@ -51,6 +51,6 @@ def kind_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[An
     return count, names, tuple([float if part is not None and part[0] is float else part for part in parts])
 
 
-def stand_in(meta: Meta) -> torch.Tensor:
+def small_tensor(meta: Meta) -> torch.Tensor:
     tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
     return tensor.fill_(0.5) if meta.dtype.is_floating_point else tensor.zero_()

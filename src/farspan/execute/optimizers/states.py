@@ -44,7 +44,7 @@ class OptimizerStates:
         """What each optimizer keeps, by number: also of those that the program has released, while another rank may ask
         for it."""
         self._gone: list[int] = []
-        """Numbers of those that the program has let go since this rank last went on."""
+        """Numbers of those that the program has released since this rank last went on."""
         self._in_hooks: weakref.WeakValueDictionary[str, Optimizer] = weakref.WeakValueDictionary()
         """For a parameter of this rank, the optimizers that step in a gradient hook, which no other rank sees."""
         self._next = itertools.count()
@@ -86,7 +86,7 @@ class OptimizerStates:
         else:
             raise RecordError(
                 f"the optimizer of {name} is no more on the rank that owns it.",
-                why="its program has let go of the optimizer.",
+                why="its program has released the optimizer.",
                 hint="keep the optimizer on every rank until its state has been read",
             )
         parameter = self.parameters[name].tensor

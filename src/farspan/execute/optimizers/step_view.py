@@ -2,15 +2,15 @@
 
 Every rank runs the step's Python with every parameter. A tensor in a step is one of three kinds:
 
-    replicated    every rank has it and computes with it            step counts, learning rates, what was told
+    replicated    every rank has it and computes with it            step counts, learning rates, broadcast values
     own           this rank alone has it: made of its parameters    computed at once, by torch itself
     elsewhere     another rank has it: a recorded tensor            its metadata is foreseen, nothing is computed
 
     p.grad.norm()  rank 0: own        rank 1: elsewhere
-    torch.stack(all norms)            of several ranks: they are told to all first, the result is replicated
-    if norm > 1:                      what is read is told to all first
+    torch.stack(all norms)            of several ranks: broadcast first, the result is replicated
+    if norm > 1:                      what is read is broadcast first
 
-So what a step reads is what it reads in one process, and an optimizer that looks at one parameter at a time runs
+So what a step reads is what it reads in one process, and an optimizer that reads one parameter at a time runs
 without a word between the ranks.
 """
 
@@ -32,7 +32,7 @@ from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors
 from farspan.call.wire.checked import damaged
 from farspan.comm.tensor_bytes import sparse_tensor
 from farspan.execute.agreement.broadcast import broadcast_tensors
-from farspan.execute.optimizers.functions import has_dynamic_shape, kind_of_call, shape_of, stand_in, writes_by_name
+from farspan.execute.optimizers.functions import has_dynamic_shape, kind_of_call, shape_of, small_tensor, writes_by_name
 from farspan.execute.optimizers.lists import over_lists
 from farspan.execute.optimizers.own import make_own
 from farspan.graph import Meta, Value
@@ -149,9 +149,9 @@ class StepView(TorchFunctionMode):
         return kind
 
     def _with_numbers(self, ranks: int, kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Arguments for which torch takes numbers only are told to all."""
+        """Arguments for which torch takes numbers only are broadcast."""
         single = [name for name in NUMBERS if name in kwargs and self.ranks_of([kwargs[name]])]
-        kwargs = {**kwargs, **{name: self._tell([kwargs[name]])[0] for name in single}}
+        kwargs = {**kwargs, **{name: self._broadcast([kwargs[name]])[0] for name in single}}
         return ranks | self.ranks_of(kwargs.values()), kwargs
 
     def ranks_of(self, items: Iterable[Any]) -> int:
@@ -183,7 +183,7 @@ class StepView(TorchFunctionMode):
         """Returns the data of a recorded tensor or a stub, which the step asks for on every rank."""
         if self._is_known_to_all(tensor):
             return self.engine.read(tensor._value)  # type: ignore[attr-defined]
-        return self._tell([tensor])[0]
+        return self._broadcast([tensor])[0]
 
     @staticmethod
     def _is_known_to_all(tensor: Any) -> bool:
@@ -191,30 +191,29 @@ class StepView(TorchFunctionMode):
         return type(tensor) is LazyTensor and (tensor._value.call is not None or tensor._value.index > 0)
 
     def with_broadcast(self, args: Any, kwargs: Any, *, but: int = 0) -> tuple[Any, Any]:
-        """Returns the arguments with replicated tensors in the place of all others, but of those of the ranks in
-        `but`."""
+        """Returns the arguments with replicated tensors in place of all others, but of those of the ranks in `but`."""
         template, tensors = flatten_arguments(args, kwargs)
         single = [item for item in tensors if self.ranks_of([item]) & ~but]
-        told = iter(self._tell(single))
-        changed = {id(item): next(told) for item in single}
+        broadcast = iter(self._broadcast(single))
+        changed = {id(item): next(broadcast) for item in single}
         args, kwargs = rebuild(template, [changed.get(id(item), item) for item in tensors])
         return args, kwargs
 
-    def _tell(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _broadcast(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Replicated copies of tensors of single ranks; every rank calls it."""
         unknown = [item for item in tensors if not self._is_known_to_all(item)]
         owners = [self.ranks_of([item]).bit_length() - 1 for item in unknown]
-        told: dict[int, torch.Tensor] = {}
+        broadcast: dict[int, torch.Tensor] = {}
         for item, rank in zip(unknown, owners, strict=True):
             meta = self._meta(item)
-            told[id(item)] = (
+            broadcast[id(item)] = (
                 self.data(item).detach()
                 if rank == self.engine.rank
                 else torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
             )
         if unknown:
-            broadcast_tensors(self.engine, "what a step reads", [told[id(item)] for item in unknown], owners)
-        return [told[id(item)] if id(item) in told else self.engine.read(item._value) for item in tensors]  # type: ignore[attr-defined]
+            broadcast_tensors(self.engine, "what a step reads", [broadcast[id(item)] for item in unknown], owners)
+        return [broadcast[id(item)] if id(item) in broadcast else self.engine.read(item._value) for item in tensors]  # type: ignore[attr-defined]
 
     def _brought_together(self, func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, int]:
         """Arguments of several ranks become those of one rank and replicated ones.
@@ -242,7 +241,7 @@ class StepView(TorchFunctionMode):
         self.engine.masks.resolve()
         if placed.name in self.engine.masks.sparse and self.engine.has_gradient(placed):
             if placed.name not in self._sparse:
-                self._sparse[placed.name] = self._tell_sparse(placed)
+                self._sparse[placed.name] = self._broadcast_sparse(placed)
             return self._sparse[placed.name]
         if not placed.is_owned:
             return self.recorder.gradients.get(placed)
@@ -251,7 +250,7 @@ class StepView(TorchFunctionMode):
             gradient._farspan_is_own = True
         return gradient
 
-    def _tell_sparse(self, placed: Placed) -> torch.Tensor:
+    def _broadcast_sparse(self, placed: Placed) -> torch.Tensor:
         """Replicates a sparse gradient: returns its owner's own one, and copies of it."""
         gradient, owner = raw_grad(placed.tensor), self.engine.teams[placed.stage].leader.rank
         parts = [] if gradient is None else [gradient._indices(), gradient._values()]
@@ -282,7 +281,7 @@ class StepView(TorchFunctionMode):
         """`parameter.grad = gradient` in a step."""
         ranks = 0 if gradient is None else self.ranks_of([gradient])
         if gradient is not None and ranks and ranks != self._bits[placed.stage]:
-            gradient = self._tell([gradient])[0]
+            gradient = self._broadcast([gradient])[0]
         if type(gradient) is LazyTensor:
             gradient = self.data(gradient) if placed.is_owned else gradient
         self.recorder.gradients.put(placed, gradient)
@@ -311,7 +310,7 @@ class StepView(TorchFunctionMode):
             self._known[key] = entry
         if entry.is_random:  # the rank that has them draws as many numbers, from the same generator
             args, kwargs = rebuild(
-                template or flatten_arguments(args, kwargs)[0], [stand_in(self._meta(item)) for item in tensors]
+                template or flatten_arguments(args, kwargs)[0], [small_tensor(self._meta(item)) for item in tensors]
             )
             func(*args, **kwargs)
         for number in entry.mutated:

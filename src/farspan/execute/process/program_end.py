@@ -50,7 +50,7 @@ def watch_end(engine: Engine, rank: int, router: Router | None, remove_files: Ca
     process, previous = os.getpid(), sys.excepthook
     has_raised = False
 
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         nonlocal has_raised
         if os.getpid() != process:
             previous(kind, error, trace)
@@ -84,7 +84,7 @@ def watch_end(engine: Engine, rank: int, router: Router | None, remove_files: Ca
         is_over_well = not has_raised and engine.is_healthy
         engine.side.close(linger_s=_LINGER_S if is_over_well else _LINGER_AFTER_FAILURE_S)
 
-    sys.excepthook = tell
+    sys.excepthook = report
     atexit.register(leave)
 
 

@@ -179,7 +179,7 @@ def _engine_in_group(
 
 
 def _keep_files_apart(peers: Peers, agreement: Agreement) -> Callable[[], None]:
-    """Leave the script's files to rank 0, and tell the launcher that the ranks have met; returns what ends it."""
+    """Leaves the script's files to rank 0, and lets the launcher know that all have joined; returns what ends it."""
     if peers.launcher == "program":
         return lambda: None  # a script for several processes
     if peers.launcher == "run":

@@ -1,4 +1,4 @@
-"""The end of a step: all ranks have run it, or all raise the exception that one of them has met in the user's code."""
+"""The end of a step: all ranks have run it, or all raise the exception that the user code of one of them has raised."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StepEnd:
         self._scalars: list[Value] = []
 
     def begin(self) -> None:
-        """The step is about to run: what is told to all at its end is kept until then."""
+        """The step is about to run: what is broadcast at its end is kept until then."""
         self._scalars = scalars_of(self.graphs)
         self.exchange = self._new_exchange(f"step {self.step}")
 

@@ -1,6 +1,6 @@
 """Computes activations of chosen modules again in the backward.
 
-Only what is differentiated in the same step as it runs is let go: until then none of the user's code runs, so that
+Only what is differentiated in the same step as it runs is released: until then none of the user's code runs, so that
 parameters, modes and the user's tensors are what they were.
 """
 
@@ -55,7 +55,7 @@ class Remat:
 
     @contextlib.contextmanager
     def around(self, segment: Segment) -> Iterator[None]:
-        """Run the calls of `segment` in the body; let go what is to be computed again."""
+        """Run the calls of `segment` in the body; release what is to be computed again."""
         if segment not in self._trained:
             yield
             return

@@ -351,7 +351,7 @@ def _source_of(edge: Edge, part: BackwardSegment, parameters: Mapping[str, Place
 
 
 def _release(part: BackwardSegment) -> None:
-    """Let go of what only this backward needed."""
+    """Release what only this backward needed."""
     segment = part.segment
     if segment is None:
         return

@@ -70,7 +70,7 @@ class SegmentNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """How long a task took: "F", "B", "B+W" for a backward in two halves, "W" for the second.
+    """How long a task took: "F", "B", "B+W" for the B of a split backward, "W" for its W.
 
     Attributes:
         number: Of the micro-batch; -1 for what belongs to none.
@@ -90,10 +90,10 @@ class Measured:
     """The measurements of some micro-batches.
 
     Attributes:
-        notes: Of the segments of the one that was looked at, by level and stage.
+        notes: Of the segments of the one that was profiled, by level and stage.
         samples: Of all.
-        num_micro_batches: Those of which a backward has run; they have numbers from 0, and the first was looked at.
-        halved: The one that was looked at for what its backwards leave for the gradients of weights; -1 for none.
+        num_micro_batches: Those of which a backward has run; they have numbers from 0, and the first was profiled.
+        halved: The one that was profiled for what its backwards leave for the gradients of weights; -1 for none.
         gradient_bytes: What the gradient of a value or parameter takes where it arrives, by name.
         is_dry: Whether nothing was computed.
     """

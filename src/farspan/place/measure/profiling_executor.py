@@ -1,11 +1,11 @@
 """An executor that takes the time of everything it runs, and looks closely at one micro-batch.
 
 micro-batch      0            1                    2                    3        ..
-                 looked at    looked at: what      timed, backwards     timed
-                 (warm-up)    two halves leave     in two halves
+                 profiled     profiled: what       timed, backwards     timed
+                 (warm-up)    split ones leave     split
 
 In a dry run only micro-batches 0 and 1 are run, on tensors without data; where there is no second one, the backward
-of the first is in two halves.
+of the first is split.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ProfilingExecutor(Executor):
         self.gradient_bytes: dict[str, int] = {}
         """Bytes that the gradient of a value or parameter takes where it arrives, by name."""
         self._split_micro_batch = -1
-        """The micro-batch that is looked at for what its backwards leave for the gradients of weights."""
+        """The micro-batch that is profiled for what its backwards leave for the gradients of weights."""
         self._unsettled: list[SegmentNote] = []
         """Notes of graphs that may belong to the first micro-batch."""
         self.taken: list[tuple[int, Place, Kinds, float]] = []
@@ -87,7 +87,7 @@ class ProfilingExecutor(Executor):
         self._was_split = False
         """True if the backward that ran last was split."""
         self._num_to_come = 0
-        """Parts of the backward of `halved` on this rank."""
+        """Parts of the backward of `split_one` on this rank."""
         self._has_seen_all = False
         self._trains: dict[object, bool] = {}
         self._own_memory: set[int] = set()
@@ -182,7 +182,7 @@ class ProfilingExecutor(Executor):
         return self.micro_batches.key_of(work)
 
     def _refuse_unknown(self, program: Program) -> None:
-        """A call that is to be learned from a real run cannot be."""
+        """A call that is to be resolved by a real run cannot be."""
         for action in program.actions:
             for call in action.work.calls:
                 if type(call.entry) is Unknown:
@@ -215,7 +215,7 @@ class ProfilingExecutor(Executor):
         is_timed = number not in (_LOOKED_AT, self._split_micro_batch) or note is None
         self._was_split = is_timed and can_wait and number % 2 == 0
         if note is not None and number == _LOOKED_AT:
-            self._look_at(part, note, leaves_weights=can_wait and number == self._split_micro_batch)
+            self._profile(part, note, leaves_weights=can_wait and number == self._split_micro_batch)
         elif note is not None and number == self._split_micro_batch:
             most = self._run_watched(part, leaves_weights=can_wait)
             note.split_working_bytes, note.split_inner_working_bytes = most
@@ -235,7 +235,7 @@ class ProfilingExecutor(Executor):
                 for earlier in list(self.deferred):  # now that nobody else needs what they hold
                     self._run_weights(earlier)
 
-    def _look_at(self, part: BackwardSegment, note: SegmentNote, *, leaves_weights: bool) -> None:
+    def _profile(self, part: BackwardSegment, note: SegmentNote, *, leaves_weights: bool) -> None:
         for edge in part.incoming:
             name, size = _key_name(edge.key), _span_bytes(self.gradients[edge])
             self.gradient_bytes[name] = max(size, self.gradient_bytes.get(name, 0))

@@ -16,13 +16,13 @@ from farspan.call.pytree.template import flatten
 __all__ = ["state_bytes"]
 
 _MOST = 8
-"""Entries of a stand-in in each dimension."""
+"""Entries of a small copy in each dimension."""
 
 
 def state_bytes(parameters: Mapping[int, torch.Tensor]) -> tuple[dict[int, float], list[str]]:
     """Returns bytes of optimizer state of each parameter that an optimizer of this program has, by id.
 
-    A stand-in has the parameter's dimensions, but small ones; state as large as the stand-in is taken to be as large
+    A small copy has the parameter's dimensions, but small ones; state as large as the copy is taken to be as large
     as the parameter. What is smaller (step counts, sums of rows) does not count.
 
     Args:
@@ -59,13 +59,13 @@ def state_bytes(parameters: Mapping[int, torch.Tensor]) -> tuple[dict[int, float
 def _share(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> float:
     """Returns bytes of state for each byte of a parameter like this one."""
     shape = [min(size, _MOST) for size in parameter.shape]
-    stand_in = nn.Parameter(torch.zeros(shape, dtype=parameter.dtype, device=parameter.device))
-    stand_in.grad = torch.zeros_like(stand_in)
+    small = nn.Parameter(torch.zeros(shape, dtype=parameter.dtype, device=parameter.device))
+    small.grad = torch.zeros_like(small)
     copy: Any = object.__new__(type(optimizer))
     copy.__dict__.update(vars(optimizer))
     copy.state = defaultdict(dict)
-    copy.param_groups = [{**group, "params": [stand_in]}]
+    copy.param_groups = [{**group, "params": [small]}]
     type(optimizer).step(copy)
-    tensors = flatten(dict(copy.state.get(stand_in, {})))[1]
-    kept = sum(item.numel() * item.element_size() for item in tensors if item.numel() >= stand_in.numel() > 1)
-    return kept / (stand_in.numel() * stand_in.element_size())
+    tensors = flatten(dict(copy.state.get(small, {})))[1]
+    kept = sum(item.numel() * item.element_size() for item in tensors if item.numel() >= small.numel() > 1)
+    return kept / (small.numel() * small.element_size())

@@ -4,7 +4,7 @@ forward     alive |====__      most - kept by autograd           backward    |==
                   |========                                                  |======____     what was kept goes
 
 What a backward begins with stays until its end where it has come from another rank. In the middle of a stage autograd
-alone holds it, and lets go of it as soon as it was used: so it does here, and both are known from one run.
+alone holds it, and releases it as soon as it was used: so it does here, and both are known from one run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model placed anew in a running program: who gets a parameter asks its old owner for it and what goes with it.
+"""Repartitions a model in a running program: a new owner asks the old one for a parameter and what goes with it.
 
 every rank      which moves?   may I?  --- vote ---   all may
 new owner                                             pulls value, gradient, optimizer state

@@ -30,7 +30,7 @@ from farspan.planner.cost_model.colocation import FloatArray
 __all__ = ["Cuts", "Stages"]
 
 _BLOCK = 512
-"""States that are looked at together: what is computed of them stays in the processor's cache."""
+"""States that are handled together: what is computed of them stays in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class Cuts:
         self.all_layers = devices.layers(sum(devices.counts))
 
     def work(self, step_s: float) -> float:
-        """Stages that are looked at, for a step of so many seconds: for each class, with each choice of devices."""
+        """Returns how many stages are tried for a step of so many seconds, each with every choice of devices."""
         num_stages = (np.count_nonzero(self.num_micro_batches * each.whole_s <= step_s) for each in self.stages)
         return float(self.devices.num_states * sum(num_stages))
 

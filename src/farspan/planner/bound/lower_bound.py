@@ -64,7 +64,7 @@ _SAME = 1 - 1e-9
 _MOST_STAGES = 1e6
 """Stages that are listed: a class, two places."""
 _WORK_AT_ONCE = 2e6
-"""Stages that are looked at for one length of a step, each with all choices of devices: some ten milliseconds."""
+"""Limit on stages tried for one length of a step, each with all choices of devices: some ten milliseconds."""
 _WORK_LATER = 3e8
 """The same for a step that is known to be possible: some seconds."""
 _CLOSE = 1e-2
@@ -79,7 +79,7 @@ class Bound:
         seconds: Of the step.
         reach: What it follows from where all nodes are a chain.
         names: Of the classes of devices.
-        cuts: What more follows from, where these were too many to look at at once.
+        cuts: What more follows from, where these were too many to try at once.
     """
 
     seconds: float

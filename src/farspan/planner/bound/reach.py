@@ -15,7 +15,7 @@ from farspan.planner.cost_model.colocation import FloatArray
 __all__ = ["MAX_STATES", "Reach", "Work"]
 
 MAX_STATES = 300_000
-"""Numbers of devices of all classes that are looked at."""
+"""Limit on the states of devices that are tried."""
 _CLOSE = 1e-9
 
 

@@ -23,9 +23,9 @@ __all__ = ["SearchResult", "RejectedPlan", "best_plan"]
 
 _MOST_SINGLE_DEVICES = 8
 _WITHIN = (1.01, 1.06, 1.13, 1.25)
-"""Times the bound: the devices that it allows such steps are looked at."""
+"""Times the bound: the devices that allow such steps are tried."""
 _OTHERS_WORK = 1e9
-"""Elementary steps of searches after which no other plans than the best are looked at; some 3 s."""
+"""Elementary steps of searches after which no other plans than the best are tried; some 3 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ __all__ = ["Borders", "Judge", "improved"]
 _MOST_AT_ONCE = 2
 """Units that change sides together."""
 _NUM_KEPT = 3
-"""Orders of devices whose neighbours are looked at."""
+"""Limit on the orders of devices whose neighbours are tried."""
 _CLOSE = 1.15
 """Borders are moved where the step is at most so many times the shortest."""
 _MOST_TASKS = 200_000
@@ -89,7 +89,7 @@ def improved(
     firsts = [order for order in allowed if orders.may_be(order)]
     firsts += [other for order in known for other in (order, *orders.sorted(order))]
     for order in dict.fromkeys(firsts):
-        _look_at(order, known, orders, judge)
+        _try_order(order, known, orders, judge)
     expanded: set[tuple[str, ...]] = set()
     while not judge.is_done(0.5):
         kept = [_order_of(each) for each in _by_step(known)[:_NUM_KEPT]]
@@ -99,7 +99,7 @@ def improved(
         expanded.add(order)
         for other in orders.beside(order):
             if other not in known and not judge.is_done(0.5):
-                _look_at(other, known, orders, judge)
+                _try_order(other, known, orders, judge)
     best = _by_step(known)[0]
     borders = Borders(judge.problem.graph, judge.problem.cluster)
     for each in _by_step(known):
@@ -113,8 +113,8 @@ def improved(
 _Known = dict[tuple[str, ...], Prediction | None]
 
 
-def _look_at(order: tuple[str, ...], known: _Known, orders: Orders, judge: Judge) -> None:
-    """Note the best cut for that order."""
+def _try_order(order: tuple[str, ...], known: _Known, orders: Orders, judge: Judge) -> None:
+    """Adds to `known` the best of the plans with that order of devices."""
     best = known.get(order)
     judge.num_tasks_left -= orders.work(order)
     for pipeline in orders.cuts(order):

@@ -31,7 +31,7 @@ __all__ = ["Orders"]
 _CAPS = (1.0, 1.03, 1.1, 1.25, 1.6, 4.0)
 """Times the smallest rate."""
 _PAIRS_PER_TASK = 2_500
-"""Stages that are looked at in the time in which one task is simulated."""
+"""Stages that are tried in the time in which one task is simulated."""
 
 
 class Orders:

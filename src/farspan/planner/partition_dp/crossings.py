@@ -4,7 +4,7 @@ The values that leave or enter a stage between prefixes A and B, with X(A) those
 
     crossing(B - A) = crossing(B) + sum over v in X(A) of cost(v) ([v within B] - [v has no pin in B - A])
 
-so only the few values of X(A) are looked at, for all ends B of A at once.
+so only the few values of X(A) are read, for all ends B of A at once.
 """
 
 from __future__ import annotations

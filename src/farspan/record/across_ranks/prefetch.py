@@ -1,4 +1,4 @@
-"""`p.grad.norm().item()` in a loop over the parameters: computed and told for many of them at once.
+"""`p.grad.norm().item()` in a loop over the parameters: computed and broadcast for many of them at once.
 
     first read     one parameter       (it could be the only one)
     second read    the next two with it

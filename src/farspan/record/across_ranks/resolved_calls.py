@@ -1,4 +1,4 @@
-"""Calls that only a run can tell about: what was recorded is run, then the owner runs the call and tells the others."""
+"""Resolves calls at run time: what was recorded is run, then the owner runs the call and broadcasts its result."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def text_for_others(call: Call) -> bytes:
 
 
 def resolve_from_text(call: Call, text: bytes) -> None:
-    """Let `call` know what its owner has told."""
+    """Let `call` know what its owner has broadcast."""
     raised, _, entry = text.partition(b"\n")
     if raised:
         call.raised = exception_from_json(raised, [call])

@@ -6,7 +6,7 @@
     state = 0.9 * state + 0.1 * out           deferred on every rank ...
     loss = model(x + state)                   ... and recorded here, on every rank
 
-So a rank that prints or decodes what the others do not look at records nothing that they have not recorded.
+So a rank that prints or decodes what the others do not read records nothing that they have not recorded.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ LOSSES: frozenset[Any] = frozenset(
         F.binary_cross_entropy_with_logits,
     ]
 )
-"""Losses whose mean is their sum, divided by a number that targets and shapes tell."""
+"""Losses whose mean is their sum, divided by a number that follows from targets and shapes."""
 
 
 def loss_of_lanes(window: Lanes, function: Any, args: Any, kwargs: Any) -> Found:

@@ -42,7 +42,7 @@ def ops_at(recorder: Recording, place: str) -> Iterator[None]:
     if not recorder.is_recording and not recorder.is_in_optimizer:
         raise LeakError(
             f'farspan.on("{place}") is reached inside a module that runs as one unit.',
-            why=f"at {format_where(find_where())}: it was not reached in the run that told what the module does.",
+            why=f"at {format_where(find_where())}: it was not reached in the run that showed what the module does.",
             hint="name the place in every run, or the parts of this module in the plan, on more than one stage",
         )
     before = recorder.here

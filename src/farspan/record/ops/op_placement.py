@@ -69,8 +69,8 @@ def latest_stage(values: Sequence[Value]) -> int:
             break
     else:
         return max(stage, 0)
-    farthest, largest = max(values, key=_how_far), max(values, key=_size)
-    decides = largest if largest is not farthest and _is_weight(largest) else farthest
+    latest, largest = max(values, key=_how_far), max(values, key=_size)
+    decides = largest if largest is not latest and _is_weight(largest) else latest
     return max(decides.stage, 0)
 
 

@@ -1,6 +1,6 @@
 """Tensors that share memory: a root, and views that know how they came from it. A write into one shows in all.
 
-It is recorded as a write into a copy of the root, of which all that the program still holds are taken anew:
+It is recorded as a write into a copy of the root, of which all that the program still holds are taken again:
 
     v = x[:, 1]        root x, view v = [:, 1]
     v.mul_(2)          x' = copy of x; x'[:, 1].mul_(2)

@@ -57,5 +57,5 @@ class ParameterValues:
         return value
 
     def forget(self) -> None:
-        """A step has ended, or parameters were written: from now on they are sources anew."""
+        """A step has ended, or parameters were written: from now on they are new sources."""
         self._values.clear()

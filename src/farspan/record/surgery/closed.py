@@ -37,7 +37,7 @@ def close(
         The leaf; None where that would not help, or the attempt has changed something already.
 
     Raises:
-        WholeError: That which scripted code has met, where that would not help.
+        WholeError: The error that scripted code has raised, where that would not help.
     """
     reached, recorder.reached = recorder.reached, None
     if isinstance(error, WholeError):

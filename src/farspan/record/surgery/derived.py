@@ -1,6 +1,6 @@
 """Tensors computed from parameters that modules hold before they are placed, as the old weight_norm's `weight`.
 
-    g, v (parameters)  ->  weight = g * v / |v|   (computed when the norm is put on, and anew before each forward)
+    g, v (parameters)  ->  weight = g * v / |v|   (computed when the norm is put on, and again before each forward)
 
 The graph behind such a tensor holds its parameters, so that no stub could take their places on other ranks.
 """
@@ -19,9 +19,9 @@ __all__ = ["cut_from_parameters"]
 
 
 def cut_from_parameters(model: nn.Module) -> None:
-    """Let go of the graphs behind tensors that `model`'s modules have computed from its parameters.
+    """Release the graphs behind tensors that `model`'s modules have computed from its parameters.
 
-    The tensors stay, with their values, for the program to look at until the next forward computes them anew. One that
+    The tensors stay, with their values, for the program to read until the next forward computes them again. One that
     is never computed again would train nothing from here on: the backward that reaches it says so.
 
     Args:
