@@ -1,4 +1,5 @@
-"""What goes between owners of parameters and the members of wide stages, beside the tasks of a step.
+"""Moves values and gradients of parameters between their owners and the members of wide stages, beside the tasks of a
+step.
 
     owner     w ----------------------- before the step ----->  member       w, until the parameter changes
     owner     w.grad += g0, += g1, ..   <--- when it is there ---  member    g of each of its micro-batches
@@ -22,7 +23,7 @@ __all__ = ["Arrival", "Broadcasts", "Reductions", "apart", "late_names"]
 def apart(
     parts: Sequence[BackwardSegment], *, keeps_order: bool
 ) -> tuple[list[BackwardSegment], list[BackwardSegment]]:
-    """The backward segments that are tasks, and those that merely bring the gradient of a parameter home.
+    """Returns the backward segments that are tasks, and those that merely bring a parameter's gradient to its owner.
 
     Where a gradient is returned or seen by hooks before it is added, all of that is tasks; also where segments on the
     owner add to the same gradient, in the loop's order.
@@ -40,7 +41,8 @@ def apart(
 
 
 def late_names(graphs: Iterable[Graph], tasks: Iterable[BackwardSegment]) -> frozenset[str] | None:
-    """The parameters to which tasks add gradient; None, for all, if the step takes gradients as they are before it."""
+    """Returns the parameters to which tasks add gradient; None, for all, if the step takes gradients as they are before
+    it."""
     if any(value.gradient_of for graph in graphs for value in graph.sources):
         return None
     return frozenset([key for part in tasks for key in part.accumulates_into if isinstance(key, str)])
@@ -51,7 +53,7 @@ class Broadcasts:
 
     def __init__(self, known: frozenset[tuple[str, Worker]]) -> None:
         self.known = known
-        """What they have from an earlier step."""
+        """Parameters that members have from an earlier step."""
         self._first_user: dict[Channel, dict[Value, int]] = {}
 
     def add(self, value: Value, channel: Channel, task: int, place: Mapping[int, int]) -> None:
@@ -64,13 +66,14 @@ class Broadcasts:
 
     @property
     def replicas(self) -> frozenset[tuple[str, Worker]]:
-        """What they get in this step."""
+        """Returns the parameters that members get in this step."""
         return frozenset(
             [(value.name, channel.target) for channel, users in self._first_user.items() for value in users]
         )
 
     def messages(self, place: Mapping[int, int]) -> list[tuple[Message, int]]:
-        """Each with the task that waits for it; those of a channel in the order in which they are needed."""
+        """Returns each message with the task that waits for it; those of a channel in the order in which they are
+        needed."""
         found: list[tuple[Message, int]] = []
         for channel, users in self._first_user.items():
             by_task: dict[int, Message] = {}
@@ -83,20 +86,20 @@ class Broadcasts:
 
 
 class Arrival(NamedTuple):
-    """A gradient that comes home."""
+    """A gradient that arrives at the owner of its parameter."""
 
     part: BackwardSegment
     edge: Edge
     task: int
-    """That makes it."""
+    """The task that makes it."""
     worker: Worker
-    """That runs this task."""
+    """The worker that runs this task."""
     channel: Channel | None
-    """To the owner; None if that is the same rank."""
+    """The channel to the owner; None if that is the same rank."""
 
 
 class Reductions:
-    """The gradients of parameters that come home to one rank, or leave it.
+    """The gradients of parameters that arrive at one rank, or leave it.
 
     Args:
         rank: Which.
@@ -107,12 +110,12 @@ class Reductions:
         self.rank = rank
         self.here: list[Reduction] = []
         self.messages: dict[tuple[int, Channel], Message] = {}
-        """By the task that sends it."""
+        """The messages, by the task that sends each."""
         self.carried: dict[Edge, Edge] = {}
         self._late = late
 
     def carry(self, arrivals: Iterable[Arrival], place: Mapping[int, int]) -> list[Arrival]:
-        """Let those of each worker be added up there, in its order; what comes home then, one for each worker."""
+        """Let those of each worker be added up there, in its order; returns what arrives then, one for each worker."""
         by_worker: dict[tuple[Any, Worker], list[Arrival]] = {}
         for arrival in arrivals:
             by_worker.setdefault((arrival.edge.key, arrival.worker), []).append(arrival)
@@ -123,7 +126,7 @@ class Reductions:
         return [found[-1] for found in by_worker.values()]
 
     def add(self, arrival: Arrival) -> None:
-        """What it brings is to be added behind what has been given so far."""
+        """Adds a gradient behind those that have been given so far."""
         part, edge, task, worker, channel = arrival
         message = None
         if channel is not None:
@@ -141,6 +144,6 @@ class Reductions:
         return names if self._late is None else names & self._late
 
     def received(self, place: Mapping[int, int]) -> list[Message]:
-        """What comes to this rank; of each channel in the order of sending."""
+        """Returns what comes to this rank; of each channel in the order of sending."""
         found = [message for message in self.messages.values() if message.dst == self.rank]
         return sorted(found, key=lambda message: place[message.task])

@@ -26,14 +26,14 @@ class Programs:
         self._latest: deque[tuple[Pattern, Layout | None]] = deque(maxlen=_MOST_KEPT)
         """The latest one first; a layout is made at the end of the second step of a pattern."""
         self._is_due = False
-        """Whether the latest one is to get its layout."""
+        """True if the latest program is to get its layout."""
 
     @property
     def num_kept(self) -> int:
         return len(self._latest)
 
     def program_of(self, graphs: Sequence[Graph], settings: Settings) -> Program:
-        """What `build_program` gives, with less work where steps like this one were among the latest."""
+        """Returns what `build_program` gives, with less work where steps like this one were among the latest."""
         take_turns(graphs, settings.teams)
         known = pattern_of(graphs, settings)
         if known is None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from farspan.graph import BackwardSegment, Edge, Graph, Segment, Value, release
 from farspan.plan import Worker
 from farspan.program.lower import build_program
-from farspan.program.pattern import Pattern, stand_ins
+from farspan.program.pattern import Pattern, step_of_pattern
 from farspan.program.program import Action, Channel, Message, Program, Reduction
 from farspan.schedule import Kind, Schedule
 
@@ -28,7 +28,7 @@ class _Part(NamedTuple):
     """(graph, number)."""
     stage: int
     order: tuple[int, ...]
-    """With the number of the graph in the step."""
+    """Its order, with the number of the graph in the step."""
     calls: tuple[int, ...]
     accumulates_into: tuple[Any, ...]
     incoming: tuple[int, ...]
@@ -53,7 +53,7 @@ class _Message(NamedTuple):
 class _Action(NamedTuple):
     part: int | None
     segment: tuple[int, int] | None
-    """Which of the two it runs."""
+    """The number of the segment that it runs, if it runs one."""
     kind: Kind
     micro_batch: int
     leaves_weights: bool
@@ -67,15 +67,16 @@ class _Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What `bind` makes programs of."""
+    """The layout from which `bind` makes programs."""
 
     values: tuple[tuple[int, int], ...]
     """(call, output), or (-1, number of the source)."""
     num_users: tuple[tuple[int, int], ...]
-    """Of values that come from other ranks."""
+    """Numbers of users of the values that come from other ranks."""
     edges: tuple[_Edge, ...]
     parts: tuple[_Part, ...]
-    """Those of this rank, and of others, without their contents, where they exchange gradients with these."""
+    """The backward segments of this rank, and of others, without their contents, where they exchange gradients with
+    these."""
     messages: tuple[_Message, ...]
     actions: tuple[_Action, ...]
     prologue_sends: tuple[int, ...]
@@ -92,13 +93,13 @@ class Layout:
     """See `Program.reaches`; by the numbers of graphs in the step."""
     released: tuple[int, ...]
     reached: tuple[tuple[int, frozenset[str | Value]], ...]
-    """By number of a backward of which gradients are requested: see `RequestedGradients.reached`."""
+    """For each backward of which gradients are requested, by number: see `RequestedGradients.reached`."""
     gpu_channels: frozenset[Channel]
     num_micro_batches: int
     schedule: Schedule
 
     def bind(self, graphs: Sequence[Graph], sources: Sequence[Value]) -> Program:
-        """The program of a step.
+        """Returns the program of a step.
 
         Args:
             graphs: Of a step of the pattern this was made for.
@@ -179,7 +180,7 @@ class Layout:
 
 def layout_of(pattern: Pattern) -> Layout:
     """Build the program of all steps of a pattern."""
-    step = stand_ins(pattern)
+    step = step_of_pattern(pattern)
     program = build_program(step.graphs, pattern.settings)
     calls = {call: number for number, call in enumerate(call for graph in step.graphs for call in graph.calls)}
     sources = {value: number for number, value in enumerate(step.sources)}
@@ -285,7 +286,7 @@ def layout_of(pattern: Pattern) -> Layout:
 
 
 def _number_of(item: Any, numbers: dict[Any, int]) -> int:
-    """Its number; the next one if it has none."""
+    """Returns its number; the next one if it has none."""
     return numbers.setdefault(item, len(numbers))
 
 

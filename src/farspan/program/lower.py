@@ -30,11 +30,11 @@ class _Builder:
         self.rank = settings.rank
         self.channels = Channels(settings.teams)
         self.messages: dict[tuple[int, Channel], Message] = {}
-        """What this rank sends and receives, by the task that sends it."""
+        """Messages that this rank sends and receives, by the task that sends them."""
         self.gpu_channels: set[Channel] = set()
         self.num_users: dict[tuple[Value, int], int] = {}
         self.trains: dict[object, bool] = {}
-        """For each leaf so far, whether they have a parameter that is trained."""
+        """For each leaf so far, whether it has a parameter that is trained."""
         self.needed_by: dict[Message, list[int]] = {}
         self.positions = {graph.index: position for position, graph in enumerate(graphs)}
         self.keys: dict[object, int] = {}
@@ -81,7 +81,7 @@ class _Builder:
             self.reductions.add(arrival)
 
     def worker_of(self, item: Segment | BackwardSegment | Value) -> Worker:
-        """Who runs it, or has it."""
+        """Returns the worker that runs it, or has it."""
         return self.settings.teams[item.stage].member(item.turn)
 
     def forward(self, segment: Segment, holds: bool, keeps: bool) -> ForwardWork:
@@ -123,7 +123,7 @@ class _Builder:
         return tuple([self.keys.setdefault(key, len(self.keys)) for key in keys])
 
     def is_worth_splitting(self, part: BackwardSegment) -> bool:
-        """Whether the weight gradients of this part are worth a task of their own."""
+        """Returns whether the weight gradients of this part are worth a task of their own."""
         if part.backward.retain_graph or part.backward.requested is not None:
             return False
         calls = [call for call in part.calls if has_weights(call, self.trains)]
@@ -154,7 +154,7 @@ class _Builder:
         self.needed_by[message].append(target)
 
     def arrival(self, part: BackwardSegment) -> Arrival:
-        """What another task makes is to be added to a parameter's gradient, at its owner."""
+        """Returns the arrival, at its owner, of a parameter's gradient that another task makes."""
         (edge,) = part.incoming
         src, dst, channel = self.worker_of(edge.src), self.worker_of(part), None
         if src.rank != dst.rank:
@@ -235,7 +235,7 @@ class _Builder:
         return Action(work, task.kind, number, leaves_weights=leaves_weights, queue=task.rank)
 
     def _micro_batch_numbers(self) -> list[int]:
-        """For each graph the number people know it by; -1 for what a loop computes beside its micro-batches."""
+        """Returns for each graph the number people know it by; -1 for what a loop computes beside its micro-batches."""
         trained = {
             self.positions[part.segment.graph.index]
             for part in self.parts
@@ -259,7 +259,7 @@ def _routes(graphs: Sequence[Graph], settings: Settings) -> list[tuple[Backward,
 
 
 def _parts_now(backward: Backward, settings: Settings, released: Collection[Call]) -> list[BackwardSegment]:
-    """The parts of `backward` that run in this step: all, or those up to where its next hooks are called."""
+    """Returns the parts of `backward` that run in this step: all, or those up to where its next hooks are called."""
     stops = backward.stops
     if stops is None:
         keeps_order = settings.gradient_reduction == "exact"
@@ -272,7 +272,7 @@ def _parts_now(backward: Backward, settings: Settings, released: Collection[Call
 
 
 def _states_of(target: object) -> list[object]:
-    """What calls of `target` must find as the call before has left it."""
+    """Returns what calls of `target` must find as the call before has left it."""
     if not isinstance(target, ModuleTarget):
         return []
     states: list[object] = [target] if target.has_buffers else []
@@ -280,7 +280,7 @@ def _states_of(target: object) -> list[object]:
 
 
 def has_weights(call: Call, trains: dict[object, bool]) -> bool:
-    """Whether parameters get a gradient from `call`; `trains` keeps the answer for the leaves so far."""
+    """Returns whether parameters get a gradient from `call`; `trains` keeps the answer for the leaves so far."""
     if not isinstance(call.target, ModuleTarget):
         assert call.arguments is not None
         return any(isinstance(item, Value) and bool(item.name) for item in call.arguments)
@@ -302,7 +302,7 @@ def _reaches(parts: Iterable[BackwardSegment]) -> dict[int, int]:
 
 
 def _releasing(routes: Iterable[tuple[Backward, Sequence[BackwardSegment]]]) -> dict[Segment, BackwardSegment]:
-    """For each segment whose forward and backward are in one micro-batch, the last of its parts.
+    """Maps each segment whose forward and backward are in one micro-batch to the last of its backward segments.
 
     Until then it counts as one piece of memory. Others (a state that is carried on to the next micro-batch) do not
     count: the later micro-batch would need what the earlier one holds.
@@ -313,7 +313,7 @@ def _releasing(routes: Iterable[tuple[Backward, Sequence[BackwardSegment]]]) -> 
 
 @functools.lru_cache(maxsize=16)
 def _scheduled(work: StepWork, name: str, num_ranks: int, run_ahead: int) -> StepTasks:
-    """The tasks in the order of every rank. Steps that look alike share them: finding the orders costs ranks x
+    """Returns the tasks in the order of every rank. Steps that look alike share them: finding the orders costs ranks x
     micro-batches, and so does keeping them.
     """
     return scheduled(work, name, num_ranks, run_ahead)

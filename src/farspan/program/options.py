@@ -1,4 +1,4 @@
-"""What a program depends on besides what was recorded."""
+"""Options that a program depends on besides what was recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What all ranks but for `rank` agree on.
+    """The settings that all ranks agree on, but for `rank`.
 
     Attributes:
         teams: The team that runs each stage.
@@ -24,8 +24,8 @@ class Settings:
         home_stages: A stage of each rank, where gradients of tensors outside the model arrive, if there are any.
         schedule: The name of the order.
         least_weight_work_s: A backward is split if its weight gradients are likely to take so long.
-        gradient_reduction: "exact": gradients of parameters that come home are added up one by one, in the loop's
-            order; "sum": those of each worker are added up there, and come home once.
+        gradient_reduction: "exact": gradients that arrive at their parameter's owner are added up one by one, in the
+            loop's order; "sum": those of each worker are added up there, and sent to the owner once.
         replicas: The parameters that members of wide stages have as they are now, from an earlier step.
     """
 

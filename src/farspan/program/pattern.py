@@ -1,6 +1,6 @@
-"""All that a program depends on, as data that can be compared: steps that look alike have equal patterns.
+"""Captures all that a program depends on, as data that can be compared: steps that look alike have equal patterns.
 
-A program that is kept for later steps is built from the pattern alone: from stand-ins for the recorded graphs that know
+A program that is kept for later steps is built from the pattern alone: from copies of the recorded graphs that know
 nothing else. What the pattern does not hold the program cannot depend on.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from farspan.graph import OUTPUT_BITS, Backward, Call, Graph, MicroBatch, ModuleTarget, RequestedGradients, Value
 from farspan.program.options import Settings
 
-__all__ = ["Pattern", "StandIns", "pattern_of", "stand_ins"]
+__all__ = ["Pattern", "PatternStep", "pattern_of", "step_of_pattern"]
 
 _OUTPUT = (1 << OUTPUT_BITS) - 1
 
@@ -23,9 +23,9 @@ class _GraphNote(NamedTuple):
     record: tuple[tuple[Any, ...], ...]
     """See `Graph.record`."""
     sources: tuple[Any, ...]
-    """For each: its number in the step, or, if an earlier graph of the step makes it, (graph, call, output)."""
+    """For each source its number in the step, or, if an earlier graph of the step makes it, (graph, call, output)."""
     backwards: tuple[tuple[Any, ...], ...]
-    """For each: positions of its roots, whether it retains the graph, what is requested of it."""
+    """For each backward: positions of its roots, whether it retains the graph, what is requested of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class Pattern:
     settings: Settings
     graphs: tuple[_GraphNote, ...]
     sources: tuple[tuple[Any, ...], ...]
-    """What is not made in the step: metadata, stage, name, of which parameter it is the gradient."""
+    """Sources that are not made in the step: metadata, stage, name, of which parameter it is the gradient."""
     leaves: tuple[tuple[Any, ...], ...]
     """What is now known of the leaves that are called, and of their parameters."""
 
 
 def pattern_of(graphs: Sequence[Graph], settings: Settings) -> tuple[Pattern, list[Value]] | None:
-    """The pattern of a step and the values it takes from outside; None if gradient may flow into an earlier step, that
-    of a recorded value is asked for, or a backward stops for hooks.
+    """Returns the pattern of a step and the values it takes from outside; None if gradient may flow into an earlier
+    step, that of a recorded value is asked for, or a backward stops for hooks.
 
     Args:
         graphs: All that was recorded and has not run, in order.
@@ -91,7 +91,7 @@ def pattern_of(graphs: Sequence[Graph], settings: Settings) -> tuple[Pattern, li
     return Pattern(settings, tuple(notes), tuple(outside), tuple(leaves)), list(sources)
 
 
-class StandIns(NamedTuple):
+class PatternStep(NamedTuple):
     """Graphs as they were recorded, as far as a program depends on them; and the values they take from outside."""
 
     graphs: list[Graph]
@@ -99,11 +99,11 @@ class StandIns(NamedTuple):
 
 
 _known_of = attrgetter("name", "stage", "meta", "is_parameter", "is_shared", "is_written", "tensor.requires_grad")
-"""What programs depend on of a parameter or buffer, asked for all of a model at each step: without calls in Python."""
+"""Reads what programs depend on of a parameter or buffer, for all of a model at each step: without calls in Python."""
 
 
 class _Placed(NamedTuple):
-    """Stands in for a parameter or buffer: what `_known_of` gives."""
+    """A parameter or buffer as a pattern knows it: what `_known_of` gives of it."""
 
     name: str
     stage: int
@@ -115,12 +115,12 @@ class _Placed(NamedTuple):
 
     @property
     def is_trained(self) -> bool:
-        """Whether it is a parameter that gets gradient."""
+        """Returns whether it is a parameter that gets gradient."""
         return self.is_parameter and self.requires_grad
 
 
 class _Leaf(ModuleTarget):
-    """Stands in for a leaf."""
+    """A leaf as a pattern knows it: the target of a call in a step that is rebuilt from a pattern."""
 
     def __init__(
         self, leaf: ModuleTarget, stage: int, has_buffers: bool, parameter_names: frozenset[str], placed: Sequence[Any]
@@ -132,7 +132,7 @@ class _Leaf(ModuleTarget):
         self.placed = [_Placed(*item) for item in placed]
 
 
-def stand_ins(pattern: Pattern) -> StandIns:
+def step_of_pattern(pattern: Pattern) -> PatternStep:
     """Make what a program can be built from."""
     leaves = {note[0]: _Leaf(*note) for note in pattern.leaves}
     sources: list[Value] = []
@@ -177,7 +177,7 @@ def stand_ins(pattern: Pattern) -> StandIns:
                     where=None,
                 )
             )
-    return StandIns(graphs, sources)
+    return PatternStep(graphs, sources)
 
 
 def _values_at(positions: Sequence[int], graph: Graph, sources: Sequence[Value]) -> list[Value]:

@@ -1,4 +1,4 @@
-"""What one rank does in one step: its tasks in order, and for every channel the order of its messages."""
+"""The program of one rank for one step: its tasks in order, and for every channel the order of its messages."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from farspan.schedule import Kind, Schedule
 __all__ = ["PROLOGUE", "Action", "Channel", "Message", "Program"]
 
 PROLOGUE = -1
-"""In the place of a task: what is sent before the first one."""
+"""Stands in place of a task for what is sent before the first one."""
 
 
 class Channel(NamedTuple):
-    """One direction between two workers of different ranks: what goes through it arrives in the order of sending.
+    """One direction between two workers of different ranks: messages arrive in the order of sending.
 
     Attributes:
         source: Who sends.
         target: Who receives.
-        number: Tells the channels from the one rank to the other apart; even for activations, odd for gradients, and
+        number: Distinguishes the channels from the one rank to the other: even for activations, odd for gradients, and
             of each two the second pair for parameters.
     """
 
@@ -31,17 +31,17 @@ class Channel(NamedTuple):
 
     @property
     def is_gradient(self) -> bool:
-        """Whether gradients go through it."""
+        """Returns whether gradients go through it."""
         return bool(self.number & 1)
 
     @property
     def is_of_parameters(self) -> bool:
-        """Whether values or gradients of parameters go through it, beside the tasks."""
+        """Returns whether values or gradients of parameters go through it, beside the tasks."""
         return bool(self.number & 2)
 
     @property
     def is_between_gpus(self) -> bool:
-        """Whether both ends are GPUs."""
+        """Returns whether both ends are GPUs."""
         return self.source.device_type == self.target.device_type == "cuda"
 
 
@@ -72,7 +72,7 @@ class Message:
         self.items: dict[Value | Edge, None] = {}
         self.tensors: list[Any] = []
         self.strides: Any = None
-        """Of the tensors, as they come with them."""
+        """The strides of the tensors, as they come with them."""
         self.works: list[Any] = []
 
     def describe(self) -> str:
@@ -80,58 +80,59 @@ class Message:
 
 
 class Reduction(NamedTuple):
-    """A gradient of a parameter that comes home, and is added to what is there: beside the tasks, when it arrives.
+    """A gradient of a parameter that is added to what its owner has: beside the tasks, when it arrives.
 
     Among the tasks of a rank, which has an order, it would wait for another rank, and what comes behind it with it.
     """
 
     part: BackwardSegment
-    """Of the backward that it comes from; without a segment."""
+    """The part of the backward that the gradient comes from; without a segment."""
     message: Message | None
-    """That brings it; None where it is made on this rank."""
+    """The message that brings it; None where it is made on this rank."""
 
 
 @dataclass(slots=True)
 class Action:
-    """One task of this rank, with its messages."""
+    """A task of this rank, with its messages."""
 
     work: Segment | BackwardSegment
     kind: Kind
     micro_batch: int
-    """Its number, from 0; -1 for what belongs to none."""
+    """Number of its micro-batch, from 0; -1 for what belongs to none."""
     leaves_weights: bool = False
-    """Whether this backward leaves weight gradients for a later step."""
+    """True if this backward defers weight gradients to a later action."""
     receives: list[Message] = field(default_factory=list)
     """Must have arrived before the task runs."""
     posts: list[Message] = field(default_factory=list)
     """Receives to post before the task runs: its own, those of the next `lookahead` tasks, and all before them."""
     sends: list[Message] = field(default_factory=list)
     queue: int = 0
-    """Of the worker that runs it: its order in the schedule."""
+    """The worker that runs it: its order in the schedule."""
     after: list[Action] = field(default_factory=list)
-    """What this rank's other workers must have run before."""
+    """Actions that this rank's other workers must have run before."""
 
 
 @dataclass(slots=True)
 class Program:
-    """One rank's part of a step."""
+    """The part of one rank in a step."""
 
     actions: list[Action]
-    """Those of each worker in its order; the workers one after the other."""
+    """The actions of each worker in its order; the workers one after the other."""
     prologue_sends: list[Message]
     prologue_receives: list[Message]
     reductions: list[Reduction]
-    """Of the parameters of this rank; those of each parameter are in the order in which they are added up."""
+    """Reductions of this rank's parameters; those of each parameter are in the order in which they are added up."""
     reduction_messages: list[Message]
-    """That bring them; those of each channel in the order of sending."""
+    """The messages that bring gradients; those of each channel in the order of sending."""
     late_reductions: frozenset[str]
     """The parameters of which they wait for the end of the step: it reads gradients as they were before, or tasks add
     to them too.
     """
     is_summed: bool
-    """Whether gradients are added up on the workers that make them."""
+    """True if gradients are added up on the workers that make them."""
     carried: dict[Edge, Edge]
-    """Where gradients of a parameter that are made on one worker are added up there: from each to the next one."""
+    """The chain on which gradients of a parameter, made on one worker, are added up there: from each to the next
+    one."""
     replicas: frozenset[tuple[str, Worker]]
     """The parameters that members of wide stages get in this step, on all ranks."""
     reaches: dict[int, int]
@@ -141,12 +142,12 @@ class Program:
     parts: list[BackwardSegment]
     """The backward work of this rank, and what it knows of that of others."""
     gpu_channels: set[Channel]
-    """What goes from one GPU to another, on all ranks."""
+    """The channels from one GPU to another, on all ranks."""
     num_micro_batches: int
     schedule: Schedule
-    """Of all ranks."""
+    """The schedule of all ranks."""
 
     @property
     def has_several_workers(self) -> bool:
-        """Whether this rank has work for more than one of its devices."""
+        """Returns whether this rank has work for more than one of its devices."""
         return bool(self.actions) and self.actions[0].queue != self.actions[-1].queue

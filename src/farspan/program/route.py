@@ -1,4 +1,4 @@
-"""Between which workers what a task makes travels, and through which channels.
+"""Routes what a task makes: between which workers it travels, and through which channels.
 
 Every pair of workers of different ranks has a channel for activations and one for gradients; and one each for what
 belongs to parameters: their values, which go from owners to the members of wide stages, and their gradients, which come
@@ -34,7 +34,7 @@ class Channels:
                 num_devices[worker.rank] = self._device[worker] + 1
 
     def between(self, source: Worker, target: Worker, *, is_gradient: bool, of_parameters: bool = False) -> Channel:
-        """The channel from one worker to another one, of another rank."""
+        """Returns the channel from one worker to another one, of another rank."""
         key = source, target, is_gradient, of_parameters
         channel = self._known.get(key)
         if channel is None:
@@ -54,7 +54,7 @@ def take_turns(graphs: Sequence[Graph], teams: Sequence[Team]) -> None:
 
 
 def queues_of(teams: Iterable[Team], num_ranks: int) -> dict[Worker, int]:
-    """For each worker, which order of a schedule it runs.
+    """Returns for each worker which order of a schedule it runs.
 
     The first worker of a rank runs the rank's, further ones those after the orders of all ranks, as stages name them.
     """

@@ -22,20 +22,20 @@ class ForwardWork(NamedTuple):
     """The forward of a segment."""
 
     rank: int
-    """As in `Task`."""
+    """The rank, as in `Task`."""
     micro_batch: int
     level: int
     uses: tuple[int, ...]
     """Numbers of the forwards whose values it uses."""
     states: tuple[int, ...]
-    """What it must find as the forward before it that has the same number here has left it."""
+    """States that it must find as the forward before it with the same number has left them."""
     holds: bool
-    """Whether a backward of its micro-batch follows."""
+    """True if a backward of its micro-batch follows."""
     keeps: bool
-    """Whether it keeps something for a backward, which is released in the same micro-batch."""
+    """True if it keeps something for a backward, which is released in the same micro-batch."""
     width: int = 1
-    """How many ranks take micro-batches of its stage in turn. Each may take so many times as long for one as others
-    do, which is why there are so many.
+    """Number of ranks that take micro-batches of its stage in turn. Each may take so many times as long for one as
+    others do, which is why there are so many.
     """
 
 
@@ -52,23 +52,23 @@ class BackwardWork(NamedTuple):
     accumulates: tuple[int, ...]
     """What it adds to; backwards that have the same number here add up one after the other."""
     frees: bool
-    """Whether it lets go of what its forward keeps."""
+    """True if it releases what its forward keeps."""
     is_worth_splitting: bool
-    """Whether its weight gradients are worth a task of their own where another rank waits for the rest."""
+    """True if its weight gradients are worth a task of their own where another rank waits for the rest."""
     feeds_another_rank: bool
-    """Whether another rank waits for it that has no backward in the step."""
+    """True if another rank waits for it that has no backward in the step."""
     width: int = 1
-    """As for its forward."""
+    """The width, as for its forward."""
 
 
 class StepWork(NamedTuple):
-    """All that the tasks of a step depend on."""
+    """The work of a step: all that its tasks depend on."""
 
     forwards: tuple[ForwardWork, ...]
     backwards: tuple[BackwardWork, ...]
 
     def repeated(self, count: int) -> StepWork:
-        """The step of so many micro-batches that are like this one."""
+        """Returns the step of so many micro-batches that are like this one."""
         num_forwards, num_backwards = len(self.forwards), len(self.backwards)
         forwards = [
             each._replace(micro_batch=number, uses=_shifted(each.uses, number * num_forwards))
@@ -92,18 +92,18 @@ class StepTasks(NamedTuple):
 
     schedule: Schedule
     work: tuple[int, ...]
-    """By task the number of its forward or backward."""
+    """For each task the number of its forward or backward."""
     backwards: tuple[int, ...]
-    """By number of a backward its task: of two the first."""
+    """For each backward, by number, its task: of two the first."""
 
     def leaves_weights(self, task: int) -> bool:
-        """Whether it is a backward that leaves weight gradients for a task of their own."""
+        """Returns whether it is a backward that defers weight gradients to a task of their own."""
         tasks = self.schedule.tasks
         return tasks[task].kind is Kind.BACKWARD and task + 1 < len(tasks) and tasks[task + 1].kind is Kind.WEIGHT
 
 
 def scheduled(work: StepWork, name: str, num_ranks: int, run_ahead: int) -> StepTasks:
-    """The tasks of a step, of nominal durations, in the orders of a schedule.
+    """Returns the tasks of a step, of nominal durations, in the orders of a schedule.
 
     Args:
         work: The step.
@@ -127,7 +127,7 @@ class _Tasks(NamedTuple):
 
 
 def _tasks_of(work: StepWork, split_from: int) -> _Tasks:
-    """The tasks of a step; backwards are split from micro-batch `split_from` on."""
+    """Returns the tasks of a step; backwards are split from micro-batch `split_from` on."""
     tasks: list[Task] = []
     last_use: dict[int, int] = {}
     for number, forward in enumerate(work.forwards):
@@ -147,9 +147,9 @@ def _tasks_of(work: StepWork, split_from: int) -> _Tasks:
     numbers = list(range(len(tasks)))
     places: list[int] = []
     last: dict[int, int] = {}
-    """By what is added to, the task that has completed it last."""
+    """For each thing that is added to, the task that has completed it last."""
     inputs: dict[int, int] = {}
-    """By such a task the one whose gradients of inputs come before it: another one if the backward is split."""
+    """For each such task the one whose gradients of inputs come before it: another one if the backward is split."""
     feeds = _feeding_another_rank(work.backwards)
     for number, backward in enumerate(work.backwards):
         is_split = backward.micro_batch >= split_from and backward.is_worth_splitting and feeds[number]
@@ -195,7 +195,7 @@ def _tasks_of(work: StepWork, split_from: int) -> _Tasks:
 
 
 def _feeding_another_rank(backwards: Sequence[BackwardWork]) -> list[bool]:
-    """For each, whether another rank waits for it, if only for what its own rank makes of it."""
+    """Returns for each whether another rank waits for it, if only for what its own rank makes of it."""
     feeds = [each.feeds_another_rank for each in backwards]
     for number in reversed(range(len(backwards))):
         for source in backwards[number].uses:

@@ -16,15 +16,15 @@ from farspan.control.wire import Buffer, Frame, FrameReader, Header, ProtocolErr
 __all__ = ["Answer", "encode_answer", "frames_of", "read_answer", "send_request"]
 
 Answer = tuple[dict[str, Any], Sequence[torch.Tensor]]
-"""What is said beside the tensors, and these."""
+"""The head of an answer, and its tensors."""
 
 _MOST_BYTES = 1 << 44
-"""Of one tensor."""
+"""Limit on the bytes of one tensor."""
 _MOST_TENSORS = 1 << 20
 
 
 def encode_answer(answer: Answer) -> list[Buffer]:
-    """The buffers of an answer: copies, which the owner's program does not write to."""
+    """Returns the buffers of an answer: copies, which the owner's program does not write to."""
     body, tensors = answer
     buffers = encode({"body": body, "num_tensors": len(tensors)})
     for tensor in tensors:
@@ -37,7 +37,7 @@ def send_request(sock: socket.socket, request: dict[str, Any]) -> None:
 
 
 def frames_of(sock: socket.socket, reader: FrameReader) -> Iterator[Frame]:
-    """The frames that come over a connection, one by one, until it ends."""
+    """Yields the frames that come over a connection, one by one, until it ends."""
     while True:
         yield from reader.read(sock)
 

@@ -1,4 +1,5 @@
-"""Where other ranks come for the tensors of this one: one thread lets them in, another answers each of them."""
+"""Listens for other ranks that come for the tensors of this one: one thread lets them in, another answers each of
+them."""
 
 from __future__ import annotations
 

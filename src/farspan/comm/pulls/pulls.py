@@ -1,4 +1,4 @@
-"""What a rank holds of pulls: it asks other ranks for tensors, and answers what they ask."""
+"""One rank's end of all pulls: it asks other ranks for tensors, and answers what they ask."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Pulls:
         self._sockets: set[socket.socket] = set()
         """The open connections to the owners that this rank reads from."""
         self._idle: dict[int, _Connection] = {}
-        """By owner, the connection that no read is using now."""
+        """For each owner the connection that no read is using now."""
         self._is_over = False
         side.on_close = self.close
 
     def listen(self) -> dict[str, Any]:
-        """Where other ranks find this one's tensors: the answer to `{"listen": True}` on the side channel."""
+        """Returns where other ranks find this one's tensors: the answer to `{"listen": True}` on the side channel."""
         with self._lock:
             if self._is_over:
                 raise RuntimeError("this rank has ended")

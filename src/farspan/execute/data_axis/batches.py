@@ -1,4 +1,4 @@
-"""Whether the groups train on batches of their own: the same ones in all are four times the work for nothing.
+"""Checks that the groups train on batches of their own: the same ones in all are four times the work for nothing.
 
 In the first windows all ranks say which data they were given; rank 0 of all compares those of the groups.
 """
@@ -25,7 +25,7 @@ farspan: all {n} groups train on the same batches. Give each its share: Distribu
 
 
 class Batches:
-    """What one rank knows of the batches of its group.
+    """The batches of one rank's group, as far as they are compared with those of other groups.
 
     Args:
         channel: Of its group.
@@ -50,7 +50,7 @@ class Batches:
         self._data.append(data)
 
     def end_window(self, number: int) -> None:
-        """All ranks of all groups have come here."""
+        """Ends a window; all ranks of all groups call it."""
         if number < _NUM_COMPARED:
             said = json.dumps(self._data if self._is_comparable else None)
             parts = self._agreement.gather_at(0, "checksums of batches", said.encode())

@@ -1,4 +1,5 @@
-"""What all groups take from the first one: the weights that training begins with, and buffers that calls write.
+"""Gives all groups what they take from the first one: the weights that training begins with, and buffers that calls
+write.
 
 Batch statistics are those of a group's own batches. As under torch's DistributedDataParallel, the first group's count
 for all: they are given to the others when gradients have been averaged.
@@ -24,7 +25,7 @@ _MOST_SAMPLED = 1 << 10
 
 
 def sample_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Some elements of a tensor, evenly spread."""
+    """Returns some elements of a tensor, evenly spread."""
     if tensor.layout is not torch.strided or tensor.numel() <= _MOST_SAMPLED:
         return tensor
     flat = tensor.detach().view(-1) if tensor.is_contiguous() else tensor.detach().reshape(-1)
@@ -37,7 +38,7 @@ def find_different(
     wait: Callable[[Pending], None],
     part: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
 ) -> list[Placed]:
-    """The parameters and buffers of which not all groups have the same data; all groups call it.
+    """Returns the parameters and buffers of which not all groups have the same data; all groups call it.
 
     Args:
         items: This rank's.

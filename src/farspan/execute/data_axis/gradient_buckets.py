@@ -35,7 +35,7 @@ class Bucket:
     members: list[Placed]
     flat: torch.Tensor
     views: list[torch.Tensor]
-    """Of the parts of `flat`, in the shapes of the parameters."""
+    """Views of the parts of `flat`, in the shapes of the parameters."""
 
     def fill(self, share: float) -> None:
         """Put in this rank's gradients, each times `share`."""

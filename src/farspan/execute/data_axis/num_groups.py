@@ -48,7 +48,7 @@ def check_same_groups(num_groups: object, engine: Engine) -> None:
 
 
 def _choices(num_ranks: int) -> str:
-    """The divisors of a number, as a sentence has them."""
+    """Returns the divisors of a number, as a sentence has them."""
     divisors = [number for number in range(1, num_ranks + 1) if num_ranks % number == 0]
     if len(divisors) > 6:
         divisors = [*divisors[:5], divisors[-1]]

@@ -14,7 +14,7 @@ __all__ = ["Groups", "OneGroup"]
 
 
 class Groups(Protocol):
-    """What the engine asks of the data axis; `Reduction` says what each means."""
+    """The protocol of the data axis, as the engine uses it; `Reduction` says what each method means."""
 
     number: int
     num_groups: int
@@ -31,7 +31,7 @@ class Groups(Protocol):
 
 
 class OneGroup:
-    """All ranks."""
+    """The data axis of a world with one group: all ranks."""
 
     number = 0
     num_groups = 1

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Reduction"]
 
 _COMPARED_EVERY = 1024
-"""In so many windows the groups' weights are compared once; and in the first ones, further and further apart."""
+"""Number of windows after which the groups' weights are compared; in the first windows they are compared more often."""
 _SAME_WINDOWS = (
     "let every group step as often as the others, each time after a backward: drop what is left over of the data\n"
     "(drop_last=True), or give each group as many batches"
@@ -49,7 +49,7 @@ _SAME_WINDOWS = (
 
 
 class Reduction:
-    """One rank's part in averaging over groups.
+    """The part of one rank in averaging over groups.
 
     Args:
         engine: This rank's.
@@ -67,7 +67,7 @@ class Reduction:
         self.number = channel.number
         self.num_groups = channel.num_groups
         self.is_due = False
-        """Whether a backward of this group has run since the last window ended."""
+        """True if a backward of this group has run since the last window ended."""
         self.num_steps = 0
         self._num_windows = 0
         self._touched: dict[str, None] = {}
@@ -75,7 +75,7 @@ class Reduction:
         self._layout: tuple[bytes, list[Bucket]] | None = None
         """The latest one, and of which parameters it is."""
         self._window: Window | None = None
-        """While gradients are on their way and a step runs."""
+        """The window, while gradients are on their way and a step runs."""
         self._where = ""
         self._batches = Batches(channel, agreement, engine.console)
         self.everybody.history = self._history
@@ -132,7 +132,7 @@ class Reduction:
 
     @property
     def has_begun(self) -> bool:
-        """Whether gradients are on their way while a step runs: it must not end with an exception."""
+        """Returns whether gradients are on their way while a step runs: it must not end with an exception."""
         return self._window is not None
 
     def end_window(self, *, has_passed_barrier: bool) -> None:
@@ -160,7 +160,7 @@ class Reduction:
             self._tell_group()
 
     def _begin(self, additions: Additions) -> Window:
-        """All groups begin a window here, or a rank of one that does not hears of it.
+        """Begins a window in all groups; a rank of one that does not begin it gets to know of it.
 
         Args:
             additions: Of the step that is about to run.
@@ -185,7 +185,7 @@ class Reduction:
             )
 
     def mean(self, result: Any) -> Any:
-        """What a closure has returned, a number or a tensor of one element, averaged over the groups."""
+        """Returns what a closure has returned, a number or a tensor of one element, averaged over the groups."""
         if result is None:
             return None
         total = torch.tensor([float(result)], dtype=torch.float64)
@@ -195,7 +195,7 @@ class Reduction:
         return mean.to(result.dtype) if isinstance(result, torch.Tensor) else mean.item()
 
     def _tell_group(self) -> None:
-        """Which gradients there are may have changed."""
+        """Shares in the group which gradients there are, which may have changed."""
         engine = self.engine
         self.is_due = False
         self._touched.clear()
@@ -209,11 +209,11 @@ class Reduction:
 
     @property
     def buckets(self) -> list[Bucket]:
-        """Those of the latest window."""
+        """Returns the buckets of the latest window."""
         return [] if self._layout is None else self._layout[1]
 
     def buckets_of(self, own: Sequence[Placed], mask: bytes) -> list[Bucket]:
-        """How the gradients of parameters are laid out.
+        """Returns how the gradients of parameters are laid out.
 
         Args:
             own: This rank's parameters.
@@ -251,7 +251,7 @@ class Reduction:
         return [(self._digest(), words, _SAME_WINDOWS)]
 
     def abort(self) -> None:
-        """This rank or another has failed: nothing is averaged any more."""
+        """Ends all averaging: this rank or another has failed."""
         self.peers.abort()
 
     def close(self) -> None:

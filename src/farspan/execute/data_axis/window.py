@@ -1,4 +1,4 @@
-"""One averaging of gradients over the groups, beside the step whose backwards compute them.
+"""Averages gradients over the groups once, beside the step whose backwards compute them.
 
 F0 F1 F2 F3 B0 B1 B2 B3                     the actions of a step on one rank
 mask|                 [d d|c c] [b b|a]     collectives: which gradients, then these, the last parameters first
@@ -30,16 +30,16 @@ __all__ = ["Additions", "Window", "additions_of"]
 
 @dataclass(slots=True)
 class Additions:
-    """What a step adds to the gradients of this rank's parameters last."""
+    """The last additions of a step to the gradients of this rank's parameters."""
 
     last: dict[str, int] = field(default_factory=dict)
-    """By name of a parameter the number of the action."""
+    """The number of the action, by name of a parameter."""
     at_once: dict[int, list[Placed]] = field(default_factory=dict)
-    """By number of an action the parameters to which autograd adds all of it at once, perhaps long before its end."""
+    """The parameters, by number of an action, to which autograd adds all of it at once, perhaps long before its end."""
 
 
 class Groups(Protocol):
-    """What a window asks of the rank's `Reduction`."""
+    """The protocol of the rank's `Reduction`, as a window uses it."""
 
     num_groups: int
     peers: Collectives
@@ -67,7 +67,7 @@ class Window:
         self._groups = groups
         self._additions = additions
         self._pending: dict[int, list[str]] = {}
-        """By number of an action the parameters that are complete when it has run."""
+        """The parameters, by number of an action, that are complete when it has run."""
         for name, action in additions.last.items():
             self._pending.setdefault(action, []).append(name)
         self._incomplete = set(additions.last)
@@ -77,9 +77,9 @@ class Window:
         self._buckets: list[Bucket] | None = None
         self._bucket_of: dict[str, int] = {}
         self._num_missing: list[int] = []
-        """For each bucket, how many of its gradients are incomplete."""
+        """The number of incomplete gradients in each bucket."""
         self._works: list[Pending] = []
-        """Of the first buckets."""
+        """The collectives of the first buckets."""
         self._hooks: list[Any] = []
         self._watch(0)
 
@@ -156,7 +156,7 @@ class Window:
 
 
 def additions_of(program: Program, parameters: Mapping[str, Placed]) -> Additions:
-    """What `program` adds to the gradients of this rank's parameters last."""
+    """Returns the last additions of `program` to the gradients of this rank's parameters."""
     found = Additions()
     for part, _ in program.reductions:  # as they arrive: the last may come behind all actions
         found.last[str(part.incoming[0].key)] = len(program.actions)

@@ -247,7 +247,7 @@ class Executor:
                 value.data = self.replicas.find(value, str(device))
 
     def _reduce(self, parts: Sequence[BackwardSegment]) -> None:
-        """Add gradients that have come home, all of one backward."""
+        """Add gradients that have arrived at their owner, all of one backward."""
         parts = [part for part in parts if self.interruption.end_before(part) is None]
         gradients = [self.gradients.pop(part.incoming[0]).to(self.device_of(part)) for part in parts]
         for part in parts:

@@ -1,4 +1,5 @@
-"""What modules hold while a backward goes through them: code that is run again there finds what the forward found."""
+"""Gives modules what they hold while a backward goes through them: code that is run again there finds what the forward
+found."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def holding_foreign(part: BackwardSegment) -> Iterator[None]:
 
 
 def _tensor_of(item: Any, segment: Segment | None) -> Any:
-    """The tensor that a call was given; None if it is no longer there."""
+    """Returns the tensor that a call was given; None if it is no longer there."""
     if type(item) is not Value or segment is None:
         return item
     leaf = segment.leaves.get(item)

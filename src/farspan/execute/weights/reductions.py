@@ -1,4 +1,4 @@
-"""Gradients that come home: each is added to its parameter's as soon as it is there and its turn has come.
+"""Adds the gradients that arrive at their parameters' owner: each as soon as it is there and its turn has come.
 
     tasks        F0 F1 B0 ... B1 ... B2 ...
     arriving        1:g1       0:g0   2:g2         from other members, in any order
@@ -30,7 +30,7 @@ then a receive would stand on the device.
 
 
 class Reductions:
-    """Those of one step, on one rank.
+    """The reductions of one step, on one rank.
 
     Args:
         program: Of the step.
@@ -55,13 +55,13 @@ class Reductions:
         self.post, self.take, self.has_arrived, self.add = post, take, has_arrived, add
         self._carried = program.carried
         self._sums: dict[Edge, torch.Tensor] = {}
-        """What has been added up so far, by the edge that adds to it next."""
+        """Sums so far, by the edge that adds to each next."""
         self._own: set[Edge] = set()
-        """Those of which the sum is in memory of its own."""
+        """The edges whose sum is in memory of its own."""
         self._late = program.late_reductions
         self._is_over = False
         self._queues: dict[str, deque[BackwardSegment]] = {}
-        """By parameter, in the order in which they are added."""
+        """For each parameter the gradients to add, in order."""
         for reduction in program.reductions:
             self._queues.setdefault(str(reduction.part.incoming[0].key), deque()).append(reduction.part)
         self._coming: dict[Channel, deque[Message]] = {}

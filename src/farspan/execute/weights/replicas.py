@@ -21,16 +21,16 @@ __all__ = ["Replicas"]
 
 
 class Replicas:
-    """One rank's, and what it knows of those of others."""
+    """One rank's copies of other ranks' parameters, and what it knows of the copies of others."""
 
     def __init__(self, parameters: Mapping[str, Placed]) -> None:
         self.parameters = parameters
         self.known: frozenset[tuple[str, Worker]] = frozenset()
-        """Which parameters members have as they are now, on all ranks."""
+        """The parameters that members have as they are now, on all ranks."""
         self._tensors: dict[tuple[str, str], torch.Tensor] = {}
-        """This rank's own, by name and device."""
+        """This rank's own copies, by name and device."""
         self._versions: dict[str, int] = {}
-        """Of parameters of this rank that others have."""
+        """Versions of this rank's parameters that others have."""
 
     def forget(self) -> None:
         """Parameters may have changed."""
@@ -43,7 +43,7 @@ class Replicas:
         self._tensors[value.name, device] = value.data
 
     def find(self, value: Value, device: str) -> torch.Tensor | None:
-        """The parameter as a worker of this rank has it."""
+        """Returns the parameter as a worker of this rank has it."""
         return self._tensors.get((value.name, device))
 
     def end_step(self, graphs: Sequence[Graph], sent: frozenset[tuple[str, Worker]]) -> None:
@@ -77,7 +77,7 @@ class Replicas:
 
 
 def _writes_parameters(graphs: Sequence[Graph]) -> bool:
-    """Whether calls may have written into parameters."""
+    """Returns whether calls may have written into parameters."""
     for call in [call for graph in graphs for call in graph.calls]:
         arguments = call.arguments or ()
         if any(isinstance(item := arguments[i], Value) and item.name for i in call.entry.mutated if i < len(arguments)):

@@ -48,7 +48,8 @@ _MOST_KINDS = 24
 _FIRST_CALLS = 1
 """How many calls may set attributes of modules without a word, as first calls do."""
 _TOLERANCE = 1e-3
-"""Of the difference of outputs and gradients, relative to their size, in single precision; more for less precision."""
+"""Tolerance for the difference of outputs and gradients, relative to their size, in single precision; more for less
+precision."""
 
 
 def call_batch(recorder: Recording, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -76,7 +77,7 @@ def call_batch(recorder: Recording, module: nn.Module, call: Callable[..., Any],
 
 
 def called_parts(model: nn.Module) -> list[nn.Module]:
-    """The modules that a program calls: a model, or those in a list or a dictionary of models."""
+    """Returns the modules that a program calls: a model, or those in a list or a dictionary of models."""
     if isinstance(model, (nn.ModuleList, nn.ModuleDict)):
         return [part for child in model.children() for part in called_parts(child)]
     return [model]
@@ -99,17 +100,17 @@ class BatchedModel:
         self._around = Around()
         self._has_cut = False
         self.is_random = False
-        """Whether random numbers are drawn in calls that have been cut: lanes draw others than the whole batch."""
+        """True if random numbers are drawn in calls that have been cut: lanes draw others than the whole batch."""
         self.precision = 0.0
-        """Of the least precise numbers in such calls."""
+        """Precision of the least precise numbers in such calls."""
         self._is_compared = False
         self._num_first_calls = 0
         self.reasons: dict[str, None] = {}
-        """Why batches have stayed whole."""
+        """Reasons for which batches have stayed whole."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether batches of some kind have been cut."""
+        """Returns whether batches of some kind have been cut."""
         return self._has_cut
 
     def call(self, recorder: Recording, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -251,7 +252,7 @@ class BatchedModel:
         sizes: Sequence[int],
         apart: RowsApart,
     ) -> str:
-        """Why the batch is not to be cut after all, by the numbers of this one; "" if nothing is to be said."""
+        """Returns why the batch is not to be cut after all, by the numbers of this one; "" if nothing is to be said."""
         tensors = [item.detach() if item.requires_grad else item for item in tensors]  # no gradient goes back beyond
         join_all(tensors)
         lanes = [Lane(call, template, lane) for lane in cut_tensors(tensors, cut.positions, sizes)]
@@ -285,7 +286,7 @@ def _aside(recorder: Recording, function: Callable[..., Any], *args: Any) -> Any
 
 
 def _rows_of(tensors: Sequence[Any]) -> int:
-    """The size of the batch: of the first tensor that is given and has dimensions; 0 where there is none."""
+    """Returns the size of the batch: of the first tensor that is given and has dimensions; 0 where there is none."""
     return next((int(item.shape[0]) for item in tensors if item.dim()), 0)
 
 
@@ -296,7 +297,7 @@ def _sizes(num_rows: int, num_lanes: int) -> list[int]:
 
 
 def _kept_whole_by(recorder: Recording, modules: Sequence[nn.Module]) -> str:
-    """Why hooks or weights keep a model's batches whole; "" if they do not."""
+    """Returns why hooks or weights keep a model's batches whole; "" if they do not."""
     if any(map(has_user_hooks, modules)):
         return "hooks on its modules would see the parts of a batch"
     if recorder.hooks.are_there or recorder.has_hooked_calls:
@@ -305,7 +306,7 @@ def _kept_whole_by(recorder: Recording, modules: Sequence[nn.Module]) -> str:
 
 
 def _state_of(recorder: Recording, modules: Sequence[nn.Module]) -> Any:
-    """What a model's forward may depend on besides its arguments: modes, what is trained, plain attributes."""
+    """Returns what a model's forward may depend on besides its arguments: modes, what is trained, plain attributes."""
     leaves = [leaf for module in modules if (leaf := recorder.leaves.get(id(module))) is not None]
     containers = [module for module in modules if id(module) not in recorder.leaf_parts]
     attributes = [
@@ -323,7 +324,7 @@ def _state_of(recorder: Recording, modules: Sequence[nn.Module]) -> Any:
 
 
 def _gathered(window: Lanes, results: Sequence[Any], cut: Cut) -> Any:
-    """What the program gets: the tensors of the batch in the structure that each lane has given.
+    """Returns for the program the tensors of the batch, in the structure that each lane has given.
 
     Args:
         window: The lanes.

@@ -1,4 +1,4 @@
-"""What a recorder knows of batches that are cut into lanes."""
+"""Keeps what a recorder knows of batches that are cut into lanes."""
 
 from __future__ import annotations
 

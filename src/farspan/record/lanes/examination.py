@@ -37,7 +37,7 @@ class Lane:
 
 
 def counting(batches: Batches, lane: Lane, *, is_loss: bool = True) -> Callable[[], tuple[Any, list[float | None]]]:
-    """A call of a model that gives also what the mean of the loss it makes is divided by, which it leaves out.
+    """Returns a call of a model that gives also what the mean of the loss it makes is divided by, which it leaves out.
 
     Args:
         batches: Where that is noted.
@@ -56,7 +56,7 @@ def counting(batches: Batches, lane: Lane, *, is_loss: bool = True) -> Callable[
 
 
 def cut_tensors(tensors: Sequence[Any], positions: Sequence[int], sizes: Sequence[int]) -> list[list[Any]]:
-    """The tensors of each lane."""
+    """Returns the tensors of each lane."""
     lanes: list[list[Any]] = []
     begin = 0
     for size in sizes:
@@ -132,7 +132,7 @@ def difference(
 def _of_gradients(
     parameters: Sequence[Any], outputs: Sequence[Any], columns: Sequence[Sequence[Any]], dims: Sequence[Any]
 ) -> list[torch.Tensor]:
-    """How far the parameters' gradients are from each other, with random gradients for the outputs.
+    """Returns how far the parameters' gradients are from each other, with random gradients for the outputs.
 
     Args:
         parameters: Of the model.
@@ -161,17 +161,17 @@ def _of_gradients(
 
 
 def _are_equal(one: Sequence[Any], two: Sequence[Any]) -> bool:
-    """Whether two calls have given the same numbers."""
+    """Returns whether two calls have given the same numbers."""
     return all(a.shape == b.shape and torch.equal(a.detach(), b.detach()) for a, b in zip(one, two, strict=True))
 
 
 def _together(lanes: list[torch.Tensor], dim: int | None) -> torch.Tensor:
-    """What lanes are together: behind each other along a dim, or their sum."""
+    """Joins lanes: behind each other along a dim, or as their sum."""
     return torch.stack(lanes).sum(0) if dim is None else torch.cat(lanes, dim)
 
 
 def _distance(expected: torch.Tensor, found: torch.Tensor, size: Any = None) -> torch.Tensor:
-    """The norm of the difference in units of `size`, or of the norm of `expected`."""
+    """Returns the norm of the difference in units of `size`, or of the norm of `expected`."""
     expected, found = expected.float(), found.float()
     different = torch.where(expected == found, torch.zeros_like(found), expected - found)  # infinite ones, too
     norm = torch.where(expected.isfinite(), expected, torch.zeros_like(expected)).norm() if size is None else size

@@ -1,4 +1,4 @@
-"""What is known of how a model's calls can be cut: found out for one call of a kind, and used for others like it."""
+"""Remembers how a model's calls can be cut: found out for one call of a kind, and used for others like it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from farspan.call.surroundings.code import kinds_of
 __all__ = ["Around", "Cut", "Kind"]
 
 _MOST = 12
-"""How many calls of a kind are examined; a model that needs more is called with ever new numbers."""
+"""Limit on the calls of a kind that are examined; a model that needs more is called with ever new numbers."""
 
 
 @dataclass(slots=True)
 class Cut:
-    """How calls are cut.
+    """The way in which calls are cut, or the reason why not.
 
     Attributes:
         positions: Which of the tensors among the arguments carry the batch.
@@ -48,7 +48,7 @@ class Cut:
     holds: Callable[[Sequence[int]], bool] | None = None
 
     def fits(self, numbers: Numbers, sizes: Sequence[int]) -> bool:
-        """Whether it is right for a call with these numbers, and `sizes` rows in its lanes."""
+        """Returns whether it is right for a call with these numbers, and `sizes` rows in its lanes."""
         values = numbers.values
         if self.holds is None or any(values[place] != value for place, value in self.fixed.items()):
             return False
@@ -63,14 +63,14 @@ class Kind:
 
     def __init__(self) -> None:
         self._exact: dict[Any, Cut] = {}
-        """By all numbers, and the number of lanes."""
+        """Cuts by all numbers, and the number of lanes."""
         self._cuts: list[Cut] = []
         self._first: tuple[int, ...] = ()
         self.varying: set[int] = set()
         """The places of the numbers that have been seen to vary."""
 
     def known(self, numbers: Numbers, sizes: Sequence[int]) -> Cut | None:
-        """How such a call is cut, if that is known."""
+        """Returns how such a call is cut, if that is known."""
         cut = self._exact.get((numbers.values, len(sizes)))
         return cut if cut is not None else next((each for each in self._cuts if each.fits(numbers, sizes)), None)
 
@@ -90,12 +90,13 @@ class Kind:
 
     @property
     def is_worth_more(self) -> bool:
-        """Whether another call is worth an examination."""
+        """Returns whether another call is worth an examination."""
         return len(self._exact) < _MOST
 
 
 class Around:
-    """What a model's forward may read besides its arguments and plain attributes: objects (a config), globals."""
+    """The surroundings that a model's forward may read besides its arguments and plain attributes: objects (a config),
+    globals."""
 
     def __init__(self) -> None:
         self._surroundings: Surroundings | None = None
@@ -104,7 +105,7 @@ class Around:
         self._num_changes = 0
 
     def number(self, modules: Sequence[nn.Module]) -> tuple[int, int]:
-        """Numbers that are the same as at another call where all that is as it was."""
+        """Returns numbers that are the same as at another call where all that is as it was."""
         if self._surroundings is None:
             self._surroundings = Surroundings(*kinds_of(modules))
         self._surroundings.look()

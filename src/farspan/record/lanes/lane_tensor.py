@@ -35,7 +35,7 @@ class LaneTensor(LazyTensor):
 
     @staticmethod
     def of(window: Lanes, lanes: Sequence[Any], dim: int | None) -> LaneTensor:
-        """The tensor that `lanes` are together.
+        """Returns the tensor that `lanes` are together.
 
         Args:
             window: Where they are recorded.
@@ -66,12 +66,12 @@ class LaneTensor(LazyTensor):
         return window.dispatch(func, args, kwargs or {})
 
     def is_cut_by(self, window: Lanes) -> bool:
-        """Whether its lanes are rows of the batch as `window` has them."""
+        """Returns whether its lanes are rows of the batch as `window` has them."""
         rows = tuple(lane.shape[0] for lane in self._lanes) if self._dim == 0 else ()
         return self._window is window and rows == window.sizes
 
     def read(self) -> torch.Tensor:
-        """The data of the whole batch, as a plain tensor."""
+        """Returns the data of the whole batch, as a plain tensor."""
         lanes = [lane.read() for lane in self._lanes]
         return torch.cat(lanes, self._dim) if self._dim is not None else torch.stack(lanes).sum(0, dtype=lanes[0].dtype)
 
@@ -109,7 +109,7 @@ class LaneTensor(LazyTensor):
 
 
 def lane_tensors(item: Any) -> list[LaneTensor]:
-    """The lane tensors in `item`, at any depth of lists, tuples and dictionaries."""
+    """Returns the lane tensors in `item`, at any depth of lists, tuples and dictionaries."""
     if type(item) is LaneTensor:
         return [item]
     if isinstance(item, dict):

@@ -37,7 +37,7 @@ LOSSES: frozenset[Any] = frozenset(
 
 
 def loss_of_lanes(window: Lanes, function: Any, args: Any, kwargs: Any) -> Found:
-    """A loss of rows and targets: for "mean" the lanes' sums, divided by what the whole batch counts."""
+    """Records a loss of rows and targets: for "mean" the lanes' sums, divided by what the whole batch counts."""
     try:
         bound = _signature(function).bind(*args, **kwargs)
     except TypeError:
@@ -94,12 +94,12 @@ def loss_of_lanes(window: Lanes, function: Any, args: Any, kwargs: Any) -> Found
 
 
 def _are_alike(item: torch.Tensor, target: Any) -> bool:
-    """Whether a loss of elements broadcasts nothing."""
+    """Returns whether a loss of elements broadcasts nothing."""
     return isinstance(target, torch.Tensor) and item.shape == target.shape
 
 
 def _count(function: Any, item: torch.Tensor, target: Any, others: dict[str, Any]) -> float | None:
-    """What the mean of a loss is divided by; None where only data say that."""
+    """Returns what the mean of a loss is divided by; None where only data say that."""
     if function not in (F.cross_entropy, F.nll_loss):
         is_divided_by_weights = function in (F.mse_loss, F.l1_loss) and others.get("weight") is not None
         return float(item.numel()) if item.shape == target.shape and not is_divided_by_weights else None
@@ -145,7 +145,7 @@ def summed_inside(batches: Batches, function: Any, args: Any, kwargs: Any) -> An
 
 
 def divisor_of(counts: Sequence[Sequence[float | None]]) -> float:
-    """What the sum of the lanes' losses is to be divided by, by what `summed_inside` has noted in each of them.
+    """Returns what the sum of the lanes' losses is to be divided by, by what `summed_inside` has noted in each of them.
 
     Raises:
         NotInLanesError: They have not made one loss each, of one kind.

@@ -1,4 +1,4 @@
-"""How the rows of a batch lie in the tensors that a function is given."""
+"""Finds how the rows of a batch lie in the tensors that a function is given."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows_of(item: LaneTensor) -> list[int]:
 
 
 def lane_tensors_of(window: Lanes, items: Sequence[Any]) -> list[LaneTensor] | None:
-    """The lane tensors among arguments, if there are some and all are rows of this window."""
+    """Returns the lane tensors among arguments, if there are some and all are rows of this window."""
     found = lane_tensors(items)
     if not found or any(item._window is not window or item._dim is None for item in found):
         return None
@@ -34,12 +34,12 @@ def lane_tensors_of(window: Lanes, items: Sequence[Any]) -> list[LaneTensor] | N
 
 
 def parts_of(item: torch.Tensor, dim: int, rows: Sequence[int]) -> list[torch.Tensor]:
-    """A plain tensor, cut along `dim` as the lanes are."""
+    """Returns a plain tensor, cut along `dim` as the lanes are."""
     return [*torch.split(item, list(rows), dim)]
 
 
 def aligned(item: Any, first: LaneTensor, rows: Sequence[int]) -> list[Any] | None:
-    """What each lane gets of an argument that broadcasts with `first`; None if that is not certain.
+    """Returns what each lane gets of an argument that broadcasts with `first`; None if that is not certain.
 
     Args:
         item: A tensor, or a plain value.
@@ -64,7 +64,7 @@ def aligned(item: Any, first: LaneTensor, rows: Sequence[int]) -> list[Any] | No
 def calls_of(
     function: Any, columns: Sequence[Sequence[Any]], named: Sequence[dict[str, Any]]
 ) -> list[Callable[[], Any]]:
-    """The calls of the lanes: `columns` has for each argument what every lane gets."""
+    """Returns the calls of the lanes: `columns` has for each argument what every lane gets."""
     return [
         functools.partial(function, *[column[number] for column in columns], **kwargs)
         for number, kwargs in enumerate(named)

@@ -1,4 +1,4 @@
-"""Which torch functions can be recorded lane by lane, and with which arguments in each.
+"""Rules for the torch functions that can be recorded lane by lane, and with which arguments in each.
 
 A rule says for certain what a function does with each row; where it cannot, the lanes are joined.
 
@@ -33,7 +33,8 @@ _T: Any = torch.Tensor
 
 
 def _named(*names: str) -> list[Any]:
-    """The functions of these names of torch, of tensors and of torch.nn.functional, as far as this release has them."""
+    """Returns the functions of these names of torch, of tensors and of torch.nn.functional, as far as this release has
+    them."""
     found = [getattr(owner, name, None) for owner in (torch, _T, F) for name in names]
     return [function for function in found if function is not None]
 
@@ -64,7 +65,7 @@ _ADDS = frozenset(_named("add", "sub", "__add__", "__sub__", "__radd__"))
 
 
 def _linear_in_sum(window: Lanes, function: Any, args: Any, kwargs: Any) -> Found:
-    """What is linear in numbers that are sums over the lanes: recorded for each summand."""
+    """Records for each summand what is linear in numbers that are sums over the lanes."""
     found = lane_tensors([args, kwargs])
     if kwargs or any(item._window is not window or item._dim is not None for item in found):
         return None
@@ -84,14 +85,15 @@ def _linear_in_sum(window: Lanes, function: Any, args: Any, kwargs: Any) -> Foun
 
 
 def _is_number(item: Any) -> bool:
-    """Whether it is a factor that every lane can have: no tensor of several elements, none that gradient flows to."""
+    """Returns whether it is a factor that every lane can have: no tensor of several elements, none that gradient flows
+    to."""
     if isinstance(item, LazyTensor):
         return False
     return not isinstance(item, torch.Tensor) or (item.dim() == 0 and not item.requires_grad)
 
 
 def _by_dim(position: int, *, is_needed: bool = True) -> Rule:
-    """A function that treats what lies along one dim, or several: it must not be the batch's."""
+    """Records, lane by lane, a function that treats what lies along one dim, or several: it must not be the batch's."""
 
     def rule(window: Lanes, function: Any, args: Any, kwargs: Any) -> Found:
         found = lane_tensors_of(window, [args, kwargs])
@@ -155,7 +157,7 @@ def _view(window: Lanes, function: Any, args: Any, kwargs: Any) -> Found:
 
 
 def _same(window: Lanes, function: Any, args: Any, kwargs: Any) -> Found:
-    """A function of one tensor that changes the order of its dims, or how it lies in memory."""
+    """Records, lane by lane, a function of one tensor that changes the order of its dims, or how it lies in memory."""
     found = lane_tensors_of(window, [args, kwargs])
     if found is None or len(found) != 1 or not args or args[0] is not found[0] or _has_tensors([args[1:], kwargs]):
         return None

@@ -51,7 +51,8 @@ class Window:
 
     @property
     def is_open(self) -> bool:
-        """Whether what the program does next can still be recorded in the lanes: none of them has run or has ended."""
+        """Returns whether what the program does next can still be recorded in the lanes: none of them has run or has
+        ended."""
         pending = self.recorder.pending
         return not self._has_ended and all(any(graph is each for each in pending) for graph in self.graphs)
 
@@ -71,7 +72,8 @@ class Window:
         return results
 
     def can_use(self, tensors: Sequence[Any]) -> bool:
-        """Whether what is recorded in the lanes next may use `tensors`: they are not recorded behind the lanes."""
+        """Returns whether what is recorded in the lanes next may use `tensors`: they are not recorded behind the
+        lanes."""
         for item in tensors:
             call = item._value.call if type(item) is LazyTensor else None
             if call is not None and item._value.pending and call.graph.index >= self.graphs[0].index:
@@ -80,7 +82,7 @@ class Window:
 
     @contextlib.contextmanager
     def inside(self, number: int) -> Iterator[None]:
-        """What the body records goes on in a lane."""
+        """Records in a lane what the body records."""
         recorder, graph = self.recorder, self.graphs[number]
         place = next(i for i, each in enumerate(recorder.pending) if each is graph)
         behind, recorder.current = recorder.current, graph
@@ -154,7 +156,7 @@ class Window:
         return self.gathered(results, whole)
 
     def _whole_metas(self, function: Any, args: Any, kwargs: Any) -> Sequence[Meta] | None:
-        """The metadata of what a function gives for the whole batch."""
+        """Returns the metadata of what a function gives for the whole batch."""
         template, tensors = flatten_arguments(args, kwargs)
         metas = [item._value.meta if isinstance(item, LazyTensor) else meta_of(item) for item in tensors]
         entry: Any = self.recorder.predict(function, template, metas, current_modes())
@@ -163,7 +165,7 @@ class Window:
         return entry.metas[: entry.num_results]
 
     def gathered(self, results: Sequence[Any], whole: Sequence[Meta] | None) -> Any:
-        """One object with the tensors of the batch, of those that the lanes have given.
+        """Returns one object with the tensors of the batch, from those that the lanes have given.
 
         Args:
             results: Of each lane.
@@ -205,7 +207,8 @@ class Window:
         return True
 
     def _share_history(self) -> bool:
-        """Whether gradient flows from several lanes to something that was made before: one backward goes there once."""
+        """Returns whether gradient flows from several lanes to something that was made before: one backward goes there
+        once."""
         seen: set[int] = set()
         for graph in self.graphs:
             own: set[int] = set()
