@@ -44,6 +44,7 @@ from farspan.program.cache import Programs
 from farspan.program.options import Settings
 from farspan.program.program import Program
 from farspan.record.recorder import Recorder
+from farspan.record.saving.reserved import fill_reserved
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
 from farspan.torch_private import raw_grad, without_modes_of
 
@@ -157,6 +158,7 @@ class Engine:
             ends_window: Whether `average_gradients` is called next.
         """
         self.check()
+        fill_reserved()
         graphs = self.recorder.take_pending()
         if not graphs:
             return
@@ -366,12 +368,11 @@ class Engine:
         """Returns the data of values that have been computed and that other ranks have: one request to each."""
         return self.values.fetch([(value, self.owner_of(value)) for value in values])
 
-    def read_parameter(self, placed: Placed) -> torch.Tensor:
+    def read_parameter(self, placed: Placed, memory: torch.Tensor | None = None) -> torch.Tensor:
+        """The data of a parameter; those of another rank's go into `memory`, bytes without gaps, if it is given."""
         if placed.is_owned:
             return placed.tensor.detach()
-        owner = self.teams[placed.stage].leader.rank
-        owned = (item for item in self.parameters.values() if self.teams[item.stage].leader.rank == owner)
-        return self.values.ahead.read(placed, owner, owned)
+        return self.values.read_parameter(placed, self.teams, memory)
 
     def parameters_changed(self) -> None:
         """An optimizer step or a load is over: parameters have their new values."""
@@ -386,6 +387,7 @@ class Engine:
             DivergenceError: Some of them are elsewhere.
         """
         self.check()
+        fill_reserved()
         step = next(self._steps)
         words = f"{what}, at {format_where(find_where())}"
         self.side.start(step, self._history.begin_barrier(words, key_of(what), self.recorder.noted_draws.take()))

@@ -24,6 +24,7 @@ from farspan.execute.abort.halts import Halts
 from farspan.execute.optimizers.states import OptimizerStates
 from farspan.execute.reading.ahead import ParametersAhead
 from farspan.graph import Meta, Value
+from farspan.plan import Team
 from farspan.torch_private import raw_grad
 
 __all__ = ["ValueSlice", "SharedValues"]
@@ -128,9 +129,19 @@ class SharedValues:
     def _pull_parameters(self, rank: int, names: Sequence[str]) -> list[torch.Tensor]:
         return self._ask(rank, "parameters", list(names))[1]
 
-    def pull_kept(self, rank: int, number: int, name: str, places: Sequence[int]) -> list[torch.Tensor]:
-        """Ask `rank` for tensors that optimizer `number` keeps under `name`."""
-        return self._ask(rank, "kept", [number, name, list(places)])[1]
+    def read_parameter(self, placed: Placed, teams: Sequence[Team], memory: torch.Tensor | None) -> torch.Tensor:
+        """Another rank's parameter; in `memory`, if it is given."""
+        owner = teams[placed.stage].leader.rank
+        if memory is not None:
+            return self._ask(owner, "parameters", [placed.name], memory)[1][0]
+        owned = (item for item in self.parameters.values() if teams[item.stage].leader.rank == owner)
+        return self.ahead.read(placed, owner, owned)
+
+    def pull_kept(
+        self, rank: int, number: int, name: str, places: Sequence[int], memory: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """Ask `rank` for tensors that optimizer `number` keeps under `name`; for one of them, into `memory`."""
+        return self._ask(rank, "kept", [number, name, list(places)], memory)[1]
 
     def pull_state(self, rank: int, number: int | None, name: str, device: torch.device | None = None) -> Any:
         """Ask `rank` what optimizer `number`, or the one that steps in a hook, keeps for one of its parameters; for
@@ -138,8 +149,10 @@ class SharedValues:
         """
         return self.optimizers.unpack(*self._ask(rank, "state", [number, name]), device)
 
-    def _ask(self, rank: int, kind: str, what: Any) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        return self.pulls.pull(rank, {kind: what, "progress": self._progress})
+    def _ask(
+        self, rank: int, kind: str, what: Any, memory: torch.Tensor | None = None
+    ) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        return self.pulls.pull(rank, {kind: what, "progress": self._progress}, memory)
 
     def _answer(self, request: dict[str, Any]) -> Answer:
         """Answers another rank's question; called in a worker thread."""

@@ -43,6 +43,8 @@ from farspan.record.parameters.copying import copy_module, copy_parameter, copy_
 from farspan.record.parameters.gradient_property import install_gradient_property, recorder_of, watch_parameter
 from farspan.record.parameters.outside_tensors import GRADIENT_ACCESS, access_gradient
 from farspan.record.recording import Recording
+from farspan.record.saving.files import before_pickling, stream_saving
+from farspan.record.saving.reserved import reserved_memory
 from farspan.record.surgery.adopted import adopt
 from farspan.record.surgery.attempt import begin_attempt
 from farspan.record.surgery.closed import close
@@ -85,7 +87,7 @@ class Intercept(TorchFunctionMode):
         if func in METADATA_OF_ONE and type(args[0]) in _PLAIN:
             return func(*args, **kwargs)
         copies = recorder.copies
-        if copies.by_storage and not torch.compiler.is_compiling() and copies.before(func, args, kwargs):
+        if (copies.by_storage or reserved_memory) and not torch.compiler.is_compiling() and copies.before(func, args, kwargs):
             try:
                 return self._run_or_record(func, types, args, kwargs)
             finally:
@@ -277,6 +279,8 @@ def _pickling_placed(reduce: Any) -> Any:
     def reduce_tensor(tensor: Any, protocol: Any) -> Any:
         recorder = active.recorder
         if recorder is None or not recorder.is_recording or id(tensor) not in recorder.placed:
+            if reserved_memory or (recorder is not None and recorder.copies.by_storage):
+                before_pickling(recorder, tensor)
             return reduce(tensor, protocol)
         return reduce_placed(recorder, recorder.placed[id(tensor)], protocol)
 
@@ -325,6 +329,7 @@ def install() -> None:
     if nn.Module.__call__ is _call_module:
         return
     check_release()
+    stream_saving()
     install_apply()
     install_watch_on_fakes()
     torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]

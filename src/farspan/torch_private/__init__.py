@@ -62,6 +62,8 @@ from farspan.torch_private.operations.forms import has_own_dispatch as has_own_d
 from farspan.torch_private.operations.forms import key_of_storage as key_of_storage
 from farspan.torch_private.operations.forms import num_users_of as num_users_of
 from farspan.torch_private.operations.forms import tensor_on as tensor_on
+from farspan.torch_private.serialization import address_of_storage as address_of_storage
+from farspan.torch_private.serialization import watch_saving as watch_saving
 from farspan.torch_private.symbols import SYMBOLS as SYMBOLS
 from farspan.torch_private.symbols import Symbols as Symbols
 from farspan.torch_private.symbols import product as product
@@ -87,6 +89,8 @@ from farspan.torch_private.tensors import unscale_ as unscale_
 from farspan.torch_private.tensors import update_scale_ as update_scale_
 
 __all__ = [
+    "address_of_storage",
+    "watch_saving",
     "are_all_modules_hooked",
     "as_it_is",
     "DisableTorchFunction",

@@ -63,8 +63,10 @@ class Pulls:
                 self._listener = Listener(self._side, self._handler)
             return {"address": self._listener.address}
 
-    def pull(self, rank: int, request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """Asks a rank; what its handler answers, each tensor with memory of its own.
+    def pull(
+        self, rank: int, request: dict[str, Any], memory: torch.Tensor | None = None
+    ) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """Asks a rank; what its handler answers, each tensor with memory of its own, or the only one in `memory`.
 
         Raises:
             RemoteError: The handler raised, or that rank has ended, failed or died.
@@ -79,7 +81,7 @@ class Pulls:
         self._side.check(rank, 0)
         with self._side.waits.until(to_do, {"rank": rank}):
             try:
-                head, tensors = self._ask(rank, request)
+                head, tensors = self._ask(rank, request, memory)
             except (TimeoutError, DeadlineError):
                 late = self._side.late.describe(self._deadline_s, to_do(), {"rank": rank})
                 self._side.check(rank, 0)
@@ -111,15 +113,15 @@ class Pulls:
         for sock, _ in idle:
             self._drop(sock)
 
-    def _ask(self, rank: int, request: dict[str, Any]) -> _Received:
+    def _ask(self, rank: int, request: dict[str, Any], memory: torch.Tensor | None) -> _Received:
         with self._lock:
             idle = self._idle.pop(rank, None)
         if idle is not None:
             try:
-                return self._converse(rank, idle, request)
+                return self._converse(rank, idle, request, memory)
             except (EOFError, ConnectionError):
                 pass  # the owner closes connections that are idle; if it has died, nobody listens there
-        return self._converse(rank, self._connect(rank), request)
+        return self._converse(rank, self._connect(rank), request, memory)
 
     def _connect(self, rank: int) -> _Connection:
         if rank not in self._addresses:
@@ -145,13 +147,13 @@ class Pulls:
         return sock
 
     def _converse(
-        self, rank: int, connection: _Connection, request: dict[str, Any]
+        self, rank: int, connection: _Connection, request: dict[str, Any], memory: torch.Tensor | None
     ) -> tuple[Header, list[torch.Tensor]]:
         sock, reader = connection
         try:
             sock.settimeout(self._deadline_s)
             send_request(sock, request)
-            answer = read_answer(sock, reader)
+            answer = read_answer(sock, reader, memory)
         except BaseException:  # what may still come over it belongs to nobody
             self._drop(sock)
             raise

@@ -20,6 +20,7 @@ from farspan.execute.optimizers.kept_state import change_tensors, parts_of
 from farspan.execute.optimizers.own import is_own, make_own
 from farspan.graph import Meta, Value
 from farspan.record.ops.overrides import read_data
+from farspan.record.saving.parameters import laid_out, reserved_tensor
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -77,23 +78,35 @@ def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
 
 
 def read_kept(engine: Engine, state: Any) -> Any:
-    """Returns a copy of what an optimizer keeps for one parameter, with the data of recorded tensors: one question at
-    most."""
+    """Returns a copy of what an optimizer keeps for one parameter, with the data of recorded tensors: one question at most for
+    the small ones, while the large ones get theirs when they are used.
+    """
     known: dict[int, Any] = {}
-    asked: dict[tuple[int, int, str], list[LazyTensor]] = {}
+    asked: dict[tuple[int, int, str], list[tuple[LazyTensor, int]]] = {}
 
     def ask(tensor: torch.Tensor) -> torch.Tensor:
         key = tensor._value.state_of if type(tensor) is LazyTensor and tensor._value.data is None else None
-        if type(tensor) is LazyTensor and key is not None:
-            asked.setdefault((engine.teams[tensor._value.stage].leader.rank, key[0], key[1]), []).append(tensor)
-        else:
+        if type(tensor) is not LazyTensor or key is None:
             known[id(tensor)] = read_data(tensor)
+            return tensor
+        number, name, place = key
+        rank = engine.teams[tensor._value.stage].leader.rank
+
+        def read(memory: torch.Tensor | None) -> torch.Tensor:
+            return engine.values.pull_kept(rank, number, name, [place], memory)[0]
+
+        reserved = reserved_tensor(tensor._value.meta, read)
+        if reserved is None:
+            asked.setdefault((rank, number, name), []).append((tensor, place))
+        else:
+            known[id(tensor)] = reserved
         return tensor
 
     change_tensors(state, ask)
-    for (rank, number, name), tensors in asked.items():
-        places = [tensor._value.state_of[2] for tensor in tensors if tensor._value.state_of is not None]
-        known.update(zip(map(id, tensors), engine.values.pull_kept(rank, number, name, places), strict=True))
+    for (rank, number, name), items in asked.items():
+        found = engine.values.pull_kept(rank, number, name, [place for _, place in items])
+        for (tensor, _), data in zip(items, found, strict=True):
+            known[id(tensor)] = laid_out(tensor._value.meta, data)
     return copy.deepcopy(state, known)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from farspan.call.leaf import Placed
+from farspan.record.saving.reserved import is_reservable
 
 __all__ = ["ParametersAhead"]
 
@@ -59,10 +60,17 @@ class ParametersAhead:
         number = max(self._num_reads, self._num_before - self._num_reads)
         begin = owned.index(placed)
         items, size_bytes = [placed], 0
+        is_small = not is_reservable(_size_of(placed))
         for item in owned[begin + 1 : begin + number]:
-            size_bytes += item.meta.numel * item.meta.dtype.itemsize
+            if is_small and is_reservable(_size_of(item)):
+                continue  # a file takes it when it comes to it
+            size_bytes += _size_of(item)
             if size_bytes > _MOST_BYTES:
                 break
             if item.name not in self._fetched:
                 items.append(item)
         return items
+
+
+def _size_of(placed: Placed) -> int:
+    return placed.meta.numel * placed.meta.dtype.itemsize

@@ -17,6 +17,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from farspan.call.naming import PASS_THROUGH
+from farspan.record.saving.reserved import reserved_memory
 from farspan.torch_private import is_wrapped, storage_at
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ __all__ = ["Copies", "plain_in", "what_is_written"]
 
 _T: Any = torch.Tensor
 _NEEDS_NO_DATA = PASS_THROUGH - {_T.__reduce_ex__, _T.__repr__, _T.__format__}
+_ALIASES = frozenset([_T.detach, _T.data.__get__, _T.untyped_storage, _T.view, _T.view_as])
+"""Functions whose result lies in the memory of their first argument, and that read nothing of it."""
+_ALIASES_OF_PLAIN = frozenset([_T.contiguous, _T.cpu])
+"""The same, of a tensor without gaps on the CPU."""
 _PLAIN = (torch.Tensor, nn.Parameter)
 
 
@@ -65,7 +70,10 @@ class Copies:
         Returns:
             Whether it writes into a parameter.
         """
-        if function in _NEEDS_NO_DATA or self._recorder.transfer is not None:
+        if function in _NEEDS_NO_DATA or _is_alias(function, args, kwargs):
+            return False
+        self.fill(function, args, kwargs)
+        if self._recorder.transfer is not None:
             return False
         self._prune()
         used = [tensor for tensor in plain_in((args, kwargs)) if self._of(tensor) is not None]
@@ -89,6 +97,16 @@ class Copies:
             if copy is not None:
                 copy.epoch = self.epoch
 
+    def fill(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A function is about to run: what it uses of memory that has only been reserved is filled."""
+        if not reserved_memory or function in _NEEDS_NO_DATA or _is_alias(function, args, kwargs):
+            return
+        for tensor in plain_in((args, kwargs)):
+            if tensor.layout is torch.strided and not is_wrapped(tensor):
+                reserved = reserved_memory.get(tensor.untyped_storage()._cdata)
+                if reserved is not None and not reserved.is_filled:
+                    reserved.fill()
+
     def refresh(self, used: Any) -> None:
         """Bring what is about to be used up to date."""
         for tensor in plain_in(used):
@@ -105,10 +123,14 @@ class Copies:
                 del self.by_storage[key]
 
     def _refresh(self, copy: _Copy, storage: Any) -> None:
-        if copy.epoch == self.epoch:
+        reserved = reserved_memory.get(storage._cdata)
+        if copy.epoch == self.epoch and (reserved is None or reserved.is_filled):
             return
         copy.epoch = self.epoch
         placed = copy.placed
+        if reserved is not None:
+            reserved.fill()
+            return
         if placed.is_owned and placed.tensor.untyped_storage()._cdata == storage._cdata:
             return
         data = self._recorder.engine.read_parameter(placed)
@@ -125,6 +147,19 @@ class Copies:
             self._pruned = self.epoch
             for key in [key for key, copy in self.by_storage.items() if copy.storage.expired()]:
                 del self.by_storage[key]
+
+
+def _is_alias(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function of reserved memory that is not filled gives a tensor there, or that memory, and reads nothing."""
+    if not reserved_memory or not (function in _ALIASES or function in _ALIASES_OF_PLAIN):
+        return False
+    tensor = args[0]
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or is_wrapped(tensor):
+        return False
+    reserved = reserved_memory.get(tensor.untyped_storage()._cdata)
+    if reserved is None or reserved.is_filled:
+        return False
+    return function in _ALIASES or (len(args) == 1 and not kwargs and tensor.is_contiguous())
 
 
 def plain_in(item: Any) -> Iterator[torch.Tensor]:

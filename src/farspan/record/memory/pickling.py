@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
+from farspan.record.saving.files import is_saving
+from farspan.record.saving.parameters import laid_out, reserved_for
 from farspan.record.tensor import StubParameter
 from farspan.torch_private import tensor_of_class
 
 if TYPE_CHECKING:
+    import torch
+
     from farspan.call.leaf import Placed
     from farspan.record.recording import Recording
 
@@ -45,7 +48,10 @@ def reduce_placed(recorder: Recording, placed: Placed, protocol: Any) -> Any:
 def _real(recorder: Recording, placed: Placed) -> torch.Tensor:
     """Returns the owner's tensor, with what the program has written on the tensor here."""
     meta, stub = placed.meta, placed.tensor
-    data = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype).copy_(recorder.engine.read_parameter(placed))
+    if is_saving():
+        data = reserved_for(recorder, placed)
+    else:
+        data = laid_out(meta, recorder.engine.read_parameter(placed))
     tensor = tensor_of_class(placed.kind, data, requires_grad=stub.requires_grad)
     vars(tensor).update(
         {name: value for name, value in vars(stub).items() if name not in StubParameter.__annotations__}

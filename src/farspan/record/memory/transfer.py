@@ -12,6 +12,7 @@ from torch import nn
 from farspan.call.pytree.template import map_tensors
 from farspan.record.memory.exchanged import become_plain
 from farspan.record.recording import Recording
+from farspan.record.saving.parameters import reserved_for
 from farspan.record.tensor import LazyTensor
 
 __all__ = ["Transfer", "check_assigned", "transferring"]
@@ -47,6 +48,7 @@ class Transfer:
             become_plain(self.recorder, args[0], plain)
             return args[0]
         args, kwargs = map_tensors((args, kwargs), self._fetch)
+        self.recorder.copies.fill(function, args, kwargs)
         result = function(*args, **kwargs)
         if placed is not None and not self.is_loading and _is_memory_of(result, args[0]):
             self.recorder.copies.add(result, placed)
@@ -70,7 +72,7 @@ class Transfer:
         if self.is_loading:  # may have been written since
             return self.recorder.engine.read_parameter(placed)
         if placed.name not in self._fetched:  # several names of one parameter share memory, as at its owner
-            self._fetched[placed.name] = self.recorder.engine.read_parameter(placed)
+            self._fetched[placed.name] = reserved_for(self.recorder, placed)
         return self._fetched[placed.name]
 
 

@@ -1,0 +1,63 @@
+"""`torch.save` of what other ranks have: each tensor is fetched when its bytes are written, and let go after that."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.record.saving.reserved import reserved_memory
+from farspan.record.tensor import LazyTensor, StubParameter
+from farspan.torch_private import DisableTorchFunction, address_of_storage, is_wrapped, watch_saving
+
+if TYPE_CHECKING:
+    from farspan.record.recording import Recording
+
+__all__ = ["before_pickling", "is_saving", "stream_saving"]
+
+
+class _State(threading.local):
+    depth = 0
+
+
+_state = _State()
+
+
+def is_saving() -> bool:
+    """Whether this thread runs `torch.save`, which gets data when it writes them."""
+    return _state.depth > 0
+
+
+def before_pickling(recorder: Recording | None, tensor: torch.Tensor) -> None:
+    """A tensor is about to be pickled: its data are there, and up to date, unless they are fetched when they are written."""
+    if type(tensor) in (LazyTensor, StubParameter) or tensor.layout is not torch.strided or is_wrapped(tensor):
+        return
+    with DisableTorchFunction():
+        reserved = reserved_memory.get(address_of_storage(tensor.untyped_storage()))
+    if reserved is None or reserved.is_filled or not is_saving():
+        if recorder is not None and recorder.is_recording:
+            recorder.copies.refresh([tensor])
+        if reserved is not None and not reserved.is_filled:
+            reserved.fill()
+
+
+def stream_saving() -> None:
+    """Let `torch.save` write reserved memory one tensor after the other."""
+    watch_saving(_saving, _writing)
+
+
+@contextlib.contextmanager
+def _saving() -> Iterator[None]:
+    _state.depth += 1
+    try:
+        yield
+    finally:
+        _state.depth -= 1
+
+
+def _writing(storage: Any) -> contextlib.AbstractContextManager[None]:
+    reserved = reserved_memory.get(address_of_storage(storage))
+    return contextlib.nullcontext() if reserved is None else reserved.filled()
