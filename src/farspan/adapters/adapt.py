@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farspan.adapters import accelerate, lightning, transformers
+from farspan.adapters import accelerate, lightning, safetensors, transformers
 from farspan.adapters.hook import when_imported
 
 __all__ = ["adapt_trainers"]
@@ -19,7 +19,7 @@ def adapt_trainers() -> None:
     global _is_adapted
     if _is_adapted:
         return
-    for adapter in (accelerate, transformers, lightning):
+    for adapter in (safetensors, accelerate, transformers, lightning):
         for name, adapt in adapter.ADAPTERS.items():
             when_imported(name, adapt)
     _is_adapted = True

@@ -44,7 +44,8 @@ from farspan.record.parameters.gradient_property import install_gradient_propert
 from farspan.record.parameters.outside_tensors import GRADIENT_ACCESS, access_gradient
 from farspan.record.recording import Recording
 from farspan.record.saving.files import before_pickling, stream_saving
-from farspan.record.saving.reserved import reserved_memory
+from farspan.record.saving.hand_over import fill_before_hand_over
+from farspan.record.saving.reserved import fill_reserved, reserved_memory
 from farspan.record.surgery.adopted import adopt
 from farspan.record.surgery.attempt import begin_attempt
 from farspan.record.surgery.closed import close
@@ -87,7 +88,11 @@ class Intercept(TorchFunctionMode):
         if func in METADATA_OF_ONE and type(args[0]) in _PLAIN:
             return func(*args, **kwargs)
         copies = recorder.copies
-        if (copies.by_storage or reserved_memory) and not torch.compiler.is_compiling() and copies.before(func, args, kwargs):
+        if (
+            (copies.by_storage or reserved_memory)
+            and not torch.compiler.is_compiling()
+            and copies.before(func, args, kwargs)
+        ):
             try:
                 return self._run_or_record(func, types, args, kwargs)
             finally:
@@ -237,6 +242,8 @@ def _state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 @functools.wraps(nn.Module.load_state_dict)
 def _load_state_dict(module: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
     recorder = _recorder_of_module.get(id(module))
+    if assign:
+        fill_reserved()  # the module holds it from now on
     if recorder is None or not recorder.is_recording:
         return _original_load(module, state_dict, strict, assign)
     if assign:
@@ -330,6 +337,7 @@ def install() -> None:
         return
     check_release()
     stream_saving()
+    fill_before_hand_over()
     install_apply()
     install_watch_on_fakes()
     torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""How `torch.save` writes: one function pickles an object, and then gives its memory to a writer, one after the other."""
+"""How `torch.save` writes: a function pickles an object, and then gives its memory to a writer, piece after piece."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Copies:
 
 
 def _is_alias(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function of reserved memory that is not filled gives a tensor there, or that memory, and reads nothing."""
+    """Whether a function of reserved memory that is not filled reads none of it, and gives a tensor there."""
     if not reserved_memory or not (function in _ALIASES or function in _ALIASES_OF_PLAIN):
         return False
     tensor = args[0]

@@ -1,3 +1,3 @@
-"""State dictionaries on their way into a file: memory that is filled only when it is used, one tensor after the other."""
+"""State dictionaries on their way into a file: memory that is filled when it is used, one tensor after the other."""
 
 __all__: list[str] = []

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farspan.record.saving.reserved import reserved_memory
+from farspan.record.saving.reserved import Reserved, reserved_memory
 from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import DisableTorchFunction, address_of_storage, is_wrapped, watch_saving
 
 if TYPE_CHECKING:
     from farspan.record.recording import Recording
 
-__all__ = ["before_pickling", "is_saving", "stream_saving"]
+__all__ = ["before_pickling", "fetched", "is_fetched_late", "is_saving", "stream_saving"]
 
 
 class _State(threading.local):
@@ -32,11 +32,10 @@ def is_saving() -> bool:
 
 
 def before_pickling(recorder: Recording | None, tensor: torch.Tensor) -> None:
-    """A tensor is about to be pickled: its data are there, and up to date, unless they are fetched when they are written."""
-    if type(tensor) in (LazyTensor, StubParameter) or tensor.layout is not torch.strided or is_wrapped(tensor):
+    """A tensor is about to be pickled: it gets its data, up to date, unless they are fetched when they are written."""
+    if type(tensor) in (LazyTensor, StubParameter):
         return
-    with DisableTorchFunction():
-        reserved = reserved_memory.get(address_of_storage(tensor.untyped_storage()))
+    reserved = _reserved_of(tensor)
     if reserved is None or reserved.is_filled or not is_saving():
         if recorder is not None and recorder.is_recording:
             recorder.copies.refresh([tensor])
@@ -56,6 +55,25 @@ def _saving() -> Iterator[None]:
         yield
     finally:
         _state.depth -= 1
+
+
+def is_fetched_late(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor lies in reserved memory that is not filled."""
+    reserved = _reserved_of(tensor)
+    return reserved is not None and not reserved.is_filled
+
+
+def fetched(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Within, a plain tensor has its data."""
+    reserved = _reserved_of(tensor)
+    return contextlib.nullcontext() if reserved is None else reserved.filled()
+
+
+def _reserved_of(tensor: torch.Tensor) -> Reserved | None:
+    if not reserved_memory or tensor.layout is not torch.strided or is_wrapped(tensor):
+        return None
+    with DisableTorchFunction():
+        return reserved_memory.get(address_of_storage(tensor.untyped_storage()))
 
 
 def _writing(storage: Any) -> contextlib.AbstractContextManager[None]:

@@ -1,6 +1,6 @@
 """Memory of a tensor that another rank has: an address and a size, but no pages until somebody needs the data.
 
-    reserve    addresses only; whoever touches them, past all that looks after them, is killed: better than zeros in a file
+    reserve    addresses only; who reads them past all that looks after them is killed: better than zeros in a file
     fill       pages, and the owner's data in them
     empty      addresses only, again
 
@@ -26,7 +26,7 @@ from farspan.torch_private import DisableTorchFunction, storage_at
 __all__ = ["Reserved", "fill_reserved", "is_reservable", "reserve", "reserved_memory"]
 
 _LEAST_BYTES = 256 << 10
-"""Smaller tensors are fetched at once, many together: each reserved one is a question, and an entry in the kernel's table."""
+"""Smaller tensors are fetched at once, many together: each reserved one is a question, and a kernel's mapping."""
 _NONE, _READ_WRITE = 0, 3  # PROT_NONE, PROT_READ | PROT_WRITE
 
 
@@ -42,7 +42,11 @@ class _Kept:
     """Of those in the table, when it was last looked through."""
 
 
-_kept = _Kept()
+class _Filling(threading.local):
+    depth = 0
+
+
+_kept, _filling = _Kept(), _Filling()
 
 
 class Reserved:
@@ -66,6 +70,7 @@ class Reserved:
         """Bring what the owner has now; from then on it is here."""
         with self._lock:
             set_accessible(self._address, self._size, wanted=True)
+            _filling.depth += 1
             try:
                 with DisableTorchFunction():
                     memory = torch.empty(0, dtype=torch.uint8).set_(storage_at(self.storage.cdata))
@@ -73,6 +78,8 @@ class Reserved:
             except BaseException:
                 self._empty()
                 raise
+            finally:
+                _filling.depth -= 1
             self.is_filled = True
 
     @contextlib.contextmanager
@@ -113,7 +120,7 @@ def reserve(size_bytes: int, fetch: _Fetch) -> torch.Tensor:
 
 def fill_reserved() -> None:
     """Fill all that the program of this thread still holds: what comes may touch it, or the owners' data may change."""
-    if reserved_memory:
+    if reserved_memory and not _filling.depth:  # fetching may start a thread itself
         _forget_released()
         thread = threading.get_ident()
         for reserved in list(reserved_memory.values()):
