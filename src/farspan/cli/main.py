@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from farspan.cli import plan_command, profile, report, run_command, script
+from farspan.cli import checkpoint, plan_command, profile, report, run_command, script
 from farspan.cli.arguments import Parser
 from farspan.errors import FarspanError
 from farspan.outputs import write_line, write_output
@@ -61,6 +61,7 @@ def _parse(given: list[str]) -> argparse.Namespace:
     plan_command.add_command(commands)
     profile.add_command(commands)
     report.add_command(commands)
+    checkpoint.add_command(commands)
 
     def show_help(_: argparse.Namespace) -> int:
         parser.print_help(sys.stderr)

@@ -45,6 +45,9 @@ from farspan.torch_private.fakes import on_fakes as on_fakes
 from farspan.torch_private.fakes import silent_fakes as silent_fakes
 from farspan.torch_private.fakes import watch_fakes as watch_fakes
 from farspan.torch_private.fakes import with_sizes_kept as with_sizes_kept
+from farspan.torch_private.files.dcp import dcp_classes as dcp_classes
+from farspan.torch_private.files.serialization import address_of_storage as address_of_storage
+from farspan.torch_private.files.serialization import watch_saving as watch_saving
 from farspan.torch_private.mode_stack import disabled_torch_function as disabled_torch_function
 from farspan.torch_private.mode_stack import is_mode_active as is_mode_active
 from farspan.torch_private.mode_stack import no_dispatch as no_dispatch
@@ -90,6 +93,7 @@ from farspan.torch_private.tensors import update_scale_ as update_scale_
 
 __all__ = [
     "address_of_storage",
+    "dcp_classes",
     "watch_saving",
     "are_all_modules_hooked",
     "as_it_is",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -64,10 +65,12 @@ class Reader:
     Args:
         folder: The checkpoint's.
         manifest: Its manifest.
+        others: Folders where those of its files lie that are not in the first one.
     """
 
-    def __init__(self, folder: str, manifest: Manifest) -> None:
+    def __init__(self, folder: str, manifest: Manifest, others: Sequence[str] = ()) -> None:
         self.folder = folder
+        self.others = others
         self.manifest = manifest
         self._files: dict[int, int] = {}
         self._buffer = memoryview(bytearray(CHUNK_BYTES))
@@ -80,7 +83,9 @@ class Reader:
             disk.close(self._files.popitem()[1])
 
     def path_of(self, number: int) -> str:
-        return f"{self.folder}/{self.manifest.files[number].name}"
+        name = self.manifest.files[number].name
+        paths = [f"{folder}/{name}" for folder in (self.folder, *self.others)]
+        return next((path for path in paths if disk.exists(path)), paths[0])
 
     def read(self, name: str, view: memoryview) -> None:
         """Read a whole tensor.
@@ -222,14 +227,19 @@ class _FileDamageError(DamageError):
         return (_FileDamageError, (self.damage.file, self.damage.what, self.damage.tensor))
 
 
-def verify(folder: str) -> list[Damage]:
-    """Read all of a checkpoint; what is wrong with it, nothing if it is whole."""
+def verify(folder: str, others: Sequence[str] = ()) -> list[Damage]:
+    """Read all of a checkpoint; what is wrong with it, nothing if it is whole.
+
+    Args:
+        folder: The checkpoint's.
+        others: Folders where those of its files lie that are not in the first one.
+    """
     try:
         manifest = read_manifest(folder)
     except CheckpointError as error:
         return [Damage(file=f"{folder}/{MANIFEST}", tensor="", what=error.why.rstrip(".") or error.what)]
     found: list[Damage] = []
-    with Reader(folder, manifest) as reader:
+    with Reader(folder, manifest, others) as reader:
         for number in range(len(manifest.files)):
             try:
                 reader.check_file(number)
