@@ -24,8 +24,9 @@ _ALIGNMENT = 8
 
 
 def _adapt(module: Any) -> None:
-    original = module.save_file
-    save = module.save
+    original, save = module.save_file, module.save
+    if hasattr(original, "__wrapped__"):
+        return  # another rank of this process has been here
 
     @functools.wraps(original)
     def save_file(tensors: Any, filename: Any, metadata: Mapping[str, str] | None = None) -> None:

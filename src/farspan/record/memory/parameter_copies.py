@@ -28,10 +28,12 @@ __all__ = ["Copies", "plain_in", "what_is_written"]
 
 _T: Any = torch.Tensor
 _NEEDS_NO_DATA = PASS_THROUGH - {_T.__reduce_ex__, _T.__repr__, _T.__format__}
-_ALIASES = frozenset([_T.detach, _T.data.__get__, _T.untyped_storage, _T.view, _T.view_as])
-"""Functions whose result lies in the memory of their first argument, and that read nothing of it."""
+_ALIASES = frozenset([_T.detach, _T.untyped_storage, _T.view, _T.view_as, _T.permute, _T.transpose, _T.t])
+"""Functions whose result lies in the memory of their first argument, and read nothing of it; attributes are too."""
 _ALIASES_OF_PLAIN = frozenset([_T.contiguous, _T.cpu])
 """The same, of a tensor without gaps on the CPU."""
+
+
 _PLAIN = (torch.Tensor, nn.Parameter)
 
 
@@ -151,7 +153,8 @@ class Copies:
 
 def _is_alias(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a function of reserved memory that is not filled reads none of it, and gives a tensor there."""
-    if not reserved_memory or not (function in _ALIASES or function in _ALIASES_OF_PLAIN):
+    is_view = function in _ALIASES or getattr(function, "__name__", "") == "__get__"
+    if not reserved_memory or not (is_view or function in _ALIASES_OF_PLAIN):
         return False
     tensor = args[0]
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or is_wrapped(tensor):
@@ -159,7 +162,7 @@ def _is_alias(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     reserved = reserved_memory.get(tensor.untyped_storage()._cdata)
     if reserved is None or reserved.is_filled:
         return False
-    return function in _ALIASES or (len(args) == 1 and not kwargs and tensor.is_contiguous())
+    return is_view or (len(args) == 1 and not kwargs and tensor.is_contiguous())
 
 
 def plain_in(item: Any) -> Iterator[torch.Tensor]:

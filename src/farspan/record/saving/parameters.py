@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farspan.record.saving.reserved import is_reservable, reserve
+from farspan.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
@@ -44,7 +45,8 @@ def reserved_tensor(meta: Meta, read: Callable[[torch.Tensor | None], torch.Tens
         else:
             read(memory)
 
-    return _placed_in(reserve(meta.numel * meta.dtype.itemsize, fill), meta, sizes, order)
+    with DisableTorchFunction():  # it is no use of the program's
+        return _placed_in(reserve(meta.numel * meta.dtype.itemsize, fill), meta, sizes, order)
 
 
 def laid_out(meta: Meta, data: torch.Tensor) -> torch.Tensor:

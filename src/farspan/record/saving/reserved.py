@@ -72,9 +72,8 @@ class Reserved:
             set_accessible(self._address, self._size, wanted=True)
             _filling.depth += 1
             try:
-                with DisableTorchFunction():
-                    memory = torch.empty(0, dtype=torch.uint8).set_(storage_at(self.storage.cdata))
-                self._fetch(memory)
+                with DisableTorchFunction():  # it is no write of the program's
+                    self._fetch(torch.empty(0, dtype=torch.uint8).set_(storage_at(self.storage.cdata)))
             except BaseException:
                 self._empty()
                 raise

@@ -103,7 +103,7 @@ class DcpSource:
                 disk.read_into(file, memoryview(data), place.offset)
             found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-            raise self._damaged(name, str(error).strip().splitlines()[0][:200]) from None
+            raise self._damaged(name, (str(error).strip() or "it is too short").splitlines()[0][:200]) from None
         if not isinstance(found, torch.Tensor):
             raise self._damaged(name, "a chunk is no tensor")
         return found.detach().contiguous()

@@ -33,7 +33,7 @@ class TorchSource:
         try:
             found: Any = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-            why = str(error).strip().splitlines()[0][:200]
+            why = (str(error).strip() or "it is too short").splitlines()[0][:200]
             hint = "a file of tensors alone: torch.save(model.state_dict(), ...)"
             raise CheckpointError(f"{path} cannot be read without running what is in it.", why=why, hint=hint) from None
         for part in key.split("/") if key else []:
