@@ -369,10 +369,7 @@ class Engine:
         return self.values.fetch([(value, self.owner_of(value)) for value in values])
 
     def read_parameter(self, placed: Placed, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """The data of a parameter; those of another rank's go into `memory`, bytes without gaps, if it is given."""
-        if placed.is_owned:
-            return placed.tensor.detach()
-        return self.values.read_parameter(placed, self.teams, memory)
+        return placed.tensor.detach() if placed.is_owned else self.values.read_parameter(placed, self.teams, memory)
 
     def parameters_changed(self) -> None:
         """An optimizer step or a load is over: parameters have their new values."""

@@ -65,8 +65,6 @@ from farspan.torch_private.operations.forms import has_own_dispatch as has_own_d
 from farspan.torch_private.operations.forms import key_of_storage as key_of_storage
 from farspan.torch_private.operations.forms import num_users_of as num_users_of
 from farspan.torch_private.operations.forms import tensor_on as tensor_on
-from farspan.torch_private.serialization import address_of_storage as address_of_storage
-from farspan.torch_private.serialization import watch_saving as watch_saving
 from farspan.torch_private.symbols import SYMBOLS as SYMBOLS
 from farspan.torch_private.symbols import Symbols as Symbols
 from farspan.torch_private.symbols import product as product

@@ -26,10 +26,10 @@ WIDTH = 300
 def build(*, is_moved: bool = True) -> nn.Sequential:
     """Four layers; the weight of one lies in memory in another order than its shape."""
     torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
     if is_moved:
-        model[2].weight = nn.Parameter(model[2].weight.detach().t())
-    return model
+        layers[2].weight = nn.Parameter(layers[2].weight.detach().t())
+    return nn.Sequential(*layers)
 
 
 def trained(model: nn.Module, num_steps: int = 1, optimizer: Any = None) -> Any:

@@ -78,8 +78,8 @@ def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
 
 
 def read_kept(engine: Engine, state: Any) -> Any:
-    """Returns a copy of what an optimizer keeps for one parameter, with the data of recorded tensors: one question at most for
-    the small ones, while the large ones get theirs when they are used.
+    """Returns a copy of what an optimizer keeps for one parameter, with the data of recorded tensors: one question at
+    most for the small ones, while the large ones get theirs when they are used.
     """
     known: dict[int, Any] = {}
     asked: dict[tuple[int, int, str], list[tuple[LazyTensor, int]]] = {}
