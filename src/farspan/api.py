@@ -30,6 +30,7 @@ from farspan.place.deferred.models import fill_all, guarded_on_error, open_model
 from farspan.place.kept_plan import KeptPlan
 from farspan.place.measure.trial import current_trial
 from farspan.place.measured import is_measuring, measure_first
+from farspan.place.mesh.lanes import LanesChoice, lanes_worth_asking_for
 from farspan.place.places import place_first
 from farspan.place.suitable import check_model
 from farspan.place.weights import agree_on_model
@@ -112,10 +113,11 @@ def distribute(
             the last time (`~/.cache/farspan/plans`). Not with `remat`, nor with a number of stages that is not that of
             the ranks. None: unless the environment says FARSPAN_MEASURE=0.
         micro_batches: How many micro-batches a batch is cut into where the model is called in training, so that the
-            ranks overlap in a loop without gradient accumulation; "auto": two for each stage. The program goes on as
-            with the whole batch; numbers differ from its numbers by rounding, and dropout draws other masks. It is done
-            only where it is certain: a model whose rows depend on each other (BatchNorm), or that counts its calls,
-            stays whole, and the reason is said once. None: batches stay whole.
+            ranks overlap in a loop without gradient accumulation; "auto": the planner chooses, by the work of the
+            first batch (`plan_of` says what). The program goes on as with the whole batch; numbers differ from its
+            numbers by rounding, and dropout draws other masks. It is done only where it is certain: a model whose rows
+            depend on each other (BatchNorm), or that counts its calls, stays whole, and the reason is said once. None:
+            what the plan says; batches stay whole where it says nothing.
         seed: None: dropout masks and other random numbers drawn inside the model are those of the program without
             farspan, and torch's generator ends where it would end. A number: each call seeds its own draws by where in
             the model it stands, the same for every plan; nothing that the program draws itself is moved by them.
@@ -173,16 +175,19 @@ def distribute(
     agree_on_model(engine, model)
     hints = hints_of(plan, pins=pins, together=together, max_memory=max_memory, stages=stages, remat=remat)
     if trial is not None:
-        chosen = trial.plan_for(model, hints)
+        estimated = chosen = trial.plan_for(model, hints)
         place_first(engine, model, chosen)
     else:
-        chosen = _with_micro_batches(choose_plan(model, plan, hints, engine.num_ranks), micro_batches)
+        chosen = choose_plan(model, plan, hints, engine.num_ranks)
+        if isinstance(micro_batches, int):
+            chosen = dataclasses.replace(chosen, micro_batches=micro_batches)
         if remat is not None:
             chosen = dataclasses.replace(chosen, remat=remat)
         if schedule is not None:
             chosen = dataclasses.replace(chosen, schedule=schedule)
         if gradient_reduction is not None:
             chosen = dataclasses.replace(chosen, gradient_reduction=gradient_reduction)
+        estimated = chosen
         is_open = (
             isinstance(plan, str) and plan == "auto" and hints.stages in (None, engine.num_ranks) and remat is None
         ) and engine.groups.num_groups == 1
@@ -199,9 +204,7 @@ def distribute(
             place_first(engine, model, chosen)
     watch_optimizers()
     plan_by_model[model] = chosen
-    if chosen.micro_batches > 1:
-        for part in called_parts(model):
-            engine.recorder.batches.models[id(part)] = BatchedModel(part, chosen.micro_batches, engine.console.say)
+    _cut_batches(engine, model, estimated, micro_batches)
     engine.agreement_of_all.share_generators()
     engine.console.show_plan(chosen)
     return model
@@ -221,6 +224,30 @@ def _built(model: _Model | Callable[[], _Model]) -> _Model:
     return built  # type: ignore[return-value]
 
 
+def _cut_batches(engine: Engine, model: nn.Module, plan: Plan, micro_batches: Any) -> None:
+    """Cut the batches that `model` is called with into as many micro-batches as the plan or the planner says.
+
+    Args:
+        engine: This rank's.
+        model: The user's model.
+        plan: Its plan before anything has been measured: their number must not depend on measured times.
+        micro_batches: As the caller has given it.
+    """
+    engine.console.best_lanes = lanes_worth_asking_for
+    number: Any = plan.micro_batches
+    if micro_batches == "auto" and number == 1:  # else the plan has it from an earlier run
+
+        def note(found: int) -> None:
+            plan_by_model[model] = engine.console.plan = dataclasses.replace(plan_by_model[model], micro_batches=found)
+
+        number = LanesChoice(engine, plan, note)
+        if number.num_workers == 1:
+            return
+    if number != 1:
+        for part in called_parts(model):
+            engine.recorder.batches.models[id(part)] = BatchedModel(part, number, engine.console.say)
+
+
 def _check_micro_batches(micro_batches: Any) -> None:
     """Raise unless it is None, "auto" or a number of micro-batches."""
     if micro_batches not in (None, "auto") and (type(micro_batches) is not int or micro_batches < 1):
@@ -228,15 +255,6 @@ def _check_micro_batches(micro_batches: Any) -> None:
             f"micro_batches={micro_batches!r} is no number of micro-batches.",
             hint='farspan.distribute(model, micro_batches=4), or "auto"',
         )
-
-
-def _with_micro_batches(chosen: Plan, micro_batches: Any) -> Plan:
-    """Returns the plan with as many micro-batches of each batch as the caller asks for."""
-    if micro_batches is None:
-        return chosen
-    if micro_batches == "auto":
-        micro_batches = 2 * chosen.num_stages if chosen.num_stages > 1 else 1
-    return dataclasses.replace(chosen, micro_batches=micro_batches)
 
 
 def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hints, schedule: str | None) -> Plan:
@@ -249,7 +267,7 @@ def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hi
         begun = dataclasses.replace(begun, schedule=schedule)
 
     def settled(plan: Plan, said: str) -> None:
-        plan_by_model[model] = plan = dataclasses.replace(plan, micro_batches=estimated.micro_batches)
+        plan_by_model[model] = plan = dataclasses.replace(plan, micro_batches=plan_by_model[model].micro_batches)
         engine.console.say(said)
         engine.console.show_plan(plan)
 

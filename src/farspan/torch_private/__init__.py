@@ -67,6 +67,7 @@ from farspan.torch_private.operations.forms import num_users_of as num_users_of
 from farspan.torch_private.operations.forms import tensor_on as tensor_on
 from farspan.torch_private.symbols import SYMBOLS as SYMBOLS
 from farspan.torch_private.symbols import Symbols as Symbols
+from farspan.torch_private.symbols import hint_of as hint_of
 from farspan.torch_private.symbols import product as product
 from farspan.torch_private.symbols import quotient as quotient
 from farspan.torch_private.symbols import units_of as units_of
@@ -125,6 +126,7 @@ __all__ = [
     "has_other_users",
     "has_own_dispatch",
     "has_weak_references",
+    "hint_of",
     "is_used_below",
     "hooks_on_saved",
     "in_autocast_region",

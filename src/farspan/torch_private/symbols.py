@@ -11,7 +11,7 @@ import torch
 
 from farspan.locks import Lock
 
-__all__ = ["SYMBOLS", "Symbols", "product", "quotient", "units_of", "without_assumptions"]
+__all__ = ["SYMBOLS", "Symbols", "hint_of", "product", "quotient", "units_of", "without_assumptions"]
 
 SYMBOLS = Lock("symbols for sizes")
 """Held while symbols are in use: sympy makes its constants at their first use, which is not safe among threads."""
@@ -68,6 +68,11 @@ class Symbols:
         text = f"lambda {names}: ({values}) if {' and '.join(tests) or True} else None"
         function = eval(text, {"math": math})
         return lambda numbers: function(*numbers)
+
+
+def hint_of(size: Any) -> int:
+    """What a size is in the call that symbols were made for; nothing is assumed of it."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
 def without_assumptions(symbol: Any) -> AbstractContextManager[None]:

@@ -337,3 +337,49 @@ def test_a_loss_that_takes_the_type_of_another_tensor_is_rounded_once() -> None:
 
     for expected, found in run_threads(2, program):
         assert found == expected
+
+
+def test_auto_chooses_the_number_and_the_plan_says_it(tmp_path: Any) -> None:
+    """By the work of the first batch, alike on all ranks; the plan, kept in a file, is cut as much in one process."""
+    built, x = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]), torch.randn(256, 512)
+
+    def program(rank: int) -> Any:
+        model: Any = farspan.distribute(copy.deepcopy(built), measure=False, micro_batches="auto")
+        model(x).square().mean().backward()
+        plan = farspan.plan_of(model)
+        gradient = model[0].bias.grad.tolist()
+        if rank == 0:
+            plan.save(tmp_path / "plan.json")
+        return plan.micro_batches, _num_micro_batches(), gradient
+
+    found = run_threads(2, program)
+    number = found[0][0]
+    assert number > 1
+    assert [each[:2] for each in found] == [(number, number)] * 2
+    assert farspan.Plan.load(tmp_path / "plan.json").micro_batches == number
+
+    def again(rank: int) -> Any:
+        plan = farspan.Plan(stages=("rank:0",), placement={"": 0}, micro_batches=number)
+        model: Any = farspan.distribute(copy.deepcopy(built), plan=plan, micro_batches="auto")
+        model(x).square().mean().backward()
+        gradient = model[0].bias.grad.tolist()
+        return _num_micro_batches(), gradient
+
+    assert run_threads(1, again) == [(number, found[0][2])]
+
+
+def test_auto_leaves_little_work_whole() -> None:
+    """With the reason."""
+
+    def program(rank: int) -> Any:
+        model = farspan.distribute(_model(), measure=False, micro_batches="auto")
+        x, y = _batch()
+        for _ in range(2):
+            F.cross_entropy(model(x), y).backward()
+        engine = current_engine()
+        assert engine is not None
+        return farspan.plan_of(model).micro_batches, list(engine.recorder.batches.models[id(model)].reasons)
+
+    for number, reasons in run_threads(2, program):
+        assert number == 1
+        assert reasons == ["one micro-batch is likely to be about as fast as several"]

@@ -24,6 +24,7 @@ from farspan.call.rows.indexing import INDEXING
 from farspan.call.rows.layout import Layout, Mixed, Op, Replicate, Shard
 from farspan.call.rows.products import PRODUCTS
 from farspan.call.rows.shapes import SHAPES
+from farspan.call.rows.work import RowsWork, work_of
 from farspan.torch_private import TorchDispatchMode, decomposed, is_fake, tree_leaves, without_assumptions
 
 __all__ = ["Follow", "RowsError"]
@@ -78,6 +79,8 @@ class Follow(TorchDispatchMode):
         self.is_random = False
         self.precision = 0.0
         """Precision of the least precise numbers made so far: the difference of 1 and the next larger one."""
+        self.work: list[RowsWork] = []
+        """Of each operation on the whole batch."""
         self.error: Exception | None = None
         """The first one that was raised, for whoever has run the operations to raise."""
         self._layouts: dict[int, Layout] = {}
@@ -137,6 +140,8 @@ class Follow(TorchDispatchMode):
             self._outside.update(map(_memory, results if is_view else []))  # of an attribute that is no buffer
         if not results and not into:
             return
+        work = work_of(func, args, kwargs, result, [*_tensors([args, kwargs]), *results])
+        self.work += [] if work is None else [work]
         is_random = torch.Tag.nondeterministic_seeded in func.tags and not is_switched_off(schema, given)
         name = name[:-1] if into and name.endswith("_") and not name.endswith("__") else name
         op = Op(name, given, results, self.of, self.rows, bool(into))

@@ -26,6 +26,7 @@ from farspan.call.module_tables import Tables
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.call.rows.follow import Follow, RowsError
 from farspan.call.rows.layout import Layout, Partial, Replicate, Shard
+from farspan.call.rows.work import RowsWork
 from farspan.call.side_effects.registered import Registered, torch_tables_kept
 from farspan.call.surroundings.around import nothing_changed_around
 from farspan.graph import Meta
@@ -59,6 +60,7 @@ class RowsApart:
         is_random: Whether random numbers are drawn.
         precision: Of the least precise numbers that are computed: the difference of 1 and the next larger one.
         holds: Whether all that holds for other numbers of a call like this one: of rows, and those that vary.
+        work: Of each operation of its forward and backward, and of adding up its gradients.
     """
 
     dims: tuple[int | None, ...]
@@ -66,6 +68,7 @@ class RowsApart:
     is_random: bool
     precision: float
     holds: Callable[[Sequence[int]], bool]
+    work: Sequence[RowsWork]
 
 
 def follow_rows(
@@ -159,7 +162,10 @@ def _followed(
         [item.dim if isinstance(item, Shard) else None if isinstance(item, Partial) else SAME for item in layouts]
     )
     is_random = follow.is_random or any(_drops_between_layers(part) for part in module.modules())
-    return RowsApart(dims, any(item.is_mean for item in sums), is_random, follow.precision, _assumed(symbols))
+    is_mean = any(item.is_mean for item in sums)
+    trained = [item for _, item in owned if item.requires_grad]
+    added = (0.0, 0.0, 3.0 * sum(item.numel() * item.dtype.itemsize for item in trained))
+    return RowsApart(dims, is_mean, is_random, follow.precision, _assumed(symbols), [*follow.work, added])
 
 
 def _drops_between_layers(module: nn.Module) -> bool:

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -64,7 +65,13 @@ class Console:
         self.report_path = settings.text("REPORT")
         self._is_report_kept = True
         self.plan: Plan | None = None
+        self.best_lanes: Callable[[Sequence[float]], tuple[int, float]] | None = None
+        """Gives the number of micro-batches whose simulated step is the shortest, by what each rank works in a step of
+        one, and how many times as fast that is.
+        """
         self.num_training_steps = 0
+        self.is_counting = True
+        """Whether what runs is the program's own steps."""
 
     @property
     def _speaks(self) -> bool:
@@ -89,7 +96,7 @@ class Console:
 
     def step_ended(self, record: StepRecord) -> None:
         """Count a training step; after some of them all ranks give their timelines and rank 0 writes the report."""
-        if not record.has_backward:
+        if not record.has_backward or not self.is_counting:
             return
         self.num_training_steps += 1
         if self.num_training_steps == _COMPARED_STEP and self._speaks:
@@ -126,16 +133,12 @@ class Console:
         self._write_line(text)
 
     def _hint_at_micro_batches(self, record: StepRecord) -> None:
-        """Say what micro-batches would win where the ranks wait for each other.
-
-        A chain of stages that take b_1, b_2, .. for a whole batch takes sum b for one micro-batch, and for m of them
-        (sum b + (m - 1) max b) / m.
-        """
-        if self.plan is None or record.exchange is None or max(record.num_micro_batches, self.plan.micro_batches) > 1:
+        """Say what micro-batches would win where the ranks wait for each other."""
+        if self.plan is None or self.best_lanes is None or record.exchange is None:
             return
-        busy = record.exchange.busy_s()
-        number = 2 * len(busy)
-        gain = number * sum(busy) / (sum(busy) + (number - 1) * max(busy)) if sum(busy) else 1.0
+        if max(record.num_micro_batches, self.plan.micro_batches) > 1:
+            return
+        number, gain = self.best_lanes(record.exchange.busy_s())
         if gain >= _LEAST_GAIN:
             text = (
                 "a step is one micro-batch, so one rank works at a time: farspan.distribute(model, "

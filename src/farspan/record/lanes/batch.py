@@ -10,7 +10,7 @@ through all operations, forward and backward (`call.rows`), and the first time o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from farspan.call.pytree.canonical import canonical, is_plain
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.call.rows.follow import RowsError
 from farspan.call.rows.trace import SAME, RowsApart, follow_rows
+from farspan.call.rows.work import RowsWork
 from farspan.call.side_effects.attributes import own_attributes
 from farspan.call.user_hooks import has_user_hooks
 from farspan.launch.rank.interrupts import signals_held
@@ -36,12 +37,13 @@ from farspan.record.surgery.attempt import Attempt
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farspan.graph import Meta
     from farspan.record.recording import Recording
 
-__all__ = ["BatchedModel", "call_batch", "called_parts"]
+__all__ = ["BatchedModel", "ChoosesLanes", "call_batch", "called_parts"]
+
+ChoosesLanes = Callable[[Sequence[RowsWork], int], int]
+"""Gives the number of lanes for the work of a batch and its number of rows; 1 for a batch that is not worth cutting."""
 
 _MOST_CANDIDATES = 4
 _MOST_KINDS = 24
@@ -88,13 +90,16 @@ class BatchedModel:
 
     Args:
         model: Which.
-        num_lanes: How many lanes a batch has; fewer where it has not so many rows.
+        num_lanes: How many lanes a batch has, fewer where it has not so many rows; or what chooses that, by the work
+            of the first batch that can be cut, and its number of rows.
         say: Is given what people should know, once.
     """
 
-    def __init__(self, model: nn.Module, num_lanes: int, say: Callable[[str], None]) -> None:
+    def __init__(self, model: nn.Module, num_lanes: int | ChoosesLanes, say: Callable[[str], None]) -> None:
         self.model = model
-        self.num_lanes = num_lanes
+        self.num_lanes = num_lanes if isinstance(num_lanes, int) else 0
+        """0 until it has been chosen."""
+        self._choose = None if isinstance(num_lanes, int) else num_lanes
         self._say = say
         self._kinds: dict[Any, Kind] = {}
         self._around = Around()
@@ -127,7 +132,9 @@ class BatchedModel:
             return call(*args, **kwargs)
         template, tensors = flatten((args, kwargs))
         num_rows = _rows_of(tensors)
-        num_lanes = min(self.num_lanes, num_rows // 2)  # a single row is treated otherwise in many places
+        num_lanes = min(self.num_lanes or 2, num_rows // 2)  # a single row is treated otherwise in many places
+        if self.num_lanes == 1:
+            return self._whole("one micro-batch is likely to be about as fast as several", call, args, kwargs)
         if num_lanes < 2:
             return self._whole("a batch of fewer than 4 rows is too small", call, args, kwargs)
         modules = [*self.model.modules()]
@@ -157,6 +164,9 @@ class BatchedModel:
             return call(*args, **kwargs)
         if cut.reason:
             return self._whole(cut.reason, call, args, kwargs)
+        if self._choose is not None:  # the first batch that can be cut says how much work there is
+            self.num_lanes, self._choose = self._choose(cut.work, num_rows), None
+            return self.call(recorder, call, args, kwargs)
         self._has_cut = True
         window = recorder.batches.window
         if window is None or not window.is_open or window.sizes != tuple(sizes) or not window.can_use(tensors):
@@ -229,6 +239,7 @@ class BatchedModel:
                 attempt.undo()
             fixed = {place: value for place, value in enumerate(numbers.values) if place not in places.union(varying)}
             cut = Cut(positions, "", apart.dims, apart.is_mean, False, fixed, varying, places, apart.holds)
+            cut.work = apart.work if self._choose is not None else ()
             if not cut.fits(numbers, sizes):
                 reasons.append("what it does depends on the number of rows")
                 continue
@@ -269,10 +280,12 @@ def _unmeasured(engine: Any) -> Iterator[None]:
     """Let what runs in the body be no part of the program's steps."""
     executor, engine.executor = engine.executor, engine.plain_executor()
     engine.executor.remat = executor.remat
+    engine.console.is_counting = False
     try:
         yield
     finally:
         engine.executor = executor
+        engine.console.is_counting = True
 
 
 def _aside(recorder: Recording, function: Callable[..., Any], *args: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import nn
 
 from farspan.call.infer.symbolic import Numbers
 from farspan.call.pytree.canonical import is_plain
+from farspan.call.rows.work import RowsWork
 from farspan.call.side_effects.attributes import OwnObjects, own_attributes
 from farspan.call.surroundings.around import Surroundings
 from farspan.call.surroundings.code import kinds_of
@@ -35,6 +36,7 @@ class Cut:
         fixed: Of the numbers of such calls, by place, those that have to be as they were.
         varying: The places of the others, but for the number of rows.
         holds: Whether what was found out holds for other numbers: of rows, and those that vary.
+        work: Of each operation of the call that was examined what its work is, while that is of use.
     """
 
     positions: tuple[int, ...] = ()
@@ -46,6 +48,7 @@ class Cut:
     varying: Sequence[int] = ()
     places: frozenset[int] = frozenset()
     holds: Callable[[Sequence[int]], bool] | None = None
+    work: Sequence[RowsWork] = ()
 
     def fits(self, numbers: Numbers, sizes: Sequence[int]) -> bool:
         """Returns whether it is right for a call with these numbers, and `sizes` rows in its lanes."""
