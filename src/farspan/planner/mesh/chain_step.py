@@ -80,7 +80,7 @@ def chain_step(
                     accumulates=(ranks[place],),
                     frees=True,
                     is_worth_splitting=False,
-                    is_awaited=False,
+                    feeds_another_rank=place > 0,
                     width=stages[place].width,
                 )
             )
