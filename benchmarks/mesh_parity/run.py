@@ -141,7 +141,7 @@ def in_one_process(num_groups: int, dropout: float, owned: list[list[str]]) -> l
         found = [next(loop) for loop in loops]
         if num_groups == 1 or step == NUM_STEPS:
             continue
-        named = [dict(model.named_parameters()) for model in models]
+        named: list[dict[str, Any]] = [dict(model.named_parameters()) for model in models]
         for names in filter(None, owned):
             last_first = names[::-1]
             ones = torch.ones(len(names))
