@@ -30,14 +30,13 @@ from farspan.place.deferred.models import fill_all, guarded_on_error, open_model
 from farspan.place.kept_plan import KeptPlan
 from farspan.place.measure.trial import current_trial
 from farspan.place.measured import is_measuring, measure_first
-from farspan.place.mesh.lanes import LanesChoice, lanes_worth_asking_for
+from farspan.place.mesh.lanes import check_micro_batches, cut_batches
 from farspan.place.places import place_first
 from farspan.place.suitable import check_model
 from farspan.place.weights import agree_on_model
 from farspan.plan import Plan
 from farspan.planner import Hints
 from farspan.profile import units_of
-from farspan.record.lanes.batch import BatchedModel, called_parts
 from farspan.record.ops.explicit_placement import ops_at
 from farspan.record.parameters.copying import plan_by_model
 from farspan.state.counts import count_on
@@ -148,7 +147,7 @@ def distribute(
     if model in plan_by_model:
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
     check_model(model)
-    _check_micro_batches(micro_batches)
+    check_micro_batches(micro_batches)
     trial = current_trial()
     if trial is not None and seed is None:
         seed = 0  # it is about times, and may have no data
@@ -204,7 +203,7 @@ def distribute(
             place_first(engine, model, chosen)
     watch_optimizers()
     plan_by_model[model] = chosen
-    _cut_batches(engine, model, estimated, micro_batches)
+    cut_batches(engine, model, estimated, micro_batches)
     engine.agreement_of_all.share_generators()
     engine.console.show_plan(chosen)
     return model
@@ -222,39 +221,6 @@ def _built(model: _Model | Callable[[], _Model]) -> _Model:
             hint="model = farspan.distribute(model)",
         )
     return built  # type: ignore[return-value]
-
-
-def _cut_batches(engine: Engine, model: nn.Module, plan: Plan, micro_batches: Any) -> None:
-    """Cut the batches that `model` is called with into as many micro-batches as the plan or the planner says.
-
-    Args:
-        engine: This rank's.
-        model: The user's model.
-        plan: Its plan before anything has been measured: their number must not depend on measured times.
-        micro_batches: As the caller has given it.
-    """
-    engine.console.best_lanes = lanes_worth_asking_for
-    number: Any = plan.micro_batches
-    if micro_batches == "auto" and number == 1:  # else the plan has it from an earlier run
-
-        def note(found: int) -> None:
-            plan_by_model[model] = engine.console.plan = dataclasses.replace(plan_by_model[model], micro_batches=found)
-
-        number = LanesChoice(engine, plan, note)
-        if number.num_workers == 1:
-            return
-    if number != 1:
-        for part in called_parts(model):
-            engine.recorder.batches.models[id(part)] = BatchedModel(part, number, engine.console.say)
-
-
-def _check_micro_batches(micro_batches: Any) -> None:
-    """Raise unless it is None, "auto" or a number of micro-batches."""
-    if micro_batches not in (None, "auto") and (type(micro_batches) is not int or micro_batches < 1):
-        raise PlanError(
-            f"micro_batches={micro_batches!r} is no number of micro-batches.",
-            hint='farspan.distribute(model, micro_batches=4), or "auto"',
-        )
 
 
 def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hints, schedule: str | None) -> Plan:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from farspan.adapters.shares import number_of_groups, shared_in_training
 from farspan.adapters.this_rank import as_alone, barrier, existing, is_first, run_recorded
 from farspan.errors import PlanError
 
@@ -60,7 +61,7 @@ def _adapt_state(module: Any) -> None:
 
 
 def _adapt_accelerator(module: Any) -> None:
-    """`accelerate.accelerator`: rank 0 saves the states, and all can load them."""
+    """`accelerate.accelerator`: rank 0 saves the states, and all can load them; loaders give each group its share."""
     accelerator = module.Accelerator
     save, load = accelerator.save_state, accelerator.load_state
 
@@ -80,6 +81,20 @@ def _adapt_accelerator(module: Any) -> None:
         return load(self, *args, **kwargs)
 
     accelerator.save_state, accelerator.load_state = save_once, load_with_barrier
+    prepare = module.prepare_data_loader
+
+    @functools.wraps(prepare)
+    def prepare_share(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        if number_of_groups() == 1:
+            return prepare(dataloader, *args, **kwargs)
+
+        def make(num_processes: int, index: int) -> Any:
+            own = {"num_processes": num_processes, "process_index": index, "dispatch_batches": False}
+            return prepare(dataloader, *args, **{**kwargs, **own})
+
+        return shared_in_training(make)
+
+    module.prepare_data_loader = prepare_share
 
 
 def _check_in_time(kind: Any, known: list[Any]) -> None:

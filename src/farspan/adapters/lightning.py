@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from farspan.adapters.shares import number_of_groups, this_group
 from farspan.adapters.this_rank import barrier, existing, is_first, say_once
 from farspan.errors import PlanError, RecordError
 from farspan.execute.process.world import current_engine
@@ -80,6 +81,31 @@ def _adapt_parallel(module: Any) -> None:
         )
 
 
+def _adapt_data(module: Any) -> None:
+    """`...connectors.data_connector`: each group trains on its share; all validate on everything."""
+    connector = module._DataConnector
+    prepare = connector._prepare_dataloader
+
+    @functools.wraps(prepare)
+    def prepare_share(self: Any, dataloader: Any, shuffle: bool, mode: Any) -> Any:
+        trainer = self.trainer
+        is_shared = (
+            number_of_groups() > 1
+            and mode == module.RunningStage.TRAINING
+            and isinstance(dataloader, module.DataLoader)
+            and trainer._accelerator_connector.use_distributed_sampler
+            and not isinstance(dataloader.sampler, module.DistributedSampler)
+            and not module.has_iterable_dataset(dataloader)
+        )
+        if not is_shared:
+            return prepare(self, dataloader, shuffle, mode)
+        ways = {"num_replicas": number_of_groups(), "rank": this_group(), "overfit_batches": trainer.overfit_batches}
+        sampler = module._get_distributed_sampler(dataloader, shuffle, mode=mode, **ways)
+        return module._update_dataloader(dataloader, sampler, mode=mode)
+
+    connector._prepare_dataloader = prepare_share
+
+
 def _adapt_connector(name: str) -> Any:
     def adapt(module: Any) -> None:
         connector = getattr(module, name)
@@ -140,6 +166,7 @@ for _package in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "
     }
 for _package in ("lightning.pytorch", "pytorch_lightning"):
     ADAPTERS[f"{_package}.trainer.connectors.accelerator_connector"] = _adapt_connector("_AcceleratorConnector")
+    ADAPTERS[f"{_package}.trainer.connectors.data_connector"] = _adapt_data
 for _package in ("lightning.fabric", "lightning_fabric"):
     ADAPTERS[f"{_package}.connector"] = _adapt_connector("_Connector")
     ADAPTERS[f"{_package}.wrappers"] = _adapt_fabric_module

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from torch import nn
+
+from farspan.errors import PlanError
 from farspan.execute.engine import Engine
 from farspan.plan import Plan
 from farspan.planner.mesh import best_lanes, seconds_of_work
+from farspan.record.lanes.batch import BatchedModel, called_parts
+from farspan.record.parameters.copying import plan_by_model
 
-__all__ = ["LanesChoice", "lanes_worth_asking_for", "shares_of"]
+__all__ = ["check_micro_batches", "cut_batches"]
 
 _MANY_ROWS = 1 << 20
 
 
-class LanesChoice:
+class _Choice:
     """Chooses once, by the work of the first batch; the same on all ranks and in each run of a program.
 
     Args:
@@ -39,7 +46,7 @@ class LanesChoice:
         if not self._number:
             engine, plan = self._engine, self._plan
             kind = engine.teams[0].leader.device_type
-            found = best_lanes(seconds_of_work(work, kind), shares_of(plan), num_rows, widths=self._widths)
+            found = best_lanes(seconds_of_work(work, kind), _shares_of(plan), num_rows, widths=self._widths)
             self._number = found.number
             self._chosen(found.number)
             if found.number > 1:
@@ -50,13 +57,13 @@ class LanesChoice:
         return self._number
 
 
-def shares_of(plan: Plan) -> Sequence[float]:
+def _shares_of(plan: Plan) -> Sequence[float]:
     """Of each stage in the work of a step, as estimated; equal ones where a plan does not say."""
     shares = plan.estimates.get("share", ())
     return shares if len(shares) == plan.num_stages and sum(shares) > 0 else [1.0] * plan.num_stages
 
 
-def lanes_worth_asking_for(busy_s: Sequence[float]) -> tuple[int, float]:
+def _worth_asking_for(busy_s: Sequence[float]) -> tuple[int, float]:
     """The best number of micro-batches for a step that was one, and how many times as fast it would be.
 
     Args:
@@ -64,3 +71,36 @@ def lanes_worth_asking_for(busy_s: Sequence[float]) -> tuple[int, float]:
     """
     found = best_lanes(lambda number: sum(busy_s) / number, busy_s, _MANY_ROWS)
     return found.number, found.gain
+
+
+def cut_batches(engine: Engine, model: nn.Module, plan: Plan, micro_batches: Any) -> None:
+    """Cut the batches that `model` is called with into as many micro-batches as the plan or the planner says.
+
+    Args:
+        engine: This rank's.
+        model: The user's model.
+        plan: Its plan before anything has been measured: their number must not depend on measured times.
+        micro_batches: As the caller has given it.
+    """
+    engine.console.best_lanes = _worth_asking_for
+    number: Any = plan.micro_batches
+    if micro_batches == "auto" and number == 1:  # else the plan has it from an earlier run
+
+        def note(found: int) -> None:
+            plan_by_model[model] = engine.console.plan = dataclasses.replace(plan_by_model[model], micro_batches=found)
+
+        number = _Choice(engine, plan, note)
+        if number.num_workers == 1:
+            return
+    if number != 1:
+        for part in called_parts(model):
+            engine.recorder.batches.models[id(part)] = BatchedModel(part, number, engine.console.say)
+
+
+def check_micro_batches(micro_batches: Any) -> None:
+    """Raise unless it is None, "auto" or a number of micro-batches."""
+    if micro_batches not in (None, "auto") and (type(micro_batches) is not int or micro_batches < 1):
+        raise PlanError(
+            f"micro_batches={micro_batches!r} is no number of micro-batches.",
+            hint='farspan.distribute(model, micro_batches=4), or "auto"',
+        )
