@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from farspan.call.leaf import Placed
@@ -35,6 +35,66 @@ class _Sums:
     inputs: dict[str, float] = field(default_factory=dict[str, float])
     is_called: bool = False
 
+    def add(self, key: tuple[int, int], note: SegmentNote) -> None:
+        """Adds the note on a segment of the unit, which has level and stage `key`."""
+        self.keys.append(key)
+        self.first_calls.append(note.first_call)
+        self.likeness.append(note.likeness)
+        self.forward_work += note.forward
+        self.backward_work += note.backward
+        self.weight_work += note.weight
+        self.weight_flops += note.weight_flops
+        self.saved.update(note.saved)
+        self.working_bytes = max(self.working_bytes, note.working_bytes)
+        self.forward_working_bytes = max(self.forward_working_bytes, note.forward_working_bytes)
+        self.split_working_bytes = max(self.split_working_bytes, note.split_working_bytes)
+        self.inner_working_bytes = max(self.inner_working_bytes, note.inner_working_bytes)
+        self.split_inner_working_bytes = max(self.split_inner_working_bytes, note.split_inner_working_bytes)
+        self.left_bytes += note.left_bytes
+        self.is_called |= note.is_called
+
+    def alike(self) -> str:
+        """Returns a text that is equal for units that do the same work; "" for one that does none."""
+        return repr((self.likeness, [item.flops for item in self.backward_work if item.flops])) if self.keys else ""
+
+    def profile(
+        self, name: str, kept: tuple[float, float], seconds: Mapping[str, float | None], shared: Mapping[int, str]
+    ) -> UnitProfile:
+        """Returns the unit's profile, but for its likeness.
+
+        Args:
+            name: Of the unit.
+            kept: Bytes of what is trained there, and of all that lies there.
+            seconds: By kind of task.
+            shared: By storage that several units save, the name that they share.
+        """
+        saved_bytes = float(sum(self.saved.values()))
+        return UnitProfile(
+            name=name,
+            forward_s=seconds["F"],
+            backward_s=seconds["B"],
+            weight_s=seconds["W"] if self.weight_work else 0.0,
+            forward_work=tuple(self.forward_work),
+            backward_work=tuple(self.backward_work),
+            weight_work=tuple(self.weight_work),
+            weight_flops=self.weight_flops,
+            saved_bytes=saved_bytes,
+            saved_with_others=tuple(
+                (shared[storage], float(size)) for storage, size in self.saved.items() if storage in shared
+            ),
+            working_bytes=self.working_bytes,
+            forward_working_bytes=self.forward_working_bytes,
+            split_working_bytes=self.split_working_bytes,
+            released_bytes=self.working_bytes - self.inner_working_bytes,
+            split_released_bytes=self.split_working_bytes - self.split_inner_working_bytes,
+            left_bytes=self.left_bytes,
+            input_bytes=min(sum(self.inputs.values()), saved_bytes),
+            trained_bytes=kept[0],
+            memory_bytes=kept[1],
+            can_remat=self.is_called and name != "",
+            first_call=min(self.first_calls, default=None),
+        )
+
 
 def assemble(
     measured: Measured,
@@ -58,96 +118,70 @@ def assemble(
         notes: What a reader should know.
     """
     unit_of = _units_of(measured.notes)
+    values = _values_of(measured, unit_of)
     sums = [_Sums() for _ in names]
-    values: dict[tuple[int, int, str], PassedValue] = {}
     for key, note in measured.notes.items():
-        at = unit_of[key]
-        own = sums[at]
-        own.keys.append(key)
-        own.first_calls.append(note.first_call)
-        own.likeness.append(note.likeness)
-        own.forward_work += note.forward
-        own.backward_work += note.backward
-        own.weight_work += note.weight
-        own.weight_flops += note.weight_flops
-        own.saved.update(note.saved)
-        own.working_bytes = max(own.working_bytes, note.working_bytes)
-        own.forward_working_bytes = max(own.forward_working_bytes, note.forward_working_bytes)
-        own.split_working_bytes = max(own.split_working_bytes, note.split_working_bytes)
-        own.inner_working_bytes = max(own.inner_working_bytes, note.inner_working_bytes)
-        own.split_inner_working_bytes = max(own.split_inner_working_bytes, note.split_inner_working_bytes)
-        own.left_bytes += note.left_bytes
-        own.is_called |= note.is_called
-        for item in note.inputs:
-            source = item.stage if item.source is None else unit_of.get(item.source, item.stage)
-            if source == at:
-                continue
-            own.inputs[item.name] = item.size_bytes
-            values[source, at, item.name] = PassedValue(
-                source=source,
-                target=at,
-                size_bytes=item.size_bytes,
-                name=item.name,
-                is_saved=item.source is None or item.name in measured.notes[item.source].saved_values,
-                is_saved_there=item.name in note.saved_values,
-                gradient_bytes=measured.gradient_bytes.get(item.name, 0),
-                is_parameter=item.is_parameter,
-            )
+        sums[unit_of[key]].add(key, note)
+    for value in values:
+        sums[value.target].inputs[value.name] = value.size_bytes
+    alike = [own.alike() for own in sums]
     seconds, spread = _seconds(measured, unit_of)
-    kept = [memory_of(parameters, stage, states) for stage in range(len(names))]
-    alike = [
-        repr((own.likeness, [item.flops for item in own.backward_work if item.flops])) if own.keys else ""
-        for own in sums
-    ]
-    by_likeness: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for (stage, kind), taken in seconds.items():
-        by_likeness[alike[stage], kind].append(taken)
+    mean_s = _means_of_like_units(seconds, alike, is_dry=measured.is_dry)
     uses = Counter(storage for own in sums for storage in own.saved)
     shared = {storage: str(number) for number, storage in enumerate(uses) if uses[storage] > 1}
     numbers = {likeness: str(number) for number, likeness in enumerate(dict.fromkeys(alike))}
-
-    def seconds_of(stage: int, kind: str) -> float | None:
-        if measured.is_dry:
-            return None
-        return fmean(by_likeness[alike[stage], kind]) if (stage, kind) in seconds else 0.0
-
     profiles = [
-        UnitProfile(
-            name=name,
-            forward_s=seconds_of(stage, "F"),
-            backward_s=seconds_of(stage, "B"),
-            weight_s=seconds_of(stage, "W") if own.weight_work else 0.0,
-            forward_work=tuple(own.forward_work),
-            backward_work=tuple(own.backward_work),
-            weight_work=tuple(own.weight_work),
-            weight_flops=own.weight_flops,
-            saved_bytes=float(sum(own.saved.values())),
-            saved_with_others=tuple(
-                (shared[storage], float(size)) for storage, size in own.saved.items() if storage in shared
-            ),
-            working_bytes=own.working_bytes,
-            forward_working_bytes=own.forward_working_bytes,
-            split_working_bytes=own.split_working_bytes,
-            released_bytes=own.working_bytes - own.inner_working_bytes,
-            split_released_bytes=own.split_working_bytes - own.split_inner_working_bytes,
-            left_bytes=own.left_bytes,
-            input_bytes=min(sum(own.inputs.values()), float(sum(own.saved.values()))),
-            trained_bytes=kept[stage][0],
-            memory_bytes=kept[stage][1],
+        replace(
+            own.profile(name, memory_of(parameters, stage, states), mean_s[stage], shared),
             likeness=numbers[alike[stage]] if own.keys else "",
-            can_remat=own.is_called and name != "",
-            first_call=min(own.first_calls, default=None),
         )
         for stage, (name, own) in enumerate(zip(names, sums, strict=True))
     ]
     return StepProfile(
         units=tuple(profiles),
-        values=tuple(values.values()),
+        values=tuple(values),
         num_micro_batches=num_micro_batches,
         device=device,
         spread=spread,
         notes=tuple(notes),
     )
+
+
+def _values_of(measured: Measured, unit_of: Mapping[tuple[int, int], int]) -> list[PassedValue]:
+    """Returns the values that one unit makes, or holds, and another uses."""
+    values: dict[tuple[int, int, str], PassedValue] = {}
+    for key, note in measured.notes.items():
+        at = unit_of[key]
+        for item in note.inputs:
+            source = item.stage if item.source is None else unit_of.get(item.source, item.stage)
+            if source != at:
+                values[source, at, item.name] = PassedValue(
+                    source=source,
+                    target=at,
+                    size_bytes=item.size_bytes,
+                    name=item.name,
+                    is_saved=item.source is None or item.name in measured.notes[item.source].saved_values,
+                    is_saved_there=item.name in note.saved_values,
+                    gradient_bytes=measured.gradient_bytes.get(item.name, 0),
+                    is_parameter=item.is_parameter,
+                )
+    return list(values.values())
+
+
+def _means_of_like_units(
+    seconds: Mapping[tuple[int, str], float], alike: Sequence[str], *, is_dry: bool
+) -> list[dict[str, float | None]]:
+    """Returns for each unit the seconds of a task by its kind: the mean over units that do the same work."""
+    by_likeness: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for (stage, kind), taken in seconds.items():
+        by_likeness[alike[stage], kind].append(taken)
+
+    def mean_s(stage: int, kind: str) -> float | None:
+        if is_dry:
+            return None
+        return fmean(by_likeness[alike[stage], kind]) if (stage, kind) in seconds else 0.0
+
+    return [{kind: mean_s(stage, kind) for kind in "FBW"} for stage in range(len(alike))]
 
 
 def _units_of(notes: Mapping[tuple[int, int], SegmentNote]) -> dict[tuple[int, int], int]:
