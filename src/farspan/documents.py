@@ -1,4 +1,4 @@
-"""Reading what people, other programs and other ranks wrote: bounds on all of it, and every mistake named by its key.
+"""Reads what people, other programs and other ranks wrote: all of it is bounded, and every mistake is named by its key.
 
     read_text              a regular file of UTF-8, at most MAX_BYTES
     parse_json, _toml      at most MAX_DEPTH, MAX_VALUES, MAX_DIGITS; no key twice, no NaN, no infinity

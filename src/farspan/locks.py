@@ -1,4 +1,4 @@
-"""Locks that nobody waits for without an end."""
+"""Locks with a deadline: no wait for one is endless."""
 
 from __future__ import annotations
 

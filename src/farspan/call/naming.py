@@ -1,4 +1,5 @@
-"""What is known of torch functions that recording must treat apart, and where in the user's program a call stands."""
+"""Names leaves and torch functions, lists those that recording must treat apart, and finds the user's line of a
+call."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Running Python becomes graphs: lazy tensors, the recorder, and where calls are caught."""
+"""Records running Python as graphs: lazy tensors, the recorder, and where calls are intercepted."""
 
 __all__: list[str] = []

@@ -1,3 +1,3 @@
-"""What a program has learned, on disk: checkpoints, and what makes a program go on exactly where it was."""
+"""Saves on disk what a program has trained: checkpoints, and all that makes a program go on exactly where it was."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What farspan does with the program's tensors itself is not recorded."""
+"""Lets farspan use the program's tensors itself, without being recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["aside"]
 
 @contextlib.contextmanager
 def aside(engine: Engine) -> Iterator[None]:
-    """Nothing of the body is recorded; what it raises is not told to other ranks."""
+    """Records nothing of the body; what it raises is not reported to other ranks."""
     recorder = engine.recorder
     was_recording, recorder.is_recording = recorder.is_recording, False
     try:

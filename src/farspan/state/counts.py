@@ -1,4 +1,4 @@
-"""How often models have been called: what farspan's own draws follow from, under `distribute(seed=...)`.
+"""Counts how often models have been called: farspan's own draws follow from that, under `distribute(seed=...)`.
 
 A call then draws by its place in the model and by how often the model has been called: a program that is resumed counts
 on, so that its masks are not those of its start. What is loaded before `distribute` counts from there.
@@ -20,7 +20,7 @@ _thread = threading.local()
 
 
 def counts_to_json(engine: Engine) -> list[list[int]]:
-    """How often each model has been called, by the number that stands for it."""
+    """Returns how often each model has been called, by the model's number."""
     return [[key, count] for key, count in sorted(engine.recorder.root.counts.items())]
 
 

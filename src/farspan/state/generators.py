@@ -19,7 +19,8 @@ _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 
 def generators_to_json(generator: torch.Generator) -> dict[str, Any]:
-    """The states of Python's, numpy's and torch's generators, those of devices too; torch's own is `generator`."""
+    """Returns the states of Python's, numpy's and torch's generators, those of devices too; torch's own is
+    `generator`."""
     with GENERATORS:
         found = {
             "torch": _torch_to_json(generator),
@@ -55,7 +56,7 @@ def is_generator(value: Any) -> bool:
 
 
 def one_to_json(value: Any) -> Any:
-    """The state of a generator of the program's own."""
+    """Returns the state of a generator of the program's own."""
     if isinstance(value, torch.Generator):
         return _torch_to_json(value)
     if isinstance(value, random.Random):
@@ -78,7 +79,7 @@ def one_from_json(value: Any, saved: Any, where: str) -> None:
 
 
 class _checked:  # noqa: N801 - reads as a verb
-    """What a generator does not take becomes an error about the checkpoint."""
+    """Turns the error of a generator that does not take a state into an error about the checkpoint."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -112,7 +113,7 @@ def _python_from_json(value: Any) -> Any:
 
 
 def _numpy_to_json(state: Any) -> Any:
-    """A bit generator's state: a dictionary of texts, whole numbers, arrays and such dictionaries."""
+    """Returns a bit generator's state: a dictionary of texts, whole numbers, arrays and such dictionaries."""
     if isinstance(state, dict):
         return {key: _numpy_to_json(item) for key, item in state.items()}
     if isinstance(state, np.ndarray):

@@ -1,4 +1,4 @@
-"""What the tensors of a program are called in a checkpoint: as the program calls them, whatever the plan.
+"""Names the tensors of a program in a checkpoint: as the program calls them, whatever the plan.
 
     model/blocks.0.weight               of `model=model`
     model/generator/conv.weight         of `model={"generator": ..., "critic": ...}`
@@ -24,7 +24,7 @@ Named = tuple[str, torch.Tensor]
 
 
 def named_tensors(module: nn.Module) -> Iterator[Named]:
-    """All parameters, and the buffers that are saved, each once, by its first name."""
+    """Yields all parameters, and the buffers that are saved, each once, by its first name."""
     seen: set[int] = set()
     for name, item in _all_tensors(module):
         if id(item) not in seen:
@@ -33,14 +33,14 @@ def named_tensors(module: nn.Module) -> Iterator[Named]:
 
 
 def aliases_of(module: nn.Module) -> dict[str, str]:
-    """The other names of tensors that have several, each to the first one."""
+    """Returns the other names of tensors that have several, each to the first one."""
     first: dict[int, str] = {}
     found = ((name, first.setdefault(id(item), name)) for name, item in _all_tensors(module))
     return {name: known for name, known in found if name != known}
 
 
 def modules_in(value: Any, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """The models in what the program saves, with their paths."""
+    """Yields the models in what the program saves, with their paths."""
     if isinstance(value, nn.Module):
         yield path, value
     elif isinstance(value, dict):
@@ -49,7 +49,8 @@ def modules_in(value: Any, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def parameter_names(engine: Engine, objects: Mapping[str, Any]) -> dict[int, str]:
-    """By id what parameters are called in the state of optimizers: as in the one model, or with its path before it.
+    """Maps parameters, by id, to their names in the state of optimizers: as in the one model, or with its path before
+    it.
 
     Args:
         engine: This rank's.
@@ -65,7 +66,7 @@ def parameter_names(engine: Engine, objects: Mapping[str, Any]) -> dict[int, str
 
 
 def check_key(key: Any, path: str) -> str:
-    """A name that the program gives to what it saves.
+    """Returns a name that the program gives to what it saves.
 
     Raises:
         CheckpointError: It is none.

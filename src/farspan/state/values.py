@@ -1,4 +1,4 @@
-"""What a program keeps beside its tensors, as JSON: nothing in it is ever called or looked up when it is read.
+"""Writes what a program keeps beside its tensors as JSON: nothing in it is ever called or looked up when it is read.
 
     None, bool, int, float, str, list, dict of texts    as they are
     everything else that can be saved                   {"$tuple": [...]}, {"$tensor": "extra/mask"}, ...
@@ -103,7 +103,7 @@ def encode(value: Any, name: str, put: Callable[[str, torch.Tensor], None], dept
 
 
 def decode(value: Any, tensor_of: Callable[[str], torch.Tensor], where: str) -> Any:
-    """What `encode` was given.
+    """Returns what `encode` was given.
 
     Raises:
         CheckpointError: It is nothing that `encode` gives.
@@ -169,7 +169,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype that has a name that a checkpoint may have."""
+    """Returns the dtype that has a name that a checkpoint may have."""
     if name not in ITEM_BYTES:
         raise ValueError(name)
     return getattr(torch, name)

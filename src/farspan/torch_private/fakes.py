@@ -1,4 +1,4 @@
-"""Fake tensors: making them, and telling their limits from errors of the program."""
+"""Makes fake tensors, and distinguishes their limits from errors of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private torch names, the second part: process groups that are in none of torch.distributed's lists."""
+"""Process groups that are in none of torch.distributed's lists, made by private torch names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaves word in the store of a job that a rank will not come: `python -m farspan.comm.rendezvous.messenger WHY`.
+"""Leaves a record in the store of a job that a rank will not come: `python -m farspan.comm.rendezvous.messenger WHY`.
 
 The process of the rank starts it when it ends before it has called `farspan.distribute`.
 """

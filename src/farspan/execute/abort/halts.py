@@ -1,4 +1,4 @@
-"""Telling all ranks at which place of the program's order a step ends, before the first empty message is sent.
+"""Lets all ranks know at which place of the program's order a step ends, before the first empty message is sent.
 
     raising rank     halt at P  ------>  all others       they run nothing behind P any more, and answer
                      (all have answered)

@@ -1,4 +1,4 @@
-"""Executes a rank's program: post receives a few tasks ahead, wait, run, send, never waiting for a send."""
+"""Executes a rank's program: posts receives a few tasks ahead, waits, runs, sends, and never waits for a send."""
 
 from __future__ import annotations
 

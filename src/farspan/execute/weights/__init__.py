@@ -1,3 +1,3 @@
-"""Parameters of wide stages: their values on all members, and their gradients on the way home."""
+"""Parameters of wide stages: their values on all members, and their gradients on the way to their owners."""
 
 __all__: list[str] = []

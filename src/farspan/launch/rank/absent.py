@@ -1,4 +1,4 @@
-"""A rank that ends before it has called `farspan.distribute` says so, for the others to raise instead of waiting.
+"""A rank that ends before it has called `farspan.distribute` says so: the others raise instead of waiting.
 
 `farspan run` sees by itself that one of its processes has ended; under another launcher the process leaves word in the
 store of the job, if anybody can be waiting there. A process of its own does that: a Python that is about to end cannot

@@ -1,4 +1,4 @@
-"""All memory of this process that has not been filled, and what was to be done to it."""
+"""Knows all memory of this process that has not been filled, and what was to be done to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SWEPT_EVERY = 1024
 
 
 class Construction:
-    """Who has memory that holds nothing, and how it is filled. Threads may construct beside each other."""
+    """The memory that holds nothing yet, by tensor, and how it is filled. Threads may construct beside each other."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -34,12 +34,12 @@ class Construction:
         return bool(self._memories)
 
     def waiting(self) -> list[Memory]:
-        """All memory that has not been filled and that the program uses."""
+        """Returns all memory that has not been filled and that the program uses."""
         self.sweep()
         return list(self._memories.values())
 
     def memory_of(self, tensor: torch.Tensor) -> Memory | None:
-        """The memory of a tensor, if it has not been filled."""
+        """Returns the memory of a tensor, if it has not been filled."""
         if not self._memories or has_own_dispatch(type(tensor)):
             return None
         with without_any_mode():
@@ -48,7 +48,7 @@ class Construction:
             return self._memories.get(key_of_storage(tensor.untyped_storage()))
 
     def view_of(self, tensor: torch.Tensor) -> View | None:
-        """What a tensor is of memory that has not been filled; None if it is plain data."""
+        """Returns the view that a tensor is of memory that has not been filled; None if it is plain data."""
         memory = self.memory_of(tensor)
         if memory is None:
             return None
@@ -59,7 +59,7 @@ class Construction:
             return View(memory, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def new(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of the program in memory that holds nothing."""
+        """Returns a tensor of the program in memory that holds nothing."""
         with without_any_mode(), torch.no_grad():
             tensor = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype)
         return self.adopt(tensor)
@@ -130,7 +130,7 @@ class Construction:
                         memory.writes.append(operation)
 
     def contents(self, views: Sequence[View], *, are_written: bool = False) -> list[torch.Tensor]:
-        """What some tensors would hold now: copies; those of the same memory share it.
+        """Returns what some tensors would hold now: copies; those of the same memory share it.
 
         Args:
             views: The tensors.
@@ -179,7 +179,7 @@ class Construction:
 
 
 def _copied(item: Any) -> Any:
-    """A copy of data that the program may write to before the operation is done."""
+    """Returns a copy of data that the program may write to before the operation is done."""
     if not isinstance(item, torch.Tensor):
         return item
     with without_any_mode(), torch.no_grad():

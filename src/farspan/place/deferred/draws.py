@@ -1,4 +1,4 @@
-"""What construction draws: the generator goes as far as it would have gone, and its state before is kept.
+"""Moves generators through construction: each goes as far as it would have gone, and its state before is kept.
 
 weight.normal_()       of a shape that has been seen: computed (a jump of the Mersenne twister, 1 ms)
                        of another one: drawn once, into memory that is used again each time
@@ -22,7 +22,7 @@ __all__ = ["Draws", "drawing_from"]
 
 
 class Draws:
-    """How far operations on memory that has not been filled move generators."""
+    """The distances by which operations on memory that has not been filled move generators."""
 
     def __init__(self) -> None:
         self._counts: dict[Any, int | None] = {}
@@ -34,11 +34,11 @@ class Draws:
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def is_by_shape(self, form: Form) -> bool:
-        """Whether data do not matter for how far an operation moves a generator."""
+        """Returns whether an operation moves a generator by a distance that does not depend on data."""
         return form.name in BY_SHAPE
 
     def before(self, kwargs: dict[str, Any]) -> RandomState:
-        """What an operation is going to draw from."""
+        """Returns what an operation is going to draw from."""
         given = kwargs.get("generator")
         return RandomState((given or torch.default_generator).get_state(), given)
 

@@ -36,12 +36,12 @@ _thread = threading.local()
 
 
 def is_constructing() -> bool:
-    """Whether this thread is in a constructor that is put off."""
+    """Returns whether this thread is in a constructor that is deferred."""
     return getattr(_thread, "is_constructing", False)
 
 
 def set_constructing(value: bool) -> None:
-    """This thread enters or leaves such a constructor."""
+    """Enters or leaves such a constructor in this thread."""
     _thread.is_constructing = value
 
 
@@ -64,7 +64,7 @@ class PlainReads(TorchFunctionMode):
 
 
 def _deep_copy(tensor: torch.Tensor, view: View, memo: dict[Any, Any]) -> torch.Tensor:
-    """As torch copies a tensor: its memory once, for all tensors in it."""
+    """Copies as torch copies a tensor: its memory once, for all tensors in it."""
     if id(tensor) in memo:
         return memo[id(tensor)]
     if not tensor.is_leaf:
@@ -104,7 +104,7 @@ def _fill(args: Any, *, with_sources: bool = False) -> bool:
 
 @classmethod
 def _used(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """A tensor without data is used outside of a constructor."""
+    """Handles the use of a tensor without data outside of a constructor."""
     kwargs = kwargs or {}
     if func not in WITHOUT_DATA and not is_constructing():
         if _fill((args, kwargs), with_sources=True):
@@ -129,7 +129,7 @@ def _reduced(self: Any, protocol: Any) -> Any:
 
 @functools.cache
 def _guarded(kind: Any) -> Any:
-    """The class of tensors of class `kind` that have no data."""
+    """Returns the class of tensors of class `kind` that have no data."""
     names = {"__torch_function__": _used, "__deepcopy__": _deep_copied, "__reduce_ex__": _reduced, "_plain": kind}
     return types.new_class(f"Deferred{kind.__name__}", (kind,), exec_body=lambda space: space.update(names))
 
@@ -148,7 +148,7 @@ def _unguard(item: Any) -> None:
 
 
 def unguarded(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor, uses of which are not noticed any more."""
+    """Returns the same tensor, uses of which are not noticed any more."""
     _unguard(tensor)
     return tensor
 

@@ -1,4 +1,4 @@
-"""What is known of memory that has not been filled: who has it, and the operations that would have written into it.
+"""Memory that has not been filled: who has it, and the operations that would have written into it.
 
 weight = nn.Parameter(torch.empty(4096, 4096))     Memory, its storage not touched: takes no physical memory
 nn.init.normal_(weight)                            Operation normal_(View of it), with the generator's state
@@ -35,7 +35,7 @@ class Memory:
         """Equal where all that was written into it is."""
 
     def writes_before(self, number: int) -> Iterator[Operation]:
-        """Its writes that come before an operation, the latest first, as far as they matter."""
+        """Yields the writes that come before an operation, the latest first, as far as they matter."""
         for operation in reversed(self.writes):
             if operation.number < number:
                 yield operation
@@ -55,7 +55,7 @@ class View:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of its memory, each element once."""
+        """Returns whether it is all of its memory, each element once."""
         expected = 1
         for size, step in sorted(zip(self.shape, self.stride, strict=True), key=lambda pair: (pair[1], pair[0])):
             if size != 1 and step != expected:
@@ -64,7 +64,7 @@ class View:
         return expected * self.dtype.itemsize == self.memory.size_bytes
 
     def on(self, storage: Any) -> torch.Tensor:
-        """The same tensor on other memory of the same size."""
+        """Returns the same tensor on other memory of the same size."""
         return tensor_on(storage, self.dtype, self.shape, self.stride, self.offset)
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """What an operation draws from.
+    """The state that an operation draws from.
 
     Attributes:
         state: Of the generator before it.
@@ -110,7 +110,7 @@ class Operation:
 
     @property
     def memories(self) -> set[Memory]:
-        """All that it reads or writes."""
+        """Returns all memories that it reads or writes."""
         written = {view.memory for view in self.results if view is not None}
         return {*self.reads, *written} | ({self.overwrites} if self.overwrites is not None else set())
 
@@ -128,7 +128,7 @@ class Operation:
 
 
 def _shown(item: Any) -> Any:
-    """What stands for an argument in a digest."""
+    """Returns what represents an argument in a digest."""
     if isinstance(item, torch.Tensor):
         data = item.detach().contiguous().flatten().view(torch.uint8) if item.device.type == "cpu" else item
         return f"{item.dtype}{tuple(item.shape)}{hashlib.blake2b(data.numpy().tobytes(), digest_size=16).hexdigest()}"

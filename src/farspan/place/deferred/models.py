@@ -41,7 +41,7 @@ def open_model(model: nn.Module) -> None:
 
 
 def digest_of(tensor: torch.Tensor) -> int | None:
-    """A number that is equal for tensors without data that will hold the same; None for one that has data."""
+    """Returns a number that is equal for tensors without data that will hold the same; None for one that has data."""
     view = CONSTRUCTION.view_of(tensor)
     if view is None:
         return None
@@ -81,7 +81,7 @@ class Offered(Mapping[str, torch.Tensor]):
 
 
 def _tensors_of(model: nn.Module) -> list[torch.Tensor]:
-    """Parameters, buffers and whatever else its modules hold."""
+    """Returns parameters, buffers and whatever else its modules hold."""
     found: dict[int, torch.Tensor] = {id(item): item for item in chain(model.parameters(), model.buffers())}
     for module in model.modules():
         for name, value in vars(module).items():

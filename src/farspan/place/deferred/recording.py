@@ -1,4 +1,4 @@
-"""What a constructor does to large tensors is not done but noted; all else is done at once.
+"""Notes what a constructor does to large tensors instead of doing it; does all else at once.
 
 an operation              and its tensors                 what happens
 view, reshape in place    any                             done: no data are needed
@@ -152,7 +152,7 @@ class Recording(PlainMode):
     def _without_data(
         self, func: Any, form: Form, args: Any, kwargs: dict[str, Any], views: dict[int, View], metas: Sequence[Any]
     ) -> Any:
-        """A result of which shapes are known."""
+        """Returns a result of which shapes are known."""
         results = [CONSTRUCTION.new(meta.shape, meta.stride(), meta.dtype) for meta in metas]
         if form.name not in _EMPTY or _fills_empty():
             random = None
@@ -171,7 +171,7 @@ class Recording(PlainMode):
     def _forgotten(
         self, func: Any, args: Any, kwargs: dict[str, Any], views: dict[int, View], result: Any, random: Any
     ) -> Any:
-        """What an operation has given, large tensors of it without their data."""
+        """Returns the result of an operation, large tensors of it without their data."""
         items = list(result) if type(result) in (tuple, list) else [result]
         used = {key_of_storage(item.untyped_storage()) for item in _tensors((args, kwargs))}
         is_new = [_size(item) >= LEAST_BYTES and key_of_storage(item.untyped_storage()) not in used for item in items]
@@ -190,7 +190,7 @@ class Recording(PlainMode):
         return type(result)(items) if type(result) in (tuple, list) else items[0]
 
     def _inferred(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
-        """The results as tensors without data; None where only a run tells, or they lie elsewhere."""
+        """Returns the results as tensors without data; None where only a run tells, or they lie elsewhere."""
         device = kwargs.get("device")
         if device is not None and torch.device(device).type != "cpu":
             return None
@@ -221,7 +221,7 @@ class Recording(PlainMode):
 
 
 def _fills_empty() -> bool:
-    """Whether torch writes into memory that nobody has written yet, to find who reads it."""
+    """Returns whether torch fills memory that has not been written yet, to find who reads it."""
     return torch.are_deterministic_algorithms_enabled() and _deterministic.fill_uninitialized_memory
 
 
@@ -232,14 +232,14 @@ def _tensors(item: Any) -> list[torch.Tensor]:
 
 
 def _meta(item: Any) -> Any:
-    """A tensor of the same form without data."""
+    """Returns a tensor of the same form without data."""
     if not isinstance(item, torch.Tensor):
         return None if isinstance(item, torch.Generator) else item
     return torch.empty_strided(tuple(item.shape), item.stride(), dtype=item.dtype, device="meta")
 
 
 def _size(item: Any) -> int:
-    """Of the memory that a tensor is in, in bytes."""
+    """Returns the bytes of the memory that a tensor is in."""
     if not isinstance(item, torch.Tensor) or item.device.type != "cpu" or item.layout is not torch.strided:
         return 0
     if has_own_dispatch(type(item)):
@@ -248,7 +248,7 @@ def _size(item: Any) -> int:
 
 
 def _written(form: Form, args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments that an operation writes in place, as they were given."""
+    """Returns the arguments that an operation writes in place, as they were given."""
     found: list[Any] = []
     for key in form.written:
         if isinstance(key, str):
@@ -259,7 +259,7 @@ def _written(form: Form, args: Any, kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _may_be_large(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether what an operation makes of numbers alone may be large."""
+    """Returns whether the result of an operation on numbers alone may be large."""
     sizes: list[int] = []
     for item in [*args, *kwargs.values()]:
         if type(item) in (list, tuple, torch.Size) and all(type(each) is int for each in item):

@@ -1,4 +1,4 @@
-"""Counting the work of a piece of a step: products, memory traffic, and what autograd keeps."""
+"""Counts the work of a part of a step: products, memory traffic, and what autograd keeps."""
 
 from __future__ import annotations
 

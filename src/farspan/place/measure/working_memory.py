@@ -1,4 +1,5 @@
-"""Memory that a piece of a step needs while it runs, and has given back when it is over or keeps for its backward.
+"""Measures the memory that a part of a step needs while it runs, and has given back when it is over or keeps for its
+backward.
 
 forward     alive |====__      most - kept by autograd           backward    |==__         most, from where it begins;
                   |========                                                  |======____     what was kept goes

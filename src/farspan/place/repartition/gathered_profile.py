@@ -1,5 +1,4 @@
-"""Gathers on rank 0 what each rank has measured of its own share of a step. JSON: nothing is unpickled. JSON: nothing
-is unpickled."""
+"""Gathers on rank 0 what each rank has measured of its own share of a step. JSON: nothing is unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the best plan that distribute can run, and says what is worse about those next to it."""
+"""Finds the best plan that `distribute` can run, and says why those next to it are worse."""
 
 from __future__ import annotations
 

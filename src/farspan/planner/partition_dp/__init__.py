@@ -1,4 +1,4 @@
-"""The searches: over contiguous stages (a lattice of prefixes) and over free placements."""
+"""Searches over contiguous stages: dynamic programming over a lattice of prefixes of the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tensor's elements are called by torch and by safetensors, and how large they are."""
+"""Names and sizes of the elements of tensors, for torch and for safetensors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _KNOWN = {
     "complex64": ("C64", 8),
 }
 _AS_BYTES = {"complex32": 4, "complex128": 16, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1}
-"""Those that safetensors does not know: stored as bytes, one more dim behind the others."""
+"""Dtypes that safetensors does not know: stored as bytes, one more dim behind the others."""
 ITEM_BYTES = {name: size for name, (_, size) in _KNOWN.items()} | _AS_BYTES
 
 
 def num_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """The size of a tensor.
+    """Returns the size of a tensor.
 
     >>> num_bytes("float32", (2, 3))
     24
@@ -40,7 +40,7 @@ def num_bytes(dtype: str, shape: Sequence[int]) -> int:
 
 
 def in_file(dtype: str, shape: Sequence[int]) -> tuple[str, list[int]]:
-    """Which dtype and shape a safetensors file gives to a tensor.
+    """Returns the dtype and shape that a safetensors file gives to a tensor.
 
     >>> in_file("complex128", (3,))
     ('U8', [3, 16])

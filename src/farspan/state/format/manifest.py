@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and where: its manifest.
+"""The manifest of a checkpoint: what it holds, and where.
 
     tensor  "model/blocks.3.weight"  float32 [512, 128]
       piece   file 1, from byte 4096    rows 0 to 256        a checksum for each block of 16 MiB
@@ -98,7 +98,7 @@ class Manifest:
 
 
 def key_in_file(name: str, tensor: StoredTensor, piece: Piece) -> str:
-    """What a piece is called in its safetensors file: as its tensor, if it is the whole of it.
+    """Returns the name of a piece in its safetensors file: that of its tensor, if it is the whole of it.
 
     >>> part = Piece(file=0, begin=64, offset=(2, 0), shape=(2, 3), checksums=())
     >>> key_in_file("a", StoredTensor(dtype="int8", shape=(4, 3), pieces=(part,)), part)

@@ -32,7 +32,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a checkpoint's file may be called so: it lies in the checkpoint's folder."""
+    """Returns whether a checkpoint's file may be called so: it lies in the checkpoint's folder."""
     return _FILE_NAME.fullmatch(name) is not None
 
 

@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """What is wrong with a checkpoint.
+    """A damage of a checkpoint.
 
     Attributes:
         file: Its path.
@@ -39,13 +39,13 @@ class Damage:
 
 
 def damaged(damage: Damage) -> DamageError:
-    """The error of somebody who needs what is damaged."""
+    """Returns the error of somebody who needs what is damaged."""
     whose = f"{damage.tensor} in {damage.file}" if damage.tensor else damage.file
     return DamageError(f"{whose} is damaged.", why=f"{damage.what}.", hint=_HINT)
 
 
 def read_manifest(folder: str) -> Manifest:
-    """The manifest of a checkpoint.
+    """Returns the manifest of a checkpoint.
 
     Raises:
         CheckpointError: It is missing, damaged, or of another format.
@@ -143,7 +143,7 @@ class Reader:
             raise damaged(damage)
 
     def verify(self, name: str) -> Iterator[Damage]:
-        """What is wrong with a tensor."""
+        """Yields the damages of a tensor."""
         tensor = self.manifest.tensors[name]
         for piece in tensor.pieces:
             try:

@@ -1,4 +1,4 @@
-"""Which checkpoints may be loaded, the first one first: what rank 0 finds, told to all."""
+"""Chooses the checkpoints that may be loaded, the first one first: rank 0 finds them, and broadcasts what it finds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["choices", "latest", "offer", "told"]
 
 
 def latest(folder: str | os.PathLike[str]) -> str | None:
-    """The newest checkpoint in a folder of checkpoints: the folder to load; None if there is none yet.
+    """Returns the newest checkpoint in a folder of checkpoints: the folder to load; None if there is none yet.
 
     It is what this process sees: while a save goes on, other ranks may see it earlier or later.
 
@@ -27,7 +27,7 @@ def latest(folder: str | os.PathLike[str]) -> str | None:
 
 
 def choices(engine: Engine, path: str, *, is_strict: bool) -> list[str]:
-    """The checkpoints to try.
+    """Returns the checkpoints to try.
 
     Args:
         engine: This rank's.
@@ -56,7 +56,7 @@ def choices(engine: Engine, path: str, *, is_strict: bool) -> list[str]:
 
 
 def offer(engine: Engine, damaged: str) -> str | None:
-    """The newest checkpoint beside a damaged one that is whole: all of it is read, on rank 0."""
+    """Returns the newest checkpoint beside a damaged one that is whole: all of it is read, on rank 0."""
 
     def find() -> str | None:
         others = (path for path in candidates(os.path.dirname(damaged)) if path != damaged)
@@ -66,7 +66,7 @@ def offer(engine: Engine, damaged: str) -> str | None:
 
 
 def told(engine: Engine, what: str, find: Any) -> Any:
-    """What `find` gives on rank 0, on every rank; JSON. Its error is raised on every rank."""
+    """Returns on every rank what `find` gives on rank 0, as JSON. Its error is raised on every rank."""
     said: dict[str, Any] = {}
     agreement = engine.agreement_of_all
     if agreement.side.rank == 0:

@@ -31,7 +31,7 @@ __all__ = ["Loaded", "load"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What `farspan.load` has loaded.
+    """The result of `farspan.load`.
 
     Attributes:
         path: The checkpoint's folder.
@@ -106,7 +106,7 @@ def load(
 
 
 def _engine() -> Engine:
-    """This rank's engine; or before there is one, where there will be others, one for this rank alone."""
+    """Returns this rank's engine; before there is one, where there will be others, one for this rank alone."""
     if current_engine() is not None or num_ranks_to_be() == 1:
         return engine_of_this_thread(None)
     return Engine(Recorder(), SideChannel.alone(), None, seed=None, deadline_s=300.0)
@@ -155,7 +155,7 @@ def _plan(restorer: Restorer, objects: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _vote(engine: Engine, mine: CheckpointError | None) -> CheckpointError | None:
-    """The error of the first rank that has one, on all ranks."""
+    """Returns the error of the first rank that has one, on all ranks."""
     said = None if mine is None else [isinstance(mine, DamageError), mine.what, mine.why, mine.hint]
     blobs = engine.agreement_of_all.gather("what was read", json.dumps(said).encode())
     for blob in blobs:

@@ -35,7 +35,7 @@ __all__ = ["Restorer"]
 
 
 class Restorer:
-    """What one rank does to restore a checkpoint.
+    """Restores a checkpoint on one rank.
 
     Args:
         engine: This rank's.
@@ -85,7 +85,7 @@ class Restorer:
             )
 
     def plain(self, saved: Any, path: str) -> Any:
-        """What was saved as plain values: without models, optimizers and others that keep their own state."""
+        """Returns what was saved as plain values: without models, optimizers and others that keep their own state."""
         kind = self._kind_of(saved, path)
         if kind == "mapping":
             items = as_object(saved["items"], path)
@@ -103,7 +103,7 @@ class Restorer:
         return decode(saved, self.read_new, f"{path} in {self.folder}")
 
     def read_new(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
-        """A stored tensor in memory of its own: laid out as `like`, if it has the same sizes."""
+        """Returns a stored tensor in memory of its own: laid out as `like`, if it has the same sizes."""
         stored = self._stored(name)
         with DisableTorchFunction():
             dtype = torch_dtype(stored.dtype)
@@ -210,7 +210,7 @@ class Restorer:
         self.actions.append(act)
 
     def _state(self, saved: Any, parameter: torch.Tensor, path: str, given: dict[str, Any]) -> Any:
-        """What an optimizer keeps for a parameter: of one of another rank, only what every rank has."""
+        """Returns what an optimizer keeps for a parameter; for one of another rank, only what every rank has."""
         item = self.placed.get(id(parameter))
         where = f"{path} in {self.folder}"
         if item is None or item.is_owned:

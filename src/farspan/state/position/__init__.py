@@ -1,3 +1,3 @@
-"""Where a program stands in its data."""
+"""Saves where a program stands in its data."""
 
 __all__: list[str] = []

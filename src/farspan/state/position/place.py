@@ -15,7 +15,7 @@ _MOST = 10**15
 
 @dataclass(slots=True, kw_only=True)
 class Place:
-    """Where a loader stands.
+    """The place of a loader in its data.
 
     Attributes:
         epoch: How many epochs are over.

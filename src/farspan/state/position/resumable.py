@@ -143,7 +143,7 @@ class Resumable(Generic[_T]):
         return iterator
 
     def _own_generators(self) -> list[torch.Generator]:
-        """Those that are the loader's, or its samplers'."""
+        """Returns the generators that are the loader's, or its samplers'."""
         given = self._given
         holders = (given, given.sampler, given.batch_sampler, getattr(given.batch_sampler, "sampler", None))
         found = [getattr(holder, "generator", None) for holder in holders]
@@ -221,7 +221,7 @@ def _waiting() -> list[tuple[Any, int, str]]:
 
 
 def loaders_to_json(num_groups: int) -> list[Any]:
-    """Where the program's loaders stand, in the order in which it has made them."""
+    """Returns the places of the program's loaders, in the order in which it has made them."""
     return [loader.to_json(num_groups) for known in _known() if (loader := known()) is not None]
 
 
@@ -240,7 +240,7 @@ def loaders_from_json(value: Any, num_groups: int, where: str) -> None:
 
 
 def _states() -> Any:
-    """The generators as they are in the program now."""
+    """Returns the generators as they are in the program now."""
     engine = current_engine()
     if engine is None:
         return generators_to_json(torch.default_generator)

@@ -1,4 +1,4 @@
-"""What stands in for parts of a DataLoader: its order is followed, its workers tell where their generators stand."""
+"""Replaces parts of a DataLoader: its order is followed, and its workers report where their generators stand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program saves, taken apart: what one rank alone has, what every rank has, and what is no tensor.
+"""Collects what a program saves: what one rank alone has, what every rank has, and what is no tensor.
 
 model=...        each tensor by its name              its owner writes it; one of all where all have it
 optimizer=...    for each parameter what is kept      the parameter's owner
@@ -32,7 +32,7 @@ __all__ = ["Collected", "collect", "has_plain_state", "is_stateful"]
 
 @dataclass(slots=True)
 class Collected:
-    """What is to be saved.
+    """The parts of what is to be saved.
 
     Attributes:
         objects: What every rank has alike, as JSON.
@@ -64,7 +64,7 @@ def is_stateful(value: Any) -> bool:
 
 
 def has_plain_state(value: Any) -> bool:
-    """Whether it is an optimizer that keeps its state where torch's do, and no more than that."""
+    """Returns whether it is an optimizer that keeps its state where torch's do, and no more than that."""
     return isinstance(value, Optimizer) and "state" in vars(value) and type(value).state_dict is Optimizer.state_dict
 
 
@@ -149,7 +149,7 @@ class _Collector:
 
 
 def _own_tensors(state: Any) -> Any:
-    """What an optimizer keeps for a parameter of this rank, with plain tensors in the place of recorded ones."""
+    """Returns what an optimizer keeps for a parameter of this rank, with plain tensors in place of recorded ones."""
     if isinstance(state, LazyTensor):
         data = state._value.data
         return read_data(state) if data is None else data

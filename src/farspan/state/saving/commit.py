@@ -1,4 +1,4 @@
-"""What all ranks have written becomes a checkpoint, if it is whole and they agree: on rank 0, from their votes.
+"""Commits what all ranks have written as a checkpoint, if it is whole and they agree: on rank 0, from their votes.
 
 vote    {"file": [name, size, bytes of the header, checksum] or None,
          "tensors": {name: [dtype, shape, first byte, checksums]},      in that file
@@ -124,7 +124,7 @@ def _with_states(state: dict[str, Any], votes: Sequence[Vote]) -> dict[str, Any]
 
 
 def _groups_of(votes: Sequence[Vote]) -> list[Any]:
-    """What each group has of its own, as its first rank says; loaders may be another rank's."""
+    """Returns what each group has of its own, as its first rank says; loaders may be another rank's."""
     groups: dict[int, dict[str, Any]] = {}
     for vote in votes:
         known = groups.setdefault(vote["group"]["number"], vote["group"])

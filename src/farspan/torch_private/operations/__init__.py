@@ -1,3 +1,3 @@
-"""What torch says of its operations: what they write and draw, and which functions look at no data."""
+"""Knows what torch says of its operations: what they write and draw, and which functions read no data."""
 
 __all__: list[str] = []

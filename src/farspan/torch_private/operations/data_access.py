@@ -1,4 +1,4 @@
-"""Which functions of a tensor look at its data past torch's operations, and which look at none."""
+"""Lists the functions of a tensor that read its data past torch's operations, and those that read none."""
 
 from __future__ import annotations
 

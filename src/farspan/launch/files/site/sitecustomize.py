@@ -1,5 +1,5 @@
-"""Found by every Python that `farspan run` starts, and by those that they start: keeps the files of ranks
-apart, and gives all ranks the same entropy.
+"""Loaded by every Python that `farspan run` starts, and by those that they start: it keeps the files of ranks apart,
+and gives all ranks the same entropy.
 
 Then runs the `sitecustomize` that this one hides, if there is one.
 """
