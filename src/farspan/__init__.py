@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from farspan.api import flush as flush
     from farspan.api import from_rank as from_rank
     from farspan.api import last_step as last_step
+    from farspan.api import load_pretrained as load_pretrained
     from farspan.api import on as on
     from farspan.api import plan_of as plan_of
     from farspan.api import rank as rank
@@ -39,6 +40,7 @@ __all__ = [
     "last_step",
     "latest",
     "load",
+    "load_pretrained",
     "on",
     "plan_of",
     "rank",
@@ -54,6 +56,7 @@ _HOMES = {
     "flush": "farspan.api",
     "from_rank": "farspan.api",
     "last_step": "farspan.api",
+    "load_pretrained": "farspan.api",
     "on": "farspan.api",
     "plan_of": "farspan.api",
     "rank": "farspan.api",

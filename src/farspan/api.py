@@ -32,6 +32,7 @@ from farspan.place.measure.trial import current_trial
 from farspan.place.measured import is_measuring, measure_first
 from farspan.place.mesh.lanes import check_micro_batches, cut_batches
 from farspan.place.places import place_first
+from farspan.place.pretrained.load import load_pretrained as load_pretrained
 from farspan.place.suitable import check_model
 from farspan.place.weights import agree_on_model
 from farspan.plan import Plan
@@ -49,6 +50,7 @@ __all__ = [
     "flush",
     "from_rank",
     "last_step",
+    "load_pretrained",
     "on",
     "plan_of",
     "rank",

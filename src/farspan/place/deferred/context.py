@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from farspan.place.deferred.construction import CONSTRUCTION
 from farspan.place.deferred.guard import PlainReads, guard_all, is_constructing, set_constructing
 from farspan.place.deferred.recording import Recording
+from farspan.place.pretrained.lazy_file import files_without_data
 
 __all__ = ["deferred_init"]
 
@@ -37,7 +38,7 @@ def deferred_init() -> Iterator[None]:
         return
     set_constructing(True)
     try:
-        with PlainReads(), Recording():
+        with files_without_data(), PlainReads(), Recording():
             yield
     finally:
         set_constructing(False)

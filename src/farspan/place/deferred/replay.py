@@ -126,8 +126,8 @@ def _do(operation: Operation, storages: dict[Memory, Any]) -> None:
     for view, item in zip(operation.results, result if type(result) in (tuple, list) else [result], strict=True):
         if view is None:
             continue
-        is_alike = item.stride() == view.stride and item.storage_offset() == view.offset == 0
         storage = item.untyped_storage()
+        is_alike = item.stride() == view.stride and item.storage_offset() == view.offset == 0 and storage.resizable()
         if view.memory not in storages and is_alike and storage.nbytes() == view.memory.size_bytes:
             storages[view.memory] = storage
         else:
