@@ -26,7 +26,7 @@ class Net(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
         self.head = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.head.weight = self.body[2].weight
+        self.head.weight = self.body[2].weight  # type: ignore[assignment]
 
 
 def saved(folder: Path, *, num_files: int = 1, changes: dict[str, Any] | None = None) -> dict[str, torch.Tensor]:
