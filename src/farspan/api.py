@@ -239,9 +239,7 @@ def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hi
         engine.console.say(said)
         engine.console.show_plan(plan)
 
-    is_measured = not begun.remat and measure_first(
-        engine, model, begun, units, hints, schedule=schedule, kept=kept, settled=settled
-    )
+    is_measured = not begun.remat and measure_first(engine, model, begun, kept=kept, settled=settled)
     if not is_measured:
         place_first(engine, model, begun)
     return begun

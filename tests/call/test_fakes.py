@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.promises.test_learned import Converted
+from tests.promises.test_resolved_calls import Converted
 from tests.support.plainly import X
 from tests.support.ranks import run_threads
 from torch import Tensor, nn

@@ -70,7 +70,7 @@ def test_a_send_ends_when_it_was_received_or_when_the_road_is_closed(tmp_path: P
     assert second.stdout.splitlines() == ["comes True"], second.stderr
 
 
-def test_what_has_been_sent_is_let_go_of(tmp_path: Path) -> None:
+def test_what_has_been_sent_is_released(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LEAKS)
     for finished in run_processes(2, script, environment={"FARSPAN_SAME_HOST": "0"}):

@@ -34,7 +34,7 @@ class TooLargeError(ValueError):
 
 
 class Guard(nn.Module):
-    """Raises for what is in its data; only a run can tell."""
+    """Raises for what is in its data; only a run shows it."""
 
     def __init__(self, error: str) -> None:
         super().__init__()

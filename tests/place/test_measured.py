@@ -49,13 +49,13 @@ def said_times(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     slowness: dict[int, float] = {}
     trace = ProfilingExecutor._trace
 
-    def said(meter: ProfilingExecutor, kind: Any, action: Action, began_ns: int) -> None:
-        trace(meter, kind, action, began_ns)
+    def said(profiler: ProfilingExecutor, kind: Any, action: Action, began_ns: int) -> None:
+        trace(profiler, kind, action, began_ns)
         segment = action.work if isinstance(action.work, Segment) else action.work.segment
         if kind != "wait" and segment is not None:
             layers = [call.target.module for call in segment.calls if isinstance(call.target, Leaf)]
             seconds = sum(layer.seconds for layer in layers if isinstance(layer, Slow))
-            meter.taken[-1] = (*meter.taken[-1][:3], seconds * slowness.get(engine().rank, 1.0))
+            profiler.taken[-1] = (*profiler.taken[-1][:3], seconds * slowness.get(engine().rank, 1.0))
 
     monkeypatch.setattr(ProfilingExecutor, "_trace", said)
     return slowness

@@ -141,7 +141,7 @@ def test_peak_memory_counts_what_a_unit_needs_while_it_runs() -> None:
     assert peaks(12e6, 1e6) == [32e6 + 20e6 + 2e6]
 
 
-def test_what_is_let_go_counts_where_the_gradient_was_made_at_the_same_stage() -> None:
+def test_what_is_released_counts_where_the_gradient_was_made_at_the_same_stage() -> None:
     def first_peak(num_devices: int, release: float) -> float:
         first, second = chain(2).nodes
         first = replace(first, working_bytes=15e6, released_bytes=release)

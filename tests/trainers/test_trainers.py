@@ -66,7 +66,7 @@ def start(*command: str) -> None:
 
 
 def outcomes(launch: _Launch, num_ranks: int, program: str, case: str, *more: str) -> list[dict[str, Any]]:
-    """What each rank tells of its run."""
+    """What each rank reports of its run."""
     with tempfile.TemporaryDirectory() as folder:
         launch(program, [case, folder, *more])
         return [json.loads((Path(folder) / f"outcome{rank}.json").read_text()) for rank in range(num_ranks)]

@@ -30,16 +30,18 @@ class KeptPlan:
     Args:
         engine: This rank's.
         model: Not yet placed.
-        units: Names of what is placed as a whole.
-        hints: What is wanted of its plan.
-        schedule: The same; None for any.
+        units: Names of what is placed as a whole, in the model's order; together they hold every parameter.
+        hints: What is asked of its plan.
+        schedule: The schedule that it is to have; None for any.
     """
 
     def __init__(
         self, engine: Engine, model: nn.Module, units: Sequence[str], hints: Hints, schedule: str | None
     ) -> None:
         self._engine = engine
-        self._units = units
+        self.units = units
+        self.hints = hints
+        self.schedule = schedule
         shapes = [(name, tuple(item.shape), str(item.dtype)) for name, item in model.named_parameters()]
         here = (_VERSION, torch.__version__, this_device(), torch.get_num_threads(), engine.num_ranks)
         signature = (here, units, shapes, hints, schedule)
@@ -68,7 +70,7 @@ class KeptPlan:
             _log.warning("%s is no plan (%s): a new one is searched", self.path, error.what)
             return ""
         ranks = sorted(plan.rank_of(stage) for stage in range(plan.num_stages))
-        is_whole = all(any(each in plan.placement for each in _above(name)) for name in self._units)
+        is_whole = all(any(each in plan.placement for each in _above(name)) for name in self.units)
         if not is_whole or ranks != list(range(self._engine.num_ranks)):
             _log.warning("%s is another model's plan: a new one is searched", self.path)
             return ""

@@ -32,7 +32,6 @@ from farspan.place.repartition.device_speeds import speeds_of_ranks
 from farspan.place.repartition.gathered_profile import RankMeasured, exchanged
 from farspan.place.repartition.link_speeds import links_of_hosts
 from farspan.plan import Plan, format_place, parse_place
-from farspan.plan.hints import Hints
 from farspan.planner.optimize import Prediction, best_plan, predict_stages
 from farspan.profile import HostLink, RankDevice, StepProfile, cluster_of_ranks, costed_graph
 from farspan.units import format_bytes, format_seconds
@@ -57,15 +56,7 @@ def is_measuring(measure: bool | None) -> bool:
 
 
 def measure_first(
-    engine: Engine,
-    model: nn.Module,
-    begun: Plan,
-    units: Sequence[str],
-    hints: Hints,
-    *,
-    schedule: str | None,
-    kept: KeptPlan,
-    settled: Callable[[Plan, str], None],
+    engine: Engine, model: nn.Module, begun: Plan, *, kept: KeptPlan, settled: Callable[[Plan, str], None]
 ) -> bool:
     """Place `model` so that its first step can be measured, and repartition it after that; all ranks call it.
 
@@ -73,22 +64,18 @@ def measure_first(
         engine: This rank's.
         model: The user's model.
         begun: Where its units are to be at first.
-        units: Names of what is placed as a whole, in the model's order; together they hold every parameter.
-        hints: What is wanted of the plan that is found.
-        schedule: That it is to have; None for its own.
-        kept: Where it is kept.
+        kept: Knows what is asked of the plan that is found, and keeps it.
         settled: Called with that plan, and what there is to say of it.
 
     Returns:
         Whether it will be measured; if not, it has not been placed.
     """
-    if engine.num_ranks == 1 or engine.teams or len(units) <= engine.num_ranks:
+    if engine.num_ranks == 1 or engine.teams or len(kept.units) <= engine.num_ranks:
         return False
-    engine.agreement.agree_on("plan", f"{begun.to_json()}\n{hints}")
-    owner = [_stage_of(name, begun) for name in units]
-    first = _FirstSteps(engine, model, begun, units, owner, hints, schedule, kept, settled)
-    stages = tuple(begun.stages[stage] for stage in owner)
-    placement = {name: number for number, name in enumerate(units)}
+    engine.agreement.agree_on("plan", f"{begun.to_json()}\n{kept.hints}")
+    first = _FirstSteps(engine, model, begun, kept, settled)
+    stages = tuple(begun.stages[stage] for stage in first.owner)
+    placement = {name: number for number, name in enumerate(kept.units)}
     units_apart = dataclasses.replace(begun, stages=stages, placement=placement, schedule=_SCHEDULE, estimates={})
     place_first(engine, model, units_apart)
     engine.after_step.append(first.step_over)
@@ -103,22 +90,15 @@ class _FirstSteps:
         engine: Engine,
         model: nn.Module,
         begun: Plan,
-        units: Sequence[str],
-        owner: Sequence[int],
-        hints: Hints,
-        schedule: str | None,
         kept: KeptPlan,
         settled: Callable[[Plan, str], None],
     ) -> None:
         self.engine = engine
         self.model = model
         self.begun = begun
-        self.units = units
-        self.owner = owner
-        """Stage of each unit in the plan it began with."""
-        self.hints = hints
-        self.schedule = schedule
         self.kept = kept
+        self.owner = [_stage_of(name, begun) for name in kept.units]
+        """Stage of each unit in the plan it began with."""
         self.settled = settled
         self.profiler = ProfilingExecutor(engine, mode=None, ended=lambda: None, about_to_time=lambda signature: None)
         engine.executor = self.profiler
@@ -134,7 +114,7 @@ class _FirstSteps:
         if self.profiler.num_micro_batches < _LEAST_MEASURED or self.engine.recorder.has_pending():
             return
         engine = self.engine
-        if list(engine.recorder.roots) != [id(self.model)] or len(engine.teams) > len(self.units):
+        if list(engine.recorder.roots) != [id(self.model)] or len(engine.teams) > len(self.kept.units):
             self._end("the model stays where it began: the program has another, or places of its own")
             return
         if _parts_of(self.model) != self.parts:
@@ -204,12 +184,12 @@ class _FirstSteps:
         )
         profile = self._profile(shares, speeds)
         graph = costed_graph(profile, cluster)
-        hints = dataclasses.replace(self.hints, stages=len(ranks)).renumbered(ranks)
+        hints = dataclasses.replace(self.kept.hints, stages=len(ranks)).renumbered(ranks)
         best = best_plan(graph, cluster, self.num_micro_batches, hints=hints).best
         now = predict_stages(graph, cluster, self._begun_stages(cluster, ranks), self.num_micro_batches)
         error = max(profile.spread, _LEAST_GAIN)
         said = (
-            f"measured {len(self.units)} units of {profile.num_unique} kinds: a step is likely to take "
+            f"measured {len(self.kept.units)} units of {profile.num_unique} kinds: a step is likely to take "
             f"{format_seconds(now.step_s)} as it is, {format_seconds(best.step_s)} under the best plan"
         )
         if best.step_s < (1 - error) * now.step_s or not self._fits(now):
@@ -221,8 +201,8 @@ class _FirstSteps:
         else:
             said += f", no more than predictions are off ({100 * error:.0f} %)"
             plan = dataclasses.replace(self.begun, estimates={**self.begun.estimates, **now.plan.estimates})
-        if self.schedule is not None:
-            plan = dataclasses.replace(plan, schedule=self.schedule)
+        if self.kept.schedule is not None:
+            plan = dataclasses.replace(plan, schedule=self.kept.schedule)
         return dataclasses.replace(plan, gradient_reduction=self.begun.gradient_reduction), said
 
     def _begun_stages(self, cluster: Cluster, ranks: Sequence[int]) -> list[tuple[str, list[str]]]:
@@ -231,14 +211,14 @@ class _FirstSteps:
         return [
             (
                 kind_of[self.begun.rank_of(stage)],
-                [name for name, its in zip(self.units, self.owner, strict=True) if its == stage],
+                [name for name, its in zip(self.kept.units, self.owner, strict=True) if its == stage],
             )
             for stage in range(self.begun.num_stages)
         ]
 
     def _fits(self, now: Prediction) -> bool:
         """Returns whether the plan it began with has the memory that it needs, and is allowed."""
-        limits = [self.hints.memory_of(self.begun.rank_of(stage)) for stage in range(self.begun.num_stages)]
+        limits = [self.kept.hints.memory_of(self.begun.rank_of(stage)) for stage in range(self.begun.num_stages)]
         return now.fits and all(
             limit is None or each.memory_bytes <= limit for each, limit in zip(now.stages, limits, strict=True)
         )
@@ -261,7 +241,7 @@ class _FirstSteps:
         states = {id(parameters[name].tensor): size for share in shares for name, size in share.state_bytes.items()}
         return assemble(
             merged,
-            self.units,
+            self.kept.units,
             parameters=parameters,
             states=states,
             device=shares[0].device,

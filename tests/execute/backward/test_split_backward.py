@@ -1,4 +1,4 @@
-"""A backward in two halves gives what one gives, bit for bit: gradients, and what hooks on parameters see."""
+"""A split backward gives what a whole one gives, bit for bit: gradients, and what hooks on parameters see."""
 
 from __future__ import annotations
 

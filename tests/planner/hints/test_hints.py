@@ -1,4 +1,4 @@
-"""What hints mean, what contradicts, and plans under them that can be told in advance."""
+"""What hints mean, what contradicts, and plans under them that can be foreseen."""
 
 from __future__ import annotations
 

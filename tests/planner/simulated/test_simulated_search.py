@@ -21,7 +21,7 @@ Stages = list[tuple[str, list[str]]]
 
 
 def a_chain(seed: int) -> tuple[CostedGraph, Cluster, int]:
-    """Units of which some have weight gradients to put off, on devices and links of several speeds."""
+    """Units of which some have weight gradients to defer, on devices and links of several speeds."""
     rng = random.Random(seed)
     nodes: list[CostedNode] = []
     for number in range(rng.choice((4, 5, 6))):
@@ -139,7 +139,7 @@ def test_weight_gradients_that_are_put_off_keep_nobody_waiting() -> None:
 
 
 def test_a_plan_is_found_where_memory_is_just_enough_as_it_is_played() -> None:
-    """Told of less memory, for what is sent, the search finds nothing; what is simulated fits."""
+    """Given less memory, for what is sent, the search finds nothing; what is simulated fits."""
     nodes = tuple(
         CostedNode(name=f"n{i}", forward_s=1.0, backward_s=2.0, memory_bytes=size, saved_bytes=size)
         for i, size in enumerate((3.0, 1.0, 2.0, 3.0))

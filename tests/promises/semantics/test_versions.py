@@ -75,7 +75,7 @@ class WritesAView(WritesInPlace):
 
 
 class WritesByData(Scaled):
-    """What it does follows from what is in its arguments, so that only a run tells."""
+    """What it does follows from what is in its arguments, so that only a run shows it."""
 
     def write(self, x: Tensor) -> None:
         self.scale = self.scale * (0.9 if x.sum().item() > 6 else 1.1)

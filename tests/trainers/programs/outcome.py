@@ -1,4 +1,4 @@
-"""What a trained program tells of itself: the same text, if it did the same to the last bit."""
+"""What a trained program reports of itself: the same text, if it did the same to the last bit."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ devices. A device is v times as fast at most. No stage can do more than all the 
     step >= M * the longest unit            which is on one device; a unit is all that must be together
     step >= the longest path                 of one micro-batch: forwards, then backwards
 
-Gradients of weights can be deferred to any later time: of what waits, and is waited for, they are no part. With f(s)
-the forward in t(s), w(s) the gradients of weights in it, and g(s) = t(s) - w(s): if all nodes follow from each other,
-and stages are a row, stage s waits for the forward of the first micro-batch through the stages before it, and these for
-its backward of the last one, while it may have gradients of weights left to do:
+Gradients of weights can be deferred to any later time: so they count neither as work that waits nor as work that is
+waited for. With f(s) the forward in t(s), w(s) the gradients of weights in it, and g(s) = t(s) - w(s): if all nodes
+follow from each other, and stages form a chain, stage s waits for the forward of the first micro-batch through the
+stages before it, and these for its backward of the last one, while it may have gradients of weights left to do:
 
     step >= f(1) + ... + f(s - 1) + M * t(s)
     step >= g(1) + ... + g(s - 1) + M * g(s)

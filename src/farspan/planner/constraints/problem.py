@@ -151,7 +151,7 @@ def _as_a_row(graph: CostedGraph, hinted: CostedGraph) -> CostedGraph:
     """`hinted`, or where its groups and its edges form circles that `graph` has not: without some edges.
 
     Of a group on a circle stays what lies next to each other in a linear order, the part with the most work. Parts of
-    one order are a row. What is taken out leaves an edge from what was before it to what was after it.
+    one order form a chain. What is taken out leaves an edge from what was before it to what was after it.
     """
     part_of, before = group_nodes(graph)
     num_parts = max(part_of) + 1

@@ -1,7 +1,7 @@
 """The segments of a pipeline's stages, and what passes between them: nodes are cut as recorded calls are (`graph.cut`).
 
-Of a chain that is cut into a row, each stage is one segment; where data flow back to a stage, or branches go over its
-border, it has several.
+Of a chain that is cut into consecutive stages, each is one segment; where data flow back to a stage, or branches go
+over its border, it has several.
 
     stage 0   embed             head            level 0, 2
     stage 1           blocks                    level 1

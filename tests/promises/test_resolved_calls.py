@@ -1,4 +1,4 @@
-"""Calls whose output no run on fakes can tell: they are run, and all ranks are told."""
+"""Calls whose result no run on fakes can foresee: the owner runs them, and all ranks get what they give."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Notes:
 
 
 class Reports(nn.Module):
-    """Returns what only its data tell: numbers, an array, an object."""
+    """Returns what only its data determine: numbers, an array, an object."""
 
     def __init__(self) -> None:
         super().__init__()
