@@ -30,6 +30,7 @@ from farspan.place.deferred.models import fill_all, guarded_on_error, open_model
 from farspan.place.kept_plan import KeptPlan
 from farspan.place.measure.trial import current_trial
 from farspan.place.measured import is_measuring, measure_first
+from farspan.place.mesh.groups import GroupsChoice
 from farspan.place.mesh.lanes import check_micro_batches, cut_batches
 from farspan.place.places import place_first
 from farspan.place.pretrained.load import load_pretrained as load_pretrained
@@ -74,7 +75,7 @@ def distribute(
     measure: bool | None = None,
     micro_batches: int | str | None = None,
     seed: int | None = None,
-    data_parallel: int | None = None,
+    data_parallel: int | str | None = None,
 ) -> _Model:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
 
@@ -90,7 +91,8 @@ def distribute(
             arguments is called to build one so: `lambda: Net(config)`.
         plan: "auto"; a `Plan`; the path of a plan's JSON file; or a mapping from names of modules or parameters (or
             glob patterns of them) to "rank:R" or "rank:R/device"; R alone, a number, will do.
-        stages: How many pipeline stages an automatic plan has; one for each rank by default.
+        stages: How many pipeline stages an automatic plan has; one for each rank by default. If there are fewer stages
+            than ranks, slow ones get several, which take micro-batches in turn.
         remat: Which activations are computed again in the backward instead of being kept from the forward; gradients
             are the same to the last bit. True: those of each repeated block, one block at a time (the entries of
             module lists, and of a `Sequential` of several of a kind; in a model without any, each module that is
@@ -125,8 +127,9 @@ def distribute(
         data_parallel: Into how many groups of equal size the ranks are divided; group 0 has the first ones, and so on.
             Each group holds the whole model and trains it on batches of its own (`farspan.data_rank` says which), the
             gradients of all are averaged before the program reads them, at the latest when an optimizer steps. A plan,
-            `stages`, "rank:R" and `farspan.from_rank` are about the ranks of one group, counted from 0. None: as in the
-            first call; one group.
+            `stages`, "rank:R" and `farspan.from_rank` are about the ranks of one group, counted from 0. "auto": the
+            number whose simulated step trains most batches a second, of those whose weights, gradients and optimizer
+            state fit. None: as in the first call; one group.
 
     Returns:
         `model` itself.
@@ -154,7 +157,8 @@ def distribute(
     if trial is not None and seed is None:
         seed = 0  # it is about times, and may have no data
     open_model(model)
-    engine = engine_of_this_thread(seed, data_parallel if trial is None else None)
+    groups: Any = GroupsChoice(model, micro_batches) if data_parallel == "auto" else data_parallel
+    engine = engine_of_this_thread(seed, groups if trial is None else None)
     asked = (pins, max_memory, remat, schedule, gradient_reduction, seed, micro_batches)
     is_all_open = (
         engine.groups.num_groups == 1
@@ -208,6 +212,8 @@ def distribute(
     cut_batches(engine, model, estimated, micro_batches)
     engine.agreement_of_all.share_generators()
     engine.console.show_plan(chosen)
+    if isinstance(groups, GroupsChoice) and groups.found is not None:
+        engine.console.say(groups.said())
     return model
 
 

@@ -14,6 +14,7 @@ from tests.support.ranks import run_processes
 TELL = Path(__file__).parent / "tell_groups.py"
 TRAIN = Path(__file__).parent / "train_in_groups.py"
 FAIL = Path(__file__).parent / "fail_in_groups.py"
+CHOOSE = Path(__file__).parent / "choose_groups.py"
 
 
 @functools.cache
@@ -85,3 +86,12 @@ def test_weights_that_differ_between_groups_are_noticed() -> None:
     finished = run_processes(2, FAIL, ["2", "other weights"])
     assert [process.code for process in finished] == [1, 1]
     assert all("the groups have different weights: 2.bias." in process.stderr for process in finished)
+
+
+def test_the_planner_chooses_the_number_of_groups() -> None:
+    """A small model on one host: as many as there are ranks; rows are trained as in one process."""
+    found = [json.loads(each.stdout.splitlines()[-1]) for num in (1, 2) for each in run_processes(num, CHOOSE, [])]
+    assert [number for number, _ in found] == [1, 2, 2]
+    alone, *groups = [torch.tensor(weights) for _, weights in found]
+    assert torch.equal(groups[0], groups[1])
+    assert torch.allclose(groups[0], alone, atol=1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from farspan.cluster import Cluster, DeviceClass
 from farspan.errors import PlanError
@@ -12,6 +12,7 @@ from farspan.plan import Plan
 from farspan.plan.hints import Hints, meaning_of
 from farspan.planner.constraints import hinted_problem
 from farspan.planner.cost_model import WHOLE_MODEL, CostedEdge, CostedGraph, CostedNode
+from farspan.planner.mesh.widths import cuts_and_widths
 from farspan.planner.model_unit import Unit, cut_costs, placement_of
 from farspan.planner.optimize.impossible import in_the_way
 from farspan.planner.partition import partition
@@ -35,8 +36,9 @@ def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str],
 
     Args:
         units: What there is to place; together they hold every parameter.
-        num_stages: How many stages; each gets at least one unit.
-        devices: Stage k lies on devices[k % len(devices)].
+        num_stages: How many stages; each gets at least one unit. If there are more devices than that, stages get
+            several, so that the slowest is as fast as can be.
+        devices: Stage k lies on devices[k % len(devices)], if there are no more of them than stages.
         hints: Pins, groups and memory that the plan is to keep, with one stage on each rank.
 
     Raises:
@@ -55,7 +57,13 @@ def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str],
         )
     if hints is not None and hints.are_about_places:
         return _hinted_plan(units, num_stages, len(devices), hints)
-    if num_stages == 1:  # holds for a model without any parameter too
+    places = [devices[stage % len(devices)] for stage in range(num_stages)]
+    if 1 <= num_stages < len(devices) and len(units) >= num_stages:
+        stage_of, widths = cuts_and_widths([unit.cost for unit in units], num_stages, len(devices))
+        ends = [0, *accumulate(widths)]
+        places = ["+".join(devices[begin:end]) for begin, end in pairwise(ends)]
+        placement = placement_of(units, stage_of) if num_stages > 1 else {"": 0}
+    elif num_stages == 1:  # holds for a model without any parameter too
         stage_of, placement = [0] * len(units), {"": 0}
     elif len(units) < num_stages:
         raise PlanError(
@@ -68,7 +76,7 @@ def auto_plan(units: Sequence[Unit], *, num_stages: int, devices: Sequence[str],
         stage_of = partition([unit.cost for unit in units], num_stages, cut_costs=cut_costs(units), slack=_SLACK)
         placement = placement_of(units, stage_of)
     return Plan(
-        stages=tuple(devices[stage % len(devices)] for stage in range(num_stages)),
+        stages=tuple(places),
         placement=placement,
         estimates=_estimates(units, stage_of, num_stages),
     )

@@ -19,7 +19,7 @@ def check_num_groups(num_groups: object, num_ranks: int) -> None:
     hint = f"data_parallel={_choices(num_ranks)}"
     if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 1:
         raise PlanError(
-            "data_parallel is the number of groups into which the ranks are divided, from 1.",
+            'data_parallel is the number of groups into which the ranks are divided, from 1, or "auto".',
             why=f"{quoted(repr(num_groups))} was given.",
             hint=hint,
         )

@@ -57,22 +57,24 @@ farspan: all ranks train one model. If the script asks for RANK, WORLD_SIZE or t
 _thread = threading.local()
 
 
-def engine_of_this_thread(seed: int | None, num_groups: int | None = None) -> Engine:
+def engine_of_this_thread(seed: int | None, num_groups: int | Callable[[int], int] | None = None) -> Engine:
     """Returns the engine of this thread, set up from the environment on first use; alone, it sees nothing yet
     (`begin_recording`).
 
     Args:
         seed: Of what the model draws.
-        num_groups: Into how many groups the ranks are divided; None for as many as there are, or one.
+        num_groups: Into how many groups the ranks are divided; None for as many as there are, or one. A function
+            chooses on rank 0, by the number of ranks, if they are not divided yet.
 
     Raises:
         PlanError: The ranks cannot be divided so, or are divided otherwise.
     """
     engine = current_engine()
     if engine is None:
-        check_num_groups(num_groups, num_ranks_to_be())
+        if not callable(num_groups):
+            check_num_groups(num_groups, num_ranks_to_be())
         engine = _thread.engine = _set_up(seed, num_groups or 1)
-    elif num_groups is not None:
+    elif num_groups is not None and not callable(num_groups):
         check_same_groups(num_groups, engine)
     return engine
 
@@ -113,7 +115,7 @@ def deadline_s() -> float:
     return settings.seconds("DEADLINE", default=_DEADLINE_S)
 
 
-def _set_up(seed: int | None, num_groups: int) -> Engine:
+def _set_up(seed: int | None, num_groups: int | Callable[[int], int]) -> Engine:
     keep_log_apart()
     if rank_to_be() == 0:
         for line in settings.unknown_names(os.environ):
@@ -129,7 +131,11 @@ def _set_up(seed: int | None, num_groups: int) -> Engine:
     joined = join_side_channel(peers, limit_s)
     try:
         agreement = Agreement(joined.side, limit_s)
-        agreement.agree_on("data_parallel argument", f"data_parallel={num_groups}")
+        given = "auto" if callable(num_groups) else num_groups
+        agreement.agree_on("data_parallel argument", f"data_parallel={given}")
+        if callable(num_groups):
+            chosen = str(num_groups(peers.world_size)) if peers.rank == 0 else ""
+            num_groups = int(agreement.broadcast("the number of groups", chosen.encode(), 0))
         if num_groups == 1:
             engine, router = _engine_of(peers, joined, recorder, seed, limit_s)
         else:

@@ -16,7 +16,7 @@ from farspan.cluster import Speeds
 from farspan.planner.links import Link
 from farspan.planner.mesh.chain_step import ChainStage, chain_step
 
-__all__ = ["LanesForecast", "best_lanes", "seconds_of_work"]
+__all__ = ["LanesForecast", "best_lanes", "nominal_speeds", "seconds_of_work"]
 
 _MOST_FOR_EACH_RANK, _MOST = 8, 64
 _AS_SHORT = 1.05
@@ -110,7 +110,7 @@ def seconds_of_work(work: Sequence[tuple[float, float, float]], device_type: str
             of rows, and those of weights, which are moved for each micro-batch.
         device_type: Where it runs ("cpu", "cuda").
     """
-    speeds = _NOMINAL.get(device_type, _NOMINAL[""])
+    speeds = nominal_speeds(device_type)
 
     def seconds_of(number: int) -> float:
         return sum(
@@ -123,6 +123,11 @@ def seconds_of_work(work: Sequence[tuple[float, float, float]], device_type: str
         )
 
     return seconds_of
+
+
+def nominal_speeds(device_type: str) -> Speeds:
+    """What devices of a type ("cpu", "cuda") are taken to reach where nothing is measured."""
+    return _NOMINAL.get(device_type, _NOMINAL[""])
 
 
 def _numbers(most: int) -> list[int]:

@@ -1,0 +1,65 @@
+"""The number of groups that `data_parallel="auto"` stands for, by what rank 0 knows of the machines."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+from torch import nn
+
+from farspan.launch.environment import read_environment
+from farspan.planner.mesh import GroupsForecast, best_groups, nominal_speeds
+from farspan.profile import name_of_device, units_of
+from farspan.profile.machine import within_host
+from farspan.units import format_bytes
+
+__all__ = ["GroupsChoice"]
+
+_BETWEEN_HOSTS_BYTES_PER_S = 1.25e9
+"""Ten gigabits: what is usual, for nothing has been measured yet."""
+_MICRO_BATCHES_FOR_EACH_STAGE = 2
+
+
+class GroupsChoice:
+    """Chooses the number of groups; called on rank 0, whose choice is everybody's.
+
+    Args:
+        model: The user's model.
+        micro_batches: As the caller of `distribute` has given it.
+    """
+
+    def __init__(self, model: nn.Module, micro_batches: int | str | None) -> None:
+        self._model = model
+        self._micro_batches = micro_batches
+        self.found: GroupsForecast | None = None
+
+    def __call__(self, num_ranks: int) -> int:
+        """The number of groups for so many ranks.
+
+        Raises:
+            PlanError: The model fits into no number of groups.
+        """
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        num_near = read_environment().local_world_size
+        if device.type == "cuda":
+            memory_bytes = float(torch.cuda.get_device_properties(device).total_memory)
+        else:
+            memory_bytes = psutil.virtual_memory().total / max(num_near, 1)
+        given = self._micro_batches
+        self.found = best_groups(
+            units_of(self._model, num_ranks),
+            num_ranks,
+            memory_bytes=memory_bytes,
+            flops_per_s=nominal_speeds(device.type).flops_per_s,
+            bytes_per_s=within_host(name_of_device(device))[0] if num_near >= num_ranks else _BETWEEN_HOSTS_BYTES_PER_S,
+            num_micro_batches=given if isinstance(given, int) else _MICRO_BATCHES_FOR_EACH_STAGE * num_ranks,
+        )
+        return self.found.num_groups
+
+    def said(self) -> str:
+        """One line on what has been chosen."""
+        assert self.found is not None
+        return (
+            f"data_parallel={self.found.num_groups} trains most batches a second by the simulated step; it holds at "
+            f"most {format_bytes(self.found.held_bytes)} of parameters, gradients and optimizer state on a rank; "
+            "farspan.data_rank() and farspan.data_world() are for samplers"
+        )
