@@ -11,11 +11,10 @@ import errno
 import os
 import posix
 import stat
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 __all__ = [
-    "before_write",
     "close",
     "create",
     "exists",
@@ -35,13 +34,6 @@ __all__ = [
     "write_small",
 ]
 
-
-def _nothing() -> object:
-    return None
-
-
-before_write: Callable[[], object] = _nothing
-"""Called before each write: a process that writes for another one looks whether that is still there."""
 _MOST_SMALL_BYTES = 64 * 2**20
 """Of a file that is read as a whole."""
 
@@ -64,7 +56,6 @@ def write(file: int, data: bytes | memoryview) -> None:
     """Write all of `data` where the file stands."""
     left = memoryview(data)
     while left:
-        before_write()
         left = left[posix.write(file, left) :]
 
 

@@ -73,13 +73,16 @@ def header_of(parts: Sequence[Part], about: Mapping[str, str]) -> tuple[bytes, l
     return header, [len(header) + begin for begin in begins]
 
 
-def write_file(path: str, parts: Sequence[Part], about: Mapping[str, str]) -> Written:
+def write_file(
+    path: str, parts: Sequence[Part], about: Mapping[str, str], on_progress: Callable[[], object] = bool
+) -> Written:
     """Write a new file, and let it be on the disk.
 
     Args:
         path: Of the file, which is not there yet.
         parts: Its tensors.
         about: Put into its header.
+        on_progress: Called before each operation on the disk, with long ones in between.
 
     Raises:
         OSError: The disk is full, or fails.
@@ -100,6 +103,7 @@ def write_file(path: str, parts: Sequence[Part], about: Mapping[str, str]) -> Wr
                 checksum = Checksum()
                 for begin, end in chunks_of(len(block)):
                     checksum.update(block[begin:end])
+                    on_progress()
                     disk.write(file, block[begin:end])
                 found.append(checksum.hexdigest())
                 done += len(block)
@@ -107,6 +111,7 @@ def write_file(path: str, parts: Sequence[Part], about: Mapping[str, str]) -> Wr
                 raise ValueError(f"{part.key} has {done} bytes, and by its shape {expected}")
             checksums[number] = tuple(found)
             size += done
+        on_progress()
         disk.fsync(file)
     finally:
         disk.close(file)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -23,7 +24,7 @@ from farspan.state.names import check_key
 from farspan.state.position.resumable import loaders_to_json
 from farspan.state.saving.collect import Collected, collect
 from farspan.state.saving.saver import Saved, Task, saver_of
-from farspan.state.saving.writer import Job, begin_write
+from farspan.state.saving.writer import HOW, Job, begin_write
 
 __all__ = ["save"]
 
@@ -38,6 +39,7 @@ def save(
     extra: Mapping[str, Any] | None = None,
     keep: int | None = None,
     wait: bool = False,
+    snapshot: str = "auto",
 ) -> Saved:
     """Save where a program stands, so that `farspan.load` lets another run of it go on as if it had never ended.
 
@@ -57,6 +59,9 @@ def save(
             generators, modules, objects with `state_dict()` and `load_state_dict()`. Equal on every rank.
         keep: How many checkpoints stay in the folder; None for all. Old ones go when the new one is on the disk.
         wait: Return only when the checkpoint is on the disk. Nothing is copied then.
+        snapshot: How what is saved is set apart: "copy" takes as much memory as what a rank owns, and keeps it for the
+            next save; "fork" takes what changes meanwhile, page by page, and slows the steps until the checkpoint is on
+            the disk (on Linux). "auto": a copy where there is memory for two, else a fork.
 
     Returns:
         What `wait()` can be called on.
@@ -81,13 +86,14 @@ def save(
     if engine.recorder.has_pending():
         engine.flush("farspan.save")
     engine.recorder.draws.settle()
-    _check_arguments(step, keep, optimizer)
+    _check_arguments(step, keep, optimizer, snapshot)
     things = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     extra = {check_key(key, "extra"): item for key, item in (extra or {}).items()}
     found = collect(engine, {**things, "extra": extra})
     draft, step = _agree(engine, found, os.fspath(path), step, saver.num_begun)
     job, states = _own_part(engine, found, draft)
-    write = begin_write(job, is_asynchronous=not wait, deadline_s=engine.deadline_s)
+    how = "none" if wait else snapshot
+    write = begin_write(job, saver.arena, how=how, deadline_s=engine.deadline_s)
     task = Task(
         key=f"checkpoint {saver.num_begun}",
         draft=draft,
@@ -104,7 +110,9 @@ def save(
     return saved
 
 
-def _check_arguments(step: Any, keep: Any, optimizer: Any) -> None:
+def _check_arguments(step: Any, keep: Any, optimizer: Any, snapshot: Any) -> None:
+    if snapshot not in HOW[:3] or (snapshot == "fork" and sys.platform != "linux"):
+        raise CheckpointError(f"snapshot={snapshot!r:.60} is not possible here.", hint='snapshot="copy"')
     if step is not None and (type(step) is not int or not 0 <= step < 10**15):
         raise CheckpointError(f"step={step!r:.60} is no number of a checkpoint.", hint="step=100")
     if keep is not None and (type(keep) is not int or keep < 1):

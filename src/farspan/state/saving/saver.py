@@ -20,11 +20,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farspan.errors import CheckpointError, FarspanError
+from farspan.errors import CheckpointError, DeadlineError, FarspanError
 from farspan.execute.engine import Engine
 from farspan.execute.process.program_end import fail_at_end
 from farspan.state.format import Draft, discard
 from farspan.state.saving.commit import Vote, commit_votes
+from farspan.state.saving.snapshot import Arena
 from farspan.state.saving.writer import Write
 
 __all__ = ["Saved", "Saver", "Task", "saver_of"]
@@ -88,7 +89,10 @@ class Saver:
         self.num_begun = 0
         self._thread: threading.Thread | None = None
         self._failure: FarspanError | None = None
+        self.arena = Arena()
         self._process = os.getpid()
+        self._progress = threading.Condition()
+        self._is_over = True
         engine.before_end.append(self.finish)
         if self.side.world_size == 1:
             atexit.register(self._end)  # nobody ends an engine that is alone
@@ -102,7 +106,9 @@ class Saver:
 
         def run() -> None:
             self._failure = self._run(task)
+            self._beat(is_over=True)
 
+        self._is_over = False
         self._thread = threading.Thread(target=run, name=f"farspan-save-{self.side.rank}", daemon=True)
         self._thread.start()
 
@@ -118,18 +124,38 @@ class Saver:
         if number is not None and number < self.num_begun:
             return
         if self._thread is not None:
-            self._thread.join()  # each of its waits has a deadline
+            self._wait_for(self._thread)
             self._thread = None
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
+    def _wait_for(self, thread: threading.Thread) -> None:
+        """Wait for a save as long as it goes on."""
+        limit_s = 2 * self.deadline_s
+        with self._progress:
+            while not self._is_over:
+                if not self._progress.wait(min(limit_s, threading.TIMEOUT_MAX)):
+                    raise DeadlineError(
+                        f"a save has not gone on for {limit_s:g} s.",
+                        why="the disk is overloaded, stopped, or cannot be reached.",
+                        hint="FARSPAN_DEADLINE=seconds allows longer waits",
+                    )
+        thread.join()
+
+    def _beat(self, *, is_over: bool = False) -> None:
+        with self._progress:
+            self._is_over = is_over
+            self._progress.notify_all()
+
     def _run(self, task: Task) -> FarspanError | None:
         try:
             vote = self._vote_of(task)
+            self._beat()
             self.side.contribute(f"votes on {task.key}", json.dumps(vote).encode(), receiver=0)
             verdict = {} if self.side.rank else self._decide(task)
             self.side.contribute(f"verdict on {task.key}", json.dumps(verdict).encode())
+            self._beat()
             first = self.side.gathered(f"verdict on {task.key}", self.deadline_s)[0]
             self.side.forget(f"verdict on {task.key}")
             return _failure_of(json.loads(first))
@@ -140,7 +166,7 @@ class Saver:
 
     def _vote_of(self, task: Task) -> Vote:
         try:
-            return {**task.write(), "states": task.states, "group": task.group}
+            return {**task.write(self._beat), "states": task.states, "group": task.group}
         except OSError as error:
             return {"error": _described(error, task.draft.path)}
         except FarspanError as error:

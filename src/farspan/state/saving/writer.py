@@ -1,8 +1,9 @@
 """One rank's file of a checkpoint: what is in it, and who writes it while the program goes on.
 
-On Linux, for tensors on the CPU, that is a child process: a fork has the memory as it is at the call, and what the
-program changes from then on is copied by the kernel, page by page, so nothing is copied that does not change. Elsewhere
-tensors are copied at the call, and a thread writes them.
+    copy    tensors are copied at the call, and a thread writes the copies: the least that keeps the program
+    fork    where memory is short (Linux, tensors on the CPU): a child process has the memory as it is at the call, and
+            the kernel copies, page by page, what the program changes from then on; that costs the program more
+    none    the program waits: tensors are written from where they are
 
 The child is one as a DataLoader's worker is: of all threads it has only this one, so it calls no torch function, closes
 what it does not need, and ends without a trace.
@@ -26,15 +27,17 @@ import torch
 from farspan.comm.tensor_bytes import buffer_of
 from farspan.errors import CheckpointError, DeadlineError
 from farspan.state.format import Part, disk, write_file
-from farspan.state.format.checksum import Checksum, blocks_of, chunks_of
+from farspan.state.format.checksum import blocks_of, checksum_of
+from farspan.state.saving.snapshot import Arena, fits
 from farspan.state.values import dtype_name
 from farspan.torch_private import DisableTorchFunction
 
-__all__ = ["Job", "Write", "begin_write", "can_fork"]
+__all__ = ["HOW", "Job", "Write", "begin_write"]
 
+HOW = ("auto", "copy", "fork", "none")
 _LONGEST_S = 1e6
-Write = Callable[[], dict[str, Any]]
-"""Waits until a job is done; what it has found, as `Job.run` gives it."""
+Write = Callable[[Callable[[], object]], dict[str, Any]]
+"""Does a job, or waits until it is done, as `Job.run`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +56,23 @@ class Job:
     tensors: Mapping[str, torch.Tensor]
     compared: Mapping[str, torch.Tensor]
 
-    def prepared(self, *, is_copied: bool) -> Job:
-        """The same, of tensors that lie in the CPU's memory as a file has them; copies, if nothing else is."""
-        return Job(
-            path=self.path,
-            about=self.about,
-            tensors={name: _in_memory(item, is_copied) for name, item in self.tensors.items()},
-            compared={name: _in_memory(item, is_copied) for name, item in self.compared.items()},
-        )
+    def of(self, found: Mapping[str, torch.Tensor]) -> Job:
+        """The same, of other tensors in the place of its own, by name."""
+        tensors = {name: found[name] for name in self.tensors}
+        compared = {name: found[name] for name in self.compared}
+        return Job(path=self.path, about=self.about, tensors=tensors, compared=compared)
 
-    def run(self) -> dict[str, Any]:
-        """Write the file, if there is anything to write; where everything lies, and its checksums, as JSON has it."""
-        compared = {name: _checksums(buffer_of(item)) for name, item in self.compared.items()}
+    def run(self, on_progress: Callable[[], object]) -> dict[str, Any]:
+        """Write the file, if there is anything to write; where everything lies, and its checksums, as JSON has it.
+
+        Args:
+            on_progress: Called every now and then, before what may take long.
+        """
+        compared = {name: _checksums(item, on_progress) for name, item in self.compared.items()}
         if not self.tensors:
             return {"file": None, "tensors": {}, "compared": compared}
         parts = [_part(name, item) for name, item in self.tensors.items()]
-        done = write_file(self.path, parts, self.about)
+        done = write_file(self.path, parts, self.about, on_progress)
         tensors = {
             part.key: [part.dtype, part.shape, begin, checksums]
             for part, begin, checksums in zip(parts, done.begins, done.checksums, strict=True)
@@ -77,24 +81,22 @@ class Job:
         return {"file": file, "tensors": tensors, "compared": compared}
 
 
-def can_fork() -> bool:
-    return sys.platform == "linux"
-
-
-def begin_write(job: Job, *, is_asynchronous: bool, deadline_s: float) -> Write:
+def begin_write(job: Job, arena: Arena, *, how: str, deadline_s: float) -> Write:
     """Begin with a job: it sees the tensors as they are now.
 
     Args:
         job: What is to be done.
-        is_asynchronous: Whether the program goes on meanwhile; else nothing is copied, and nothing is done before the
-            returned function is called.
+        arena: Memory for copies.
+        how: "copy", "fork", "none" (nothing is done before the returned function is called), or "auto".
         deadline_s: How long the disk may take for one operation.
     """
-    if not is_asynchronous:
-        return job.prepared(is_copied=False).run
-    if can_fork():
-        return _fork(job.prepared(is_copied=False), deadline_s)
-    return job.prepared(is_copied=True).run
+    tensors = {**job.tensors, **job.compared}
+    if how == "auto":
+        how = "fork" if sys.platform == "linux" and not fits(arena, tensors) else "copy"
+    if how == "copy":
+        return job.of(arena.copy(tensors)).run
+    plain = job.of({name: _in_memory(item) for name, item in tensors.items()})
+    return plain.run if how == "none" else _fork(plain, deadline_s)
 
 
 def _fork(job: Job, deadline_s: float) -> Write:
@@ -108,8 +110,8 @@ def _fork(job: Job, deadline_s: float) -> Write:
         _run_in_child(job, writing, parent)
     os.close(writing)
 
-    def wait() -> dict[str, Any]:
-        text = _read_all(reading, child, path, deadline_s)
+    def wait(on_progress: Callable[[], object]) -> dict[str, Any]:
+        text = _read_all(reading, child, path, deadline_s, on_progress)
         _reap(child)
         try:
             found = json.loads(text)
@@ -134,20 +136,18 @@ def _run_in_child(job: Job, writing: int, parent: int) -> None:
         signal.set_wakeup_fd(-1)
         os.closerange(3, writing)
         os.closerange(writing + 1, os.sysconf("SC_OPEN_MAX"))
-        disk.before_write = lambda: os.write(writing, b" ") if os.getppid() == parent else os._exit(1)
         try:
-            found = job.run()
+            found = job.run(lambda: os.write(writing, b" ") if os.getppid() == parent else os._exit(1))
         except BaseException as error:
             number = error.errno if isinstance(error, OSError) else None
             found = {"error": [type(error).__name__, number, str(error)[:500]]}
-        disk.before_write = lambda: None
         disk.write(writing, json.dumps(found).encode())
         code = 0
     finally:
         os._exit(code)
 
 
-def _read_all(pipe: int, child: int, path: str, deadline_s: float) -> bytes:
+def _read_all(pipe: int, child: int, path: str, deadline_s: float, on_progress: Callable[[], object]) -> bytes:
     """What the child says: blanks while it goes on, at last what it has found."""
     found = bytearray()
     try:
@@ -156,6 +156,7 @@ def _read_all(pipe: int, child: int, path: str, deadline_s: float) -> bytes:
             if not data:
                 return bytes(found)
             found += data.lstrip()
+            on_progress()
     finally:
         os.close(pipe)
     os.kill(child, signal.SIGKILL)
@@ -181,11 +182,10 @@ def _error_of(found: Sequence[Any], path: str) -> Exception:
     return CheckpointError(f"{path} could not be written.", why=f"{kind}: {text}")
 
 
-def _in_memory(tensor: torch.Tensor, is_copied: bool) -> torch.Tensor:
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as a file has it: itself, if it lies so in the CPU's memory."""
     with torch.no_grad(), DisableTorchFunction():
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        is_same = plain.numel() > 0 and plain.data_ptr() == tensor.data_ptr()
-        return plain.clone() if is_copied and is_same else plain
+        return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def _part(name: str, tensor: torch.Tensor) -> Part:
@@ -195,11 +195,10 @@ def _part(name: str, tensor: torch.Tensor) -> Part:
     return Part(key=name, dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape), data=data)
 
 
-def _checksums(data: memoryview) -> list[str]:
+def _checksums(tensor: torch.Tensor, on_progress: Callable[[], object]) -> list[str]:
+    data = buffer_of(tensor)
     found: list[str] = []
     for begin, end in blocks_of(len(data)):
-        checksum = Checksum()
-        for first, last in chunks_of(end - begin):
-            checksum.update(data[begin + first : begin + last])
-        found.append(checksum.hexdigest())
+        on_progress()
+        found.append(checksum_of(data[begin:end]))
     return found
