@@ -182,6 +182,17 @@ def test_the_latest_is_the_last_that_was_saved_and_the_rest_goes(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-20.2", "step-30"]
 
 
+@pytest.mark.parametrize("has_pointer", [True, False])
+def test_a_damaged_manifest_does_not_make_an_older_one_the_latest(tmp_path: Path, has_pointer: bool) -> None:
+    for step in (1, 2):
+        write(tmp_path, step, arrays())
+    (tmp_path / "step-2" / "manifest.json").write_text("{}")
+    if not has_pointer:
+        (tmp_path / "latest").unlink()
+    assert files.newest(str(tmp_path)) == f"{tmp_path}/step-2"
+    assert [Path(path).name for path in files.candidates(str(tmp_path))][-1 if not has_pointer else 0] == "step-2"
+
+
 class Crash(BaseException):
     """The process ends here."""
 

@@ -12,6 +12,7 @@ docs/design/2026-11-24-checkpoint-format.md describes them. To read one:
 from farspan.state.format.file import Part, Written, write_file
 from farspan.state.format.folder import Draft, begin, candidates, commit, committed, discard, is_checkpoint, newest
 from farspan.state.format.folder import point_to as point_to
+from farspan.state.format.folder import step_in as step_in
 from farspan.state.format.manifest import Manifest, Piece, StoredFile, StoredTensor, key_in_file
 from farspan.state.format.read import Damage, Reader, damaged, read_manifest, verify
 
@@ -36,6 +37,7 @@ __all__ = [
     "newest",
     "point_to",
     "read_manifest",
+    "step_in",
     "verify",
     "write_file",
 ]

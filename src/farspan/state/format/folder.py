@@ -27,7 +27,18 @@ from farspan.state.format.manifest import Manifest
 from farspan.state.format.manifest_text import manifest_to_text
 from farspan.state.format.read import MANIFEST, read_manifest
 
-__all__ = ["Draft", "begin", "candidates", "commit", "committed", "discard", "is_checkpoint", "newest", "point_to"]
+__all__ = [
+    "Draft",
+    "begin",
+    "candidates",
+    "commit",
+    "committed",
+    "discard",
+    "is_checkpoint",
+    "newest",
+    "point_to",
+    "step_in",
+]
 
 _POINTER = "latest"
 _COMMITTED = re.compile(r"step-([0-9]{1,18})(?:\.([0-9]{1,9}))?")
@@ -119,6 +130,13 @@ def is_checkpoint(path: str) -> bool:
     return disk.exists(f"{path}/{MANIFEST}")
 
 
+def step_in(path: str) -> int:
+    """The step of a committed checkpoint, by its folder's name."""
+    match = _COMMITTED.fullmatch(path.rpartition("/")[2])
+    assert match is not None
+    return int(match[1])
+
+
 def committed(root: str) -> list[str]:
     """All checkpoints of a folder, by step."""
     return [f"{root}/{name}" for _, _, name in _committed(root)]
@@ -126,30 +144,48 @@ def committed(root: str) -> list[str]:
 
 def candidates(root: str) -> list[str]:
     """All checkpoints of a folder, the one to load first; those without a readable manifest come last."""
-    serials: dict[str, int] = {}
-    for path in reversed(committed(root)):
-        try:
-            serials[path] = read_manifest(path).serial
-        except CheckpointError:
-            serials[path] = -1
+    serials = {path: _serial_of(path) for path in reversed(committed(root))}
     first = _pointed_to(root)
     return sorted(serials, key=lambda path: (path != first, -serials[path]))
 
 
 def newest(root: str) -> str | None:
-    """The checkpoint to load from a folder; None if it has none. Its manifest alone is looked at."""
-    return _pointed_to(root) or next(iter(candidates(root)), None)
+    """The checkpoint to load from a folder; None if it has none.
+
+    Manifests alone are looked at. One that is damaged hides no checkpoint: who loads it hears of it.
+    """
+    first = _pointed_to(root)
+    if first is not None:
+        return first
+    found = candidates(root)
+    later = reversed(committed(root))  # by step
+    broken = next((path for path in later if _serial_of(path) < 0), None)
+    if broken is None or committed(root).index(broken) < committed(root).index(found[0]):
+        return next(iter(found), None)
+    return broken
 
 
 def _pointed_to(root: str) -> str | None:
     """What `latest` names, if that is there."""
     try:
         name, _, save_id = disk.read_small(f"{root}/{_POINTER}").decode().strip().partition(" ")
-        if _COMMITTED.fullmatch(name) and read_manifest(f"{root}/{name}").save_id == save_id:
-            return f"{root}/{name}"
-    except (OSError, UnicodeDecodeError, CheckpointError):
+    except (OSError, UnicodeDecodeError):
         return None
-    return None
+    path = f"{root}/{name}"
+    if not _COMMITTED.fullmatch(name) or not disk.exists(path):
+        return None
+    try:
+        return path if read_manifest(path).save_id == save_id else None
+    except CheckpointError:
+        return path  # it is damaged
+
+
+def _serial_of(path: str) -> int:
+    """-1 where the manifest is damaged."""
+    try:
+        return read_manifest(path).serial
+    except CheckpointError:
+        return -1
 
 
 def _committed(root: str) -> list[tuple[int, int, str]]:
@@ -166,10 +202,4 @@ def _names(root: str) -> list[str]:
 
 
 def _next_serial(root: str) -> int:
-    serials = [-1]
-    for path in committed(root):
-        try:
-            serials.append(read_manifest(path).serial)
-        except CheckpointError:
-            continue
-    return max(serials) + 1
+    return max([-1, *map(_serial_of, committed(root))]) + 1

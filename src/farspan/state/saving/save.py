@@ -18,7 +18,7 @@ from farspan.errors import CheckpointError
 from farspan.execute.engine import Engine
 from farspan.execute.process.world import engine_of_this_thread
 from farspan.state.counts import counts_to_json
-from farspan.state.format import Draft, begin, newest, read_manifest
+from farspan.state.format import Draft, begin, newest, step_in
 from farspan.state.generators import generators_to_json
 from farspan.state.names import check_key
 from farspan.state.position.resumable import loaders_to_json
@@ -132,7 +132,7 @@ def _agree(engine: Engine, found: Collected, path: str, step: int | None, number
             root = os.path.abspath(path)
             if step is None:
                 latest = newest(root)
-                step = 0 if latest is None else read_manifest(latest).step + 1
+                step = 0 if latest is None else step_in(latest) + 1
             draft = begin(root, step, secrets.token_hex(8))
             part |= {"draft": [draft.root, draft.name, draft.save_id, draft.serial], "step": step}
         except OSError as error:
