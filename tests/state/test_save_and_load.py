@@ -177,6 +177,32 @@ def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
     assert torch.equal(model.weight, before)
 
 
+def test_a_model_without_data_yet_can_be_saved_and_loaded_before_it_is_distributed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(300, 300)
+    torch.manual_seed(0)
+    with farspan.deferred_init():
+        deferred = nn.Linear(300, 300)
+    farspan.save(tmp_path, model=deferred, wait=True)
+    farspan.load(tmp_path, model=(found := nn.Linear(300, 300)))
+    assert torch.equal(found.weight, plain.weight)
+    with farspan.deferred_init():
+        deferred = nn.Linear(300, 300)
+    farspan.load(tmp_path, model=deferred)
+    assert torch.equal(deferred.weight, plain.weight)
+    assert torch.equal(farspan.distribute(deferred).weight, plain.weight)
+
+
+def test_a_fork_has_the_state_at_the_call_too(tmp_path: Path) -> None:
+    model = nn.Linear(700, 700)
+    before = model.weight.detach().clone()
+    saved = farspan.save(tmp_path, model=model, step=1, snapshot="fork")
+    model.weight.data.zero_()
+    saved.wait()
+    farspan.load(tmp_path, model=model)
+    assert torch.equal(model.weight, before)
+
+
 def test_state_keeps_its_precision_where_torch_would_round_it(tmp_path: Path) -> None:
     model = nn.Linear(3, 3, dtype=torch.bfloat16)
     optimizer = torch.optim.Adam(model.parameters())

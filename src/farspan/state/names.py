@@ -17,8 +17,9 @@ from torch import nn
 
 from farspan.errors import CheckpointError
 from farspan.execute.engine import Engine
+from farspan.record.tensor import LazyTensor
 
-__all__ = ["Named", "aliases_of", "check_key", "modules_in", "named_tensors", "parameter_names"]
+__all__ = ["Named", "aliases_of", "check_key", "modules_in", "named_tensors", "parameter_names", "touch"]
 
 Named = tuple[str, torch.Tensor]
 
@@ -30,6 +31,13 @@ def named_tensors(module: nn.Module) -> Iterator[Named]:
         if id(item) not in seen:
             seen.add(id(item))
             yield name, item
+
+
+def touch(tensor: torch.Tensor) -> None:
+    """Let a tensor of a class of its own see that its data are used: one that is not made before that is made now."""
+    if type(tensor) not in (torch.Tensor, nn.Parameter, LazyTensor) and tensor.numel():
+        with torch.no_grad():
+            tensor.reshape(-1)[:1].clone()
 
 
 def aliases_of(module: nn.Module) -> dict[str, str]:

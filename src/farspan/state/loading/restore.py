@@ -26,7 +26,7 @@ from farspan.record.tensor import LazyTensor
 from farspan.state.aside import aside
 from farspan.state.format import Manifest, Reader, damaged
 from farspan.state.generators import is_generator, one_from_json
-from farspan.state.names import named_tensors
+from farspan.state.names import named_tensors, touch
 from farspan.state.saving.collect import has_plain_state, is_stateful
 from farspan.state.values import decode, torch_dtype
 from farspan.torch_private import DisableTorchFunction
@@ -254,6 +254,8 @@ class Restorer:
 
     def _read_in_place(self, name: str, tensor: torch.Tensor) -> None:
         stored = self.manifest.tensors[name]
+        if id(tensor) not in self.placed:
+            touch(tensor)
         if type(tensor) is LazyTensor:
             become_plain(self.engine.recorder, tensor, self.read_new(name).to(tensor.dtype))
             return

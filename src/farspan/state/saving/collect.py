@@ -24,7 +24,7 @@ from farspan.record.ops.overrides import read_data
 from farspan.record.tensor import LazyTensor
 from farspan.state.aside import aside
 from farspan.state.generators import is_generator, one_to_json
-from farspan.state.names import aliases_of, check_key, named_tensors, parameter_names
+from farspan.state.names import aliases_of, check_key, named_tensors, parameter_names, touch
 from farspan.state.values import encode
 
 __all__ = ["Collected", "collect", "has_plain_state", "is_stateful"]
@@ -132,6 +132,7 @@ class _Collector:
     def put(self, name: str, tensor: torch.Tensor) -> None:
         item = self.placed.get(id(tensor))
         if item is None:
+            touch(tensor)
             encode(tensor, name, self.share)
         elif item.is_owned:
             encode(tensor, name, self.own)
