@@ -56,7 +56,7 @@ def test_little_is_said_of_many_strangers(ranks, caplog):
                     pass
     assert each(channels, step(0)) == [None] * 2
     lines = [record.getMessage() for record in caplog.records]
-    assert 1 <= len(lines) <= 10 and lines[-1].endswith("no more is said of strangers")
+    assert 1 <= len(lines) <= 10 and lines[-1].endswith("further strangers are not reported")
 
 
 def test_nobody_listens():

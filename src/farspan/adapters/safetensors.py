@@ -52,7 +52,8 @@ def _adapt(module: Any) -> None:
 
 
 def _is_streamed(tensors: Any) -> bool:
-    """Whether some of these are to be fetched, and all are as safetensors wants them, which says itself where not."""
+    """Returns whether some of these are to be fetched, and all are as safetensors wants them, which says itself where
+    not."""
     if type(tensors) is not dict and not isinstance(tensors, Mapping):
         return False
     found = list(tensors.values())
@@ -70,7 +71,7 @@ def _is_streamed(tensors: Any) -> bool:
 def _header_of(
     save: Callable[..., bytes], tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
 ) -> tuple[bytes, list[str]]:
-    """All that comes before the data, and the names in the order of the file."""
+    """Returns all that comes before the data, and the names in the order of the file."""
     empty = {name: torch.empty(0, dtype=item.dtype) for name, item in tensors.items()}
     text = save(empty, metadata)[_ALIGNMENT:]
     entries = json.loads(text)

@@ -34,7 +34,7 @@ def barrier(what: str) -> None:
 
 
 def noted_by_first(what: str, note: bytes) -> bytes:
-    """What the rank that writes has noted, on every rank; all ranks call it together.
+    """Returns on every rank what the rank that writes has noted; all ranks call it together.
 
     Args:
         what: What it is about, for messages.

@@ -25,7 +25,7 @@ def _adapt_trainer(module: Any) -> None:
             self.args.logging_nan_inf_filter = False
             say_once(
                 "farspan has set logging_nan_inf_filter=False: it reads the loss of every micro-batch, and so\n"
-                "  none would overlap. Only what is logged for losses that are nan or inf is another."
+                "  none would overlap. Only the logged loss differs, where a loss is nan or inf."
             )
         return train(self, *args, **kwargs)
 
@@ -74,7 +74,7 @@ def _take_config(config: Any, before: dict[str, Any]) -> None:
 
 
 def _is_plain(item: Any) -> bool:
-    """Whether JSON gives back an equal value."""
+    """Returns whether JSON gives back an equal value."""
     return item is None or type(item) in (bool, int, float, str) or (type(item) is list and all(map(_is_plain, item)))
 
 

@@ -179,7 +179,7 @@ class SocketLink:
         except (EOFError, OSError) as error:
             end = describe_lost_link(self._host) if is_of_link(error) else end
         except ProtocolError as error:
-            _log.warning("side channel: the hub sent nonsense: %s", error)
+            _log.warning("side channel: the hub sent what is not of farspan: %s", error)
         except Exception:
             _log.exception("the side channel's listener has failed")
         finally:

@@ -66,7 +66,7 @@ def give_weights(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
 
 
 def _checksum(item: torch.Tensor) -> int:
-    """Of its data, or of all that makes them, where they have not been made."""
+    """Returns a checksum of its data, or of all that makes them, where they have not been made."""
     digest = digest_of(item)
     return crc_of(item) if digest is None else digest
 

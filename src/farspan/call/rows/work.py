@@ -1,4 +1,4 @@
-"""How much work the operations of a whole batch are, where the number of its rows is a symbol."""
+"""Counts the work of the operations of a whole batch, where the number of its rows is a symbol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ which are as many for a part of the batch.
 def work_of(
     func: Any, args: Any, kwargs: dict[str, Any], result: Any, tensors: Sequence[torch.Tensor]
 ) -> RowsWork | None:
-    """The work of an aten operation; None for one that makes views.
+    """Returns the work of an aten operation; None for one that makes views.
 
     Args:
         func: Which.

@@ -112,7 +112,7 @@ class Listener:
         except (EOFError, OSError) as error:
             _log.debug("a reader has gone: %s", error)
         except ProtocolError as error:
-            _log.warning("pulls: rank %d sent nonsense: %s", rank, error)
+            _log.warning("pulls: rank %d sent what is not of farspan: %s", rank, error)
         finally:
             with self._lock:
                 self._open.discard(sock)
@@ -136,7 +136,7 @@ class Listener:
     def _warn(self, error: ProtocolError) -> None:
         self._num_warnings += 1
         if self._num_warnings <= _MAX_WARNINGS:
-            last = "; no more is said of strangers" if self._num_warnings == _MAX_WARNINGS else ""
+            last = "; further strangers are not reported" if self._num_warnings == _MAX_WARNINGS else ""
             _log.warning("pulls: a stranger was refused: %s%s", error, last)
 
 

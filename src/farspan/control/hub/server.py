@@ -387,7 +387,7 @@ class HubServer:
             return
         self._num_warnings += 1
         if self._num_warnings <= _MAX_WARNINGS:
-            last = "; no more is said of strangers" if self._num_warnings == _MAX_WARNINGS else ""
+            last = "; further strangers are not reported" if self._num_warnings == _MAX_WARNINGS else ""
             _log.warning("side channel: a stranger %s%s", text % what, last)
 
 

@@ -70,7 +70,7 @@ class SegmentNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """How long a task took: "F", "B", "B+W" for the B of a split backward, "W" for its W.
+    """The seconds of a task: "F", "B", "B+W" for the B of a split backward, "W" for its W.
 
     Attributes:
         number: Of the micro-batch; -1 for what belongs to none.

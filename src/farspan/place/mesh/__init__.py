@@ -1,3 +1,3 @@
-"""What the planner says of a mesh, asked for a model at hand."""
+"""Asks the planner how ranks are best used, for a model at hand."""
 
 __all__: list[str] = []

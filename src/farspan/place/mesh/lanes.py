@@ -38,11 +38,11 @@ class _Choice:
 
     @property
     def num_workers(self) -> int:
-        """How many there are to share the work of a batch."""
+        """Returns how many workers share the work of a batch."""
         return sum(self._widths)
 
     def __call__(self, work: Sequence[tuple[float, float, float]], num_rows: int) -> int:
-        """The number for a batch of so many rows, of which each operation takes as much as `work` says."""
+        """Returns the number for a batch of so many rows, of which each operation takes as much as `work` says."""
         if not self._number:
             engine, plan = self._engine, self._plan
             kind = engine.teams[0].leader.device_type
@@ -58,13 +58,13 @@ class _Choice:
 
 
 def _shares_of(plan: Plan) -> Sequence[float]:
-    """Of each stage in the work of a step, as estimated; equal ones where a plan does not say."""
+    """Returns each stage's share in the work of a step, as estimated; equal ones where a plan does not say."""
     shares = plan.estimates.get("share", ())
     return shares if len(shares) == plan.num_stages and sum(shares) > 0 else [1.0] * plan.num_stages
 
 
 def _worth_asking_for(busy_s: Sequence[float]) -> tuple[int, float]:
-    """The best number of micro-batches for a step that was one, and how many times as fast it would be.
+    """Returns the best number of micro-batches for a step that was one, and how many times as fast it would be.
 
     Args:
         busy_s: What each rank has worked in it, one after the other.

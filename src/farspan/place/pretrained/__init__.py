@@ -1,3 +1,4 @@
-"""Weights that others have saved: safetensors files in the layout of transformers, of which a rank reads its part."""
+"""Loads weights that others have saved: safetensors files in the layout of transformers, of which a rank reads its
+part."""
 
 __all__: list[str] = []

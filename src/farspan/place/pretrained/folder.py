@@ -19,7 +19,7 @@ _open: Any = safetensors.safe_open  # itself, also while another function stands
 
 
 def stored_at(path: Path) -> dict[str, Stored]:
-    """All tensors of a saved model, by name.
+    """Returns all tensors of a saved model, by name.
 
     Args:
         path: A folder, or a safetensors file.
@@ -57,7 +57,7 @@ def stored_at(path: Path) -> dict[str, Stored]:
 
 
 def _files_of(index: Path) -> dict[str, str]:
-    """The file of each tensor, as the index says."""
+    """Returns the file of each tensor, as the index says."""
     weight_map = as_object(parse_json(read_text(index, hint=_HINT), str(index)), str(index)).get("weight_map")
     files = as_object(weight_map, f"{index}, weight_map")
     names = {name: as_name(file, f"{index}, weight_map, {name}") for name, file in files.items()}

@@ -1,4 +1,4 @@
-"""What stands for `safetensors.safe_open` while a model is built without data: its tensors have none either."""
+"""Replaces `safetensors.safe_open` while a model is built without data: its tensors have none either."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _READ = _Read()
 
 
 def tensor_of(stored: Stored) -> torch.Tensor:
-    """A tensor of the program, whose data are read when they are needed; one that is small has them."""
+    """Returns a tensor of the program, whose data are read when they are needed; one that is small has them."""
     dtype = torch_dtype(stored)
     if dtype is None:
         return read_stored(stored)
@@ -93,7 +93,7 @@ class _LazySlice:
 
 @contextlib.contextmanager
 def files_without_data() -> Iterator[None]:
-    """For the body, whoever opens a safetensors file in a constructor gets tensors without data.
+    """Gives tensors without data, in the body, to whoever opens a safetensors file in a constructor.
 
     transformers reads files in threads of its own, where no constructor is seen: for the body it does not.
     """

@@ -59,7 +59,7 @@ def load_pretrained(model: nn.Module, path: str | os.PathLike[str]) -> Matched:
 
 
 def _agreed(engine: Engine, model: nn.Module, folder: Path) -> Matched:
-    """What all ranks find.
+    """Returns what all ranks find.
 
     Raises:
         CheckpointError: One of them cannot load, or they find different models; on every rank.

@@ -1,4 +1,4 @@
-"""Which tensor of a saved model is which of this one."""
+"""Matches the tensors of a saved model with those of this one, by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_SHOWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """What a saved model has for this one.
+    """The result of matching a saved model with this one.
 
     Attributes:
         found: For each tensor of the model its name and what is stored for it.
@@ -33,7 +33,7 @@ class Matched:
     unexpected: tuple[str, ...]
 
     def said_of(self, model: nn.Module, path: object) -> str:
-        """What the user should know; nothing if all is there."""
+        """Returns what the user should know; nothing if all is there."""
         lines: list[str] = []
         if self.missing:
             lines.append(
@@ -87,7 +87,7 @@ def match(model: nn.Module, stored: Mapping[str, Stored]) -> Matched:
 
 
 def _state(model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    """What a state dictionary of `model` holds, each under all its names."""
+    """Yields what a state dictionary of `model` holds, each under all its names."""
     yield from model.named_parameters(remove_duplicate=False)
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module.named_buffers(recurse=False):
@@ -96,7 +96,7 @@ def _state(model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
 
 
 def _spellings(name: str, prefix: str) -> list[str]:
-    """How a tensor may be called that is stored for `name`.
+    """Returns the names under which a tensor may be stored that the model calls `name`.
 
     >>> _spellings("bert.pooler.weight", "bert"), _spellings("pooler.weight", "bert"), _spellings("weight", "")
     (['bert.pooler.weight', 'pooler.weight'], ['pooler.weight', 'bert.pooler.weight'], ['weight'])

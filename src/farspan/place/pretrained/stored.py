@@ -44,12 +44,12 @@ class Stored:
 
 
 def torch_dtype(stored: Stored) -> torch.dtype | None:
-    """The dtype of a tensor in a file; None for one that torch cannot hold as one of its own."""
+    """Returns the dtype of a tensor in a file; None for one that torch cannot hold as one of its own."""
     return _DTYPES.get(stored.dtype)
 
 
 def stored_in(path: str, file: Any) -> dict[str, Stored]:
-    """The tensors of an open safetensors file, by name."""
+    """Returns the tensors of an open safetensors file, by name."""
     version = _version(path)
     found: dict[str, Stored] = {}
     for name in file.keys():  # noqa: SIM118, for a safetensors file is no dictionary
@@ -60,7 +60,7 @@ def stored_in(path: str, file: Any) -> dict[str, Stored]:
 
 
 def read_stored(stored: Stored) -> torch.Tensor:
-    """The data: memory of the file, which goes when the tensor does, and must not be written to.
+    """Returns the data: memory of the file, which goes when the tensor does, and must not be written to.
 
     Raises:
         FarspanError: The file is not what it was, or is gone.

@@ -1,4 +1,4 @@
-"""A step of a row of stages of which each has one rank or several, in the orders of the runtime, simulated.
+"""Simulates a step of a chain of stages, of which each has one rank or several, in the orders of the runtime.
 
 stage 0   2 ranks   F0    F2    ..          what a stage passes on goes to the next one; each micro-batch is run
                        F1    F3 ..          by one of the stage's ranks, in turn
@@ -100,7 +100,7 @@ def chain_step(
 def _sent(
     stages: Sequence[ChainStage], first: Sequence[int], place: int, micro_batch: int, *, is_forward: bool
 ) -> tuple[tuple[int, float], ...]:
-    """What a task sends: values to the next stage, their gradients to the one before."""
+    """Returns what a task sends: values to the next stage, their gradients to the one before."""
     to = place + 1 if is_forward else place - 1
     if not 0 <= to < len(stages):
         return ()

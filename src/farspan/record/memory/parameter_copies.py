@@ -152,7 +152,7 @@ class Copies:
 
 
 def _is_alias(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function of reserved memory that is not filled reads none of it, and gives a tensor there."""
+    """Returns whether a function of reserved memory that is not filled reads none of it, and gives a tensor there."""
     is_view = function in _ALIASES or getattr(function, "__name__", "") == "__get__"
     if not reserved_memory or not (is_view or function in _ALIASES_OF_PLAIN):
         return False

@@ -1,4 +1,5 @@
-"""`torch.save` of what other ranks have: each tensor is fetched when its bytes are written, and let go after that."""
+"""Streams `torch.save` of what other ranks have: each tensor is fetched when its bytes are written, and released after
+that."""
 
 from __future__ import annotations
 
@@ -27,12 +28,13 @@ _state = _State()
 
 
 def is_saving() -> bool:
-    """Whether this thread runs `torch.save`, which gets data when it writes them."""
+    """Returns whether this thread runs `torch.save`, which gets data when it writes them."""
     return _state.depth > 0
 
 
 def before_pickling(recorder: Recording | None, tensor: torch.Tensor) -> None:
-    """A tensor is about to be pickled: it gets its data, up to date, unless they are fetched when they are written."""
+    """Gives a tensor that is about to be pickled its data, up to date, unless they are fetched when they are
+    written."""
     if type(tensor) in (LazyTensor, StubParameter):
         return
     reserved = _reserved_of(tensor)
@@ -58,13 +60,13 @@ def _saving() -> Iterator[None]:
 
 
 def is_fetched_late(tensor: torch.Tensor) -> bool:
-    """Whether a plain tensor lies in reserved memory that is not filled."""
+    """Returns whether a plain tensor lies in reserved memory that is not filled."""
     reserved = _reserved_of(tensor)
     return reserved is not None and not reserved.is_filled
 
 
 def fetched(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
-    """Within, a plain tensor has its data."""
+    """Keeps a plain tensor's data in its memory for the body."""
     reserved = _reserved_of(tensor)
     return contextlib.nullcontext() if reserved is None else reserved.filled()
 

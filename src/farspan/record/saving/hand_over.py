@@ -1,4 +1,4 @@
-"""Where a program may give what it holds to code that nobody watches: another thread, or another process.
+"""Watches where a program may give what it holds to code that is not watched: another thread, or another process.
 
 Memory that has only been reserved is filled before that. Torch functions are watched in the program's own thread alone.
 """

@@ -20,14 +20,15 @@ __all__ = ["laid_out", "reserved_for", "reserved_tensor"]
 
 
 def reserved_for(recorder: Recording, placed: Placed) -> torch.Tensor:
-    """A parameter of another rank, laid out as it is there, in reserved memory; a small one is fetched at once."""
+    """Returns a parameter of another rank, laid out as it is there, in reserved memory; a small one is fetched at
+    once."""
     read: Any = recorder.engine.read_parameter
     tensor = reserved_tensor(placed.meta, functools.partial(read, placed))
     return laid_out(placed.meta, read(placed)) if tensor is None else tensor
 
 
 def reserved_tensor(meta: Meta, read: Callable[[torch.Tensor | None], torch.Tensor]) -> torch.Tensor | None:
-    """A tensor in reserved memory; None if it is too small for that.
+    """Returns a tensor in reserved memory; None if it is too small for that.
 
     Args:
         meta: Of the tensor.
@@ -65,7 +66,7 @@ def _placed_in(memory: torch.Tensor, meta: Meta, sizes: list[int], order: list[i
 
 
 def _order_in_memory(meta: Meta) -> list[int]:
-    """The dims as they follow each other in memory, the slowest first; those of the shape if there are gaps."""
+    """Returns the dims as they follow each other in memory, the slowest first; those of the shape if there are gaps."""
     own = list(range(len(meta.shape)))
     order = sorted(own, key=lambda dim: (-meta.stride[dim], dim))
     expected = 1

@@ -1,4 +1,4 @@
-"""Memory of a tensor that another rank has: an address and a size, but no pages until somebody needs the data.
+"""Reserved memory for a tensor that another rank has: an address and a size, but no pages until the data are needed.
 
     reserve    addresses only; who reads them past all that looks after them is killed: better than zeros in a file
     fill       pages, and the owner's data in them
@@ -34,12 +34,12 @@ _Fetch = Callable[[torch.Tensor], None]
 """Brings the owner's data into memory, given as bytes, [size]."""
 
 reserved_memory: dict[int, Reserved] = {}
-"""By the address of the storage object: that of all ranks that are threads of this process."""
+"""Reserved memory by the address of the storage object: that of all ranks that are threads of this process."""
 
 
 class _Kept:
     number = 64
-    """Of those in the table, when it was last looked through."""
+    """Number of entries in the table when it was last searched."""
 
 
 class _Filling(threading.local):
@@ -83,7 +83,7 @@ class Reserved:
 
     @contextlib.contextmanager
     def filled(self) -> Iterator[None]:
-        """Within, the data are here; afterwards only if they were before."""
+        """Keeps the data in the memory for the body; afterwards only if they were there before."""
         with self._lock:
             was_filled = self.is_filled
             if not was_filled:
@@ -100,7 +100,7 @@ class Reserved:
 
 
 def is_reservable(size_bytes: int) -> bool:
-    """Whether it is worth while to reserve memory for so many bytes, and this system can."""
+    """Returns whether it is worth while to reserve memory for so many bytes, and this system can."""
     return size_bytes >= _LEAST_BYTES and os.name == "posix"
 
 

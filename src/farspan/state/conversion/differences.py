@@ -1,4 +1,4 @@
-"""In which tensors two sources differ, and by how much."""
+"""Finds the tensors in which two sources differ, and by how much."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farspan.state.conversion.source import Entry, Source
 __all__ = ["Difference", "differences"]
 
 _MOST_ELEMENTS = 1 << 20
-"""Compared at a time: what is computed of them takes memory too."""
+"""Limit on the elements compared at a time: what is computed of them takes memory too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Difference:
 
 
 def differences(one: Source, other: Source) -> Iterator[Difference]:
-    """Every tensor that only one has, or whose bytes differ; two tensors are in memory at a time."""
+    """Yields every tensor that only one has, or whose bytes differ; two tensors are in memory at a time."""
     for name in dict.fromkeys([*one.tensors, *other.tensors]):
         mine, theirs = one.tensors.get(name), other.tensors.get(name)
         if mine is None or theirs is None:

@@ -95,7 +95,7 @@ def _write_files(
 
 
 def _divided(source: Source, num_files: int) -> list[list[str]]:
-    """Names in their order, in parts of about as many bytes each; none is empty."""
+    """Returns names in their order, in parts of about as many bytes each; none is empty."""
     names = list(source.tensors)
     num_files = min(num_files, len(names))
     total = sum(entry.size_bytes for entry in source.tensors.values())

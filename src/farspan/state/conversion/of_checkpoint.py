@@ -17,7 +17,8 @@ _MODEL = "model/"
 
 
 def checkpoint_at(path: str) -> str | None:
-    """The checkpoint that `path` is, or the newest in the folder of checkpoints that it is; None if it is neither."""
+    """Returns the checkpoint that `path` is, or the newest in the folder of checkpoints that it is; None if it is
+    neither."""
     return path if is_checkpoint(path) else newest(path)
 
 
@@ -67,7 +68,8 @@ class CheckpointSource:
 
 
 def _aliases(state: object, path: str) -> dict[str, str]:
-    """The other names of the model's tensors, as the saved state has them; none of what was saved as several models."""
+    """Returns the other names of the model's tensors, as the saved state has them; none of what was saved as several
+    models."""
     found = as_object(state, path)
     model = as_object(as_object(found.get("objects", {}), path).get("model", {}), path)
     return {name: as_text(known, path) for name, known in as_object(model.get("aliases", {}), path).items()}

@@ -83,7 +83,7 @@ def _entry(name: str, item: torch.Tensor, path: str) -> Entry:
 
 
 def _place(item: torch.Tensor) -> tuple[Any, ...]:
-    """By which tensors are the same: memory, shape and strides; an empty one is like no other."""
+    """Returns what is equal for tensors that are the same: memory, shape and strides; an empty one is like no other."""
     if not item.numel():
         return (id(item),)
     return item.data_ptr(), item.dtype, item.shape, item.stride()

@@ -1,4 +1,4 @@
-"""Which kind of source a path is: told by what is there, not by its name."""
+"""Finds out which kind of source a path is: from what is there, not from its name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ZIP = b"PK\x03\x04"
 
 
 def is_of_farspan(path: str) -> bool:
-    """Whether it is a checkpoint of farspan, or a folder of some."""
+    """Returns whether it is a checkpoint of farspan, or a folder of some."""
     return os.path.isdir(path) and checkpoint_at(path) is not None
 
 
 def open_source(path: str, *, key: str = "", folders: Sequence[str] = (), is_whole: bool = False) -> Source:
-    """The tensors at a path.
+    """Returns the tensors at a path.
 
     Args:
         path: A checkpoint, a folder of checkpoints (the newest counts), a safetensors file or a folder of them, a file

@@ -14,7 +14,7 @@ __all__ = ["Entry", "Source", "pieces_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What is known of a tensor without reading it.
+    """The form of a tensor, known without reading it.
 
     Attributes:
         dtype: As torch calls it: "float32".
@@ -30,21 +30,21 @@ class Entry:
 
 
 class Source(AbstractContextManager["Source"], Protocol):
-    """Where tensors are read from; to be used as a context."""
+    """Tensors that can be read; to be used as a context."""
 
     @property
     def path(self) -> str:
-        """For people."""
+        """Returns where it lies, for people."""
         ...
 
     @property
     def tensors(self) -> Mapping[str, Entry]:
-        """What there is, in the order of the file."""
+        """Returns the form of each tensor, by name, in the order of the file."""
         ...
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Other names of these tensors."""
+        """Returns other names of these tensors."""
         ...
 
     def read(self, name: str, view: memoryview) -> None:
@@ -57,7 +57,8 @@ class Source(AbstractContextManager["Source"], Protocol):
 
 
 def pieces_of(source: Source, name: str, memory: bytearray) -> Iterator[memoryview]:
-    """The bytes of a tensor, read when they are asked for; `memory` has room for it, and is used again for the next."""
+    """Yields the bytes of a tensor, read when they are asked for; `memory` has room for it, and is used again for the
+    next."""
     size = source.tensors[name].size_bytes
     view = memoryview(memory)[:size]
     source.read(name, view)
