@@ -119,6 +119,8 @@ class Construction:
                 overwrites=overwrites,
             )
             self._number += 1
+            if overwrites is not None:
+                overwrites.digest = b""  # what was there before does not matter
             digest = operation.digest()
             for number, view in enumerate([*written, *results]):
                 if view is not None:
