@@ -93,6 +93,16 @@ def exchanges(module: nn.Linear) -> None:
     torch._foreach_mul_([module.weight.data, module.bias.data], 2.0)
 
 
+def in_another_dtype(module: nn.Linear) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        module.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        module.register_buffer("thirds", torch.arange(9000) / 3)
+        module.weight.data.mul_(torch.rand(WIDTH, WIDTH))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 BUILDS: dict[str, Callable[[], nn.Module]] = {
     "transformer": lambda: nn.Transformer(64, 4, 1, 1, 256, batch_first=True),
     "lstm": lambda: nn.LSTM(64, WIDTH, 2, bidirectional=True),
@@ -116,6 +126,7 @@ BUILDS: dict[str, Callable[[], nn.Module]] = {
     "looks": linear(looks),
     "from numpy": linear(from_numpy),
     "exchanges": linear(exchanges),
+    "in another dtype": linear(in_another_dtype),
 }
 
 

@@ -116,6 +116,7 @@ class Construction:
                 results=tuple(results),
                 reads=tuple(reads),
                 random=random,
+                default_dtype=torch.get_default_dtype(),
                 overwrites=overwrites,
             )
             self._number += 1

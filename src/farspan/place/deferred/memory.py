@@ -96,6 +96,7 @@ class Operation:
         results: Where what it returns goes, if that is new.
         reads: All memory that it reads, or writes only in part.
         random: What it draws from.
+        default_dtype: torch's at that time, which decides what numbers alone become.
         overwrites: Memory of which nothing is left that was there before.
     """
 
@@ -106,6 +107,7 @@ class Operation:
     results: tuple[View | None, ...]
     reads: tuple[Memory, ...]
     random: RandomState | None
+    default_dtype: torch.dtype
     overwrites: Memory | None
 
     @property

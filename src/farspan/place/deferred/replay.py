@@ -6,8 +6,9 @@ wanted: head.weight      normal_(head.weight)         the latest write that leav
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,7 +120,8 @@ def _do(operation: Operation, storages: dict[Memory, Any]) -> None:
 
     args, kwargs = mapped(operation.args, real), mapped(operation.kwargs, real)
     takes_generator = operation.random is not None and form_of(operation.function).takes_generator
-    with drawing_from(operation.random, kwargs, takes_generator=takes_generator) as kwargs:
+    draws = drawing_from(operation.random, kwargs, takes_generator=takes_generator)
+    with _default_dtype(operation.default_dtype), draws as kwargs:
         result = operation.function(*args, **kwargs)
     if not operation.results:
         return
@@ -132,6 +134,19 @@ def _do(operation: Operation, storages: dict[Memory, Any]) -> None:
             storages[view.memory] = storage
         else:
             view.on(_storage(view.memory, storages)).copy_(item)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """For the body, torch's default is what it was in the constructor."""
+    before = torch.get_default_dtype()
+    if dtype != before:
+        torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        if dtype != before:
+            torch.set_default_dtype(before)
 
 
 def _storage(memory: Memory, storages: dict[Memory, Any]) -> Any:
