@@ -152,3 +152,48 @@ def test_gradients_may_be_read_between_two_backwards() -> None:
 
     for num_ranks in (1, 2):
         same_everywhere(program, num_ranks)
+
+
+class _Averaging(torch.optim.Optimizer):
+    """Keeps tensors in attributes and groups, which programs read for their logs."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "norm": None})
+        self.averages: dict[int, torch.Tensor] = {}
+        self.history: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        total: Any = 0
+        for number, p in enumerate(self.param_groups[0]["params"]):
+            assert p.grad is not None
+            self.averages.setdefault(number, torch.zeros_like(p)).mul_(0.5).add_(p, alpha=0.5)
+            p.add_(p.grad, alpha=-self.param_groups[0]["lr"])
+            total = total + p.grad.square().sum()
+        self.history.append(p.grad.norm())
+        self.param_groups[0]["norm"] = total.sqrt()
+
+
+def test_what_a_step_keeps_in_attributes_is_the_same_on_every_rank() -> None:
+    """It was a plain tensor on the rank that had it: reading it was a divergence."""
+
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = _Averaging(model.parameters())
+        seen: list[Any] = []
+        for shift in range(4):
+            _backward(model, shift)
+            optimizer.step()
+            averages = optimizer.averages.values()
+            seen.append([average.sum().item() for average in averages])
+            seen.append([item.item() for item in [*optimizer.history, optimizer.param_groups[0]["norm"]]])
+            if shift == 1:
+                optimizer.history.clear()  # a slower rank may not have read it yet
+                optimizer.averages[0].zero_()
+            if shift == 2:
+                with torch.no_grad():
+                    for p, average in zip(model.parameters(), averages, strict=True):
+                        p.copy_(average)
+        return seen, weights(model)
+
+    same_everywhere(program)

@@ -40,10 +40,10 @@ PASS_THROUGH: frozenset[Any] = frozenset(
         ),
         _T.dim, _T.size, _T.stride, _T.numel, _T.nelement, _T.ndimension, _T.is_contiguous, _T.is_floating_point,
         _T.is_complex, _T.element_size, _T.storage_offset, _T.get_device, _T.is_signed, _T.is_inference, _T.__len__,
-        _T.__hash__, _T.is_conj, _T.is_neg, _T.is_same_size, _T.is_pinned, _T.requires_grad_,
+        _T.__hash__, _T.is_conj, _T.is_neg, _T.requires_grad_,
         _T.requires_grad.__set__, _T.grad.__set__, _T.grad.__delete__, _T.__reduce_ex__, _T.__repr__, _T.__format__,
         _T.dim_order,
-        torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor, torch.is_storage, torch.is_same_size,
+        torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor, torch.is_storage,
         torch.is_conj, torch.is_neg, torch.is_inference, torch.is_signed, torch.result_type, torch.get_device,
     ]
 )  # fmt: skip
@@ -64,7 +64,7 @@ READERS: frozenset[Any] = frozenset(
     [
         _T.item, _T.tolist, _T.numpy, _T.__bool__, _T.__int__, _T.__float__, _T.__complex__, _T.__index__,
         _T.__contains__, _T.__array__, _T.equal, _T.allclose, _T.is_nonzero, _T.__deepcopy__,
-        torch.equal, torch.allclose, torch.is_nonzero,
+        torch.equal, torch.allclose, torch.is_nonzero, _T.is_pinned, _T.is_same_size, torch.is_same_size,
     ]
 )  # fmt: skip
 """Functions that ask for the data: the value is fetched from its owner and they run on it."""

@@ -48,6 +48,7 @@ from farspan.record.ops.mutation import (
 from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.overrides import HANDLERS, draw_here, is_own_draw, read_data, read_numbers
 from farspan.record.ops.results import answer
+from farspan.record.ops.views import Through, changes_shape, reshape
 from farspan.record.parameters.gradients import Gradients
 from farspan.record.parameters.outside_tensors import Outside
 from farspan.record.parameters.parameter_hooks import Hooks
@@ -154,7 +155,7 @@ class Recorder:
         state = (target.state or target.state_key()) if type(target) is Leaf else None
         key = (target, shape, tuple(metas), modes, state)
         known = self.cache.known.get(key)
-        if known is None or (known[1].mutated and not is_plain_write(target, known[1], tensors)):
+        if known is None or (known[1].mutated and not is_plain_write(self, target, known[1], tensors)):
             template, _ = flatten_arguments(args, kwargs)
             return self.record(target, template, tensors, stage, key=key, given=(args, kwargs))
         template, entry = known
@@ -225,9 +226,11 @@ class Recorder:
                 return draw_here(self, target, template, tensors, entry)
             if not entry.mutated and entry.num_results and min(entry.same_as) >= 0:
                 return rebuild(entry.template, [tensors[i] for i in entry.same_as])  # as x.to(its own dtype)
+            if entry.mutated and type(target) is not Through and changes_shape(self, entry, tensors):
+                return reshape(self, target, template, tensors, entry.name)
             if entry.mutated and not self.is_writing and written_parameters(self, entry, tensors):
                 return write_parameters(self, target, template, tensors, stage)
-        if entry.mutated and not self.is_writing and not is_plain_write(target, entry, tensors):
+        if entry.mutated and not self.is_writing and not is_plain_write(self, target, entry, tensors):
             try:
                 is_done, result = write_apart(self, target, template, tensors, stage, entry)
             except LeakError as error:

@@ -111,6 +111,15 @@ class LazyTensor(torch.Tensor):
     def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
         return torch.Size(self._value.meta.shape) if dim is None else self._value.meta.shape[dim]
 
+    def stride(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        return self._value.meta.stride if dim is None else self._value.meta.stride[dim]
+
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
+        meta = self._value.meta
+        with DisableTorchFunction():
+            like = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
+            return like.is_contiguous(memory_format=memory_format)
+
     def numel(self) -> int:
         return self._value.meta.numel
 

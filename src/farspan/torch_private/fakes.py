@@ -114,6 +114,12 @@ def watch_fakes(before_hook: Callable[[torch.Tensor], None], before_gradient: Ca
 
     accesses = seen(grad.__get__), seen(grad.__set__), seen(grad.__delete__)
     FakeTensor.grad = property(*accesses)  # type: ignore[assignment]
+    FakeTensor.apply_ = _refuse_apply  # type: ignore[method-assign]
+
+
+def _refuse_apply(tensor: torch.Tensor, function: Any) -> torch.Tensor:
+    """Says what torch says of `map_`: it would look for data where there are none, and end the process."""
+    raise RuntimeError(".apply_ is not supported for tensor subclasses.")
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

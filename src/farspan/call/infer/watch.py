@@ -86,7 +86,7 @@ class Watch(TorchDispatchMode):
             self.updated.update(storage_id(given[name]) for name in _STATISTICS if given.get(name) is not None)
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             given = {item.name: value for item, value in zip(schema, args, strict=False)} | (kwargs or {})
-            if torch.Tag.nondeterministic_seeded in func.tags and not is_switched_off(schema, given):
+            if torch.Tag.nondeterministic_seeded in func.tags and not is_switched_off(func, given):
                 self.has_drawn = draws = True
                 if self.function is not None:
                     DRAWS.add(self.function)
@@ -159,11 +159,18 @@ class _Generators:
     """True if torch's generator was seeded, or given another state."""
 
 
-def is_switched_off(schema: Any, given: dict[str, Any]) -> bool:
+def is_switched_off(func: Any, given: dict[str, Any]) -> bool:
     """Returns whether an operation that may draw random numbers does not: dropout of probability 0, or not in
     training."""
-    values = {item.name: given.get(item.name, item.default_value) for item in schema}
+    if func._overloadpacket in _DRAW_ALWAYS:
+        return False
+    values = {item.name: given.get(item.name, item.default_value) for item in func._schema.arguments}
     return any(values.get(name, 1) == 0 for name in ("dropout_p", "p", "dropout", "train", "training"))
+
+
+_aten = torch.ops.aten
+_DRAW_ALWAYS = frozenset([_aten.bernoulli, _aten.bernoulli_, _aten.geometric, _aten.geometric_])
+"""Those whose `p` is what they draw, not whether they do; it may be a tensor."""
 
 
 @contextmanager

@@ -142,7 +142,7 @@ class Follow(TorchDispatchMode):
             return
         work = work_of(func, args, kwargs, result, [*_tensors([args, kwargs]), *results])
         self.work += [] if work is None else [work]
-        is_random = torch.Tag.nondeterministic_seeded in func.tags and not is_switched_off(schema, given)
+        is_random = torch.Tag.nondeterministic_seeded in func.tags and not is_switched_off(func, given)
         name = name[:-1] if into and name.endswith("_") and not name.endswith("__") else name
         op = Op(name, given, results, self.of, self.rows, bool(into))
         layouts = self._layouts_of(func, op)

@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 from farspan.call.leaf import Placed
 from farspan.record.tensor import LazyTensor
 
-__all__ = ["change_tensors", "find_kept", "parts_of", "raw_state"]
+__all__ = ["change_tensors", "find_kept", "parts_beside_state", "parts_of", "raw_state"]
 
 _Change = Callable[[torch.Tensor], Any]
 _NUMBERS = frozenset([bool, int, float, str, type(None)])
@@ -66,11 +66,17 @@ def parts_of(optimizer: Optimizer, placed: Mapping[int, Placed]) -> Iterator[tup
     for number, key in enumerate(state):
         item = placed.get(id(key))
         yield item.name if item is not None else f"state {number}", item, _Part(state, [key])
+    for name, part in parts_beside_state(optimizer):
+        yield name, None, part
+
+
+def parts_beside_state(optimizer: Optimizer) -> Iterator[tuple[str, _Part]]:
+    """Yields the places other than its state where it keeps tensors: its groups, and its attributes."""
     for number, group in enumerate(optimizer.param_groups):
-        yield f"group {number}", None, _Part(group, [name for name in group if name != "params"])
+        yield f"group {number}", _Part(group, [name for name in group if name != "params"])
     attributes = vars(optimizer)
     names = [name for name in attributes if name not in ("state", "param_groups", "defaults") and "hooks" not in name]
-    yield "attributes", None, _Part(attributes, names)
+    yield "attributes", _Part(attributes, names)
 
 
 class _Part:

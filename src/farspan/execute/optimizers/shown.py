@@ -3,7 +3,8 @@
     in a step     own tensors on the rank that has them, recorded tensors without data on the others (`step_view`)
     outside       recorded tensors on every rank, so that all do the same with them
 
-It is turned into the one when a step begins, and into the other when the program asks for `optimizer.state`.
+It is turned into the one when a step begins, and into the other when the program asks for `optimizer.state`; where
+there are such tensors in groups or attributes too, which the program may read at any time, when the step ends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from farspan.call.infer.entry import intern, meta_of
 from farspan.call.leaf import Placed
-from farspan.execute.optimizers.kept_state import change_tensors, parts_of
+from farspan.execute.optimizers.kept_state import change_tensors, parts_beside_state, parts_of
 from farspan.execute.optimizers.own import is_own, make_own
 from farspan.graph import Meta, Value
 from farspan.record.ops.overrides import read_data
@@ -26,7 +27,21 @@ from farspan.record.tensor import LazyTensor
 if TYPE_CHECKING:
     from farspan.execute.engine import Engine
 
-__all__ = ["kept_for", "lose_parameter", "read_kept", "show_to_all", "show_to_step"]
+__all__ = ["keeps_beside_state", "kept_for", "lose_parameter", "read_kept", "show_to_all", "show_to_step"]
+
+
+def keeps_beside_state(optimizer: Optimizer) -> bool:
+    """Returns whether tensors that one rank has are in its groups or attributes."""
+    found = False
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal found
+        found = found or type(tensor) is LazyTensor or is_own(tensor)
+        return tensor
+
+    for _, part in parts_beside_state(optimizer):
+        part.change(look)
+    return found
 
 
 def show_to_step(engine: Engine, optimizer: Optimizer) -> None:
@@ -52,10 +67,14 @@ def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
     first_stage = {team.leader.rank: index for index, team in reversed(list(enumerate(engine.teams)))}
     for name, item, part in parts_of(optimizer, engine.recorder.placed):
         place = -1
+        own: list[torch.Tensor | None] = []
 
-        def change(tensor: torch.Tensor, name: str = name, item: Placed | None = item) -> torch.Tensor:
+        def change(
+            tensor: torch.Tensor, name: str = name, item: Placed | None = item, own: list[Any] = own
+        ) -> torch.Tensor:
             nonlocal place
             place += 1
+            own.append(tensor if is_own(tensor) else None)
             if type(tensor) is LazyTensor:
                 value = tensor._value
                 rank = engine.teams[value.stage].leader.rank
@@ -75,6 +94,8 @@ def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:
             return LazyTensor.make(shown, engine.recorder)
 
         part.change(change)
+        if item is None:
+            engine.values.optimizers.shown[number, name] = own
 
 
 def read_kept(engine: Engine, state: Any) -> Any:

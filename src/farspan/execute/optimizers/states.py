@@ -47,6 +47,10 @@ class OptimizerStates:
         """Numbers of those that the program has released since this rank last went on."""
         self._in_hooks: weakref.WeakValueDictionary[str, Optimizer] = weakref.WeakValueDictionary()
         """For a parameter of this rank, the optimizers that step in a gradient hook, which no other rank sees."""
+        self.shown: dict[tuple[int, str], list[torch.Tensor | None]] = {}
+        """What optimizers kept beside their state when their last step ended, by number and name of the place: the
+        program may have changed its lists before a slower rank asks for what it saw in them.
+        """
         self._next = itertools.count()
 
     def number_of(self, optimizer: Optimizer) -> int | None:
@@ -66,7 +70,10 @@ class OptimizerStates:
     def advance(self) -> None:
         """Forgets what was before: this rank's program has gone on, and none can ask for it any more."""
         while self._gone:
-            self._states.pop(self._gone.pop(), None)
+            number = self._gone.pop()
+            self._states.pop(number, None)
+            for key in [key for key in self.shown if key[0] == number]:
+                del self.shown[key]
 
     def add_in_hook(self, optimizer: Optimizer, names: Iterable[str]) -> None:
         """Adds an optimizer that this rank alone steps, in a gradient hook of one of its parameters."""
@@ -101,6 +108,9 @@ class OptimizerStates:
 
     def kept(self, number: int, name: str, places: Sequence[int]) -> list[torch.Tensor | None]:
         """Returns tensors that optimizer `number` keeps here; None for one that it keeps no more."""
+        shown = self.shown.get((number, name))
+        if shown is not None:
+            return [shown[place] if place < len(shown) else None for place in places]
         optimizer: Any = self._optimizers.get(number)
         if optimizer is None:
             optimizer = self._states.get(number, SimpleNamespace(state={}, param_groups=[]))

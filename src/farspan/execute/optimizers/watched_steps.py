@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from farspan.errors import RecordError
 from farspan.execute.engine import Engine
-from farspan.execute.optimizers.shown import kept_for, read_kept, show_to_all, show_to_step
+from farspan.execute.optimizers.shown import keeps_beside_state, kept_for, read_kept, show_to_all, show_to_step
 from farspan.execute.optimizers.states import given_for, placed_in, without_others
 from farspan.execute.optimizers.step_view import StepView
 from farspan.execute.process.world import current_engine
@@ -260,6 +260,8 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if not engine.recorder.hooks.are_running:
                 for act in tuple(engine.after_step):
                     act()
+            if engine.num_ranks > 1 and keeps_beside_state(optimizer):
+                _show(engine, optimizer)
 
 
 def _engine_of(optimizer: Optimizer) -> Engine | None:

@@ -17,7 +17,7 @@ from farspan.graph import Call, Value
 from farspan.record.memory.exchanged import can_be_recorded, exchange
 from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.overrides import read_data
-from farspan.record.ops.views import Through, is_shared, root_of, write_through
+from farspan.record.ops.views import Through, changes_shape, is_shared, root_of, write_through
 from farspan.record.parameters.outside_tensors import plain_of
 from farspan.record.parameters.parameter_values import renew_aliases
 from farspan.record.tensor import LazyTensor
@@ -65,10 +65,12 @@ def written_parameters(recorder: Recording, entry: Entry, tensors: list[torch.Te
     return found
 
 
-def is_plain_write(target: Any, entry: Entry, tensors: list[torch.Tensor]) -> bool:
+def is_plain_write(recorder: Recording, target: Any, entry: Entry, tensors: list[torch.Tensor]) -> bool:
     """Returns whether a call of `target` writes only into recorded tensors that share their memory with no other."""
     if type(target) is Through:
         return True
+    if type(target) is not Leaf and changes_shape(recorder, entry, tensors):
+        return False
     for tensor in (tensors[i] for i in entry.mutated):
         if type(tensor) is not LazyTensor or tensor._is_torn or tensor._alias_of is not None or is_shared(tensor):
             return False

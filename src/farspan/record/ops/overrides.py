@@ -107,6 +107,22 @@ def _read(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
+def _apply(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a function of Python's for each element and writes what it gives: on every rank, as in one process."""
+    read, kwargs = map_tensors((args, kwargs), read_data)
+    data = read[0].detach().clone().requires_grad_(args[0].requires_grad)
+    function(data, *read[1:], **kwargs)
+    return args[0].copy_(data)
+
+
+def _like_another(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
+    """Takes `x.view_as(other)`: of `other` the shape is all that counts."""
+    return _LIKE_ANOTHER[function](args[0], (kwargs.get("other") if len(args) < 2 else args[1]).shape)
+
+
+_LIKE_ANOTHER: dict[Any, Any] = {_T.view_as: _T.view, _T.reshape_as: _T.reshape, _T.expand_as: _T.expand}
+
+
 def _refuse(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
     recorder.refuse(f"{name_of(function)} cannot take recorded tensors", hint=REFUSED[function])
 
@@ -137,6 +153,8 @@ HANDLERS: dict[Any, Handler] = {
     **ADDRESSES,
     **dict.fromkeys(HOOKS, register),
     **dict.fromkeys(RUNNING_STATISTICS, _normalise),
+    **dict.fromkeys([_T.apply_, _T.map_, _T.map2_], _apply),
+    **dict.fromkeys(_LIKE_ANOTHER, _like_another),
     PLAIN_TO: to,
     _T.detach: data_of,
     _T.data.__get__: data_of,

@@ -5,6 +5,8 @@ It is recorded as a write into a copy of the root, of which all that the program
     v = x[:, 1]        root x, view v = [:, 1]
     v.mul_(2)          x' = copy of x; x'[:, 1].mul_(2)
                        v' = x'[:, 1]
+
+Where an operation changes the shape of a tensor and not its data (`v.squeeze_(1)`), that tensor alone is another view.
 """
 
 from __future__ import annotations
@@ -18,18 +20,26 @@ from farspan.call.leaf import Leaf
 from farspan.call.naming import name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, rebuild
 from farspan.graph import Call
-from farspan.record.memory.twins import main_of, put_value
+from farspan.record.memory.twins import leave_memory, main_of, put_value
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
+    from farspan.call.infer.entry import Entry
     from farspan.call.leaf import Placed
     from farspan.record.recording import Recording
 
-__all__ = ["Through", "is_shared", "join_family", "root_of", "retake", "write_through"]
+__all__ = ["Through", "changes_shape", "is_shared", "join_family", "reshape", "root_of", "retake", "write_through"]
 
 _Link = tuple[Any, Any, int]
 """One step from a tensor to its view: (function, template of its arguments, which of its results)."""
 _MANY = 32
+_VIEWS = {
+    getattr(owner, f"{name}_"): getattr(torch.Tensor, name)
+    for owner in (torch, torch.Tensor)
+    for name in ("as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze")
+    if hasattr(owner, f"{name}_")
+}
+"""For what makes a tensor another view of its memory the function that takes that view."""
 
 
 class _View(NamedTuple):
@@ -46,12 +56,16 @@ def join_family(lazy: LazyTensor, base: Any, call: Call, result: int, placed: di
     if before.links is not None and type(call.target) is not Leaf and len(call.arguments or ()) == 1:
         links = (*before.links, (call.target, call.template, result))
     vars(lazy)["_view"] = _View(before.root, links)  # past `__setattr__`: it looks for attributes of the program's own
-    if type(before.root) is not LazyTensor:
-        family = placed[id(before.root)].aliases
+    _join(lazy, before.root, placed)
+
+
+def _join(lazy: LazyTensor, root: Any, placed: dict[int, Placed]) -> None:
+    if type(root) is not LazyTensor:
+        family = placed[id(root)].aliases
     else:
-        family = before.root._family
+        family = root._family
         if family is None:
-            family = vars(before.root)["_family"] = []
+            family = vars(root)["_family"] = []
     if len(family) > _MANY:
         family[:] = [member for member in family if member() is not None]
     family.append(weakref.ref(lazy))
@@ -69,6 +83,38 @@ def root_of(lazy: LazyTensor) -> Any:
     if lazy._view is None:
         return lazy
     return None if lazy._view.links is None else lazy._view.root
+
+
+def changes_shape(recorder: Recording, entry: Entry, tensors: list[torch.Tensor]) -> bool:
+    """Returns whether a call changes how a tensor lies in its memory, which it shares with others: or of a parameter."""
+    for number, argument in enumerate(entry.mutated):
+        tensor, new = tensors[argument], entry.metas[entry.num_results + number]
+        placed = recorder.placed.get(id(tensor))
+        if type(tensor) is not LazyTensor and placed is None:
+            continue
+        old = tensor._value.meta if placed is None else placed.meta
+        if (old.shape, old.stride) == (new.shape, new.stride):
+            continue
+        if placed is not None or is_shared(tensor) or tensor._alias_of or main_of(tensor)._twins:
+            return True
+    return False
+
+
+def reshape(recorder: Recording, function: Any, template: Any, tensors: list[torch.Tensor], name: str) -> LazyTensor:
+    """Lets a tensor be the view that `function` makes of it; the others that share its memory stay what they are."""
+    tensor: Any = tensors[0]
+    if function not in _VIEWS or type(tensor) is not LazyTensor:
+        recorder.refuse(
+            f"{name} gives another shape to a parameter, or to a tensor that shares its memory with others",
+            hint="clone() it first, or take a view: y = x.view(...)",
+        )
+    taken = recorder.record(_VIEWS[function], template, tensors, None)
+    if taken is not tensor:
+        leave_memory(tensor)
+        vars(tensor)["_value"], vars(tensor)["_view"] = taken._value, taken._view
+        taken._value.lazy = weakref.ref(tensor)
+        _join(tensor, taken._view.root, recorder.placed)
+    return tensor
 
 
 def write_through(

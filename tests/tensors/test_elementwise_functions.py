@@ -1,0 +1,59 @@
+"""Functions of torch that programs seldom call, and that recording got wrong: each as in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tests.support.loop import X, same_everywhere
+from torch import nn
+
+
+def test_a_python_function_for_each_element() -> None:
+    """`apply_` ended the process: torch looks for data where a run on fakes has none."""
+
+    class Binary(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (x.detach() > 0).float().apply_(lambda value: 2 * value + 1)
+
+    def program(model: nn.Module, distribute: Any) -> Any:
+        model = nn.Sequential(model, Binary(), nn.Linear(5, 2))
+        nn.init.ones_(model[2].weight)
+        nn.init.zeros_(model[2].bias)
+        distribute(model)
+        seen: list[float] = []
+        for _ in range(2):
+            y = model(X)
+            y.sum().backward()
+            rounded = y.detach().clone()
+            rounded.apply_(lambda value: seen.append(value) or round(value, 1))
+            rounded.map_(torch.ones(6, 2), lambda a, b: a + b)
+            model[2].bias.data.apply_(lambda value: value + 1)
+        return y.tolist(), rounded.tolist(), seen, model[2].bias.tolist()
+
+    same_everywhere(program, 2)
+
+
+def test_numbers_that_are_drawn_with_probability_zero_are_drawn() -> None:
+    """`bernoulli(0)` was taken for a dropout that is off, and the generator stayed where it was."""
+
+    def program(model: nn.Module, distribute: Any) -> Any:
+        distribute(model)
+        torch.manual_seed(0)
+        y = model(X).detach()
+        drawn = [y.bernoulli(0.0), torch.bernoulli(y.clone(), 0.0), y.clone().bernoulli_(y.sigmoid())]
+        return [item.tolist() for item in drawn], torch.rand(2).tolist()
+
+    same_everywhere(program, 2)
+
+
+def test_shapes_of_others_and_sizes() -> None:
+    def program(model: nn.Module, distribute: Any) -> Any:
+        distribute(model)
+        y = model(X).detach()
+        flat = y.clone().view(-1)
+        flat.view_as(y).copy_(2 * y)
+        alike = y.is_same_size(flat), torch.is_same_size(y, y + 1), y.is_pinned()
+        return flat.norm().item(), alike, X[:, :5].reshape_as(y).tolist(), y[:1].expand_as(y).tolist()
+
+    same_everywhere(program, 2)
