@@ -86,7 +86,7 @@ def root_of(lazy: LazyTensor) -> Any:
 
 
 def changes_shape(recorder: Recording, entry: Entry, tensors: list[torch.Tensor]) -> bool:
-    """Returns whether a call changes how a tensor lies in its memory, which it shares with others: or of a parameter."""
+    """Returns whether a call changes how a tensor lies in memory that it shares with others, or of a parameter."""
     for number, argument in enumerate(entry.mutated):
         tensor, new = tensors[argument], entry.metas[entry.num_results + number]
         placed = recorder.placed.get(id(tensor))
