@@ -17,19 +17,20 @@ def test_a_python_function_for_each_element() -> None:
             return x * (x.detach() > 0).float().apply_(lambda value: 2 * value + 1)
 
     def program(model: nn.Module, distribute: Any) -> Any:
-        model = nn.Sequential(model, Binary(), nn.Linear(5, 2))
-        nn.init.ones_(model[2].weight)
-        nn.init.zeros_(model[2].bias)
+        last = nn.Linear(5, 2)
+        nn.init.ones_(last.weight)
+        nn.init.zeros_(last.bias)
+        model = nn.Sequential(model, Binary(), last)
         distribute(model)
         seen: list[float] = []
         for _ in range(2):
             y = model(X)
             y.sum().backward()
             rounded = y.detach().clone()
-            rounded.apply_(lambda value: seen.append(value) or round(value, 1))
+            rounded.apply_(lambda value: [seen.append(value), round(value, 1)][1])
             rounded.map_(torch.ones(6, 2), lambda a, b: a + b)
-            model[2].bias.data.apply_(lambda value: value + 1)
-        return y.tolist(), rounded.tolist(), seen, model[2].bias.tolist()
+            last.bias.data.apply_(lambda value: value + 1)
+        return y.tolist(), rounded.tolist(), seen, last.bias.tolist()
 
     same_everywhere(program, 2)
 

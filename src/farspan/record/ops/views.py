@@ -88,7 +88,8 @@ def root_of(lazy: LazyTensor) -> Any:
 def changes_shape(recorder: Recording, entry: Entry, tensors: list[torch.Tensor]) -> bool:
     """Returns whether a call changes how a tensor lies in memory that it shares with others, or of a parameter."""
     for number, argument in enumerate(entry.mutated):
-        tensor, new = tensors[argument], entry.metas[entry.num_results + number]
+        tensor: Any = tensors[argument]
+        new = entry.metas[entry.num_results + number]
         placed = recorder.placed.get(id(tensor))
         if type(tensor) is not LazyTensor and placed is None:
             continue
