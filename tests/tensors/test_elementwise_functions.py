@@ -48,13 +48,14 @@ def test_numbers_that_are_drawn_with_probability_zero_are_drawn() -> None:
     same_everywhere(program, 2)
 
 
-def test_shapes_of_others_and_sizes() -> None:
+def test_shapes_of_others_sizes_and_dtypes() -> None:
     def program(model: nn.Module, distribute: Any) -> Any:
         distribute(model)
         y = model(X).detach()
         flat = y.clone().view(-1)
         flat.view_as(y).copy_(2 * y)
         alike = y.is_same_size(flat), torch.is_same_size(y, y + 1), y.is_pinned()
-        return flat.norm().item(), alike, X[:, :5].reshape_as(y).tolist(), y[:1].expand_as(y).tolist()
+        seldom = [y.abs().to(dtype).tolist() for dtype in (torch.uint16, torch.uint32, torch.uint64, torch.complex32)]
+        return flat.norm().item(), alike, seldom, X[:, :5].reshape_as(y).tolist(), y[:1].expand_as(y).tolist()
 
     same_everywhere(program, 2)
