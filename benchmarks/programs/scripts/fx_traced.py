@@ -1,6 +1,5 @@
 """A model that torch.fx has traced and rewritten before training: activations swapped, BatchNorm folded afterwards, nodes printed, GraphModule saved."""
 
-
 import torch
 import torch.fx as fx
 import torch.nn as nn
