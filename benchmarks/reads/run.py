@@ -79,7 +79,7 @@ def worker(file: str, turns: int) -> None:
     for number in range(turns):
         phase("value", lambda number=number: large[number].numpy())
         phase("small", lambda number=number: [each.numpy() for each in small[20 * number : 20 * number + 20]])
-        phase("state", lambda: [tensor.shape for tensor in model.state_dict().values()])
+        phase("state", lambda: [tensor.numpy() for tensor in model.state_dict().values()])
         engine.parameters_changed()
     found = {"rank": engine.rank, "times": rows, "passed": passed}
     shared = [json.loads(part) for part in engine.agreement.gather("found", json.dumps(found).encode())]

@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import farspan
 from farspan.errors import CheckpointError
 from farspan.state.conversion.differences import differences
 from farspan.state.conversion.into_checkpoint import write_checkpoint
@@ -163,3 +164,16 @@ def test_a_chunk_that_is_missing_or_elsewhere_is_named(tmp_path: Path) -> None:
         write_safetensors(source, str(tmp_path / "out.safetensors"), 1e9)
     with pytest.raises(CheckpointError, match="names begin with"):
         open_source(path, key="net")
+
+
+def test_farspan_load_takes_what_was_imported_and_exports_what_it_has_saved(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 40), nn.BatchNorm1d(40))
+    torch.save(model.state_dict(), tmp_path / "a.pt")
+    with open_source(str(tmp_path / "a.pt")) as source:
+        made = write_checkpoint(source, str(tmp_path / "made"), 2)
+    other = nn.Sequential(nn.Linear(30, 40), nn.BatchNorm1d(40))
+    assert farspan.load(made, model=other).step == 0
+    saved = farspan.save(tmp_path / "saved", model=other, step=3, wait=True).path
+    with open_source(saved) as one, open_source(str(tmp_path / "a.pt")) as two:
+        assert list(differences(one, two)) == []

@@ -134,7 +134,7 @@ def _attempt(engine: Engine, folder: str, objects: Mapping[str, Any], *, resume:
         assert restorer is not None
         restorer.apply()
         manifest = restorer.manifest
-        if resume:
+        if resume and manifest.state["groups"]:  # there are none in what was made of other files
             _resume(engine, manifest.state["groups"], folder)
     return Loaded(path=folder, step=manifest.step, extra=extra)
 
