@@ -212,3 +212,13 @@ def test_a_flush_fills_what_the_program_holds() -> None:
         return True
 
     assert on_two_ranks(program) == [True, True]
+
+
+def test_farspan_save_has_the_data_of_what_it_is_given(tmp_path: Path) -> None:
+    def program(model: nn.Module) -> Any:
+        path = farspan.save(tmp_path, extra={"state": dict(model.state_dict())}, step=1, wait=True).path
+        return path, farspan.load(path).extra["state"]
+
+    wanted = build().state_dict()
+    for _, found in on_two_ranks(program):
+        assert found.keys() == wanted.keys() and all(torch.equal(item, wanted[name]) for name, item in found.items())

@@ -20,6 +20,7 @@ from farspan.call.wire.checked import damaged
 from farspan.call.wire.structure import NotPlainError, structure_from_json, structure_to_json
 from farspan.errors import RecordError
 from farspan.graph import Value
+from farspan.record.saving.reserved import fill_reserved
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def announce(batch: Any) -> tuple[bytes, list[torch.Tensor]]:
     Args:
         batch: Any structure of lists, tuples, dictionaries and objects with tensors and plain values in it.
     """
+    fill_reserved()
     template, tensors = flatten(batch)
     try:
         for tensor in tensors:

@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 from farspan.errors import CheckpointError
 from farspan.execute.engine import Engine
 from farspan.execute.process.world import engine_of_this_thread
+from farspan.record.saving.reserved import fill_reserved
 from farspan.state.counts import counts_to_json
 from farspan.state.format import Draft, begin, newest, step_in
 from farspan.state.generators import generators_to_json
@@ -86,6 +87,7 @@ def save(
     if engine.recorder.has_pending():
         engine.flush("farspan.save")
     engine.recorder.draws.settle()
+    fill_reserved()  # a thread writes what is in `extra`
     _check_arguments(step, keep, optimizer, snapshot)
     things = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     extra = {check_key(key, "extra"): item for key, item in (extra or {}).items()}
