@@ -259,7 +259,6 @@ class GroupWorld(World):
             taken = time.perf_counter() - began
         if isinstance(engine.groups, Reduction):
             engine.groups._window, engine.executor.after_action = None, None
-        self.programs.end_step()
         return taken
 
 

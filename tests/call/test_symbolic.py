@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import farspan
+from farspan.call.infer import entry as known
 from farspan.call.infer import fallbacks as ladder
-from farspan.call.infer import recent
 from farspan.call.infer.entry import Unknown, meta_of
 from farspan.call.infer.fallbacks import MetadataCache
 from farspan.call.leaf import Leaf
@@ -116,13 +116,13 @@ def test_the_third_size_of_a_module_is_known_without_a_run(monkeypatch: pytest.M
 
 
 def test_calls_of_ever_new_sizes_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "_FEW", 8)
-    monkeypatch.setattr(recent, "_FLUSHES", 4)
+    monkeypatch.setattr(known, "_FEW", 8)
+    monkeypatch.setattr(known, "_FLUSHES", 4)
     model = farspan.distribute(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
     engine = current_engine()
     assert engine is not None
     cache = engine.recorder.cache
-    cache.known, cache.entries = recent.Recent(), recent.Recent()
+    cache.known, cache.entries = known.Recent(), known.Recent()
     for size in range(2, 60):
         for of in (size, 1):  # what is used again and again stays
             loss = (model(torch.randn(of, 3)) + torch.ones(of, 1)).square().mean()

@@ -200,9 +200,8 @@ def test_a_device_that_waits_for_ever_is_an_error_on_all_ranks_that_says_for_wha
     over, standing = Standing(), Standing()
     value = Value(META, 0, name="position")
     for work in (over, standing):
-        message = Message(3, Channel(Worker(0, "cuda:0"), Worker(1, "cuda:0"), 0))
+        message = Message(3, Channel(Worker(0, "cuda:0"), Worker(1, "cuda:0"), 0), [value])
         message.works, message.tensors = [work], [torch.empty(4)]
-        message.items = {value: None}
         channels.wait(message, [META], lambda: "rank 1, at task 2 (block 1),")  # the host goes on
     assert over.asked.wait(DEADLINE_S)
     over.ends.set()  # its device has not even come to the wait

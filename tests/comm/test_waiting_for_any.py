@@ -24,8 +24,8 @@ WHERE = "rank 1, where all its workers wait,"
 
 def receiving(transport: Any, channel: int) -> Message:
     """A message from rank 0 whose receive is posted."""
-    message = Message(3, Channel(Worker(0, "cpu"), Worker(1, "cpu"), channel))
-    message.items = {Value(META, 0, name=f"value {channel}"): None}
+    value = Value(META, 0, name=f"value {channel}")
+    message = Message(3, Channel(Worker(0, "cpu"), Worker(1, "cpu"), channel), [value])
     message.works = [transport.receive(torch.empty(4), 0, channel)]
     return message
 

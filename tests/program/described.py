@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.program.stand_ins import stand_ins
+
 from farspan.call.leaf import Leaf
 from farspan.graph import Backward, BackwardSegment, Call, Edge, Graph, Segment, Value
-from farspan.program.cache import Programs
-from farspan.program.cached import layout_of
-from farspan.program.lower import build_program
+from farspan.program.cache import Programs, pattern_of
+from farspan.program.lower import lower
+from farspan.program.lowered import contents_of
 from farspan.program.options import Settings
-from farspan.program.pattern import pattern_of
 from farspan.program.program import Message, Program
+from farspan.program.route import take_turns
 
-__all__ = ["CheckedPrograms", "described", "itself", "number_of"]
+__all__ = ["CheckedPrograms", "build_program", "described", "itself", "number_of"]
 
 Name = Callable[[Any], Any]
 
@@ -123,27 +125,47 @@ def _edge(edge: Edge, name: Name) -> Any:
     return name(edge.key), edge.meta, _outline(edge.src, name), _outline(edge.dst, name)
 
 
+def build_program(graphs: Sequence[Graph], settings: Settings) -> Program:
+    """The program of a step, built from its graphs."""
+    take_turns(graphs, settings.teams)
+    lowered, objects = lower(graphs, settings)
+    return lowered.bind(objects)
+
+
 class CheckedPrograms(Programs):
-    """Lays each program out from its pattern alone, the first one too, and compares it with one built afresh."""
+    """Builds each program from the stand-ins of its pattern, and compares it with the one that is built from graphs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_laid_out = 0
+        self.num_compared = 0
 
     def program_of(self, graphs: Sequence[Graph], settings: Settings) -> Program:
-        requested = described(build_program(graphs, settings))
+        take_turns(graphs, settings.teams)
         known = pattern_of(graphs, settings)
         if known is None:
             return super().program_of(graphs, settings)
-        for value in [value for graph in graphs for segment in graph.segments for value in segment.inputs]:
-            value.num_users = 0
-        for backward in [backward for graph in graphs for backward in graph.backwards if backward.requested]:
-            assert backward.requested is not None
-            backward.requested.reached.clear()
-        kept = super()._layout_of(known[0]) or layout_of(known[0])
-        program = kept.bind(graphs, known[1])
-        found = described(program)
-        for what, part in requested.items():
-            assert found[what] == part, f"{what} of a kept program"
-        self.num_laid_out += 1
+        lowered, objects = lower(graphs, settings)
+        requested = described(lowered.bind(objects))
+        contents, super_program_of = contents_of(objects, known[1]), super().program_of
+        step = stand_ins(known[0])
+        take_turns(step.graphs, settings.teams)
+        other, stand_in_objects = lower(step.graphs, settings)
+        assert other == lowered, "it depends on what is not in the pattern"
+        assert contents_of(stand_in_objects, step.sources) == contents, "it depends on what is not in the pattern"
+        for make in (lambda: lowered.bind(contents.of(graphs, known[1])), lambda: super_program_of(graphs, settings)):
+            _forget(graphs)
+            program = make()
+            found = described(program)
+            for what, part in requested.items():
+                assert found[what] == part, f"{what} of a kept program"
+        self.num_compared += 1
         return program
+
+
+def _forget(graphs: Sequence[Graph]) -> None:
+    """What making a program leaves in what was recorded."""
+    for value in [value for graph in graphs for segment in graph.segments for value in segment.inputs]:
+        value.num_users = 0
+    for backward in [backward for graph in graphs for backward in graph.backwards]:
+        if backward.requested is not None:
+            backward.requested.reached.clear()

@@ -19,13 +19,13 @@ from typing import Any, Literal, NamedTuple
 from unittest import mock
 
 import torch
+from tests.program.described import build_program
 from tests.program.test_patterns import add, leaf
 
 from farspan.execute.step import executor
 from farspan.execute.step.executor import Executor
 from farspan.graph import Backward, Graph
 from farspan.plan import Team, Worker
-from farspan.program.lower import build_program
 from farspan.program.options import Settings
 from farspan.program.program import Action, Channel, Message, Program
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.program.described import build_program
 from tests.program.replay import chain, host_calls, stands_still
 from tests.program.test_patterns import OTHERS, Step, made
 
 from farspan.plan import Worker
-from farspan.program.lower import build_program
 from farspan.program.program import Channel, Program
 from farspan.schedule import SCHEDULES
 

@@ -41,12 +41,12 @@ def test_a_kept_program_is_the_one_built_afresh(name: str) -> None:
     def program(rank: int) -> tuple[list[str], int]:
         for plan in last_plan(case, 3).values():
             differences = train_distributed(models[rank], case, plan, schedule="zero-bubble").differences(requested)
-            return differences, programs().num_laid_out
+            return differences, programs().num_compared
         raise AssertionError("no plan")
 
-    for differences, num_laid_out in run_threads(3, program):
+    for differences, num_compared in run_threads(3, program):
         assert not differences
-        assert num_laid_out >= 3, "one for each step"
+        assert num_compared >= 3, "one for each step"
 
 
 def asked_for(model: nn.Module) -> Any:
@@ -133,6 +133,6 @@ def of_other_sizes(model: nn.Module) -> Any:
 )
 def test_other_loops_too(loop: Callable[[nn.Module], Any]) -> None:
     requested = loop(mlp())
-    for found, num_laid_out in on_ranks(3, lambda model: (loop(farspan.distribute(model)), programs().num_laid_out)):
+    for found, num_compared in on_ranks(3, lambda model: (loop(farspan.distribute(model)), programs().num_compared)):
         assert found == requested
-        assert num_laid_out
+        assert num_compared

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
@@ -9,14 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.program.described import described, number_of
+from tests.program.described import build_program, described, number_of
 from torch import nn
 
 from farspan.call.leaf import Leaf, Placed
-from farspan.graph import EVERYWHERE, Backward, Call, Graph, Meta, RequestedGradients, Value
+from farspan.graph import EVERYWHERE, Backward, Call, Graph, Meta, RequestedGradients, Value, release
 from farspan.plan import Team, Worker
 from farspan.program.cache import Programs
-from farspan.program.lower import build_program
 from farspan.program.options import Settings
 
 CPU, GPU = "cpu", "cuda:0"
@@ -275,7 +276,6 @@ def test_a_step_that_differs_gets_a_program_of_its_own(field: str, value: Any) -
     programs = Programs()
     for step in (base, base, base, other, base, other, other, base):
         assert described(programs.program_of(*made(step)), number_of) == requested[step]
-        programs.end_step()
     assert programs.num_kept == 2
 
 
@@ -283,7 +283,6 @@ def test_few_are_kept() -> None:
     programs = Programs()
     for number in [*range(1, 20), 3, 3, 3]:
         programs.program_of(*made(Step(num_micro_batches=number)))
-        programs.end_step()
     assert programs.num_kept == 8
 
 
@@ -300,11 +299,20 @@ def test_where_gradient_flows_into_an_earlier_step_nothing_is_kept() -> None:
     assert programs.num_kept == 0
 
 
-def test_steps_that_look_alike_share_a_schedule_and_their_layout_is_made_when_they_are_over() -> None:
+def test_steps_that_look_alike_share_a_schedule() -> None:
     programs = Programs()
-    built = [programs.program_of(*made(Step())) for _ in range(2)]
-    assert built[0].schedule is built[1].schedule
-    assert [layout for _, layout in programs._latest] == [None]
-    programs.end_step()
-    assert programs._latest[0][1] is not None
-    assert programs.program_of(*made(Step())).schedule is built[0].schedule
+    first, second = (programs.program_of(*made(Step())) for _ in range(2))
+    assert first.schedule is second.schedule
+    assert programs.num_kept == 1
+
+
+def test_what_is_kept_holds_nothing_of_the_step_it_was_built_for() -> None:
+    programs = Programs()
+    graphs, settings = made(Step())
+    references = [weakref.ref(value) for graph in graphs for call in graph.calls for value in call.outputs]
+    program = programs.program_of(graphs, settings)
+    release(graphs, program.released, program.parts)
+    del graphs, program
+    gc.collect()
+    assert [reference() for reference in references if reference() is not None] == []
+    assert programs.num_kept == 1

@@ -19,11 +19,10 @@ from torch import nn
 
 from farspan.call.infer.watch import storage_id
 from farspan.call.leaf import Leaf, Placed, reaches_outside, swapped
-from farspan.call.user_hooks import has_user_hooks
 from farspan.errors import RecordError
 from farspan.torch_private import saved_by
 
-__all__ = ["copies_of", "is_as_it_was", "note_saved", "own_versions"]
+__all__ = ["copies_of", "note_saved", "own_versions", "versioned"]
 
 _Slot = tuple[dict[str, Any], str]
 
@@ -58,7 +57,7 @@ def own_versions(leaf: Leaf, *, is_known: bool) -> Iterator[list[torch.Tensor]]:
     Yields:
         The copies.
     """
-    items = _versioned(leaf) if is_known else [item for item in leaf.buffers if item.is_owned]
+    items = versioned(leaf) if is_known else [item for item in leaf.buffers if item.is_owned]
     if not items:
         yield []
         return
@@ -79,19 +78,7 @@ def own_versions(leaf: Leaf, *, is_known: bool) -> Iterator[list[torch.Tensor]]:
             item.tensor.data = tensor
 
 
-def is_as_it_was(leaf: Leaf) -> bool:
-    """Returns whether a call of `leaf`, whose metadata is known, needs no versions of its buffers and no watching: its
-    tables hold what they held when the leaf was made, and it has no hooks of the program's.
-    """
-    return (
-        not leaf.is_resolved
-        and leaf.tables.are_unchanged()
-        and not has_user_hooks(leaf.module)
-        and not (leaf.has_buffers and _versioned(leaf))
-    )
-
-
-def _versioned(leaf: Leaf) -> list[Placed]:
+def versioned(leaf: Leaf) -> list[Placed]:
     """Returns the buffers of which each call needs a version of its own, and those that share memory with one of
     them."""
     items = [item for item in leaf.buffers if item.is_owned]

@@ -7,6 +7,7 @@ other things into the tables. A call of a leaf sees what is there when it is rec
     any other tensor              becomes one more argument of the call: gradients flow to it
 
 It may run much later, when the tables hold something else again: `holding` puts back what the call saw.
+Whether somebody has hooked a module, which is in tables too, is asked here; `user_hooks` calls the hooks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-__all__ = ["Slot", "Tables"]
+from farspan.torch_private import are_all_modules_hooked, has_full_backward_hooks
+
+__all__ = ["Slot", "Tables", "has_user_hooks", "is_of_torch"]
 
 _NAMES = ("_parameters", "_buffers", "_modules")
 _of = itemgetter(*_NAMES)
@@ -160,3 +163,18 @@ def _slots_in(tables: Sequence[dict[str, Any]], placed: Collection[int]) -> tupl
                 signature.append((name, None if item is None else id(item)))
         signature.append(None)
     return tuple(slots), tuple(signature), tensors
+
+
+def has_user_hooks(module: nn.Module) -> bool:
+    """Returns whether somebody other than torch has hooked `module`."""
+    hooks, pre_hooks = module._forward_hooks, module._forward_pre_hooks
+    if not (hooks or pre_hooks or module._backward_hooks or module._backward_pre_hooks):
+        return are_all_modules_hooked()
+    if has_full_backward_hooks(module):
+        return True
+    return not all(map(is_of_torch, [*hooks.values(), *pre_hooks.values()]))
+
+
+def is_of_torch(hook: Any) -> bool:
+    """Returns whether a hook belongs to the computation: weight norm and the like."""
+    return (getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch.")

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.hooks import BackwardHook
 
 from farspan.call.leaf import Leaf
+from farspan.call.module_tables import has_user_hooks, is_of_torch
 from farspan.errors import RecordError
 from farspan.torch_private import are_all_modules_hooked, has_full_backward_hooks
 
@@ -25,23 +26,12 @@ __all__ = [
     "call_with_user_hooks",
     "check_container",
     "is_called_in_parts",
-    "has_user_hooks",
     "open_leaves",
     "without_user_hooks",
 ]
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
-
-
-def has_user_hooks(module: nn.Module) -> bool:
-    """Returns whether somebody other than torch has hooked `module`."""
-    hooks, pre_hooks = module._forward_hooks, module._forward_pre_hooks
-    if not (hooks or pre_hooks or module._backward_hooks or module._backward_pre_hooks):
-        return are_all_modules_hooked()
-    if has_full_backward_hooks(module):
-        return True
-    return not all(map(_is_of_torch, [*hooks.values(), *pre_hooks.values()]))
 
 
 def open_leaves(leaves: Iterable[Leaf]) -> None:
@@ -75,7 +65,7 @@ def without_user_hooks(*modules: nn.Module) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in modules:
             if has_user_hooks(module):
-                stack.enter_context(_tables(module, _FORWARD, _is_of_torch))
+                stack.enter_context(_tables(module, _FORWARD, is_of_torch))
             if has_full_backward_hooks(module):
                 stack.enter_context(_tables(module, _BACKWARD, lambda hook: False))
         yield
@@ -112,7 +102,7 @@ def call_with_user_hooks(
 
 
 def _users(hooks: dict[int, Any]) -> list[tuple[int, Any]]:
-    return [(key, hook) for key, hook in hooks.items() if not _is_of_torch(hook)]
+    return [(key, hook) for key, hook in hooks.items() if not is_of_torch(hook)]
 
 
 def _before(module: nn.Module, hook: Any, args: Any, kwargs: Any, is_with_kwargs: bool) -> tuple[Any, Any]:
@@ -142,7 +132,3 @@ def _tables(module: nn.Module, names: tuple[str, ...], wanted: Callable[[Any], b
         yield
     finally:
         module.__dict__.update(before)
-
-
-def _is_of_torch(hook: Any) -> bool:
-    return (getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch.")

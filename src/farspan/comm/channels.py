@@ -18,7 +18,7 @@ from operator import itemgetter
 import torch
 
 from farspan.comm.device_waits import DeviceWaits
-from farspan.comm.router import Router
+from farspan.comm.router import Carrier, Router
 from farspan.comm.transport import Transport, Work
 from farspan.control.channel import SideChannel
 from farspan.errors import DeadlineError, FarspanError
@@ -43,8 +43,10 @@ class Channels:
         side: Knows where the program of a late rank is, and gets to know of every wait.
     """
 
-    def __init__(self, transport: Transport | None, rank: int, deadline_s: float, side: SideChannel) -> None:
-        self.transport = transport
+    def __init__(self, transport: Carrier | None, rank: int, deadline_s: float, side: SideChannel) -> None:
+        self._transport = transport
+        self._ways: dict[tuple[int, bool], Transport] = {}
+        """What carries tensors to a rank or from it, in memory or between GPUs; the router is asked once."""
         self.side = side
         self.rank = rank
         self.deadline_s = deadline_s
@@ -66,7 +68,7 @@ class Channels:
         known = {(channel.source.rank, channel.target.rank, channel.number): channel for channel in channels}
         new = [channel for key, channel in sorted(known.items(), key=itemgetter(0)) if self._open.get(key) != channel]
         self._open.update(known)
-        if not new or not isinstance(self.transport, Router):
+        if not new or not isinstance(self._transport, Router):
             return
         self._agree()  # a rank that fails, or differs, would not come
         for channel in [channel for channel in new if self.rank in (channel.source.rank, channel.target.rank)]:
@@ -74,14 +76,14 @@ class Channels:
             name = f"a channel of {'gradients' if channel.is_gradient else 'activations'}"
             with self.side.waits.until(lambda name=name: f"to open {name}", {"rank": peer}):
                 try:
-                    self.transport.open(channel, self.deadline_s)
+                    self._transport.open(channel, self.deadline_s)
                 except TimeoutError as error:
                     raise self._late(f"rank {self.rank}, before the first task,", name, peer) from error
 
     def post(self, message: Message, metas: Sequence[Meta], device: torch.device) -> None:
         """Begin to receive `message`."""
-        assert self.transport is not None
-        if self.agree is not None and not self.transport.checks_sizes(message.src):
+        transport = self.transport_to(message.src, is_between_gpus=message.is_between_gpus)
+        if self.agree is not None and not transport.checks_sizes(message.src):
             self._agree()
         parts = _Parts(metas, has_strides=not message.is_between_gpus)
         device = device if message.is_between_gpus else _HOST
@@ -89,13 +91,13 @@ class Channels:
         if parts.packed_size:
             allocate = self.allocate if parts.packed else torch.empty
             buffer = allocate(parts.packed_size, dtype=torch.uint8, device=device)
-            message.works.append(self.transport.receive(buffer, message.src, message.channel.number))
+            message.works.append(transport.receive(buffer, message.src, message.channel.number))
             message.strides = buffer[: parts.strides_size]
             for number, offset in parts.packed.items():
                 message.tensors[number] = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
         for number in parts.alone:
             flat = self.allocate(metas[number].numel, dtype=metas[number].dtype, device=device)
-            message.works.append(self.transport.receive(flat, message.src, message.channel.number))
+            message.works.append(transport.receive(flat, message.src, message.channel.number))
             message.tensors[number] = flat
 
     def wait(self, message: Message, metas: Sequence[Meta], waiting: Callable[[], str]) -> None:
@@ -140,6 +142,17 @@ class Channels:
                     raise self._late(waiting(), first.describe(), first.src)
                 time.sleep(_PERIOD_S)  # each transport has a way of its own to wait: none waits for the others too
 
+    def transport_to(self, peer: int, *, is_between_gpus: bool) -> Transport:
+        """Returns what carries tensors to a rank, and from it."""
+        way = self._ways.get((peer, is_between_gpus))
+        if way is None:
+            way = self._transport
+            assert way is not None
+            if isinstance(way, Router):
+                way = way.transport_to(peer, is_between_gpus=is_between_gpus)
+            self._ways[peer, is_between_gpus] = way
+        return way
+
     def _agree(self) -> None:
         if self.agree is not None:
             self.agree()
@@ -179,7 +192,7 @@ class Channels:
 
     def send(self, message: Message, tensors: Sequence[torch.Tensor], metas: Sequence[Meta]) -> None:
         """Begin to send; `tensors` must not be written to any more."""
-        assert self.transport is not None
+        transport = self.transport_to(message.dst, is_between_gpus=message.is_between_gpus)
         channel = message.channel.number
         if not message.is_between_gpus:
             tensors = [tensor.to(_HOST) for tensor in tensors]
@@ -198,9 +211,9 @@ class Channels:
             for number, offset in parts.packed.items():
                 flat = buffer[offset : offset + _size(metas[number])].view(metas[number].dtype)
                 flat.as_strided(metas[number].shape, layouts[number]).copy_(tensors[number])
-            self.sending.append(self.transport.send(buffer, message.dst, channel))
+            self.sending.append(transport.send(buffer, message.dst, channel))
         for number in parts.alone:
-            self.sending.append(self.transport.send(_flattened(tensors[number], layouts[number]), message.dst, channel))
+            self.sending.append(transport.send(_flattened(tensors[number], layouts[number]), message.dst, channel))
         self.reap()
 
     def reap(self) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-
 from farspan.comm.gloo import GlooTransport
 from farspan.comm.nccl import NcclTransport
 from farspan.comm.same_host.copies import SameHostTransport
-from farspan.comm.transport import Transport, Work
+from farspan.comm.transport import Transport
 from farspan.program.program import Channel
 
-__all__ = ["Router"]
+__all__ = ["Router", "Carrier"]
 
 
 class Router:
@@ -28,14 +26,13 @@ class Router:
         if self.device is not None:
             self.device.open(channel, deadline_s)
 
-    def send(self, flat: torch.Tensor, dst: int, channel: int) -> Work:
-        return self._transport_to(flat, dst).send(flat, dst, channel)
-
-    def receive(self, flat: torch.Tensor, src: int, channel: int) -> Work:
-        return self._transport_to(flat, src).receive(flat, src, channel)
-
-    def checks_sizes(self, src: int) -> bool:
-        return self.device is None and self.near is not None and self.near.reaches(src)
+    def transport_to(self, peer: int, *, is_between_gpus: bool) -> Transport:
+        """Returns what carries the tensors of a channel to a rank, or from it."""
+        if is_between_gpus and self.device is not None:
+            return self.device
+        if self.near is not None and self.near.reaches(peer):
+            return self.near
+        return self.host
 
     def wait_ended(self, rank: int, deadline_s: float) -> None:
         """Return when the process of a rank has ended, if this one can see it, or after the deadline."""
@@ -66,9 +63,6 @@ class Router:
     def _name(self, peer: int) -> str:
         return "memory to memory" if self.near is not None and self.near.reaches(peer) else "gloo"
 
-    def _transport_to(self, flat: torch.Tensor, peer: int) -> Transport:
-        if flat.is_cuda and self.device is not None:
-            return self.device
-        if self.near is not None and self.near.reaches(peer):
-            return self.near
-        return self.host
+
+Carrier = Transport | Router
+"""What a rank sends with."""

@@ -19,7 +19,8 @@ from farspan.call.infer.entry import Raised
 from farspan.call.leaf import Placed
 from farspan.call.naming import find_where, format_where
 from farspan.comm.channels import Channels
-from farspan.comm.transport import TransferError, Transport
+from farspan.comm.router import Carrier
+from farspan.comm.transport import TransferError
 from farspan.control.channel import SideChannel
 from farspan.control.text import first_line
 from farspan.errors import FarspanError, RemoteError
@@ -29,10 +30,9 @@ from farspan.execute.agreement.agreement import Agreement
 from farspan.execute.agreement.history import History
 from farspan.execute.agreement.resolved import broadcast_result
 from farspan.execute.data_axis.one_group import Groups, OneGroup
-from farspan.execute.exchange import changes_state
 from farspan.execute.gradient_masks import GradientMasks, accumulate, set_gradient
 from farspan.execute.process.console import Console
-from farspan.execute.step.end import StepEnd
+from farspan.execute.step.end import StepEnd, changes_state
 from farspan.execute.step.executor import Executor
 from farspan.execute.step.inputs import Inputs
 from farspan.execute.step.step_record import StepRecord
@@ -59,7 +59,7 @@ class Engine:
     """The runtime of one rank."""
 
     def __init__(
-        self, recorder: Recorder, side: SideChannel, transport: Transport | None, *, seed: int | None, deadline_s: float
+        self, recorder: Recorder, side: SideChannel, transport: Carrier | None, *, seed: int | None, deadline_s: float
     ) -> None:
         self.recorder = recorder
         self.side = side
@@ -202,7 +202,6 @@ class Engine:
         has_backward = any(graph.backwards for graph in graphs)
         self.executor.replicas.end_step(graphs, program.replicas)
         self.settle(graphs, program)
-        self.programs.end_step()
         self.last_step = StepRecord(
             number=step,
             rank=self.rank,

@@ -17,9 +17,9 @@ import torch
 from farspan.call.wire.checked import damaged
 from farspan.comm.tensor_bytes import raw_bytes
 from farspan.control.channel import SideChannel
-from farspan.graph import Graph, Value
+from farspan.graph import Value
 
-__all__ = ["Exchange", "changes_state", "scalars_of"]
+__all__ = ["Exchange"]
 
 _HEADER = struct.Struct("<?dII")
 _INTERRUPTED = b"\1"
@@ -127,28 +127,3 @@ def _parsed(part: bytes) -> _Part:
     if len(mask) != num_parameters or len(part) < end:
         raise damaged("the end of a step, without its parts")
     return _Part(busy_s, mask, part[end:])
-
-
-def scalars_of(graphs: Sequence[Graph]) -> list[Value]:
-    """Results of one element that are not merely a step towards something larger: losses, norms, counts."""
-    found: dict[Value, None] = {}
-    inner: set[Value] = set()
-    for graph in graphs:
-        for segment in graph.segments:
-            for call in segment.calls:
-                outputs = call.outputs
-                if len(outputs) == 1 and outputs[0].meta.numel == 1:
-                    found[outputs[0]] = None
-                elif all(value.meta.numel == 1 for value in outputs):
-                    found.update(dict.fromkeys(outputs))
-                elif call.arguments is not None:
-                    inner.update([item for item in call.arguments if type(item) is Value and item.meta.numel == 1])
-    return [value for value in found if value not in inner]
-
-
-def changes_state(graphs: Sequence[Graph]) -> bool:
-    """Returns whether running the graphs writes into what other ranks can read: gradients, parameters, running
-    statistics."""
-    return any(
-        call.entry.mutated or getattr(call.target, "has_buffers", False) for graph in graphs for call in graph.calls
-    )

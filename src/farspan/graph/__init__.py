@@ -11,14 +11,15 @@ from farspan.graph.call import MicroBatch as MicroBatch
 from farspan.graph.call import ModuleTarget as ModuleTarget
 from farspan.graph.call import Segment as Segment
 from farspan.graph.call import Value as Value
+from farspan.graph.call import plain_of as plain_of
 from farspan.graph.cut import Cut as Cut
 from farspan.graph.gradient import earliest_uses as earliest_uses
 from farspan.graph.gradient import hooked_calls as hooked_calls
 from farspan.graph.gradient import route as route
 from farspan.graph.graph import OUTPUT_BITS as OUTPUT_BITS
 from farspan.graph.graph import Graph as Graph
+from farspan.graph.graph import release as release
 from farspan.graph.meta import Meta as Meta
-from farspan.graph.release import release as release
 
 __all__ = [
     "EVERYWHERE",
@@ -39,5 +40,6 @@ __all__ = [
     "release",
     "earliest_uses",
     "hooked_calls",
+    "plain_of",
     "route",
 ]

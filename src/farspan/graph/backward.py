@@ -131,6 +131,10 @@ class BackwardSegment:
         """Returns whether the gradient of a tensor outside the model arrives here."""
         return self.segment is None and self.stop is None and not isinstance(self.incoming[0].key, str)
 
+    def forget(self) -> None:
+        """It has run, or does not run here: parts and edges know each other."""
+        self.incoming, self.outgoing, self.calls = [], [], []
+
     def describe(self) -> str:
         if self.segment is None:
             return f"arrival of a gradient, micro-batch {self.backward.graph.index}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Sequence
 
-__all__ = ["EVERYWHERE", "Call", "MicroBatch", "Segment", "ModuleTarget", "Value"]
+__all__ = ["EVERYWHERE", "Call", "MicroBatch", "Segment", "ModuleTarget", "Value", "plain_of"]
 
 EVERYWHERE = -1
 """Stands in place of a stage for a source that every rank has, because it lies outside the model."""
@@ -279,6 +279,11 @@ class Segment:
 
     def describe(self) -> str:
         return f"segment {self.index} (stage {self.stage}) of micro-batch {self.graph.index}"
+
+
+def plain_of(argument: Any) -> Any:
+    """Returns the plain tensor behind an argument of a call, if every rank has it; else the argument."""
+    return argument.data if type(argument) is Value and argument.stage == EVERYWHERE else argument
 
 
 @functools.cache

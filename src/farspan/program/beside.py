@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from farspan.graph import BackwardSegment, Edge, Graph, Value
 from farspan.plan import Worker
-from farspan.program.program import PROLOGUE, Channel, Message, Reduction
+from farspan.program.program import Channel
 
 __all__ = ["Arrival", "Broadcasts", "Reductions", "apart", "late_names"]
 
@@ -66,22 +66,19 @@ class Broadcasts:
 
     @property
     def replicas(self) -> frozenset[tuple[str, Worker]]:
-        """Returns the parameters that members get in this step."""
+        """Returns what they get in this step."""
         return frozenset(
             [(value.name, channel.target) for channel, users in self._first_user.items() for value in users]
         )
 
-    def messages(self, place: Mapping[int, int]) -> list[tuple[Message, int]]:
-        """Returns each message with the task that waits for it; those of a channel in the order in which they are
-        needed."""
-        found: list[tuple[Message, int]] = []
+    def messages(self, place: Mapping[int, int]) -> list[tuple[Channel, list[Value], int]]:
+        """Returns each with the task that waits for it; those of a channel in the order in which they are needed."""
+        found: list[tuple[Channel, list[Value], int]] = []
         for channel, users in self._first_user.items():
-            by_task: dict[int, Message] = {}
+            by_task: dict[int, list[Value]] = {}
             for value, task in sorted(users.items(), key=lambda entry: place[entry[1]]):
-                if task not in by_task:
-                    by_task[task] = Message(PROLOGUE, channel)
-                    found.append((by_task[task], task))
-                by_task[task].items[value] = None
+                by_task.setdefault(task, []).append(value)
+            found += [(channel, values, task) for task, values in by_task.items()]
         return found
 
 
@@ -108,9 +105,10 @@ class Reductions:
 
     def __init__(self, rank: int, *, late: frozenset[str] | None) -> None:
         self.rank = rank
-        self.here: list[Reduction] = []
-        self.messages: dict[tuple[int, Channel], Message] = {}
-        """The messages, by the task that sends each."""
+        self.here: list[tuple[BackwardSegment, tuple[int, Channel] | None]] = []
+        """Each with the message that brings it; None where it is made on this rank."""
+        self.messages: dict[tuple[int, Channel], list[Edge]] = {}
+        """By the task that sends it, and the way it takes."""
         self.carried: dict[Edge, Edge] = {}
         self._late = late
 
@@ -128,22 +126,17 @@ class Reductions:
     def add(self, arrival: Arrival) -> None:
         """Adds a gradient behind those that have been given so far."""
         part, edge, task, worker, channel = arrival
-        message = None
+        key = None
         if channel is not None:
             if self.rank not in (channel.source.rank, channel.target.rank):
                 return
-            message = self.messages.setdefault((task, channel), Message(task, channel))
-            message.items[edge] = None
+            key = task, channel
+            self.messages.setdefault(key, []).append(edge)
         if self.rank == (worker if channel is None else channel.target).rank:
-            self.here.append(Reduction(part, message))
+            self.here.append((part, key))
 
     @property
     def late(self) -> frozenset[str]:
-        """The parameters of this rank whose gradients wait for the end of the step."""
+        """Returns the parameters of this rank whose gradients wait for the end of the step."""
         names = frozenset([str(part.incoming[0].key) for part, _ in self.here])
         return names if self._late is None else names & self._late
-
-    def received(self, place: Mapping[int, int]) -> list[Message]:
-        """Returns what comes to this rank; of each channel in the order of sending."""
-        found = [message for message in self.messages.values() if message.dst == self.rank]
-        return sorted(found, key=lambda message: place[message.task])

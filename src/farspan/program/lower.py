@@ -6,36 +6,80 @@ message without exchanging a word.
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from farspan.graph import EVERYWHERE, Backward, BackwardSegment, Call, Edge, Graph, ModuleTarget, Segment, Value, route
 from farspan.plan import Worker
 from farspan.program.beside import Arrival, Broadcasts, Reductions, apart, late_names
+from farspan.program.lowered import ActionNote, Lowered, MessageNote, Objects
 from farspan.program.options import Settings
-from farspan.program.program import PROLOGUE, Action, Channel, Message, Program
-from farspan.program.route import Channels, queues_of, take_turns
+from farspan.program.program import PROLOGUE, Channel
+from farspan.program.route import Channels, queues_of
 from farspan.program.tasks import BackwardWork, ForwardWork, StepTasks, StepWork, scheduled
-from farspan.schedule import Kind, is_worth_splitting, run_ahead_of
+from farspan.schedule import Kind, as_sent, is_worth_splitting, places_of, run_ahead_of
 
-__all__ = ["build_program", "has_weights"]
+__all__ = ["has_weights", "lower"]
+
+
+class _Numbers:
+    """Numbers of what this rank's part of a step is about, in the order in which it is met.
+
+    Args:
+        own: The backward work of this rank.
+    """
+
+    def __init__(self, own: Iterable[BackwardSegment]) -> None:
+        self.parts = {part: number for number, part in enumerate(dict.fromkeys(own))}
+        """Its own, and those that exchange gradients with these."""
+        self.num_own = len(self.parts)
+        self.edges: dict[Edge, int] = {}
+        self.values: dict[Value, int] = {}
+        self.messages: list[MessageNote] = []
+        for edge in [edge for part in list(self.parts) for edge in (*part.incoming, *part.outgoing)]:
+            _number(edge, self.edges)
+            _number(edge.src, self.parts)
+            _number(edge.dst, self.parts)
+            if isinstance(edge.key, Value):
+                _number(edge.key, self.values)
+
+    def message(self, task: int, channel: Channel, items: Iterable[Value | Edge]) -> int:
+        """Note down a message; its number."""
+        numbers = [_number(item, self.edges if isinstance(item, Edge) else self.values) for item in items]
+        self.messages.append(MessageNote(task, channel, tuple(numbers)))
+        return len(self.messages) - 1
+
+
+class _Messages:
+    """The numbers of messages, by task; those sent and received before the first one at `PROLOGUE`."""
+
+    def __init__(self) -> None:
+        self.receives = collections.defaultdict[int, list[int]](list)
+        self.posts = collections.defaultdict[int, list[int]](list)
+        self.sends = collections.defaultdict[int, list[int]](list)
+        self.beside: dict[tuple[int, Channel], int] = {}
+        """Those that bring gradients of parameters."""
 
 
 class _Builder:
-    def __init__(
-        self, graphs: Sequence[Graph], routes: Sequence[tuple[Backward, list[BackwardSegment]]], settings: Settings
-    ) -> None:
+    def __init__(self, graphs: Sequence[Graph], settings: Settings) -> None:
+        routes = _routes(graphs, settings)
+        self.graphs = graphs
         self.queues = queues_of(settings.teams, settings.num_ranks)
         self.settings = settings
         self.rank = settings.rank
         self.channels = Channels(settings.teams)
-        self.messages: dict[tuple[int, Channel], Message] = {}
-        """Messages that this rank sends and receives, by the task that sends them."""
         self.gpu_channels: set[Channel] = set()
-        self.num_users: dict[tuple[Value, int], int] = {}
+        self.items: dict[tuple[int, Channel], dict[Value | Edge, None]] = {}
+        """What this rank sends and receives, by the task that sends it and the way it takes."""
+        self.users: dict[Channel, dict[int, list[int]]] = {}
+        """By channel on which this rank receives and task that sends: those that need it."""
+        self.num_users: dict[Value, int] = {}
+        """Of values that this rank receives."""
         self.trains: dict[object, bool] = {}
-        """For each leaf so far, whether it has a parameter that is trained."""
-        self.needed_by: dict[Message, list[int]] = {}
+        """Of the leaves met, whether they have a parameter that is trained."""
         self.positions = {graph.index: position for position, graph in enumerate(graphs)}
         self.keys: dict[object, int] = {}
         """Numbers of what calls must find as others have left it, or add gradients to: leaves, and names."""
@@ -61,8 +105,7 @@ class _Builder:
         )
         num_queues = max([settings.num_ranks - 1, *self.queues.values()]) + 1
         self.tasks = _scheduled(work, settings.schedule, num_queues, run_ahead)
-        self.place = {task: place for order in self.tasks.schedule.orders for place, task in enumerate(order)}
-        self.place[PROLOGUE] = -1
+        self.place = {**places_of(self.tasks.schedule), PROLOGUE: -1}
         self.lookahead = settings.lookahead - run_ahead
         for task, segment in enumerate(self.segments):
             for value in segment.inputs:
@@ -142,16 +185,12 @@ class _Builder:
             assert isinstance(item, Value)
             self.broadcasts.add(item, channel, target, self.place)
             return
-        if self.rank not in (src.rank, dst.rank):
-            return
-        message = self.messages.get((source, channel))
-        if message is None:
-            message = self.messages[source, channel] = Message(source, channel)
-            self.needed_by[message] = []
-        message.items[item] = None
-        if isinstance(item, Value):
-            self.num_users[item, dst.rank] = self.num_users.get((item, dst.rank), 0) + 1
-        self.needed_by[message].append(target)
+        if self.rank in (src.rank, dst.rank):
+            self.items.setdefault((source, channel), {})[item] = None
+        if self.rank == dst.rank:
+            self.users.setdefault(channel, {}).setdefault(source, []).append(target)
+            if isinstance(item, Value):
+                self.num_users[item] = self.num_users.get(item, 0) + 1
 
     def arrival(self, part: BackwardSegment) -> Arrival:
         """Returns the arrival, at its owner, of a parameter's gradient that another task makes."""
@@ -163,78 +202,102 @@ class _Builder:
                 self.gpu_channels.add(channel)
         return Arrival(part, edge, self.tasks.backwards[self.number_of_part[edge.src]], src, channel)
 
-    def program(self) -> Program:
-        rank, tasks, orders = self.rank, self.tasks.schedule.tasks, self.tasks.schedule.orders
-        own = sorted({queue for worker, queue in self.queues.items() if worker.rank == rank})
-        place = self.place
-        numbers = self._micro_batch_numbers()
-        action_of = {index: self.action(index, numbers) for queue in own for index in orders[queue]}
-        actions = list(action_of.values())
-        prologue_sends: list[Message] = []
-        prologue_receives: list[Message] = []
-        channels: dict[Channel, list[Message]] = {}
-        for message in self.messages.values():
-            if message.src == rank:
-                (prologue_sends if message.task == PROLOGUE else action_of[message.task].sends).append(message)
-            else:
-                for item in message.items:
-                    if isinstance(item, Value):
-                        item.num_users = self.num_users[item, rank]
-                channels.setdefault(message.channel, []).append(message)
-                if message.task == PROLOGUE:
-                    prologue_receives.append(message)
-        for channel in channels.values():
-            channel.sort(key=lambda message: place[message.task])  # the order in which the other side sends
-            order = orders[tasks[self.needed_by[channel[0]][0]].rank]
-            posted_by = len(order)
-            for message in reversed(channel):
-                first = min(place[target] for target in self.needed_by[message])
-                if message.task != PROLOGUE:
-                    action_of[order[first]].receives.append(message)
-                posted_by = min(posted_by, first)
-                if message.task != PROLOGUE:
-                    action_of[order[max(0, posted_by - self.lookahead)]].posts.append(message)
-        for action in actions:
-            action.posts.reverse()  # within a channel, back to the order of sending
-            action.receives.reverse()
-        for message, task in self.broadcasts.messages(place):
-            if message.src == rank:
-                prologue_sends.append(message)
-            elif message.dst == rank:
-                action_of[task].receives.append(message)
-                action_of[orders[tasks[task].rank][0]].posts.append(message)  # all at once: it has room for them
-        for message in self.reductions.messages.values():
-            if message.src == rank:
-                action_of[message.task].sends.append(message)
-        if len(own) > 1:
-            for index, action in action_of.items():
-                needs = [need for need in tasks[index].needs if tasks[need].rank != action.queue]
-                action.after = [action_of[need] for need in needs if need in action_of]
-        return Program(
-            actions=actions,
-            prologue_sends=prologue_sends,
-            prologue_receives=prologue_receives,
-            reductions=self.reductions.here,
-            reduction_messages=self.reductions.received(place),
-            late_reductions=self.reductions.late,
+    def lowered(self) -> tuple[Lowered, Objects]:
+        tasks, orders, later = self.tasks.schedule.tasks, self.tasks.schedule.orders, self.reductions
+        own = sorted({queue for worker, queue in self.queues.items() if worker.rank == self.rank})
+        indices = [index for queue in own for index in orders[queue]]
+        parts = [self.parts[self.tasks.work[index]] for index in indices if tasks[index].kind is not Kind.FORWARD]
+        numbers = _Numbers([*parts, *(part for part, _ in later.here)])
+        messages = self.messages(numbers)
+        arriving = [key for key in later.messages if key[1].target.rank == self.rank]
+        arriving.sort(key=lambda key: self.place[key[0]])  # the order in which the other side sends
+        lowered = Lowered(
+            actions=self.actions(indices, numbers, messages),
+            messages=tuple(numbers.messages),
+            prologue_sends=tuple(messages.sends[PROLOGUE]),
+            prologue_receives=tuple(messages.receives[PROLOGUE]),
+            reductions=tuple(
+                [(numbers.parts[part], None if key is None else messages.beside[key]) for part, key in later.here]
+            ),
+            reduction_messages=tuple([messages.beside[key] for key in arriving]),
+            late_reductions=later.late,
             is_summed=self.settings.gradient_reduction == "sum",
-            carried=self.reductions.carried,
+            carried=tuple([(numbers.edges[one], numbers.edges[next_one]) for one, next_one in later.carried.items()]),
             replicas=self.broadcasts.replicas,
-            reaches=_reaches(self.parts),
-            released=[call for part in self.parts if not part.backward.retain_graph for call in part.calls],
-            parts=self.all_parts,
-            gpu_channels=self.gpu_channels,
-            num_micro_batches=sum(number >= 0 for number in numbers),
+            gpu_channels=frozenset(self.gpu_channels),
+            num_micro_batches=sum(number >= 0 for number in self.micro_batches),
             schedule=self.tasks.schedule,
         )
+        for value, count in self.num_users.items():
+            value.num_users = count
+        objects = Objects(
+            graphs=self.graphs,
+            values=list(numbers.values),
+            edges=list(numbers.edges),
+            parts=list(numbers.parts)[: numbers.num_own],
+            outlines=list(numbers.parts)[numbers.num_own :],
+            released=[call for part in self.parts if not part.backward.retain_graph for call in part.calls],
+            reaches=_reaches(self.parts),
+        )
+        for part in self.all_parts:
+            if part not in numbers.parts and part.backward.stops is None:
+                part.forget()
+        return lowered, objects
 
-    def action(self, index: int, numbers: Sequence[int]) -> Action:
-        task, number = self.tasks.schedule.tasks[index], self.tasks.work[index]
-        work = self.segments[number] if task.kind is Kind.FORWARD else self.parts[number]
-        leaves_weights, number = self.tasks.leaves_weights(index), numbers[task.micro_batch]
-        return Action(work, task.kind, number, leaves_weights=leaves_weights, queue=task.rank)
+    def messages(self, numbers: _Numbers) -> _Messages:
+        """Which messages this rank sends and receives, and at which tasks."""
+        tasks, orders, place = self.tasks.schedule.tasks, self.tasks.schedule.orders, self.place
+        found = _Messages()
+        number_of = {key: numbers.message(*key, items) for key, items in self.items.items()}
+        for (task, channel), number in number_of.items():
+            if channel.source.rank == self.rank:
+                found.sends[task].append(number)
+        for channel, users in self.users.items():
+            order = orders[self.queues[channel.target]]
+            if users.pop(PROLOGUE, None):
+                found.receives[PROLOGUE].append(number_of[PROLOGUE, channel])
+            for task, posted_at in as_sent(users, place, self.lookahead):
+                found.receives[min(users[task], key=place.__getitem__)].append(number_of[task, channel])
+                found.posts[order[posted_at]].append(number_of[task, channel])
+        for channel, items, task in self.broadcasts.messages(place):
+            if channel.source.rank == self.rank:
+                found.sends[PROLOGUE].append(numbers.message(PROLOGUE, channel, items))
+            elif channel.target.rank == self.rank:
+                number = numbers.message(PROLOGUE, channel, items)
+                found.receives[task].append(number)
+                found.posts[orders[tasks[task].rank][0]].append(number)  # all at once: it has room for them
+        for key, items in self.reductions.messages.items():
+            number = found.beside[key] = numbers.message(*key, items)
+            if key[1].source.rank == self.rank:
+                found.sends[key[0]].append(number)
+        return found
 
-    def _micro_batch_numbers(self) -> list[int]:
+    def actions(self, indices: Sequence[int], numbers: _Numbers, messages: _Messages) -> tuple[ActionNote, ...]:
+        tasks = self.tasks.schedule.tasks
+        number_of = {index: number for number, index in enumerate(indices)}
+        actions: list[ActionNote] = []
+        for index in indices:
+            task, number = tasks[index], self.tasks.work[index]
+            segment = self.segments[number] if task.kind is Kind.FORWARD else None
+            after = [need for need in task.needs if tasks[need].rank != task.rank and need in number_of]
+            actions.append(
+                ActionNote(
+                    None if segment is not None else numbers.parts[self.parts[number]],
+                    None if segment is None else (self.positions[segment.graph.index], segment.index),
+                    task.kind,
+                    self.micro_batches[task.micro_batch],
+                    self.tasks.leaves_weights(index),
+                    tuple(messages.receives[index]),
+                    tuple(messages.posts[index]),
+                    tuple(messages.sends[index]),
+                    task.rank,
+                    tuple([number_of[need] for need in after]),
+                )
+            )
+        return tuple(actions)
+
+    @functools.cached_property
+    def micro_batches(self) -> list[int]:
         """Returns for each graph the number people know it by; -1 for what a loop computes beside its micro-batches."""
         trained = {
             self.positions[part.segment.graph.index]
@@ -280,7 +343,7 @@ def _states_of(target: object) -> list[object]:
 
 
 def has_weights(call: Call, trains: dict[object, bool]) -> bool:
-    """Returns whether parameters get a gradient from `call`; `trains` keeps the answer for the leaves so far."""
+    """Returns whether parameters get a gradient from `call`; `trains` keeps the answer for the leaves that were met."""
     if not isinstance(call.target, ModuleTarget):
         assert call.arguments is not None
         return any(isinstance(item, Value) and bool(item.name) for item in call.arguments)
@@ -302,7 +365,7 @@ def _reaches(parts: Iterable[BackwardSegment]) -> dict[int, int]:
 
 
 def _releasing(routes: Iterable[tuple[Backward, Sequence[BackwardSegment]]]) -> dict[Segment, BackwardSegment]:
-    """Maps each segment whose forward and backward are in one micro-batch to the last of its backward segments.
+    """Returns, for each segment whose forward and backward are in one micro-batch, the last of its parts.
 
     Until then it counts as one piece of memory. Others (a state that is carried on to the next micro-batch) do not
     count: the later micro-batch would need what the earlier one holds.
@@ -319,12 +382,16 @@ def _scheduled(work: StepWork, name: str, num_ranks: int, run_ahead: int) -> Ste
     return scheduled(work, name, num_ranks, run_ahead)
 
 
-def build_program(graphs: Sequence[Graph], settings: Settings) -> Program:
-    """Turn recorded graphs into the program of a rank.
+def lower(graphs: Sequence[Graph], settings: Settings) -> tuple[Lowered, Objects]:
+    """Returns the program of a rank for a step, in numbers, and what these stand for.
 
     Args:
-        graphs: All that was recorded and has not run, in order.
+        graphs: All that was recorded and has not run, in order; members of wide stages have taken their turns.
         settings: Whose program, and how.
     """
-    take_turns(graphs, settings.teams)
-    return _Builder(graphs, _routes(graphs, settings), settings).program()
+    return _Builder(graphs, settings).lowered()
+
+
+def _number(item: Any, numbers: dict[Any, int]) -> int:
+    """Returns its number; the next one if it has none."""
+    return numbers.setdefault(item, len(numbers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,8 +42,8 @@ class Channel(NamedTuple):
 
     @property
     def is_between_gpus(self) -> bool:
-        """Returns whether both ends are GPUs."""
-        return self.source.device_type == self.target.device_type == "cuda"
+        """Whether both ends are GPUs."""
+        return self.source.device.startswith("cuda") and self.target.device.startswith("cuda")
 
 
 class Message:
@@ -61,7 +62,7 @@ class Message:
         "works",
     )
 
-    def __init__(self, task: int, channel: Channel) -> None:
+    def __init__(self, task: int, channel: Channel, items: Sequence[Value | Edge]) -> None:
         self.task = task
         """The sending task's index; -1 for what is sent before the first task."""
         self.channel = channel
@@ -69,7 +70,7 @@ class Message:
         self.dst = channel.target.rank
         self.is_gradient = channel.is_gradient
         self.is_between_gpus = channel.is_between_gpus
-        self.items: dict[Value | Edge, None] = {}
+        self.items = items
         self.tensors: list[Any] = []
         self.strides: Any = None
         """The strides of the tensors, as they come with them."""
@@ -141,8 +142,8 @@ class Program:
     """Calls, of all ranks, through which no later backward can go."""
     parts: list[BackwardSegment]
     """The backward work of this rank, and what it knows of that of others."""
-    gpu_channels: set[Channel]
-    """The channels from one GPU to another, on all ranks."""
+    gpu_channels: frozenset[Channel]
+    """What goes from one GPU to another, on all ranks."""
     num_micro_batches: int
     schedule: Schedule
     """The schedule of all ranks."""

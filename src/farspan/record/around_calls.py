@@ -1,17 +1,13 @@
-"""Captures what is around a call besides flags: hooks on what autograd saves, modes, and transformations such as
-`vmap`.
+"""What is around a call that is recorded: modes, and transformations such as `vmap`.
 
-saved_tensors_hooks, save_on_cpu          belong to the call, and are there again when it runs
 a function mode of the program's own      sees torch functions: modules are called part by part under it
 a dispatch mode, torch.func, dual levels  would see what runs later and elsewhere: refused
 """
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -23,9 +19,7 @@ from farspan.torch_private.flags import (
     DeviceContext,
     dispatch_modes,
     function_modes,
-    hooks_on_what_is_saved,
     is_nothing_around,
-    is_of_a_checkpoint,
     transformation,
 )
 
@@ -33,18 +27,12 @@ if TYPE_CHECKING:
     from farspan.record.recording import Recording
 
 __all__ = [
-    "SavedHooks",
     "check_around",
     "check_cached",
     "is_clear_around",
     "is_seen_inside",
-    "saved_hooks",
-    "under_saved_hooks",
 ]
 
-SavedHooks = tuple[Any, Any] | None
-"""(pack, unpack)"""
-_NOTHING = contextlib.nullcontext()
 _HINTS = {
     "vmap": (
         "per-sample gradients or vmap over a distributed model",
@@ -59,19 +47,6 @@ _HINTS = {
         "put what is differentiated into one module, and name that module in the plan",
     ),
 }
-
-
-def saved_hooks() -> SavedHooks:
-    """Returns the hooks through which autograd keeps what it needs from here on, if the program has set any. Not those
-    of a checkpoint: what is called in one is recorded, and not computed again.
-    """
-    hooks = hooks_on_what_is_saved()
-    return None if hooks is None or is_of_a_checkpoint(hooks) else hooks
-
-
-def under_saved_hooks(hooks: SavedHooks) -> contextlib.AbstractContextManager[Any]:
-    """Run the body under `hooks`."""
-    return _NOTHING if hooks is None else torch.autograd.graph.saved_tensors_hooks(*hooks)
 
 
 def is_seen_inside(recorder: Recording, leaf: Leaf) -> bool:

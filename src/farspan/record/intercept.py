@@ -22,11 +22,11 @@ from farspan.call.draws.frame import forget_module, key_of_module, name_module
 from farspan.call.draws.scope import active, draw_at_once, replayed
 from farspan.call.draws.seen import SeenGenerator
 from farspan.call.leaf import Leaf, WholeError
+from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import CHANGES_GRADIENT_FLOW, METADATA_OF_ONE, PASS_THROUGH, SHOWS
 from farspan.call.user_hooks import (
     call_with_user_hooks,
     check_container,
-    has_user_hooks,
     open_leaves,
 )
 from farspan.record.across_ranks.hook_traces import watched
@@ -47,7 +47,7 @@ from farspan.record.saving.files import before_pickling, stream_saving
 from farspan.record.saving.hand_over import fill_before_hand_over
 from farspan.record.saving.reserved import fill_reserved, reserved_memory
 from farspan.record.surgery.adopted import adopt
-from farspan.record.surgery.attempt import begin_attempt
+from farspan.record.surgery.attempt import begin_attempt, past_attempts
 from farspan.record.surgery.closed import close
 from farspan.record.surgery.variants import is_set_already, note_attribute, present_leaf, set_on_parameter
 from farspan.record.tensor import LazyTensor, StubParameter
@@ -191,10 +191,11 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not is_plain:
             check_around()
         return recorder.call_leaf(leaf, args, kwargs)
-    check_container(module)
+    if module._backward_hooks:
+        check_container(module)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
     num_begun = len(recorder.current.calls)
-    attempt = begin_attempt(recorder, module)
+    attempt = None if id(module) in past_attempts else begin_attempt(recorder, module)
     try:
         return call_container(module, *args, **kwargs)
     except (WholeError, RuntimeError) as error:

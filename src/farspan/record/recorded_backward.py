@@ -11,7 +11,7 @@ from farspan.call.leaf import WholeError
 from farspan.call.modes import current_modes
 from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.canonical import digest_of
-from farspan.graph import Backward, RequestedGradients, Stops, Value, hooked_calls
+from farspan.graph import Backward, Call, RequestedGradients, Stops, Value, hooked_calls
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def record_backward(
             raise RuntimeError(f"element {number} of tensors does not require grad and does not have a grad_fn")
         if given[number] is None and root.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
-        recorder.deferred.record_one(root)
+        if type(root._value.call) is not Call:
+            recorder.deferred.record_one(root)
         values.append(root._value)
     seeds = [None if seed is None else recorder.argument(seed) for seed in given]
     graph = recorder.current
@@ -75,7 +76,8 @@ def record_backward(
         requested=requested,
         where=find_where(),
     )
-    backward.moment = recorder.held_objects.moments.see_all()
+    moments = recorder.held_objects.moments
+    backward.moment = moments.see_all() if moments.latest.snapshots else moments.latest
     graph.backwards.append(backward)
     # The roots may lie in earlier graphs: their segments must deliver, so they count as inputs of this graph.
     for value in values:

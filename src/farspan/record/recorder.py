@@ -21,7 +21,7 @@ from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry, Unknown, meta_of
 from farspan.call.infer.fallbacks import MetadataCache
 from farspan.call.leaf import Leaf, LeakError, Placed
-from farspan.call.modes import Regions, current_modes
+from farspan.call.modes import Regions, current_modes, saved_hooks
 from farspan.call.naming import find_where, format_where, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, rebuild, shape_of_call
 from farspan.call.side_effects.attributes import attributes_of
@@ -29,7 +29,7 @@ from farspan.errors import RecordError
 from farspan.graph import Call, Graph, Meta, Value
 from farspan.record.across_ranks.drawing import NotedDraws, answer_drawing, draws_in_python
 from farspan.record.across_ranks.resolved_calls import resolve
-from farspan.record.around_calls import check_around, saved_hooks
+from farspan.record.around_calls import check_around
 from farspan.record.deferred.deferred import Deferred
 from farspan.record.held_objects import HeldObjects
 from farspan.record.lanes.batches import Batches
@@ -39,7 +39,6 @@ from farspan.record.ops.autograd_function import MAY_HIDE_HISTORY, check_history
 from farspan.record.ops.foreach import record_foreach
 from farspan.record.ops.mutation import (
     is_plain_write,
-    plain_versions,
     prepare_mutation,
     write_apart,
     write_parameters,
@@ -55,7 +54,7 @@ from farspan.record.parameters.parameter_hooks import Hooks
 from farspan.record.parameters.parameter_values import ParameterValues, alias_of
 from farspan.record.recorded_backward import record_backward
 from farspan.record.surgery.opened import call_parts
-from farspan.record.tensor import LazyTensor, StubParameter
+from farspan.record.tensor import LazyTensor, StubParameter, plain_versions
 from farspan.torch_private import DisableTorchFunction, put_modes, run_without_modes_of, take_modes_of
 
 if TYPE_CHECKING:
@@ -126,8 +125,11 @@ class Recorder:
             self.number = self.frame.count(leaf.key, is_apart=self.is_evaluation(leaf.module))
         if not leaf.has_been_called:
             self.current.name_parameters(leaf.begin())
+        objects, around = leaf.own_objects, leaf.surroundings
+        is_closed = objects is not None and objects.is_empty and not objects.memory and around and around.is_empty
         try:
-            self.held_objects.see(leaf, args, kwargs)
+            if not is_closed or self.held_objects.are_marked:
+                self.held_objects.see(leaf, args, kwargs)
         except LeakError as error:
             return call_parts(self, leaf, (args, kwargs), error.what)
         if leaf.num_extra or leaf.attributes:
@@ -272,6 +274,8 @@ class Recorder:
         graph.note(call, values, entry.digest)
         if entry.is_random:
             return answer_drawing(self, call, entry, tensors, given)
+        if entry.is_one_new_tensor:
+            return LazyTensor.make(call.outputs[0], self)
         return answer(self, call, entry, tensors, given)
 
     def predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
@@ -311,7 +315,7 @@ class Recorder:
         backward = record_backward(self, tensors, gradients, *args, **kwargs)
         self.num_pending_backwards += 1
         self.next_graph()
-        if self.hooks.are_there or backward.stops is not None:
+        if (self.hooks.hooked and self.hooks.are_there) or backward.stops is not None:
             self.hooks.run_backward(backward, "a backward, after which hooks run")
         elif self.runs_each_backward:
             self.engine.flush("a backward, after which weights may change")

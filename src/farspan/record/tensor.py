@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +11,22 @@ import torch
 
 from farspan.call.leaf import LeakError, WholeError
 from farspan.errors import RecordError
+from farspan.graph import plain_of
 from farspan.record.nodes.tensor_hooks import Node, is_retained, register_hook, retain_grad
-from farspan.torch_private import DisableTorchFunction, disabled_torch_function, make_wrapper, with_history
+from farspan.torch_private import (
+    DisableTorchFunction,
+    disabled_torch_function,
+    make_wrapper,
+    make_wrapper_subclass,
+    with_history,
+)
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
     from farspan.graph import Meta, Value
     from farspan.record.recording import Recording
 
-__all__ = ["LazyTensor", "PassedBy", "StubParameter"]
+__all__ = ["LazyTensor", "PassedBy", "StubParameter", "plain_versions"]
 
 
 class LazyTensor(torch.Tensor):
@@ -47,7 +55,15 @@ class LazyTensor(torch.Tensor):
 
     @staticmethod
     def make(value: Value, recorder: Recording) -> LazyTensor:
-        lazy: LazyTensor = make_wrapper(LazyTensor, value.meta)  # type: ignore[assignment]
+        meta = value.meta
+        lazy: LazyTensor = make_wrapper_subclass(
+            LazyTensor,
+            meta.shape,
+            strides=meta.stride,
+            dtype=meta.dtype,
+            device=meta.device,
+            requires_grad=meta.requires_grad,
+        )
         own: dict[str, Any] = lazy.__dict__  # type: ignore[assignment]
         own["_value"], own["_recorder"] = value, recorder
         value.lazy = weakref.ref(lazy)
@@ -335,3 +351,10 @@ def _recorder_in(args: Any, kwargs: Any) -> Any:
         elif isinstance(item, dict):
             stack.extend(item.values())
     raise AssertionError("no lazy tensor among the arguments")
+
+
+def plain_versions(arguments: Sequence[Any]) -> tuple[int, ...]:
+    """Returns how often each plain tensor among `arguments` has been written to."""
+    plain = map(plain_of, arguments)
+    with DisableTorchFunction():
+        return tuple([item._version for item in plain if isinstance(item, torch.Tensor) and not item.is_inference()])

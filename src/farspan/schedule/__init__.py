@@ -5,7 +5,9 @@ from farspan.schedule.limits import limits_of_1f1b as limits_of_1f1b
 from farspan.schedule.listing import list_schedule as list_schedule
 from farspan.schedule.messages import Channel as Channel
 from farspan.schedule.messages import Message as Message
+from farspan.schedule.messages import as_sent as as_sent
 from farspan.schedule.messages import channels_of as channels_of
+from farspan.schedule.messages import places_of as places_of
 from farspan.schedule.named import LEAST_WEIGHT_WORK_S as LEAST_WEIGHT_WORK_S
 from farspan.schedule.named import LOOKAHEAD as LOOKAHEAD
 from farspan.schedule.named import NOMINAL_S as NOMINAL_S

@@ -10,13 +10,15 @@ before it are posted along with it. So both ends agree on every channel without 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from farspan.schedule.schedule import Schedule
 from farspan.schedule.task import Kind
 
-__all__ = ["Channel", "Message", "channels_of"]
+__all__ = ["Channel", "Message", "as_sent", "channels_of", "places_of"]
 
 
 class Channel(NamedTuple):
@@ -46,6 +48,27 @@ class Message:
     posted_at: int
 
 
+def places_of(schedule: Schedule) -> dict[int, int]:
+    """Returns for each task its place in its order."""
+    return {index: place for order in schedule.orders for place, index in enumerate(order)}
+
+
+def as_sent(users: Mapping[int, Iterable[int]], place: Mapping[int, int], lookahead: int) -> list[tuple[int, int]]:
+    """Returns the tasks that send through one channel, in that order; each with the place where its receive is posted.
+
+    Args:
+        users: For each of them the tasks that need what it sends.
+        place: For each task its place in its order.
+        lookahead: Receives are posted so many tasks before the one that needs them.
+    """
+    found: list[tuple[int, int]] = []
+    needed_at: float = math.inf
+    for task in sorted(users, key=place.__getitem__, reverse=True):
+        needed_at = min(needed_at, *(place[user] for user in users[task]))
+        found.append((task, max(0, int(needed_at) - lookahead)))
+    return found[::-1]
+
+
 def channels_of(schedule: Schedule, *, lookahead: int = 0) -> dict[Channel, list[Message]]:
     """Returns for each channel its messages, in the order in which they are sent and received.
 
@@ -53,31 +76,24 @@ def channels_of(schedule: Schedule, *, lookahead: int = 0) -> dict[Channel, list
         schedule: The tasks and their orders.
         lookahead: Receives are posted so many tasks before the one that needs them.
     """
-    place = {index: place for order in schedule.orders for place, index in enumerate(order)}
-    users: dict[tuple[int, int], list[int]] = {}
-    for index, task in enumerate(schedule.tasks):
+    place, tasks = places_of(schedule), schedule.tasks
+    users: dict[Channel, dict[int, list[int]]] = {}
+    for index, task in enumerate(tasks):
         for need in task.needs:
-            if schedule.tasks[need].rank != task.rank:
-                users.setdefault((need, task.rank), []).append(index)
-    senders: dict[Channel, list[int]] = {}
-    for index, destination in users:
-        task = schedule.tasks[index]
-        senders.setdefault(Channel(task.rank, destination, task.kind is not Kind.FORWARD), []).append(index)
-    channels: dict[Channel, list[Message]] = {}
-    for channel, indices in sorted(senders.items()):
-        messages: list[Message] = []
-        posted_at = len(schedule.orders[channel.destination])
-        for index in sorted(indices, key=place.__getitem__, reverse=True):
-            needed_by = users[index, channel.destination]
-            posted_at = min(posted_at, *(max(0, place[user] - lookahead) for user in needed_by))
-            messages.append(
-                Message(
-                    task=index,
-                    channel=channel,
-                    size_bytes=schedule.tasks[index].bytes_to(channel.destination),
-                    users=tuple(needed_by),
-                    posted_at=posted_at,
-                )
+            source = tasks[need]
+            if source.rank != task.rank:
+                channel = Channel(source.rank, task.rank, source.kind is not Kind.FORWARD)
+                users.setdefault(channel, {}).setdefault(need, []).append(index)
+    return {
+        channel: [
+            Message(
+                task=task,
+                channel=channel,
+                size_bytes=tasks[task].bytes_to(channel.destination),
+                users=tuple(users[channel][task]),
+                posted_at=posted_at,
             )
-        channels[channel] = messages[::-1]
-    return channels
+            for task, posted_at in as_sent(users[channel], place, lookahead)
+        ]
+        for channel in sorted(users)
+    }

@@ -19,16 +19,12 @@ from farspan.torch_private.autograd import leaves_behind as leaves_behind
 from farspan.torch_private.autograd import saved_by as saved_by
 from farspan.torch_private.autograd import shape_at as shape_at
 from farspan.torch_private.autograd import with_history as with_history
-from farspan.torch_private.calls import are_all_modules_hooked as are_all_modules_hooked
-from farspan.torch_private.calls import call_container as call_container
 from farspan.torch_private.calls import call_without_compiling as call_without_compiling
 from farspan.torch_private.calls import check_release as check_release
 from farspan.torch_private.calls import compile_what_it_calls as compile_what_it_calls
 from farspan.torch_private.calls import compiling_nothing as compiling_nothing
-from farspan.torch_private.calls import has_full_backward_hooks as has_full_backward_hooks
 from farspan.torch_private.calls import is_caching_parametrizations as is_caching_parametrizations
 from farspan.torch_private.calls import is_compiled as is_compiled
-from farspan.torch_private.calls import is_compiled_wrapper as is_compiled_wrapper
 from farspan.torch_private.calls import is_hook_of_all_modules as is_hook_of_all_modules
 from farspan.torch_private.calls import not_passed_on as not_passed_on
 from farspan.torch_private.calls import put_module_apply as put_module_apply
@@ -48,6 +44,10 @@ from farspan.torch_private.fakes import with_sizes_kept as with_sizes_kept
 from farspan.torch_private.files.dcp import dcp_classes as dcp_classes
 from farspan.torch_private.files.serialization import address_of_storage as address_of_storage
 from farspan.torch_private.files.serialization import watch_saving as watch_saving
+from farspan.torch_private.flags import are_all_modules_hooked as are_all_modules_hooked
+from farspan.torch_private.flags import call_container as call_container
+from farspan.torch_private.flags import has_full_backward_hooks as has_full_backward_hooks
+from farspan.torch_private.flags import is_compiled_wrapper as is_compiled_wrapper
 from farspan.torch_private.mode_stack import disabled_torch_function as disabled_torch_function
 from farspan.torch_private.mode_stack import is_mode_active as is_mode_active
 from farspan.torch_private.mode_stack import no_dispatch as no_dispatch
@@ -81,6 +81,7 @@ from farspan.torch_private.tensors import is_same_generator as is_same_generator
 from farspan.torch_private.tensors import is_used_below as is_used_below
 from farspan.torch_private.tensors import is_wrapped as is_wrapped
 from farspan.torch_private.tensors import make_wrapper as make_wrapper
+from farspan.torch_private.tensors import make_wrapper_subclass as make_wrapper_subclass
 from farspan.torch_private.tensors import raw_grad as raw_grad
 from farspan.torch_private.tensors import raw_grad_fn as raw_grad_fn
 from farspan.torch_private.tensors import set_raw_grad as set_raw_grad

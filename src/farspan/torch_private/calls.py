@@ -14,33 +14,22 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch.nn.utils import parametrize
 
 __all__ = [
-    "call_container",
     "call_without_compiling",
     "check_release",
     "compile_what_it_calls",
     "compiling_nothing",
     "is_caching_parametrizations",
     "is_compiled",
-    "is_compiled_wrapper",
     "is_hook_of_all_modules",
     "not_passed_on",
     "put_module_apply",
     "recompute_through",
-    "are_all_modules_hooked",
-    "has_full_backward_hooks",
     "watch_backward_hooks",
 ]
 
 
 def call_without_compiling(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """Call a module, hooks and all, but for what `module.compile()` put in front."""
-    return module._call_impl(*args, **kwargs)
-
-
-def call_container(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a module whose code is to be recorded, which torch.compile cannot trace: what it was compiled from runs."""
-    if is_compiled_wrapper(module):
-        return module._modules["_orig_mod"](*args, **kwargs)  # type: ignore[misc]
     return module._call_impl(*args, **kwargs)
 
 
@@ -58,11 +47,6 @@ def not_passed_on(function: Any) -> dict[str, Any]:
 def is_caching_parametrizations() -> bool:
     """Returns whether the program is in `torch.nn.utils.parametrize.cached()`."""
     return bool(parametrize._cache_enabled)
-
-
-def is_compiled_wrapper(module: torch.nn.Module) -> bool:
-    """Returns whether `module` is what `torch.compile(module)` has returned."""
-    return type(module).__module__.startswith("torch._dynamo")
 
 
 def compile_what_it_calls(function: Any) -> None:
@@ -111,23 +95,11 @@ def put_module_apply(function: Any) -> Any:
     return before
 
 
-def are_all_modules_hooked() -> bool:
-    """Returns whether there are full backward hooks on all modules."""
-    has_full = bool(_modules._global_backward_hooks) and _modules._global_is_full_backward_hook is True
-    return has_full or bool(_modules._global_backward_pre_hooks)
-
-
 def is_hook_of_all_modules(hook: Any) -> bool:
     """Returns whether it is a full backward hook on all modules."""
     has_full = _modules._global_is_full_backward_hook is True
     full = _modules._global_backward_hooks.values() if has_full else ()
     return any(hook is other for other in (*full, *_modules._global_backward_pre_hooks.values()))
-
-
-def has_full_backward_hooks(module: torch.nn.Module) -> bool:
-    """Returns whether `module` has hooks on the gradients of its inputs and outputs, those of all modules included."""
-    has_full = bool(module._backward_hooks) and module._is_full_backward_hook is not False
-    return has_full or bool(module._backward_pre_hooks) or are_all_modules_hooked()
 
 
 def watch_backward_hooks(watched: Callable[[torch.nn.Module, Any], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Accesses torch's settings around a call: the names for them are private, or may move."""
+"""What torch keeps of what is around a call: the names for it are private, or may move. All of it is asked often."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 __all__ = [
     "FLAGS",
+    "is_compiled_wrapper",
+    "has_full_backward_hooks",
+    "call_container",
+    "are_all_modules_hooked",
     "DeviceContext",
     "default_device",
     "dispatch_modes",
@@ -140,3 +144,27 @@ def default_device() -> torch.device | None:
         if isinstance(mode, DeviceContext):
             return mode.device
     return None
+
+
+def call_container(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a module whose code is to be recorded, which torch.compile cannot trace: what it was compiled from runs."""
+    if is_compiled_wrapper(module):
+        return module._modules["_orig_mod"](*args, **kwargs)  # type: ignore[misc]
+    return module._call_impl(*args, **kwargs)
+
+
+def is_compiled_wrapper(module: torch.nn.Module) -> bool:
+    """Returns whether `module` is what `torch.compile(module)` has returned."""
+    return type(module).__module__.startswith("torch._dynamo")
+
+
+def are_all_modules_hooked() -> bool:
+    """Returns whether there are full backward hooks on all modules."""
+    has_full = bool(_modules._global_backward_hooks) and _modules._global_is_full_backward_hook is True
+    return has_full or bool(_modules._global_backward_pre_hooks)
+
+
+def has_full_backward_hooks(module: torch.nn.Module) -> bool:
+    """Returns whether `module` has hooks on the gradients of its inputs and outputs, those of all modules included."""
+    has_full = bool(module._backward_hooks) and module._is_full_backward_hook is not False
+    return has_full or bool(module._backward_pre_hooks) or are_all_modules_hooked()

@@ -18,6 +18,7 @@ __all__ = [
     "has_weak_references",
     "is_used_below",
     "make_wrapper",
+    "make_wrapper_subclass",
     "raw_grad",
     "raw_grad_fn",
     "set_raw_grad",
@@ -75,12 +76,12 @@ def tensor_of_class(cls: Any, data: torch.Tensor, *, requires_grad: bool) -> tor
 
 def make_wrapper(cls: Any, meta: Any) -> torch.Tensor:
     """Returns a tensor of class `cls` with the shape, strides, dtype and device of `meta` and no storage."""
-    return _make_wrapper(
+    return make_wrapper_subclass(
         cls, meta.shape, strides=meta.stride, dtype=meta.dtype, device=meta.device, requires_grad=meta.requires_grad
     )
 
 
-_make_wrapper: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:

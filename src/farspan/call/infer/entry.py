@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar
@@ -9,14 +10,17 @@ from typing import Any, ClassVar
 import torch
 
 from farspan.call.draws.movement import Draws
-from farspan.call.infer.recent import Recent
 from farspan.call.leaf import WholeError
 from farspan.call.pytree.canonical import digest_of
 from farspan.call.side_effects.changes import Changes
 from farspan.graph import Meta
 from farspan.torch_private import DisableTorchFunction
 
-__all__ = ["Entry", "Raised", "Unknown", "intern", "meta_of", "refuse_nested"]
+__all__ = ["Entry", "Raised", "Recent", "Unknown", "intern", "meta_of", "refuse_nested"]
+
+
+_FEW, _MANY = 256, 4096
+_FLUSHES = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +83,51 @@ class Entry:
     def __post_init__(self) -> None:
         object.__setattr__(self, "differentiable", tuple(dict.fromkeys(chain.from_iterable(self.depends_on))))
         object.__setattr__(self, "requires_grad", any(meta.requires_grad for meta in self.metas))
+
+
+class Recent:
+    """A table that forgets what has not been used for a while: a program of ever new sizes needs no more memory for it.
+
+    It holds what was used since the last turn, and what was used between the last two. A turn comes after 32 flushes;
+    not while the table is small.
+    """
+
+    def __init__(self) -> None:
+        self._used: dict[Any, Any] = {}
+        self._before: dict[Any, Any] = {}
+        self._num_flushes = 0
+
+    def get(self, key: Any) -> Any:
+        """Returns the value of a key, or None."""
+        value = self._used.get(key)
+        if value is None and self._before:
+            value = self._before.pop(key, None)
+            if value is not None:
+                self._used[key] = value
+        return value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._used[key] = value
+        if len(self._used) >= _MANY:
+            self._turn()
+
+    def __len__(self) -> int:
+        return len(self._used) + len(self._before)
+
+    def flushed(self) -> None:
+        """The program has run what it had recorded."""
+        self._num_flushes += 1
+        if self._num_flushes >= _FLUSHES and len(self._used) >= _FEW:
+            self._turn()
+
+    def forget(self, is_gone: Callable[[Any], bool]) -> None:
+        """Drop the keys for which `is_gone` holds."""
+        for table in (self._used, self._before):
+            for key in [key for key in table if is_gone(key)]:
+                del table[key]
+
+    def _turn(self) -> None:
+        self._used, self._before, self._num_flushes = {}, self._used, 0
 
 
 interned = Recent()

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 
 from farspan.call.function_call import FunctionCall
-from farspan.call.infer.entry import Entry, Raised, Unknown, interned
+from farspan.call.infer.entry import Entry, Raised, Recent, Unknown, interned
 from farspan.call.infer.predict import DynamicShapeError, predict
-from farspan.call.infer.recent import Recent
 from farspan.call.infer.symbolic import Family, Numbers, generalise
 from farspan.call.leaf import Leaf, LeakError
 from farspan.call.modes import Modes

@@ -20,7 +20,8 @@ from farspan.call.leaf import Leaf, LeakError, Placed
 from farspan.call.modes import Modes, apply_modes
 from farspan.call.naming import name_of
 from farspan.call.pytree.canonical import digest_of
-from farspan.call.pytree.template import numbers_of, rebuild
+from farspan.call.pytree.holes import numbers_of
+from farspan.call.pytree.template import rebuild
 from farspan.call.side_effects.attributes import attributes_sharing, watched_attributes
 from farspan.call.side_effects.changes import (
     ATTRIBUTES,

@@ -25,7 +25,7 @@ from farspan.call.infer.predict import predict
 from farspan.call.leaf import Leaf
 from farspan.call.modes import Modes
 from farspan.call.pytree.canonical import digest_of
-from farspan.call.pytree.template import fill_holes, numbers_of
+from farspan.call.pytree.holes import fill_holes, numbers_of
 from farspan.call.side_effects.leaks import remove_leaked
 from farspan.graph import Meta
 from farspan.torch_private import SYMBOLS, Symbols

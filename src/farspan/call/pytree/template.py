@@ -16,7 +16,7 @@ import enum
 import functools
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,23 +25,22 @@ import torch
 from farspan.call.pytree.construction import new_object, new_tuple, note_used, put_attribute
 
 __all__ = [
-    "HOLE",
+    "ATOM",
     "ById",
     "Flattener",
     "Rebuilder",
     "can_describe",
-    "fill_holes",
     "flatten",
     "flatten_arguments",
     "is_one_of_a_kind",
     "map_tensors",
-    "numbers_of",
+    "plain_arguments",
     "rebuild",
     "shape_of_call",
     "slots_of",
 ]
 
-_TENSOR, _ATOM, _LIST, _TUPLE, _NAMED, _DICT, _SET, _OBJECT, _AGAIN, _SLICE, _GIVEN = range(11)
+_TENSOR, ATOM, _LIST, _TUPLE, _NAMED, _DICT, _SET, _OBJECT, _AGAIN, _SLICE, _GIVEN = range(11)
 
 _ATOMS: frozenset[type] = frozenset(
     {
@@ -95,7 +94,7 @@ class Flattener:
     def walk(self, item: Any) -> Any:
         kind = type(item)
         if kind in _ATOMS:
-            return (_ATOM, kind, item)
+            return (ATOM, kind, item)
         if isinstance(item, torch.Tensor):
             slot = self.slots.get(id(item))
             if slot is None:
@@ -111,15 +110,15 @@ class Flattener:
         if isinstance(item, _BY_IDENTITY):
             self.has_opaque |= not isinstance(item, type) and id(item) not in self.known
             note_used(item if isinstance(item, type) else kind)
-            return (_ATOM, kind, ById(item))
+            return (ATOM, kind, ById(item))
         if isinstance(item, enum.Enum):
             note_used(kind)
-            return (_ATOM, kind, item)
+            return (ATOM, kind, item)
         if kind is slice:
             return (_SLICE, self.walk((item.start, item.stop, item.step)))
         if is_one_of_a_kind(item):
             self.has_opaque |= id(item) not in self.known
-            return (_ATOM, kind, ById(item))
+            return (ATOM, kind, ById(item))
         known = self.seen.get(id(item))
         if known is not None:
             return (_AGAIN, known[0])
@@ -151,13 +150,13 @@ class Flattener:
         if kind in (set, frozenset):
             if any(isinstance(part, torch.Tensor) for part in item):
                 self.has_opaque |= id(item) not in self.known
-                return (_ATOM, kind, ById(item))
+                return (ATOM, kind, ById(item))
             return (_SET, number, kind, frozenset(self._key(part) for part in item))
         attributes = self._attributes(item)
         if attributes or _is_plain_object(item):
             return (_OBJECT, number, kind, attributes)
         self.has_opaque |= id(item) not in self.known
-        return (_ATOM, kind, ById(item))
+        return (ATOM, kind, ById(item))
 
     def _attributes(self, item: Any) -> tuple[Any, ...]:
         slots = [name for base in type(item).__mro__ for name in slots_of(base) if hasattr(item, name)]
@@ -254,7 +253,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     def part_of(item: Any) -> Any:
         kind = type(item)
         if kind in _ATOMS:
-            return (_ATOM, kind, item)
+            return (ATOM, kind, item)
         if isinstance(item, torch.Tensor):
             part = slots.get(id(item))
             if part is None:
@@ -277,6 +276,28 @@ def rebuild(template: Any, tensors: Sequence[Any]) -> Any:
     return Rebuilder(tensors).build(template)
 
 
+def plain_arguments(template: Any, tensors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]] | None:
+    """Returns the arguments of a call, positional and by keyword, where all are tensors and plain values; else None.
+
+    Args:
+        template: Of both, and perhaps of more.
+        tensors: Those among the arguments.
+    """
+    if len(template[1]) > 2:
+        return None
+    (_, positional), (_, _, _, named, _) = template[1]
+    values: list[Any] = []
+    for part in [*positional, *[part for _, part in named]] if named else positional:
+        if part[0] == _TENSOR:
+            values.append(tensors[part[1]])
+        elif part[0] == ATOM and type(part[2]) is not ById:
+            values.append(part[2])
+        else:
+            return None
+    count = len(positional)
+    return values[:count], dict(zip([name for name, _ in named], values[count:], strict=True))
+
+
 class Rebuilder:
     """Makes object graphs that share tensors and objects."""
 
@@ -293,7 +314,7 @@ class Rebuilder:
         kind = template[0]
         if kind == _TENSOR:
             return self.tensors[template[1]]
-        if kind == _ATOM:
+        if kind == ATOM:
             value = template[2]
             return value.value if type(value) is ById else value
         if kind == _TUPLE:
@@ -374,27 +395,3 @@ def map_tensors(item: Any, function: Any) -> Any:
     """Copy `item` with `function` applied to each of its tensors once."""
     template, tensors = flatten(item)
     return rebuild(template, [function(tensor) for tensor in tensors])
-
-
-HOLE = (_ATOM, int)
-"""Stands in a template for a whole number."""
-
-
-def numbers_of(part: Any, found: list[Any]) -> Any:
-    """`part` of a template with holes in the place of its whole numbers, which are appended to `found`."""
-    if type(part) is not tuple:
-        return part
-    if len(part) == 3 and (part[1] is int or part[1] is torch.SymInt):
-        found.append(part[2])
-        return HOLE
-    return tuple([numbers_of(item, found) for item in part])
-
-
-def fill_holes(part: Any, numbers: Iterator[Any]) -> Any:
-    """Returns the template of which `numbers_of` has made `part`."""
-    if type(part) is not tuple:
-        return part
-    if part is HOLE:
-        number = next(numbers)
-        return (_ATOM, type(number), number)
-    return tuple([fill_holes(item, numbers) for item in part])

@@ -18,7 +18,6 @@ import torch
 from farspan.call.pytree.construction import is_struct, maker_of
 from farspan.call.pytree.template import (  # fmt: skip
     _AGAIN,
-    _ATOM,
     _ATOMS,
     _DICT,
     _GIVEN,
@@ -29,6 +28,7 @@ from farspan.call.pytree.template import (  # fmt: skip
     _SLICE,
     _TENSOR,
     _TUPLE,
+    ATOM,
     ById,
 )
 from farspan.call.wire.known_classes import Known
@@ -95,12 +95,12 @@ class Checker:
         kind = node[0] if type(node) is tuple and node else None
         if type(kind) is not int:
             raise damaged("a part of an object without a kind")
-        lengths = {_TENSOR: 2, _ATOM: 3, _TUPLE: 2, _NAMED: 3, _AGAIN: 2, _GIVEN: 2, _SLICE: 2, **_NUMBERED}
+        lengths = {_TENSOR: 2, ATOM: 3, _TUPLE: 2, _NAMED: 3, _AGAIN: 2, _GIVEN: 2, _SLICE: 2, **_NUMBERED}
         if len(node) != lengths.get(kind):
             raise damaged(f"a part of an object of kind {kind} with {len(node)} entries")
         if kind == _TENSOR:
             self._check_number(node[1], range(self.num_tensors), "tensor")
-        elif kind == _ATOM:
+        elif kind == ATOM:
             self._check_atom(node)
         elif kind == _TUPLE:
             self._check_parts(node[1])
@@ -194,7 +194,7 @@ class Checker:
             if name == "" or len(item) == 3:
                 self._check_elements(cls, item)
             elif name == "default_factory" and issubclass(cls, defaultdict):
-                if part[0] != _ATOM or not self.known.may_make(_plain(part[2])):
+                if part[0] != ATOM or not self.known.may_make(_plain(part[2])):
                     raise _not_a_factory(cls, part)
             elif not cls.__dictoffset__ and not _is_slot(cls, name):
                 raise damaged(f"a {cls.__name__} has no attribute {name[:40]}")

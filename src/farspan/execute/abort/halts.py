@@ -28,19 +28,19 @@ class Halts:
         self.side = side
         self.deadline_s = deadline_s
         self._condition = threading.Condition()
-        self._first: dict[int, Place] = {}
+        self.places: dict[int, Place] = {}
         """For each step a place behind which nothing runs on this rank."""
         self._known: dict[int, Place] = {}
         """For each step a place behind which nothing runs on any rank."""
 
     def place_in(self, step: int) -> Place | None:
         """Returns where `step` ends, as far as this rank knows; None if it goes on to its end."""
-        return self._first.get(step) if self._first else None
+        return self.places.get(step)
 
     def broadcast(self, step: int, place: Place) -> None:
         """Broadcasts the place of an exception here; returns when all ranks know that nothing behind `place` is to
         run."""
-        if not self._note(self._first, step, place):
+        if not self._note(self.places, step, place):
             return  # one before it is on its way to all
         others = [rank for rank in range(self.side.world_size) if rank != self.side.rank]
         for what in ("halt", "known"):
@@ -72,7 +72,7 @@ class Halts:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Handles what another rank broadcasts; called in a worker thread."""
-        for what, table in (("halt", self._first), ("known", self._known)):
+        for what, table in (("halt", self.places), ("known", self._known)):
             if what in request:
                 step, *place = request[what]
                 self._note(table, step, tuple(place))
@@ -85,7 +85,7 @@ class Halts:
 
     def end(self, step: int) -> None:
         """Forgets `step`, which all ranks have ended."""
-        self._first.pop(step, None)
+        self.places.pop(step, None)
         self._known.pop(step, None)
 
     def _note(self, table: dict[int, Place], step: int, place: Place) -> bool:

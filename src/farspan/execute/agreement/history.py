@@ -10,7 +10,6 @@ agreement. Only where that differs does a rank write down, in order, what it is 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -24,8 +23,7 @@ from farspan.control.hub.divergence import HINT
 from farspan.execute.agreement.checksum import Checksum, checksum_of, checksum_of_all, is_comparable
 from farspan.execute.agreement.events import Entry, Events, Position
 from farspan.execute.agreement.shared_generators import SAME_DRAWS, GeneratorStates, generator_entries, generator_states
-from farspan.graph import EVERYWHERE, Backward, Call, Graph, MicroBatch, Value
-from farspan.record.parameters.outside_tensors import plain_of
+from farspan.graph import EVERYWHERE, Backward, Call, Graph, MicroBatch, Value, plain_of
 from farspan.torch_private import DisableTorchFunction
 
 __all__ = ["History"]
@@ -71,7 +69,7 @@ class History:
         """
         self._graphs, self._end = graphs, (0, f"end of the step: {reason}", HINT)
         data = self._look_at_data(graphs)
-        digest = self._begin([graph.digest for graph in graphs], draws)
+        digest = self._begin(b"".join([graph.digest.to_bytes(8, "big") for graph in graphs]), draws)
         self._num_flushes += 1
         self._before, self._reason = self._reason, reason
         return digest, data
@@ -79,7 +77,7 @@ class History:
     def begin_barrier(self, what: str, digest: int, draws: Sequence[_Draw] = ()) -> int:
         """Begins a barrier; returns the number that must be equal on all ranks."""
         self._graphs, self._checksums, self._end = (), {}, (digest, what)
-        return self._begin([digest], draws)
+        return self._begin(digest.to_bytes(8, "big"), draws)
 
     def begin_end(self) -> int:
         """Begins the end of the program; returns what must be equal on all ranks, of what has happened since the last
@@ -90,7 +88,7 @@ class History:
         self._happened = self.events.take()
         return digest
 
-    def _begin(self, digests: Sequence[int], draws: Sequence[_Draw]) -> int:
+    def _begin(self, digests: bytes, draws: Sequence[_Draw]) -> int:
         self._draws = draws
         self._states = generator_states() if self.compares_generators else ()
         digest = digest_of((digests, self.events.digest(), self._states))
@@ -186,9 +184,10 @@ def _plain_arguments(graphs: Iterable[Graph]) -> Iterable[Any]:
                     found[id(argument)] = argument
                 elif argument.stage == EVERYWHERE:
                     found[id(argument.data)] = argument.data
-        for gradient in itertools.chain.from_iterable([backward.gradients for backward in graph.backwards]):
-            item = plain_of(gradient)
-            found[id(item)] = item
+        for backward in graph.backwards:
+            for gradient in backward.gradients:
+                item = plain_of(gradient)
+                found[id(item)] = item
     return found.values()
 
 

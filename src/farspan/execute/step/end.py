@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from farspan.execute.abort.aborted import end_aborted, report_of
 from farspan.execute.abort.interruption import Interruption
 from farspan.execute.abort.order import Place, place_of_call
-from farspan.execute.exchange import Exchange, scalars_of
+from farspan.execute.exchange import Exchange
 from farspan.graph import Graph, Value
 from farspan.record.parameters.outside_tensors import go_on
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from farspan.execute.running import Running
     from farspan.program.program import Program
 
-__all__ = ["StepEnd"]
+__all__ = ["StepEnd", "changes_state"]
 
 
 class StepEnd:
@@ -42,8 +42,8 @@ class StepEnd:
         self._scalars: list[Value] = []
 
     def begin(self) -> None:
-        """The step is about to run: what is broadcast at its end is kept until then."""
-        self._scalars = scalars_of(self.graphs)
+        """The step is about to run: what is told to all at its end is kept until then."""
+        self._scalars = _scalars_of(self.graphs)
         self.exchange = self._new_exchange(f"step {self.step}")
 
     def contribute(self) -> None:
@@ -63,7 +63,9 @@ class StepEnd:
     def go_on(self) -> None:
         """Go on with the backwards in what lies outside the model."""
         for backward in [backward for graph in self.graphs for backward in graph.backwards]:
-            go_on(backward, self.engine.executor.arrived.pop(backward, ()))
+            arrived = self.engine.executor.arrived.pop(backward, ())
+            if arrived or backward.stops is not None:
+                go_on(backward, arrived)
 
     def abort(self, program: Program, reports: Sequence[bytes]) -> Exception:
         """Go back to where the exception was raised.
@@ -114,3 +116,28 @@ class StepEnd:
 
 def _comes_before(value: Value, place: Place) -> bool:
     return value.call is not None and place_of_call(value.call) < place
+
+
+def _scalars_of(graphs: Sequence[Graph]) -> list[Value]:
+    """Results of one element that are not merely a step towards something larger: losses, norms, counts."""
+    found: dict[Value, None] = {}
+    inner: set[Value] = set()
+    for graph in graphs:
+        for segment in graph.segments:
+            for call in segment.calls:
+                outputs = call.outputs
+                if len(outputs) == 1 and outputs[0].meta.numel == 1:
+                    found[outputs[0]] = None
+                elif all(value.meta.numel == 1 for value in outputs):
+                    found.update(dict.fromkeys(outputs))
+                elif call.arguments is not None:
+                    inner.update([item for item in call.arguments if type(item) is Value and item.meta.numel == 1])
+    return [value for value in found if value not in inner]
+
+
+def changes_state(graphs: Sequence[Graph]) -> bool:
+    """Returns whether running the graphs writes into what other ranks can read: gradients, parameters, running
+    statistics."""
+    return any(
+        call.entry.mutated or getattr(call.target, "has_buffers", False) for graph in graphs for call in graph.calls
+    )

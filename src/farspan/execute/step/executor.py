@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,8 +72,8 @@ class Executor:
         self.after_action: Callable[[int], None] | None = None
         """Called with the number of each action that has run; for one step, of one worker."""
         self.interruption: Interruption
-        """The interruption of the step that runs; none between steps, for it knows what has run."""
-        self._reductions: Reductions
+        """Of the step that runs; none between steps, for it knows what has run."""
+        self._reductions: Reductions | None = None
         self._running: Program | None = None
         self._number = 0
         """Number of the task that runs, or that is to run next."""
@@ -112,14 +113,16 @@ class Executor:
             self._send(message)
         for message in program.prologue_receives:
             self._wait(message, "before the first task")
-        self._reductions = Reductions(
-            program,
-            self.gradients,
-            post=self._post,
-            take=lambda message: self._wait(message, "at the gradients of its parameters"),
-            has_arrived=self.channels.has_arrived,
-            add=self._reduce,
-        )
+        self._reductions = None
+        if program.reductions or program.carried:
+            self._reductions = Reductions(
+                program,
+                self.gradients,
+                post=self._post,
+                take=lambda message: self._wait(message, "at the gradients of its parameters"),
+                has_arrived=self.channels.has_arrived,
+                add=self._reduce,
+            )
         if program.has_several_workers:
             self._run_in_turn(program.actions)
         elif program.actions:
@@ -133,8 +136,9 @@ class Executor:
                     if self.after_action is not None:
                         self.after_action(number)
         self.after_action = None
-        self._reductions.finish()
-        del self._reductions  # it knows what has run
+        if self._reductions is not None:
+            self._reductions.finish()
+            self._reductions = None  # it knows what has run
         if program.prologue_sends:
             self.channels.drain()  # parameters and gradients, which the optimizer is about to write
         received = [message for action in program.actions for message in action.receives]
@@ -188,7 +192,8 @@ class Executor:
         self._trace("wait", first, began)
 
     def _run_with_messages(self, action: Action) -> None:
-        self._reductions.advance()
+        if self._reductions is not None:
+            self._reductions.advance()
         if action.receives:
             began = time.perf_counter_ns()
             for message in action.receives:
@@ -206,7 +211,8 @@ class Executor:
                 _drop_if_over(value)
         if isinstance(action.work, Segment):
             self._drop_received(action.work)
-        self._reductions.advance()
+        if self._reductions is not None:
+            self._reductions.advance()
 
     def _run_action(self, action: Action) -> None:
         end = self.interruption.end_before(action.work)
@@ -229,7 +235,7 @@ class Executor:
     def _forward(self, segment: Segment) -> None:
         device, interruption = self.device_of(segment), self.interruption
         self._take_replicas(segment, device)
-        run_forward(segment, device, self.remat.around, before=interruption.begin_call)
+        run_forward(segment, device, self._around, before=interruption.begin_call)
         segment.executed = True
 
     def _run_before(self, segment: Segment, end: Place) -> None:
@@ -238,7 +244,11 @@ class Executor:
         if chosen:
             device, interruption = self.device_of(segment), self.interruption
             self._take_replicas(segment, device)
-            run_forward(segment, device, self.remat.around, before=interruption.begin_call, chosen=chosen)
+            run_forward(segment, device, self._around, before=interruption.begin_call, chosen=chosen)
+
+    @property
+    def _around(self) -> Callable[[Segment], contextlib.AbstractContextManager[None]] | None:
+        return self.remat.around if self.remat.modules else None
 
     def _take_replicas(self, segment: Segment, device: torch.device) -> None:
         """Let the parameters be here that have come in an earlier step."""
@@ -277,7 +287,8 @@ class Executor:
         )
         self.gradients.update(outgoing)
         self.passed_on += [edge.key for edge in outgoing if isinstance(edge.key, str)]
-        self._reductions.carry(outgoing)
+        if self._reductions is not None:
+            self._reductions.carry(outgoing)
         if deferred is not None:
             self.deferred[part] = deferred
 

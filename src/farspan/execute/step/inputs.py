@@ -22,8 +22,8 @@ from farspan.execute.values import SharedValues
 from farspan.graph import Graph, Meta, Value
 from farspan.plan import Team
 from farspan.record.across_ranks.from_rank import announce, take_in
-from farspan.record.ops.mutation import plain_versions
 from farspan.record.recorder import Recorder
+from farspan.record.tensor import plain_versions
 
 __all__ = ["Inputs"]
 

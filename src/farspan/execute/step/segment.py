@@ -9,7 +9,7 @@ Autograd never crosses a border: each segment is its own small autograd graph, s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -17,36 +17,35 @@ from typing import Any
 import torch
 from torch import nn
 
-from farspan.call.buffer_versions import is_as_it_was, own_versions
+from farspan.call.buffer_versions import own_versions, versioned
 from farspan.call.draws.program_draws import around_backward
 from farspan.call.draws.scope import active, seeded
 from farspan.call.infer.entry import Unknown
 from farspan.call.leaf import Leaf, Placed
-from farspan.call.modes import apply_modes, in_region
+from farspan.call.modes import apply_modes, in_region, under_saved_hooks
+from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import format_where
-from farspan.call.pytree.template import flatten, rebuild
+from farspan.call.pytree.template import flatten, plain_arguments, rebuild
 from farspan.call.side_effects.attributes import real_attributes, watched_attributes
 from farspan.call.side_effects.changes import MutableArguments, describe_result, rebuild_arguments
 from farspan.call.user_hooks import without_user_hooks
 from farspan.errors import RecordError
-from farspan.execute.backward.caught import caught_at
+from farspan.execute.backward.around import caught_at, holding_foreign, passed_on
 from farspan.execute.backward.split import Deferred, split_backward
-from farspan.execute.weights.held import holding_foreign
 from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, Value
 from farspan.record.across_ranks.resolved_calls import noting_raised, registering_nothing, resolve_from_run
-from farspan.record.around_calls import under_saved_hooks
-from farspan.record.ops.mutation import plain_versions
-from farspan.record.tensor import PassedBy
+from farspan.record.tensor import PassedBy, plain_versions
 from farspan.torch_private import raw_grad, set_raw_grad
 
 __all__ = ["run_backward", "run_call", "run_forward"]
 _NO_OBJECTS = MutableArguments({})
+_NOTHING = contextlib.nullcontext()
 
 
 def run_forward(
     segment: Segment,
     device: torch.device,
-    around: Callable[[Segment], contextlib.AbstractContextManager[Any]] = lambda segment: contextlib.nullcontext(),
+    around: Callable[[Segment], contextlib.AbstractContextManager[Any]] | None = None,
     *,
     before: Callable[[Call], None] = lambda call: None,
     chosen: Collection[Call] | None = None,
@@ -56,7 +55,7 @@ def run_forward(
     Args:
         segment: What to run.
         device: Where.
-        around: Gives the context in which the calls run.
+        around: Gives the context in which the calls run, if they need one.
         before: Called with each call that is about to run.
         chosen: Those that run, if not all do.
     """
@@ -72,7 +71,7 @@ def run_forward(
             leaf.requires_grad_()
         segment.leaves[value] = leaf
     last_used = _last_used(segment)
-    with around(segment):
+    with _NOTHING if around is None else around(segment):
         for region, calls in groupby(segment.calls, key=attrgetter("region")):
             with in_region(region):
                 for call in calls if chosen is None else [call for call in calls if call in chosen]:
@@ -109,13 +108,18 @@ def run_call(call: Call, segment: Segment) -> None:
             why=f"the call at {format_where(call.where)} was recorded, and runs only now.",
             hint="give each micro-batch a tensor of its own (batch.clone()), or call farspan.flush() before the write",
         )
-    call.moment.go_to()
+    if call.moment.snapshots:
+        call.moment.go_to()
     tensors = [_tensor_of(item, segment) for item in call.arguments]
     for number in entry.unused:
         item = call.arguments[number]
         if type(item) is Value:
             tensors[number] = PassedBy.make(item.meta)
-    with apply_modes(call.modes), seeded(call, tensors), under_saved_hooks(call.saved_hooks):
+    with (
+        apply_modes(call.modes),
+        seeded(call, tensors) if entry.is_random else _NOTHING,
+        _NOTHING if call.saved_hooks is None else under_saved_hooks(call.saved_hooks),
+    ):
         for number in entry.mutated:
             tensors[number] = _writable(call.arguments[number], tensors[number], segment)
         try:
@@ -160,12 +164,16 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
         args, kwargs = rebuild(call.template, tensors)
         return target(*args, **kwargs), _NO_OBJECTS
     num_arguments = len(tensors) - target.num_extra
-    args, kwargs, attributes, arguments = rebuild_arguments(call.template, tensors[:num_arguments])
     is_known = type(call.entry) is not Unknown
+    if is_known and num_arguments == len(tensors) and not call.entry.attributes and _is_as_it_was(target):
+        plain = plain_arguments(call.template, tensors)
+        if plain is not None:
+            return nn.Module.__call__(target.module, *plain[0], **plain[1]), _NO_OBJECTS
+    args, kwargs, attributes, arguments = rebuild_arguments(call.template, tensors[:num_arguments])
     if is_known and not attributes and not call.entry.attributes:
         if len(arguments.objects) == 1:  # the attributes, of which there are none
             arguments = _NO_OBJECTS
-        if num_arguments == len(tensors) and is_as_it_was(target):
+        if num_arguments == len(tensors) and _is_as_it_was(target):
             return nn.Module.__call__(target.module, *args, **kwargs), arguments  # its own `__call__` has run already
     with contextlib.ExitStack() as stack:
         if not is_known:
@@ -181,6 +189,18 @@ def _call_target(call: Call, tensors: list[torch.Tensor]) -> tuple[Any, MutableA
         stack.enter_context(noting_raised(call))
         return nn.Module.__call__(target.module, *args, **kwargs), arguments
     return None, arguments
+
+
+def _is_as_it_was(leaf: Leaf) -> bool:
+    """Returns whether a call of `leaf`, whose metadata is known, needs no versions of its buffers and no watching: its
+    tables hold what they held when the leaf was made, and it has no hooks of the program's.
+    """
+    return (
+        not leaf.is_resolved
+        and leaf.tables.are_unchanged()
+        and not has_user_hooks(leaf.module)
+        and not (leaf.has_buffers and versioned(leaf))
+    )
 
 
 def _tensor_of(item: Any, segment: Segment) -> torch.Tensor:
@@ -272,8 +292,9 @@ def run_backward(
     for source, _ in aside:
         set_raw_grad(source, None)
     deferred = None
-    with caught_at(leaves) as caught, _passed_on(part, parameters), holding_foreign(part):
-        part.backward.moment.go_to()
+    with caught_at(leaves) as caught, passed_on(part, parameters), holding_foreign(part):
+        if part.backward.moment.snapshots:
+            part.backward.moment.go_to()
         try:
             with apply_modes(part.backward.modes), around_backward(part.describe):
                 if split is not None:
@@ -301,9 +322,9 @@ def run_backward(
                 hint="let the function return zeros, or place its module together with the one before it",
             )
         outgoing[edge] = gradient
-    passed_on = {edge.key for edge in part.outgoing}
+    shared = {edge.key for edge in part.outgoing}
     if part.backward.requested is not None:
-        returned = {name: raw_grad(source) for name, source in requested.items() if name not in passed_on}
+        returned = {name: raw_grad(source) for name, source in requested.items() if name not in shared}
         part.backward.requested.found.update(returned)
         for value, tensor in values.items():
             part.backward.requested.found[value] = raw_grad(tensor)
@@ -317,19 +338,6 @@ def run_backward(
 def _put_back(aside: Sequence[tuple[torch.Tensor, Any]]) -> None:
     for source, gradient in aside:
         set_raw_grad(source, gradient)
-
-
-@contextlib.contextmanager
-def _passed_on(part: BackwardSegment, parameters: Mapping[str, Placed]) -> Iterator[None]:
-    """Mark the parameters of which `part` has a share of the gradient only."""
-    passed_on = [parameters[edge.key] for edge in part.outgoing if isinstance(edge.key, str)]
-    for placed in passed_on:
-        placed.is_passed_on = True
-    try:
-        yield
-    finally:
-        for placed in passed_on:
-            placed.is_passed_on = False
 
 
 def _entry(part: BackwardSegment, value: Value) -> torch.Tensor:

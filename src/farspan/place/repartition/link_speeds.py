@@ -79,9 +79,8 @@ def _link_to(rank: int, engine: Engine, device: torch.device) -> HostLink:
 
 
 def _call(rank: int, size_bytes: int, engine: Engine, device: torch.device) -> float:
-    """Returns seconds until the answer to a message of that size is here."""
-    transport = engine.channels.transport
-    assert transport is not None
+    """Seconds until the answer to a message of that size is here."""
+    transport = engine.channels.transport_to(rank, is_between_gpus=device.type == "cuda")
     message = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
     answer = torch.empty(1, dtype=torch.uint8, device=device)
     coming = transport.receive(answer, rank, _CHANNEL)
@@ -96,8 +95,7 @@ def _call(rank: int, size_bytes: int, engine: Engine, device: torch.device) -> f
 
 def _answer(rank: int, engine: Engine, device: torch.device) -> None:
     """The other end of `_link_to`."""
-    transport = engine.channels.transport
-    assert transport is not None
+    transport = engine.channels.transport_to(rank, is_between_gpus=device.type == "cuda")
     for size_bytes in [_SMALL_BYTES] * _NUM_SMALL + [_LARGE_BYTES] * _NUM_LARGE:
         message = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         _wait(transport.receive(message, rank, _CHANNEL), "a message", rank, engine)

@@ -13,7 +13,7 @@ from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry, Unknown, meta_of
 from farspan.call.infer.predict import observe as observe_run
 from farspan.call.leaf import Leaf, LeakError, reaches_outside
-from farspan.call.modes import current_modes
+from farspan.call.modes import current_modes, saved_hooks
 from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.canonical import digest_of
 from farspan.call.pytree.template import rebuild
@@ -25,13 +25,12 @@ from farspan.call.wire.structure import entry_from_json, entry_to_json
 from farspan.errors import FarspanError, RecordError
 from farspan.graph import Call, Value
 from farspan.record.across_ranks.drawing import path_of
-from farspan.record.around_calls import saved_hooks
 from farspan.record.memory.exchanged import can_be_recorded
-from farspan.record.ops.mutation import let_record_written, plain_versions
+from farspan.record.ops.mutation import let_record_written
 from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.overrides import read_data
 from farspan.record.ops.results import answer
-from farspan.record.tensor import LazyTensor
+from farspan.record.tensor import LazyTensor, plain_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

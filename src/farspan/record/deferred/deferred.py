@@ -21,11 +21,10 @@ from farspan.call.draws.drawing_functions import DRAWS
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry, meta_of
 from farspan.call.leaf import Leaf
-from farspan.call.modes import current_modes
+from farspan.call.modes import current_modes, saved_hooks
 from farspan.call.naming import find_where, format_where
 from farspan.call.pytree.template import flatten_arguments, rebuild
 from farspan.graph import Call, Value
-from farspan.record.around_calls import saved_hooks
 from farspan.record.deferred.compute import Computing
 from farspan.record.deferred.deferred_call import (
     DeferredCall,
@@ -37,11 +36,10 @@ from farspan.record.deferred.deferred_call import (
     sources_are_held,
 )
 from farspan.record.memory.twins import put_value
-from farspan.record.ops.mutation import plain_versions
 from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.results import answer
 from farspan.record.ops.views import Through, write_through
-from farspan.record.tensor import LazyTensor
+from farspan.record.tensor import LazyTensor, plain_versions
 
 if TYPE_CHECKING:
     from farspan.record.recording import Recording

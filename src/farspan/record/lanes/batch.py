@@ -19,13 +19,13 @@ from torch import nn
 
 from farspan.call.infer.entry import meta_of
 from farspan.call.infer.symbolic import Numbers
+from farspan.call.module_tables import has_user_hooks
 from farspan.call.pytree.canonical import canonical, is_plain
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.call.rows.follow import RowsError
 from farspan.call.rows.trace import SAME, RowsApart, follow_rows
 from farspan.call.rows.work import RowsWork
 from farspan.call.side_effects.attributes import own_attributes
-from farspan.call.user_hooks import has_user_hooks
 from farspan.launch.rank.interrupts import signals_held
 from farspan.record.lanes.batches import Lanes, NotInLanesError
 from farspan.record.lanes.examination import Lane, counting, cut_tensors, difference

@@ -18,9 +18,8 @@ from farspan.record.memory.exchanged import can_be_recorded, exchange
 from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.overrides import read_data
 from farspan.record.ops.views import Through, changes_shape, is_shared, root_of, write_through
-from farspan.record.parameters.outside_tensors import plain_of
 from farspan.record.parameters.parameter_values import renew_aliases
-from farspan.record.tensor import LazyTensor
+from farspan.record.tensor import LazyTensor, plain_versions
 from farspan.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "is_plain_write",
     "let_record_written",
-    "plain_versions",
     "prepare_mutation",
     "write_apart",
     "write_parameters",
@@ -46,13 +44,6 @@ def prepare_mutation(recorder: Recording, call: Call, tensors: list[torch.Tensor
         if type(tensor) is LazyTensor:
             level = max(level, recorder.current.read_level(tensor._value, call.stage))
     return level
-
-
-def plain_versions(arguments: Sequence[Any]) -> tuple[int, ...]:
-    """Returns how often each plain tensor among `arguments` has been written to."""
-    plain = map(plain_of, arguments)
-    with DisableTorchFunction():
-        return tuple([item._version for item in plain if isinstance(item, torch.Tensor) and not item.is_inference()])
 
 
 def written_parameters(recorder: Recording, entry: Entry, tensors: list[torch.Tensor]) -> list[Placed]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farspan.graph import Backward
     from farspan.record.recording import Recording
 
-__all__ = ["GRADIENT_ACCESS", "Outside", "access_gradient", "go_on", "go_on_outside", "plain_of"]
+__all__ = ["GRADIENT_ACCESS", "Outside", "access_gradient", "go_on", "go_on_outside"]
 
 _GRAD: Any = torch.Tensor.grad
 GRADIENT_ACCESS = frozenset([_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__])
@@ -68,11 +68,6 @@ class Outside:
     def is_gradient(self, tensor: torch.Tensor) -> bool:
         """Returns whether `tensor` is a gradient outside the model: every rank has it, and must keep it."""
         return id(tensor) in self._gradients
-
-
-def plain_of(argument: Any) -> Any:
-    """Returns the plain tensor behind an argument of a call, if every rank has it; else the argument."""
-    return argument.data if type(argument) is Value and argument.stage == EVERYWHERE else argument
 
 
 def access_gradient(recorder: Recording | None, function: Any, args: tuple[Any, ...]) -> Any:

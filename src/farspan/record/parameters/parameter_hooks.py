@@ -69,7 +69,8 @@ class Hooks:
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
-        self._hooked: dict[str, _Hooked] = {}
+        self.hooked: dict[str, _Hooked] = {}
+        """By name, the parameters that have or have had one."""
         self._waiting: list[tuple[Placed, Any]] = []
         """Gradients to be added to `.grad`."""
         self._uses: dict[str, tuple[int, int]] = {}
@@ -84,7 +85,7 @@ class Hooks:
         """Register a hook."""
         if not placed.tensor.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-        hooked = self._hooked.setdefault(placed.name, _Hooked(placed))
+        hooked = self.hooked.setdefault(placed.name, _Hooked(placed))
         table = hooked.after if is_post else hooked.before
         handle = RemovableHandle(table)
         table[handle.id] = hook
@@ -93,7 +94,7 @@ class Hooks:
     @property
     def are_there(self) -> bool:
         """Returns whether a parameter has a hook, so that each backward runs at once."""
-        return any(item.before or item.after for item in self._hooked.values())
+        return any(item.before or item.after for item in self.hooked.values())
 
     @property
     def are_running(self) -> bool:
@@ -128,7 +129,7 @@ class Hooks:
             _Caught(name, list(item.stride()) if item.layout is torch.strided else [], item.layout is not torch.strided)
             for name, item in caught.items()
         ]
-        passed_on = [name for name in engine.executor.passed_on if name in self._hooked]
+        passed_on = [name for name in engine.executor.passed_on if name in self.hooked]
         parts = engine.gather("gradients of hooked parameters", json.dumps([own, passed_on]).encode())
         found = [json.loads(part) for part in parts]
         turn = {name: turn for _, names in found for turn, name in enumerate(names)}
@@ -141,10 +142,10 @@ class Hooks:
             if event.is_sparse and engine.num_ranks > 1:
                 raise RecordError(
                     f"a gradient hook on {event.name}, which has a sparse gradient.",
-                    why=f"registered at {format_where(self._hooked[event.name].placed.hooked_at)}.",
+                    why=f"registered at {format_where(self.hooked[event.name].placed.hooked_at)}.",
                     hint="change param.grad after loss.backward()",
                 )
-        placed = [self._hooked[event.name].placed for event in events]
+        placed = [self.hooked[event.name].placed for event in events]
         metas = [
             replace(item.meta, stride=tuple(event.stride) or item.meta.stride, requires_grad=False, is_parameter=False)
             for item, event in zip(placed, events, strict=True)
@@ -159,7 +160,7 @@ class Hooks:
         self._uses, self._to_come = uses, {event.name for event in events}
         try:
             while gradients:
-                item = self._hooked[events[len(events) - len(gradients)].name]
+                item = self.hooked[events[len(events) - len(gradients)].name]
                 self._now = uses[item.placed.name]
                 self._run_hooks(item, gradients.pop(0), backward)
             self.commit()
@@ -200,7 +201,7 @@ class Hooks:
     def check_read(self, placed: Placed) -> None:
         """Raise if a hook reads a gradient that is already there, and would not be in one process."""
         now, at = self._now, self._uses.get(placed.name)
-        if now is None or at is None or placed.name in self._hooked or at > now:
+        if now is None or at is None or placed.name in self.hooked or at > now:
             return
         self.recorder.refuse(
             f"a gradient hook reads {placed.name}.grad, to which the same backward adds only later",
@@ -249,12 +250,12 @@ class Hooks:
 
         def catch(name: str) -> Any:
             def hook(gradients: Any) -> tuple[None] | None:
-                if gradients[0] is None or self._hooked[name].placed.is_passed_on:
+                if gradients[0] is None or self.hooked[name].placed.is_passed_on:
                     return None
                 if name in caught:
                     raise RecordError(
                         f"a gradient hook on {name}, of which several gradients come in one run.",
-                        why=f"registered at {format_where(self._hooked[name].placed.hooked_at)}.",
+                        why=f"registered at {format_where(self.hooked[name].placed.hooked_at)}.",
                         hint="change param.grad after loss.backward()",
                     )
                 caught[name] = gradients[0]
@@ -264,7 +265,7 @@ class Hooks:
 
         handles: list[Any] = []
         nodes: list[Any] = []
-        for name, item in self._hooked.items():
+        for name, item in self.hooked.items():
             tensor = item.placed.tensor
             if (item.before or item.after) and item.placed.is_owned and tensor.requires_grad:
                 with DisableTorchFunction():

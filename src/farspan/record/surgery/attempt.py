@@ -15,7 +15,7 @@ from farspan.call.side_effects.reachable import State, is_same
 if TYPE_CHECKING:
     from farspan.record.recording import Recording
 
-__all__ = ["Attempt", "begin_attempt"]
+__all__ = ["Attempt", "begin_attempt", "past_attempts"]
 
 _FIRST_CALLS = 3
 _NAMES = frozenset(
@@ -25,7 +25,9 @@ _NAMES = frozenset(
 those turns out to need it after its first calls, that is an error: nobody knows what the attempt has changed.
 """
 _num_calls: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
-"""Counts of calls by id: modules may compare as they like."""
+"""By id: modules may compare as they like."""
+past_attempts: set[int] = set()
+"""Ids of modules of which no call is an attempt any more."""
 _is_named: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
@@ -39,6 +41,7 @@ def begin_attempt(recorder: Recording, module: nn.Module) -> Attempt | None:
     if number < _FIRST_CALLS:
         _num_calls[id(module)] = (known, number + 1)
     elif not _names_gradients(type(module)):
+        past_attempts.add(id(module))
         return None
     return Attempt(recorder, module)
 
@@ -69,6 +72,7 @@ class Attempt:
 
 def _forget(module_id: int, _: Any) -> None:
     _num_calls.pop(module_id, None)
+    past_attempts.discard(module_id)
 
 
 def _names_gradients(cls: type) -> bool:

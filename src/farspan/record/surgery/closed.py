@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from farspan.call.leaf import Leaf, WholeError
-from farspan.call.user_hooks import has_user_hooks
+from farspan.call.module_tables import has_user_hooks
 from farspan.record.around_calls import is_clear_around
 
 if TYPE_CHECKING:
