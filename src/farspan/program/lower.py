@@ -71,7 +71,6 @@ class _Builder:
         self.settings = settings
         self.rank = settings.rank
         self.channels = Channels(settings.teams)
-        self.gpu_channels: set[Channel] = set()
         self.items: dict[tuple[int, Channel], dict[Value | Edge, None]] = {}
         """What this rank sends and receives, by the task that sends it and the way it takes."""
         self.users: dict[Channel, dict[int, list[int]]] = {}
@@ -175,12 +174,10 @@ class _Builder:
 
     def connect(self, source: int, src: Worker, target: int, dst: Worker, item: Value | Edge) -> None:
         """`item` goes from task `source` of `src` to task `target` of `dst`; a message if these are of two ranks."""
-        if src.rank == dst.rank:
-            return
         is_broadcast = isinstance(item, Value) and bool(item.name) and target in self.wide
         channel = self.channels.between(src, dst, is_gradient=isinstance(item, Edge), of_parameters=is_broadcast)
-        if channel.is_between_gpus:
-            self.gpu_channels.add(channel)
+        if channel is None:
+            return
         if is_broadcast:
             assert isinstance(item, Value)
             self.broadcasts.add(item, channel, target, self.place)
@@ -195,11 +192,8 @@ class _Builder:
     def arrival(self, part: BackwardSegment) -> Arrival:
         """Returns the arrival, at its owner, of a parameter's gradient that another task makes."""
         (edge,) = part.incoming
-        src, dst, channel = self.worker_of(edge.src), self.worker_of(part), None
-        if src.rank != dst.rank:
-            channel = self.channels.between(src, dst, is_gradient=True, of_parameters=True)
-            if channel.is_between_gpus:
-                self.gpu_channels.add(channel)
+        src = self.worker_of(edge.src)
+        channel = self.channels.between(src, self.worker_of(part), is_gradient=True, of_parameters=True)
         return Arrival(part, edge, self.tasks.backwards[self.number_of_part[edge.src]], src, channel)
 
     def lowered(self) -> tuple[Lowered, Objects]:
@@ -224,7 +218,7 @@ class _Builder:
             is_summed=self.settings.gradient_reduction == "sum",
             carried=tuple([(numbers.edges[one], numbers.edges[next_one]) for one, next_one in later.carried.items()]),
             replicas=self.broadcasts.replicas,
-            gpu_channels=frozenset(self.gpu_channels),
+            gpu_channels=self.channels.between_gpus,
             num_micro_batches=sum(number >= 0 for number in self.micro_batches),
             schedule=self.tasks.schedule,
         )

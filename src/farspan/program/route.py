@@ -33,8 +33,17 @@ class Channels:
                 self._device[worker] = num_devices.get(worker.rank, 0)
                 num_devices[worker.rank] = self._device[worker] + 1
 
-    def between(self, source: Worker, target: Worker, *, is_gradient: bool, of_parameters: bool = False) -> Channel:
-        """Returns the channel from one worker to another one, of another rank."""
+    @property
+    def between_gpus(self) -> frozenset[Channel]:
+        """Those asked for so far that go from one GPU to another."""
+        return frozenset([channel for channel in self._known.values() if channel.is_between_gpus])
+
+    def between(
+        self, source: Worker, target: Worker, *, is_gradient: bool, of_parameters: bool = False
+    ) -> Channel | None:
+        """Returns the channel from one worker to another one; None where both are of one rank, which sends nothing."""
+        if source.rank == target.rank:
+            return None
         key = source, target, is_gradient, of_parameters
         channel = self._known.get(key)
         if channel is None:
