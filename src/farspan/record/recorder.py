@@ -274,9 +274,8 @@ class Recorder:
         graph.note(call, values, entry.digest)
         if entry.is_random:
             return answer_drawing(self, call, entry, tensors, given)
-        if entry.is_one_new_tensor:
-            return LazyTensor.make(call.outputs[0], self)
-        return answer(self, call, entry, tensors, given)
+        is_one = entry.is_one_new_tensor
+        return LazyTensor.make(call.outputs[0], self) if is_one else answer(self, call, entry, tensors, given)
 
     def predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
         self.is_recording = False
@@ -307,8 +306,6 @@ class Recorder:
         if is_alias:
             return alias_of(placed)
         return self.parameter_values.of(placed, is_fixed=is_fixed and not placed.is_parameter)
-
-    # Backward.
 
     def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None:
         """Queue a backward; the current micro-batch ends here."""
