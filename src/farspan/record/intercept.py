@@ -174,7 +174,8 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         _ensure_mode(recorder)
     outer = recorder.frame
     if outer is recorder.root:
-        fill_reserved()  # the module may find it among its globals
+        if reserved_memory:
+            fill_reserved()  # the module may find it among its globals
         recorder.begin_module(module)
         if recorder.batches.models and not recorder.batches.is_inside:
             return call_batch(recorder, module, functools.partial(_call_module, module), args, kwargs)
