@@ -383,3 +383,21 @@ def test_auto_leaves_little_work_whole() -> None:
     for number, reasons in run_threads(2, program):
         assert number == 1
         assert reasons == ["one micro-batch is likely to be about as fast as several"]
+
+
+def test_a_model_with_normalised_weights_is_cut() -> None:
+    """What a weight is made of has a gradient that is linear in the weight's: a sum over the rows, too."""
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 5))
+    plain, (x, y) = copy.deepcopy(normed), _batch()
+    F.cross_entropy(plain(x), y).backward()
+    expected = _gradients(plain)
+
+    def program(rank: int) -> Any:
+        model = farspan.distribute(copy.deepcopy(normed), measure=False, plan={"": 0}, micro_batches=3)
+        F.cross_entropy(model(x), y).backward()
+        found = _gradients(model)
+        return found, _num_micro_batches()
+
+    ((found, number),) = run_threads(1, program)
+    assert number == 3
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, expected, strict=True))

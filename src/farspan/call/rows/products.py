@@ -233,6 +233,17 @@ _POOLS = [
     "replication_pad1d_backward", "replication_pad2d_backward",
 ]  # fmt: skip
 
+
+def _of_weights(op: Op) -> Any:
+    """Returns the layouts of gradients that are linear in that of a weight, which is made of what is the same for all
+    rows (`weight_norm`).
+    """
+    gradient = op["grad_w"]
+    layout, others = op.of(gradient), [item for item in op.tensors if item is not gradient]
+    fits = isinstance(layout, (Partial, Replicate)) and all(isinstance(op.of(item), Replicate) for item in others)
+    return [layout if fits else op.mixed()] * len(op.results)
+
+
 PRODUCTS: dict[str, Callable[[Op], Any]] = {
     **dict.fromkeys(
         [
@@ -270,4 +281,5 @@ PRODUCTS: dict[str, Callable[[Op], Any]] = {
     **dict.fromkeys(["_cdist_forward", "linalg_inv_ex", "linalg_cholesky_ex", "_linalg_det", "_linalg_svd", "linalg_qr",
                      "_linalg_eigh", "linalg_matrix_exp", "triangular_solve", "linalg_solve_triangular"], _but_last(2)),
     **dict.fromkeys(["_fft_r2c", "_fft_c2c", "_fft_c2r"], _fft),
+    "_weight_norm_interface_backward": _of_weights,
 }  # fmt: skip
