@@ -62,6 +62,7 @@ from farspan.torch_private.operations.forms import Form as Form
 from farspan.torch_private.operations.forms import PlainMode as PlainMode
 from farspan.torch_private.operations.forms import form_of as form_of
 from farspan.torch_private.operations.forms import has_own_dispatch as has_own_dispatch
+from farspan.torch_private.operations.forms import has_storage as has_storage
 from farspan.torch_private.operations.forms import key_of_storage as key_of_storage
 from farspan.torch_private.operations.forms import num_users_of as num_users_of
 from farspan.torch_private.operations.forms import tensor_on as tensor_on
@@ -143,6 +144,7 @@ __all__ = [
     "is_not_torchs_device",
     "is_wrapped",
     "is_run_again_inside",
+    "has_storage",
     "key_of_storage",
     "leaves_behind",
     "make_wrapper",

@@ -99,3 +99,11 @@ def test_a_constructor_that_raises_leaves_nothing_strange() -> None:
         farspan.distribute(build)
     assert torch.isfinite(kept[0](torch.ones(1, WIDTH))).all()
     assert torch.ones(WIDTH, WIDTH).sum() == WIDTH * WIDTH
+
+
+def test_tensors_of_torch_func_that_the_program_keeps_are_no_obstacle() -> None:
+    kept: list[torch.Tensor] = []
+    torch.vmap(lambda row: (kept.append(row), row.sum())[1])(torch.ones(3, 4))
+    with farspan.deferred_init():
+        layer = nn.Linear(64, 128)
+    assert torch.equal(layer.weight, layer.weight.detach().clone())

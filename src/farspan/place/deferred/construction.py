@@ -13,7 +13,7 @@ from farspan.place.deferred.draws import Draws
 from farspan.place.deferred.memory import Memory, Operation, RandomState, View, mapped
 from farspan.place.deferred.pages import release_pages
 from farspan.place.deferred.replay import Replay
-from farspan.torch_private import has_own_dispatch, key_of_storage, num_users_of, without_any_mode
+from farspan.torch_private import has_own_dispatch, has_storage, key_of_storage, num_users_of, without_any_mode
 
 __all__ = ["CONSTRUCTION", "Construction"]
 
@@ -43,7 +43,8 @@ class Construction:
         if not self._memories or has_own_dispatch(type(tensor)):
             return None
         with without_any_mode():
-            if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+            is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
+            if not is_plain or not has_storage(tensor):
                 return None
             return self._memories.get(key_of_storage(tensor.untyped_storage()))
 

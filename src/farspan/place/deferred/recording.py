@@ -24,6 +24,7 @@ from farspan.torch_private import (
     PlainMode,
     form_of,
     has_own_dispatch,
+    has_storage,
     key_of_storage,
 )
 
@@ -242,7 +243,7 @@ def _size(item: Any) -> int:
     """Returns the bytes of the memory that a tensor is in."""
     if not isinstance(item, torch.Tensor) or item.device.type != "cpu" or item.layout is not torch.strided:
         return 0
-    if has_own_dispatch(type(item)):
+    if has_own_dispatch(type(item)) or not has_storage(item):
         return item.numel() * item.element_size()
     return item.untyped_storage().nbytes()
 

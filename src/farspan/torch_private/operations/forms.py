@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Form", "PlainMode", "form_of", "has_own_dispatch", "key_of_storage", "num_users_of", "tensor_on"]
+__all__ = [
+    "Form",
+    "PlainMode",
+    "form_of",
+    "has_own_dispatch",
+    "has_storage",
+    "key_of_storage",
+    "num_users_of",
+    "tensor_on",
+]
 
 
 class PlainMode(TorchDispatchMode):
@@ -84,6 +93,8 @@ def key_of_storage(storage: Any) -> int:
     return storage._cdata
 
 
+has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
+"""Whether a tensor lies in memory of its own: not inside `torch.func`, where torch puts another one around it."""
 num_users_of: Callable[[int], int] = torch._C._storage_Use_Count
 """How many tensors and Python objects use the memory with a key."""
 
