@@ -50,6 +50,10 @@ class Channels:
         self.side = side
         self.rank = rank
         self.deadline_s = deadline_s
+        self.checks_sizes = transport is not None and all(
+            transport.checks_sizes(other) for other in range(side.world_size) if other != rank
+        )
+        """Whether all other ranks may be received from before it is known that they run the same program."""
         self.agree: Callable[[], None] | None = None
         """Returns once all ranks have begun the step with one program; None where that is so."""
         self.sending: deque[Work] = deque()

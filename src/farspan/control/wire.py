@@ -57,6 +57,7 @@ MAX_HELLO_BYTES = 4096
 MAX_PAYLOAD_BYTES = 64 << 20
 """Limit on one frame of the side channel."""
 
+_to_text = json.JSONEncoder(separators=(",", ":")).encode
 _PREFIX = struct.Struct("!4sIQ")
 _MAGIC = b"FSC1"
 _SCRATCH_BYTES = 64 << 10
@@ -98,7 +99,7 @@ def encode(
     Raises:
         TypeError, ValueError: The header is no JSON, or a part is too large for one frame.
     """
-    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text = _to_text(header).encode("ascii")
     if len(text) > MAX_HEADER_BYTES - spare_bytes:
         raise ValueError(f"a message header of {len(text)} bytes; at most {MAX_HEADER_BYTES - spare_bytes} fit")
     if len(payload) > max_payload:

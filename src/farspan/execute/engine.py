@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import math
@@ -29,6 +28,7 @@ from farspan.execute.abort.raised_alone import raised_alone
 from farspan.execute.agreement.agreement import Agreement
 from farspan.execute.agreement.history import History
 from farspan.execute.agreement.resolved import broadcast_result
+from farspan.execute.agreement.step_start import StepStart
 from farspan.execute.data_axis.one_group import Groups, OneGroup
 from farspan.execute.gradient_masks import GradientMasks, accumulate, set_gradient
 from farspan.execute.process.console import Console
@@ -46,7 +46,7 @@ from farspan.program.program import Program
 from farspan.record.recorder import Recorder
 from farspan.record.saving.reserved import fill_reserved
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
-from farspan.torch_private import raw_grad, without_modes_of
+from farspan.torch_private import DisableTorchFunction, raw_grad, set_raw_grad, without_modes_of
 
 __all__ = ["Engine"]
 
@@ -168,12 +168,15 @@ class Engine:
         self.num_flushes += 1
         began_ns = time.perf_counter_ns()
         draws = self.recorder.noted_draws.take()
-        digest, data = self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}", draws)
-        self.side.start(step, digest, data)
-        self.channels.agree = functools.partial(self.side.wait_agreed, step, self.deadline_s)
+        self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}", draws)
+        start = StepStart(self.side, self._history, step, self.deadline_s)
         if resolving is not None or self.recorder.runs_each_backward or changes_state(graphs):
-            self.channels.agree()  # a slower rank may still read what the step will change
+            start.wait()  # a slower rank may still read what the step will change
             self.channels.agree = None
+        else:
+            self.channels.agree = start.wait
+            if not self.channels.checks_sizes:
+                start.announce()
         end = StepEnd(self, step, graphs, [position for _, _, position in draws])
         with self.executing():
             self.inputs.check(graphs)
@@ -181,12 +184,12 @@ class Engine:
             program = self.programs.program_of(graphs, settings := self._settings())
             built_ns = time.perf_counter_ns()
             end.begin()
-            self.groups.note(graphs, program, data, ends_window=ends_window)
+            self.groups.note(graphs, program, start.data, ends_window=ends_window)
             is_foreseen = resolving is None or resolving[0].entry.is_foreseen
-            self.executor.run(program, end.interruption)
+            self.executor.run(program, end.interruption, at_leisure=start.announce)
             end.contribute()
         self.check()  # a device may have waited too long for what has just been read from it
-        self.side.wait_agreed(step, self.deadline_s)
+        start.wait()
         if reports := end.wait():
             error = end.abort(program, reports)
             if self.groups.has_begun:
@@ -323,6 +326,23 @@ class Engine:
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
         self.events.set_gradient(placed.name, gradient)
         set_gradient(self.masks, self.values, placed, gradient)
+
+    def clear_gradients(self, items: Sequence[Placed]) -> None:
+        """Let parameters have no gradient."""
+        if self.num_ranks > 1:
+            with_gradient = set(self.masks.names())
+            items = [item for item in items if item.name in with_gradient]
+        else:
+            items = [item for item in items if raw_grad(item.tensor) is not None]
+        if not items:
+            return
+        self.events.clear_gradients([item.name for item in items])
+        self.masks.clear(items)
+        with DisableTorchFunction():
+            for item in items:
+                if item.is_owned:
+                    self.values.keep_gradient(item)
+                    set_raw_grad(item.tensor, None)
 
     def accumulate(self, placed: Placed, gradient: torch.Tensor | None) -> None:
         self.groups.touch(placed)

@@ -18,6 +18,7 @@ from farspan.call.wire.checked import damaged
 from farspan.comm.tensor_bytes import raw_bytes
 from farspan.control.channel import SideChannel
 from farspan.graph import Value
+from farspan.torch_private import DisableTorchFunction
 
 __all__ = ["Exchange"]
 
@@ -49,6 +50,7 @@ class Exchange:
         self.key = key
         self.deadline_s = deadline_s
         self._parts: list[_Part] | None = None
+        self._gathered: list[bytes] | None = None
         self._scalars = [
             (weakref.ref(value), value.meta, owner) for value, owner in zip(scalars, owner_of, strict=True)
         ]
@@ -69,7 +71,7 @@ class Exchange:
 
     def reports(self) -> list[bytes]:
         """Wait for all parts. Where some are reports, these, by rank, with b"" for a rank that has none; else []."""
-        parts = self.side.gathered(self.key, self.deadline_s)
+        parts = self._gathered = self.side.gathered(self.key, self.deadline_s)
         found = [part[1:] if part.startswith(_INTERRUPTED) else b"" for part in parts]
         is_interrupted = any(part.startswith(_INTERRUPTED) for part in parts)
         return found if is_interrupted else []
@@ -86,7 +88,10 @@ class Exchange:
         """Wait for all parts, and put the scalars of other ranks into their values."""
         if self._parts is not None:
             return
-        self._parts = [_parsed(part) for part in self.side.gathered(self.key, self.deadline_s)]
+        if self._gathered is None:
+            self._gathered = self.side.gathered(self.key, self.deadline_s)
+        self._parts = [_parsed(part) for part in self._gathered]
+        self._gathered = None
         begins = [0] * len(self._parts)
         for reference, meta, owner in self._scalars:
             begin = begins[owner]
@@ -96,7 +101,8 @@ class Exchange:
                 raw = bytearray(self._parts[owner].scalars[begin : begins[owner]])
                 if len(raw) != meta.dtype.itemsize:
                     raise damaged("the end of a step, without all of its scalars")
-                value.data = torch.frombuffer(raw, dtype=meta.dtype).reshape(meta.shape)
+                with DisableTorchFunction():
+                    value.data = torch.frombuffer(raw, dtype=meta.dtype).reshape(meta.shape)
                 value.ticket = None
         self._scalars = []
 

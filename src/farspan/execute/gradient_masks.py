@@ -42,7 +42,8 @@ class GradientMasks:
 
     def own(self) -> bytes:
         """Returns one byte for each parameter of this rank."""
-        own = [item for item in self.parameters.values() if item.is_parameter and self._rank_of(item) == self.rank]
+        ranks = self._ranks()
+        own = [item for item in self.parameters.values() if item.is_parameter and ranks[item.stage] == self.rank]
         gradients = [raw_grad(placed.tensor) for placed in own]
         kinds = [_NONE if item is None else _DENSE if item.layout is torch.strided else _SPARSE for item in gradients]
         return bytes(kinds)
@@ -59,9 +60,10 @@ class GradientMasks:
             return
         masks = self._coming.masks()
         of_ranks: list[list[Placed]] = [[] for _ in masks]
+        ranks = self._ranks()
         for placed in self.parameters.values():
             if placed.is_parameter:
-                of_ranks[self._rank_of(placed)].append(placed)
+                of_ranks[ranks[placed.stage]].append(placed)
         for items, mask in zip(of_ranks, masks, strict=True):
             for item, kind in zip(items, mask, strict=True):
                 self._has_gradient[item.name] = kind != _NONE
@@ -72,6 +74,11 @@ class GradientMasks:
     def has_gradient(self, placed: Placed) -> bool:
         self.resolve()
         return self._has_gradient.get(placed.name, False)
+
+    def names(self) -> list[str]:
+        """Returns the parameters that have a gradient."""
+        self.resolve()
+        return [name for name, has_gradient in self._has_gradient.items() if has_gradient]
 
     def is_sparse(self, placed: Placed) -> bool:
         """Returns whether a gradient that is there is a sparse one."""
@@ -88,8 +95,16 @@ class GradientMasks:
         if is_sparse:
             self.sparse.add(placed.name)
 
-    def _rank_of(self, placed: Placed) -> int:
-        return self.teams[placed.stage].leader.rank
+    def clear(self, items: Sequence[Placed]) -> None:
+        """The program has deleted gradients."""
+        self.resolve()
+        names = [item.name for item in items]
+        self._has_gradient.update(dict.fromkeys(names, False))
+        self.sparse.difference_update(names)
+
+    def _ranks(self) -> list[int]:
+        """By stage, which rank has its parameters."""
+        return [team.leader.rank for team in self.teams]
 
 
 def accumulate(masks: GradientMasks, recorder: Recorder, placed: Placed, gradient: torch.Tensor | None) -> None:

@@ -52,6 +52,7 @@ from farspan.record.surgery.closed import close
 from farspan.record.surgery.variants import is_set_already, note_attribute, present_leaf, set_on_parameter
 from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import (
+    NAMES_A_STRETCH,
     DisableTorchFunctionSubclass,
     call_container,
     check_release,
@@ -86,6 +87,8 @@ class Intercept(TorchFunctionMode):
         if not recorder.is_recording:
             return func(*args, **kwargs)
         if func in METADATA_OF_ONE and type(args[0]) in _PLAIN:
+            return func(*args, **kwargs)
+        if func in NAMES_A_STRETCH:
             return func(*args, **kwargs)
         copies = recorder.copies
         if (

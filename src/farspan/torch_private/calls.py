@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 import torch.nn.modules.module as _modules
+import torch.optim.optimizer as _optimizers
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.nn.utils import parametrize
 
 __all__ = [
+    "NAMES_A_STRETCH",
     "call_without_compiling",
     "check_release",
     "compile_what_it_calls",
@@ -24,6 +26,7 @@ __all__ = [
     "not_passed_on",
     "put_module_apply",
     "recompute_through",
+    "has_step_hooks",
     "watch_backward_hooks",
 ]
 
@@ -42,6 +45,21 @@ def not_passed_on(function: Any) -> dict[str, Any]:
         frame = frame.f_back
     weight = None if frame is None else frame.f_locals.get("weight")
     return {} if weight is None else {"weight": weight}
+
+
+NAMES_A_STRETCH: frozenset[Any] = frozenset(
+    [
+        torch.ops.profiler._record_function_enter_new,
+        torch.ops.profiler._record_function_exit._RecordFunction,
+    ]
+)
+"""What `torch.profiler.record_function` calls, as around each step of an optimizer: it has nothing to do with data."""
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether hooks are called around its steps, beside one before and one after those of all optimizers."""
+    of_all = max(len(_optimizers._global_optimizer_pre_hooks), len(_optimizers._global_optimizer_post_hooks))
+    return of_all > 1 or bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def is_caching_parametrizations() -> bool:

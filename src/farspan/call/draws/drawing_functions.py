@@ -50,6 +50,8 @@ def has_own_generator(kwargs: Any) -> bool:
     return bool(kwargs) and kwargs.get("generator") not in (None, torch.default_generator)
 
 
+_NAMESPACES = ("aten", "prims", "profiler")
+"""Of torch's own operators: their tags say whether they draw. An optimizer's every step has a name for the profiler."""
 _verdicts: dict[Any, bool] = {}
 
 
@@ -67,6 +69,6 @@ def _is_unknown(function: Any) -> bool:
     if hasattr(function, "overloads"):  # torch.ops.aten.rand
         return any(_is_unknown(getattr(function, name)) for name in function.overloads())
     if hasattr(function, "tags"):  # torch.ops.aten.rand.default
-        return torch.Tag.nondeterministic_seeded in function.tags or function.namespace not in ("aten", "prims")
+        return torch.Tag.nondeterministic_seeded in function.tags or function.namespace not in _NAMESPACES
     room = getattr(function, "__module__", None)
     return room is not None and not room.startswith("torch")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from farspan.call.pytree.canonical import digest_of
 from farspan.execute.agreement.checksum import checksum_of, is_comparable
 from farspan.graph import Value
 
-__all__ = ["Entry", "Events", "Position"]
+__all__ = ["Entry", "Events", "Happened", "Position"]
 
 Position = tuple[int, int]
 """(graph, call)"""
@@ -56,6 +56,12 @@ class Events:
             self._where = (self._position(), find_where())
         self._gradients[name] = () if gradient is None else _identity_of(gradient)
 
+    def clear_gradients(self, names: Iterable[str]) -> None:
+        """The program has set the gradients of some parameters to None."""
+        if not self._gradients:
+            self._where = (self._position(), find_where())
+        self._gradients.update(dict.fromkeys(names, ()))
+
     def load(self, name: str, source: Any) -> None:
         """The program has loaded a parameter or buffer: every rank loads the same."""
         if type(source) in _PLAIN and is_comparable(source):
@@ -86,18 +92,39 @@ class Events:
 
         self._noted.append((self._position(), digest, entries))
 
+    def take(self) -> Happened:
+        """Returns what has happened since the last agreement; what happens from now on belongs to the next one."""
+        happened = Happened(self._noted, self._gradients, self._where)
+        self._noted, self._gradients = [], {}
+        return happened
+
+
+class Happened:
+    """What has happened between two agreements."""
+
+    __slots__ = ("_gradients", "_noted", "_where")
+
+    def __init__(
+        self,
+        noted: list[tuple[Position, int, Callable[[], list[Entry]]]] | None = None,
+        gradients: dict[str, tuple[int, ...]] | None = None,
+        where: tuple[Position, Any] = ((0, 0), None),
+    ) -> None:
+        self._noted = noted or []
+        self._gradients = gradients or {}
+        self._where = where
+
     def digest(self) -> int:
         """Equal on all ranks where the same has happened; 0 for nothing."""
         if not self._noted and not self._gradients:
             return 0
         return digest_of(([digest for _, digest, _ in self._noted], sorted(self._gradients.items())))
 
-    def take(self) -> list[tuple[Position, Callable[[], list[Entry]]]]:
-        """Begin again after an agreement; what was compared in it: where each happened, and what makes its entries."""
-        noted, gradients, (position, where) = self._noted, self._gradients, self._where
-        self._noted, self._gradients = [], {}
+    def entries(self) -> list[tuple[Position, Callable[[], list[Entry]]]]:
+        """Returns where each happened, and what makes its entries."""
+        gradients, (position, where) = self._gradients, self._where
 
-        def entries() -> list[Entry]:
+        def of_gradients() -> list[Entry]:
             return [
                 (
                     digest_of((name, identity)),
@@ -106,8 +133,8 @@ class Events:
                 for name, identity in sorted(gradients.items())
             ]
 
-        taken = [(at, make) for at, _, make in noted]
-        return [*taken, (position, entries)] if gradients else taken
+        noted = [(at, make) for at, _, make in self._noted]
+        return [*noted, (position, of_gradients)] if gradients else noted
 
 
 class _Group:

@@ -21,7 +21,7 @@ from farspan.call.naming import format_where, name_of
 from farspan.call.pytree.canonical import digest_of
 from farspan.control.hub.divergence import HINT
 from farspan.execute.agreement.checksum import Checksum, checksum_of, checksum_of_all, is_comparable
-from farspan.execute.agreement.events import Entry, Events, Position
+from farspan.execute.agreement.events import Entry, Events, Happened, Position
 from farspan.execute.agreement.shared_generators import SAME_DRAWS, GeneratorStates, generator_entries, generator_states
 from farspan.graph import EVERYWHERE, Backward, Call, Graph, MicroBatch, Value, plain_of
 from farspan.torch_private import DisableTorchFunction
@@ -51,58 +51,69 @@ class History:
         self._end: Entry = (0, "")
         self._num_flushes = 0
         self._draws: Sequence[_Draw] = ()
-        self._states: GeneratorStates | tuple[()] = ()
+        self._states: GeneratorStates | tuple[()] | None = ()
+        """None until they are looked at."""
         self._reason = self._before = ""
         """The reasons of this flush and of the one before, in which all ranks agreed."""
-        self._happened: list[tuple[Position, Callable[[], list[Entry]]]] = []
+        self._happened = Happened()
 
-    def begin_flush(self, graphs: Sequence[Graph], reason: str, draws: Sequence[_Draw] = ()) -> tuple[int, Checksum]:
+    def begin_flush(self, graphs: Sequence[Graph], reason: str, draws: Sequence[_Draw] = ()) -> None:
         """`graphs` are about to run.
 
         Args:
             graphs: What was recorded.
             reason: Why now, for people.
             draws: What the program itself has drawn since the last flush.
-
-        Returns:
-            The number that must be equal on all ranks, and one for each grid, of which one must be.
         """
         self._graphs, self._end = graphs, (0, f"end of the step: {reason}", HINT)
-        data = self._look_at_data(graphs)
-        digest = self._begin(b"".join([graph.digest.to_bytes(8, "big") for graph in graphs]), draws)
+        self._draws, self._happened = draws, self.events.take()
+        self._states = None
+        if any(call.path is not None for graph in graphs for call in graph.calls):  # they move the generators
+            self._look_at_generators()
         self._num_flushes += 1
         self._before, self._reason = self._reason, reason
-        return digest, data
+
+    def digests(self) -> tuple[int, Checksum]:
+        """Returns, of the flush that has begun, the number that must be equal on all ranks, and one for each grid, of
+        which one must be. Its calls may run meanwhile, unless they write into what they are given.
+        """
+        data = self._look_at_data(self._graphs)
+        digests = b"".join([graph.digest.to_bytes(8, "big") for graph in self._graphs])
+        return self._digest(digests), data
 
     def begin_barrier(self, what: str, digest: int, draws: Sequence[_Draw] = ()) -> int:
         """Begins a barrier; returns the number that must be equal on all ranks."""
         self._graphs, self._checksums, self._end = (), {}, (digest, what)
-        return self._begin(digest.to_bytes(8, "big"), draws)
+        self._draws, self._happened, self._states = draws, self.events.take(), None
+        return self._digest(digest.to_bytes(8, "big"))
 
     def begin_end(self) -> int:
         """Begins the end of the program; returns what must be equal on all ranks, of what has happened since the last
         flush."""
         self._graphs, self._checksums, self._end = (), {}, (0, "the end of the program")
         self._draws, self._states = (), ()
-        digest = self.events.digest()
         self._happened = self.events.take()
-        return digest
+        return self._happened.digest()
 
-    def _begin(self, digests: bytes, draws: Sequence[_Draw]) -> int:
-        self._draws = draws
+    def _digest(self, digests: bytes) -> int:
+        if self._states is None:
+            self._look_at_generators()
+        return digest_of((digests, self._happened.digest(), self._states))
+
+    def _look_at_generators(self) -> None:
         self._states = generator_states() if self.compares_generators else ()
-        digest = digest_of((digests, self.events.digest(), self._states))
-        self._happened = self.events.take()
-        return digest
 
     def end(self) -> None:
         """The flush is over."""
-        self._graphs, self._checksums, self._draws, self._happened = (), {}, (), []
+        self._graphs, self._checksums, self._draws, self._happened = (), {}, (), Happened()
 
     def entries(self, step: int) -> list[Entry]:
         """Returns everything, for people and for the comparison with other ranks."""
         entries: list[Entry] = []
-        happened = [*self._happened, *[(draw[2], functools.partial(_entries_of_draw, draw)) for draw in self._draws]]
+        happened = [
+            *self._happened.entries(),
+            *[(draw[2], functools.partial(_entries_of_draw, draw)) for draw in self._draws],
+        ]
         left = deque(sorted(happened, key=lambda item: item[0]))
         for graph in self._graphs:
             for call in graph.calls:
@@ -155,7 +166,7 @@ class History:
     def _look_at_data(self, graphs: Sequence[Graph]) -> Checksum:
         """Find the checksum of each plain tensor; a number for each grid."""
         self._checksums = {}
-        sees_devices = self._num_flushes < 4 or self._num_flushes % _EVERY_ON_DEVICES == 0
+        sees_devices = self._num_flushes <= 4 or self._num_flushes % _EVERY_ON_DEVICES == 1
         found: list[Checksum] = []
         with DisableTorchFunction():
             for item in _plain_arguments(graphs):

@@ -14,7 +14,7 @@ it is the same in all groups, and the mean of equal numbers is that number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,13 +98,15 @@ class Reduction:
 
     # What happens before a window ends.
 
-    def note(self, graphs: Sequence[Graph], program: Program, data: tuple[int, ...], *, ends_window: bool) -> None:
+    def note(
+        self, graphs: Sequence[Graph], program: Program, data: Callable[[], tuple[int, ...]], *, ends_window: bool
+    ) -> None:
         """A step is about to run.
 
         Args:
             graphs: Which.
             program: What this rank runs of them.
-            data: Checksums of the data that it is given.
+            data: Finds checksums of the data that it is given.
             ends_window: Whether `end_window` is called next: what has been averaged by then need not be waited for.
         """
         engine, recorder = self.engine, self.engine.recorder
@@ -112,7 +114,7 @@ class Reduction:
         self.is_due |= has_backward
         additions = additions_of(program, engine.parameters)
         self._touched.update(dict.fromkeys(additions.last))
-        self._batches.note(graphs, data)
+        self._batches.note(graphs, data())
         is_whole = not (recorder.hooks.are_there or recorder.runs_each_backward or program.has_several_workers)
         writes_gradients = any(value.gradient_of for graph in graphs for value in graph.sources)
         if ends_window and has_backward and is_whole and not writes_gradients:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["is_own", "make_own"]
+__all__ = ["is_own", "make_own", "make_replicated"]
 
 _tensor: Any = torch.Tensor
 _tensor._farspan_is_own = False
@@ -22,6 +22,12 @@ def make_own(result: Any) -> Any:
         for item in result:
             make_own(item)
     return result
+
+
+def make_replicated(tensor: torch.Tensor) -> torch.Tensor:
+    """Let it be known as one that every rank has."""
+    tensor._farspan_is_own = False  # type: ignore[attr-defined]
+    return tensor
 
 
 def is_own(tensor: torch.Tensor) -> bool:

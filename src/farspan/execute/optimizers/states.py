@@ -38,6 +38,8 @@ class OptimizerStates:
         """The view that steps have, once there has been one."""
         self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Optimizers whose tensors are as a step sees them, since the program has not asked for them."""
+        self.shares: Any = None
+        """Which steps can be each rank's share, once there has been one."""
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
         self._states: dict[int, Any] = {}

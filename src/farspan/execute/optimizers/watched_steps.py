@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from farspan.errors import RecordError
 from farspan.execute.engine import Engine
+from farspan.execute.optimizers.own_share import OwnShares
 from farspan.execute.optimizers.shown import keeps_beside_state, kept_for, read_kept, show_to_all, show_to_step
 from farspan.execute.optimizers.states import given_for, placed_in, without_others
 from farspan.execute.optimizers.step_view import StepView
@@ -20,6 +21,7 @@ from farspan.record.ops.overrides import read_recorded
 __all__ = ["GivenState", "watch_optimizers"]
 
 _watched = False
+_original_zero_grad: Any = Optimizer.zero_grad
 _original_state_dict: Any = Optimizer.state_dict
 _original_load: Any = Optimizer.load_state_dict
 
@@ -30,6 +32,7 @@ def watch_optimizers() -> None:
     if not _watched:
         register_optimizer_step_pre_hook(_before)
         register_optimizer_step_post_hook(_after)
+        Optimizer.zero_grad = _zero_grad  # type: ignore[method-assign]
         Optimizer.state_dict = _state_dict  # type: ignore[method-assign]
         Optimizer.load_state_dict = _load_state_dict  # type: ignore[method-assign]
         Optimizer.state = property(_get_state, _set_state)  # type: ignore[assignment]
@@ -62,6 +65,9 @@ def _get_state(optimizer: Optimizer) -> Any:
 
 def _set_state(optimizer: Optimizer, state: Any) -> None:
     optimizer.__dict__["state"] = state
+    engine = current_engine()
+    if engine is not None:
+        engine.values.optimizers.stepped.discard(optimizer)
 
 
 def _show(engine: Engine, optimizer: Optimizer) -> None:
@@ -71,6 +77,21 @@ def _show(engine: Engine, optimizer: Optimizer) -> None:
     if number is not None and optimizer in steps.stepped:
         steps.stepped.discard(optimizer)
         show_to_all(engine, optimizer, number)
+
+
+# Gradients.
+
+
+@functools.wraps(Optimizer.zero_grad)
+def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
+    """What torch's own does, parameter by parameter: here all together."""
+    engine = current_engine() if set_to_none else None
+    if engine is not None and engine.recorder.is_recording:
+        placed = placed_in(optimizer, engine.recorder.placed)
+        num_parameters = sum([len(group["params"]) for group in optimizer.param_groups])
+        if placed and len(placed) == num_parameters and engine.recorder.gradients.clear(placed):
+            return
+    _original_zero_grad(optimizer, set_to_none)
 
 
 # Saving and loading.
@@ -130,6 +151,7 @@ def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Non
         engine.recorder.is_recording = True
     engine.values.optimizers.add(optimizer)
     engine.values.optimizers.stepped.add(optimizer)
+    _shares(engine).has_loaded(engine, optimizer)
     engine.parameters_changed()
 
 
@@ -138,14 +160,16 @@ def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Non
 
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     engine = current_engine()
-    if engine is None or not placed_in(optimizer, engine.recorder.placed):
+    placed = [] if engine is None else placed_in(optimizer, engine.recorder.placed)
+    if engine is None or not placed:
         return None
     if not engine.recorder.is_recording and not engine.recorder.is_in_optimizer:
         _check_step_in_hook(engine, optimizer)
         return None
-    engine.recorder.hooks.check_step(placed_in(optimizer, engine.recorder.placed))
+    engine.recorder.hooks.check_step(placed)
     if not engine.recorder.is_in_optimizer:
-        engine.events.step(optimizer, "step()", engine.recorder.placed)
+        what = "step(), with new hooks," if _shares(engine).ends_for_hooks(optimizer) else "step()"
+        engine.events.step(optimizer, what, engine.recorder.placed)
     steps = engine.values.optimizers
     if engine.recorder.is_in_optimizer:  # a step that calls the one of its base class, or of an optimizer it wraps
         steps.depth += 1
@@ -155,10 +179,17 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     if not begins_with_closure:
         _run_recorded(engine, "optimizer.step()")
     args, kwargs = _with_recording_closure(engine, args, kwargs, has_changed=not begins_with_closure)
+    is_as_left = optimizer in steps.stepped
     _begin(engine, optimizer)
     steps.depth = 1
-    _enter(engine)
-    return args, kwargs
+    share = None
+    if engine.num_ranks > 1 and len(args) == 1 and not kwargs:  # a closure sees the optimizer itself
+        share = _shares(engine).take(engine, optimizer, placed, is_as_left=is_as_left)
+    if share is None:
+        _enter(engine)
+        return args, kwargs
+    engine.recorder.enter_optimizer()
+    return (share,), kwargs
 
 
 def _begin(engine: Engine, optimizer: Optimizer) -> None:
@@ -176,6 +207,12 @@ def _enter(engine: Engine) -> None:
         steps = engine.values.optimizers
         steps.view = engine.recorder.step_view = steps.view or StepView(engine)
         steps.view.begin()
+
+
+def _shares(engine: Engine) -> OwnShares:
+    steps = engine.values.optimizers
+    steps.shares = steps.shares or OwnShares()
+    return steps.shares
 
 
 def _check_step_in_hook(engine: Engine, optimizer: Optimizer) -> None:
@@ -252,9 +289,14 @@ def _with_recording_closure(engine: Engine, args: Any, kwargs: Any, *, has_chang
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     engine = current_engine()
-    if engine is not None and engine.recorder.is_in_optimizer and placed_in(optimizer, engine.recorder.placed):
-        engine.values.optimizers.depth -= 1
-        if engine.values.optimizers.depth == 0:
+    if engine is None or not engine.recorder.is_in_optimizer:
+        return
+    placed, steps = placed_in(optimizer, engine.recorder.placed), engine.values.optimizers
+    if placed:
+        steps.depth -= 1
+        if steps.depth == 0:
+            if engine.recorder.step_view is not None:
+                _shares(engine).has_stepped(engine, optimizer, placed)
             engine.recorder.leave_optimizer()
             engine.parameters_changed()
             if not engine.recorder.hooks.are_running:

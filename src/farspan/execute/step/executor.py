@@ -72,17 +72,34 @@ class Executor:
         self.after_action: Callable[[int], None] | None = None
         """Called with the number of each action that has run; for one step, of one worker."""
         self.interruption: Interruption
-        """Of the step that runs; none between steps, for it knows what has run."""
+        """The interruption of the step that runs; none between steps, for it knows what has run."""
+        self._at_leisure: Callable[[], None] = lambda: None
         self._reductions: Reductions | None = None
         self._running: Program | None = None
         self._number = 0
         """Number of the task that runs, or that is to run next."""
 
-    def run(self, program: Program, interruption: Interruption) -> None:
+    def run(
+        self, program: Program, interruption: Interruption, *, at_leisure: Callable[[], None] = lambda: None
+    ) -> None:
         """Run all steps of `program`; where the user's code raises an exception, what comes before that in the
         program's order.
+
+        Args:
+            program: Of this rank.
+            interruption: Of the step.
+            at_leisure: Called, once or more often, when the first action has run and nothing waits for this rank, or
+                when it would wait before that; and however the run ends.
         """
         self.interruption = interruption
+        self._at_leisure = at_leisure
+        try:
+            self._run_all(program, interruption)
+        finally:
+            at_leisure()
+        del self.interruption
+
+    def _run_all(self, program: Program, interruption: Interruption) -> None:
         with self.remat.running(program):
             self._running, self._number = program, 0
             self._run(program)
@@ -91,7 +108,6 @@ class Executor:
                 self.remat.forget()
                 self.deferred.clear()
                 self.gradients.clear()
-        del self.interruption
 
     def _run(self, program: Program) -> None:
         self.traces, self.passed_on = [], []
@@ -185,6 +201,7 @@ class Executor:
     def _wait_any(self, actions: Sequence[Action]) -> None:
         """Return when all messages of one of `actions` are here."""
         self.check()
+        self._at_leisure()
         began = time.perf_counter_ns()
         first = actions[0]
         where = f"rank {self.channels.rank}, before {first.kind.value} of {first.work.describe()},"
@@ -211,6 +228,7 @@ class Executor:
                 _drop_if_over(value)
         if isinstance(action.work, Segment):
             self._drop_received(action.work)
+        self._at_leisure()
         if self._reductions is not None:
             self._reductions.advance()
 
@@ -230,6 +248,7 @@ class Executor:
         except FarspanError:
             raise
         except Exception as error:
+            self._at_leisure()  # other ranks may wait for it, and this one is about to wait for them
             self.interruption.note(error, action.work)
 
     def _forward(self, segment: Segment) -> None:
@@ -324,6 +343,7 @@ class Executor:
         self.channels.post(message, _metas_of(message), device_of(message.channel.target))
 
     def _wait(self, message: Message, where: str) -> None:
+        self._at_leisure()
         self.channels.wait(message, _metas_of(message), lambda: f"rank {self.channels.rank}, {where},")
         device = device_of(message.channel.target)
         for item, received in zip(message.items, message.tensors, strict=True):

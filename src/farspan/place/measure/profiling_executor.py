@@ -115,7 +115,9 @@ class ProfilingExecutor(Executor):
             is_dry=self.is_dry,
         )
 
-    def run(self, program: Program, interruption: Interruption) -> None:
+    def run(
+        self, program: Program, interruption: Interruption, *, at_leisure: Callable[[], None] = lambda: None
+    ) -> None:
         if self.is_dry:
             self._refuse_unknown(program)
         self._num_known += len(program.actions)
@@ -137,8 +139,9 @@ class ProfilingExecutor(Executor):
             first = [work for work in works if self._number_of(work) == _LOOKED_AT]
             self.about_to_time((num_trained, *((self._key(work), self._note_of(work).likeness) for work in first)))
         if self.mode is None or not any(map(_is_trained, program.actions)):
-            super().run(program, interruption)
+            super().run(program, interruption, at_leisure=at_leisure)
             return
+        at_leisure()  # which looks at data: fakes have none
         chosen = (_LOOKED_AT, self._split_micro_batch, -1)
         program.actions = [action for action in program.actions if self._number_of(action.work) in chosen]
         program.reductions = [each for each in program.reductions if self._number_of(each.part) in chosen]

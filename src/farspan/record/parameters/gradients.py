@@ -17,6 +17,8 @@ from farspan.record.tensor import LazyTensor
 from farspan.torch_private import raw_grad
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farspan.call.leaf import Placed
     from farspan.record.recording import Recording
 
@@ -82,6 +84,19 @@ class Gradients:
             return
         self._note_sparse(placed, gradient)
         recorder.engine.set_gradient(placed, gradient._value if type(gradient) is LazyTensor else gradient)
+
+    def clear(self, items: Sequence[Placed]) -> bool:
+        """`param.grad = None` for each of several parameters that has one; False where each is to be seen by itself."""
+        recorder = self.recorder
+        if recorder.hooks.are_there or recorder.hooks.are_running or recorder.num_pending_backwards:
+            return False
+        recorder.hooks.commit()
+        recorder.engine.average_gradients(has_passed_barrier=False)
+        recorder.engine.clear_gradients(items)
+        for item in items:
+            self._views.pop(item.name, None)
+            self._sparse.pop(item.name, None)
+        return True
 
     def accumulate(self, placed: Placed, gradient: Any) -> None:
         """Add `gradient` to `param.grad` as autograd does."""

@@ -1,0 +1,218 @@
+"""A step that treats each parameter by itself: every rank steps its own parameters, and runs nothing for the others'.
+
+                 p0       p1       p2       p3
+    rank 0      own      own       -        -        a stand-in for the optimizer has these alone; what is
+    rank 1       -        -       own      own       kept for the others' are recorded tensors without data
+
+torch's own optimizers are of this kind, but for a few. What `step_view` does for the others is done here once, in their
+first step: then every rank knows what is kept for which parameter, and later steps only change what it holds. Where a
+step might keep something new (a parameter that had no gradient before, another setting) the whole view sees it again.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from farspan.call.infer.entry import meta_of
+from farspan.execute.agreement.broadcast import broadcast_tensors
+from farspan.execute.optimizers.kept_state import parts_of, raw_state
+from farspan.execute.optimizers.own import make_own, make_replicated
+from farspan.graph import Value
+from farspan.record.tensor import LazyTensor
+from farspan.torch_private import has_step_hooks
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Placed
+    from farspan.execute.engine import Engine
+
+__all__ = ["OwnShares"]
+
+_OF_EACH_PARAMETER = frozenset(
+    [
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adafactor,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.Muon,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
+    ]
+)
+"""Their steps make what a parameter becomes, and what is kept for it, of that parameter, its gradient and what was kept
+for it alone. LBFGS looks at all parameters together; SparseAdam is for gradients that every rank has.
+"""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a step of an optimizer in the whole view has shown."""
+
+    names: frozenset[str]
+    """The parameters that took part in it."""
+    kept: list[Any]
+    """What was kept for each parameter after it."""
+    values: list[Any]
+    """Of its groups."""
+    settings: list[Any]
+    is_divided: bool = False
+    """Whether all that is kept for a parameter is its owner's alone, numbers too."""
+
+
+class OwnShares:
+    """The optimizers of one rank whose steps can be taken so."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
+
+    def has_stepped(self, engine: Engine, optimizer: Optimizer, placed: Sequence[Placed]) -> None:
+        """A step in the whole view is over."""
+        is_whole = len(placed) == sum(map(len, _parameters_of(optimizer)))
+        if type(optimizer) in _OF_EACH_PARAMETER and is_whole and _is_plain(optimizer):
+            names = frozenset([item.name for item in placed if engine.has_gradient(item)])
+            values, settings = _values_of(optimizer), _settings_of(optimizer)
+            if not any(isinstance(value, torch.Tensor) for value in values):  # whose they are, the whole view says
+                self._known[optimizer] = _Known(names, _names_kept(optimizer, placed), values, settings)
+
+    def ends_for_hooks(self, optimizer: Optimizer) -> bool:
+        """Whether the next step is no share any more since it has hooks: all ranks must know numbers again for it."""
+        known = self._known.get(optimizer)
+        return known is not None and known.is_divided and not _is_plain(optimizer)
+
+    def take(self, engine: Engine, optimizer: Optimizer, placed: Sequence[Placed], *, is_as_left: bool) -> Any:
+        """The optimizer whose step is this rank's share; all ranks find one, or none.
+
+        Args:
+            engine: This rank's.
+            optimizer: It is about to step.
+            placed: All its parameters.
+            is_as_left: Whether the program has not asked for what it keeps since its last step.
+
+        Returns:
+            A stand-in with the own parameters alone; None where the step needs the whole view.
+        """
+        known = self._known.get(optimizer)
+        if known is None:
+            return None
+        if not _is_plain(optimizer) or not self._is_like(known, engine, optimizer, placed, is_as_left=is_as_left):
+            del self._known[optimizer]
+            if known.is_divided:
+                _broadcast_numbers(engine, optimizer)
+            return None
+        if not (known.is_divided and is_as_left):  # what the program has put in its place is every rank's
+            _divide(engine, optimizer)
+            known.is_divided = True
+        own = {id(item.tensor) for item in placed if item.is_owned}
+        groups = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in optimizer.param_groups]
+        share: Any = object.__new__(type(optimizer))
+        share.__dict__.update(vars(optimizer), param_groups=[group for group in groups if group["params"]])
+        return share
+
+    @staticmethod
+    def _is_like(
+        known: _Known, engine: Engine, optimizer: Optimizer, placed: Sequence[Placed], *, is_as_left: bool
+    ) -> bool:
+        """Whether a step would keep nothing but what one in the whole view has kept."""
+        engine.masks.resolve()
+        if engine.masks.sparse or not len(placed) == len(known.kept) == sum(map(len, _parameters_of(optimizer))):
+            return False
+        if len(known.names) < len(placed) and any(
+            item.name not in known.names and engine.has_gradient(item) for item in placed
+        ):
+            return False
+        values = _values_of(optimizer)
+        if len(values) != len(known.values) or not all(map(operator.is_, values, known.values)):
+            if _settings_of(optimizer) != known.settings:
+                return False
+            known.values = values
+        return is_as_left or _names_kept(optimizer, placed) == known.kept
+
+    def has_loaded(self, engine: Engine, optimizer: Optimizer) -> None:
+        """What it keeps has been loaded, of dictionaries that may hold the tensors of steps, which are not alike."""
+        if type(optimizer) in _OF_EACH_PARAMETER and engine.num_ranks > 1:
+            self._known.pop(optimizer, None)
+            _broadcast_numbers(engine, optimizer)
+
+
+def _is_plain(optimizer: Optimizer) -> bool:
+    """Whether its step is torch's, and nobody looks on."""
+    return type(optimizer).step.__module__.startswith("torch.optim.") and not has_step_hooks(optimizer)
+
+
+def _parameters_of(optimizer: Optimizer) -> list[list[torch.Tensor]]:
+    return [group["params"] for group in optimizer.param_groups]
+
+
+def _values_of(optimizer: Optimizer) -> list[Any]:
+    """All that its groups hold, to see whether something has been put in its place."""
+    attributes = vars(optimizer)
+    values = [value for group in optimizer.param_groups for name, value in group.items() if name != "params"]
+    return [attributes.get("grad_scale"), attributes.get("found_inf"), *values]
+
+
+def _settings_of(optimizer: Optimizer) -> list[Any]:
+    """What decides what a step keeps: of a number whether it is zero (a momentum), all else as it is."""
+    scaling = [_kind_of(vars(optimizer).get(name)) for name in ("grad_scale", "found_inf")]
+    groups = [{name: _kind_of(group[name]) for name in group if name != "params"} for group in optimizer.param_groups]
+    return [scaling, groups]
+
+
+def _kind_of(setting: Any) -> Any:
+    if isinstance(setting, (int, float)):
+        return bool(setting)
+    if isinstance(setting, torch.Tensor):
+        return object()  # like no other
+    return tuple(map(_kind_of, setting)) if isinstance(setting, (tuple, list)) else setting
+
+
+def _names_kept(optimizer: Optimizer, placed: Sequence[Placed]) -> list[Any]:
+    state = raw_state(optimizer)
+    return [tuple(state.get(item.tensor) or ()) for item in placed]
+
+
+def _divide(engine: Engine, optimizer: Optimizer) -> None:
+    """Numbers too, all of which every rank has had so far, become their owners'."""
+    for _, item, part in parts_of(optimizer, engine.recorder.placed):
+        if item is not None:
+            part.change(lambda tensor, item=item: _of_owner(engine, item, tensor))
+
+
+def _of_owner(engine: Engine, item: Placed, tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) is LazyTensor:
+        return tensor
+    if item.is_owned:
+        return make_own(tensor)
+    return LazyTensor.make(Value(meta_of(tensor), item.stage), engine.recorder)
+
+
+def _broadcast_numbers(engine: Engine, optimizer: Optimizer) -> None:
+    """Let every rank have what the owner of a parameter has of the numbers that are kept for it; all ranks call it."""
+    told: list[tuple[torch.Tensor, int]] = []
+
+    def change(item: Placed, tensor: torch.Tensor) -> torch.Tensor:
+        meta = tensor._value.meta if type(tensor) is LazyTensor else meta_of(tensor)
+        if meta.shape:
+            return tensor
+        if type(tensor) is LazyTensor:
+            tensor = torch.empty((), dtype=meta.dtype, device=meta.device)
+        told.append((make_replicated(tensor), engine.teams[item.stage].leader.rank))
+        return tensor
+
+    for _, item, part in parts_of(optimizer, engine.recorder.placed):
+        if item is not None:
+            part.change(lambda tensor, item=item: change(item, tensor))
+    if told:
+        tensors, owners = zip(*told, strict=True)
+        broadcast_tensors(engine, "numbers that an optimizer keeps", tensors, owners)
