@@ -30,7 +30,7 @@ from farspan.execute.agreement.history import History
 from farspan.execute.agreement.resolved import broadcast_result
 from farspan.execute.agreement.step_start import StepStart
 from farspan.execute.data_axis.one_group import Groups, OneGroup
-from farspan.execute.gradient_masks import GradientMasks, accumulate, set_gradient
+from farspan.execute.gradient_masks import GradientMasks, accumulate, clear_gradients, set_gradient
 from farspan.execute.process.console import Console
 from farspan.execute.step.end import StepEnd, changes_state
 from farspan.execute.step.executor import Executor
@@ -46,7 +46,7 @@ from farspan.program.program import Program
 from farspan.record.recorder import Recorder
 from farspan.record.saving.reserved import fill_reserved
 from farspan.schedule import LEAST_WEIGHT_WORK_S, LOOKAHEAD
-from farspan.torch_private import DisableTorchFunction, raw_grad, set_raw_grad, without_modes_of
+from farspan.torch_private import raw_grad, without_modes_of
 
 __all__ = ["Engine"]
 
@@ -66,9 +66,7 @@ class Engine:
         self.rank = side.rank
         self.num_ranks = side.world_size
         self.deadline_s = deadline_s
-        self.lookahead = LOOKAHEAD
-        self.schedule = "auto"
-        self.gradient_reduction = "exact"
+        self.lookahead, self.schedule, self.gradient_reduction = LOOKAHEAD, "auto", "exact"
         self.least_weight_work_s = LEAST_WEIGHT_WORK_S["auto"]
         """A backward is split if its weight gradients are likely to take so long; never, if infinite."""
         self.programs = Programs()
@@ -172,11 +170,9 @@ class Engine:
         start = StepStart(self.side, self._history, step, self.deadline_s)
         if resolving is not None or self.recorder.runs_each_backward or changes_state(graphs):
             start.wait()  # a slower rank may still read what the step will change
-            self.channels.agree = None
-        else:
-            self.channels.agree = start.wait
-            if not self.channels.checks_sizes:
-                start.announce()
+        elif not self.channels.checks_sizes:
+            start.announce()
+        self.channels.agree = start.wait
         end = StepEnd(self, step, graphs, [position for _, _, position in draws])
         with self.executing():
             self.inputs.check(graphs)
@@ -312,9 +308,7 @@ class Engine:
         self.groups.end_window(has_passed_barrier=has_passed_barrier)
 
     def has_gradient(self, placed: Placed) -> bool:
-        if self.num_ranks == 1:
-            return raw_grad(placed.tensor) is not None
-        return self.masks.has_gradient(placed)
+        return raw_grad(placed.tensor) is not None if self.num_ranks == 1 else self.masks.has_gradient(placed)
 
     def has_sparse_gradient(self, placed: Placed) -> bool:
         return self.masks.is_sparse(placed)
@@ -328,21 +322,9 @@ class Engine:
         set_gradient(self.masks, self.values, placed, gradient)
 
     def clear_gradients(self, items: Sequence[Placed]) -> None:
-        """Let parameters have no gradient."""
-        if self.num_ranks > 1:
-            with_gradient = set(self.masks.names())
-            items = [item for item in items if item.name in with_gradient]
-        else:
-            items = [item for item in items if raw_grad(item.tensor) is not None]
-        if not items:
-            return
-        self.events.clear_gradients([item.name for item in items])
-        self.masks.clear(items)
-        with DisableTorchFunction():
-            for item in items:
-                if item.is_owned:
-                    self.values.keep_gradient(item)
-                    set_raw_grad(item.tensor, None)
+        self.events.clear_gradients(
+            clear_gradients(self.masks, self.values, [item for item in items if self.has_gradient(item)])
+        )
 
     def accumulate(self, placed: Placed, gradient: torch.Tensor | None) -> None:
         self.groups.touch(placed)

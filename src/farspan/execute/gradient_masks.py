@@ -10,14 +10,14 @@ import torch
 
 from farspan.call.leaf import Placed
 from farspan.graph import Value
-from farspan.torch_private import raw_grad, set_raw_grad, without_modes_of
+from farspan.torch_private import DisableTorchFunction, raw_grad, set_raw_grad, without_modes_of
 
 if TYPE_CHECKING:
     from farspan.execute.exchange import Exchange
     from farspan.plan import Team
     from farspan.record.recorder import Recorder
 
-__all__ = ["GradientMasks", "accumulate", "set_gradient"]
+__all__ = ["GradientMasks", "accumulate", "clear_gradients", "set_gradient"]
 
 _NONE, _DENSE, _SPARSE = range(3)
 
@@ -119,6 +119,17 @@ def accumulate(masks: GradientMasks, recorder: Recorder, placed: Placed, gradien
             torch.autograd.backward([placed.tensor], [gradient])
     finally:
         recorder.is_recording = True
+
+
+def clear_gradients(masks: GradientMasks, values: KeepsGradients, items: Sequence[Placed]) -> list[str]:
+    """Deletes the gradients of parameters that have one; returns their names."""
+    with DisableTorchFunction():
+        masks.clear(items)
+        for item in items:
+            if item.is_owned:
+                values.keep_gradient(item)
+                set_raw_grad(item.tensor, None)
+    return [item.name for item in items]
 
 
 def set_gradient(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -56,9 +56,9 @@ class Events:
             self._where = (self._position(), find_where())
         self._gradients[name] = () if gradient is None else _identity_of(gradient)
 
-    def clear_gradients(self, names: Iterable[str]) -> None:
+    def clear_gradients(self, names: Collection[str]) -> None:
         """The program has set the gradients of some parameters to None."""
-        if not self._gradients:
+        if names and not self._gradients:
             self._where = (self._position(), find_where())
         self._gradients.update(dict.fromkeys(names, ()))
 
