@@ -51,7 +51,10 @@ class Channels:
         self.rank = rank
         self.deadline_s = deadline_s
         self.checks_sizes = transport is not None and all(
-            transport.checks_sizes(other) for other in range(side.world_size) if other != rank
+            self.transport_to(other, is_between_gpus=between_gpus).checks_sizes(other)
+            for other in range(side.world_size)
+            if other != rank
+            for between_gpus in (False, True)
         )
         """Whether all other ranks may be received from before it is known that they run the same program."""
         self.agree: Callable[[], None] | None = None
