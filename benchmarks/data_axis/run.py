@@ -255,7 +255,7 @@ class GroupWorld(World):
         with engine.executing():
             program = self.programs.program_of(graphs, settings)
             began = time.perf_counter()
-            engine.groups.note(graphs, program, (), ends_window=True)
+            engine.groups.note(graphs, program, lambda: (), ends_window=True)
             taken = time.perf_counter() - began
         if isinstance(engine.groups, Reduction):
             engine.groups._window, engine.executor.after_action = None, None

@@ -84,8 +84,8 @@ def bare_exchange(name: str) -> Callable[[], None]:
     engine = current_engine()
     assert engine is not None
     engine.recorder.is_recording = True
-    side, transport, rank = engine.side, engine._transport, engine.rank
-    assert transport is not None
+    side, rank = engine.side, engine.rank
+    transport = engine.channels.transport_to(1 - rank, is_between_gpus=False)
     num_floats = RUNS_OF_MESSAGES[name]
     number = 0
 

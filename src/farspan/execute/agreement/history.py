@@ -68,7 +68,7 @@ class History:
         self._graphs, self._end = graphs, (0, f"end of the step: {reason}", HINT)
         self._draws, self._happened = draws, self.events.take()
         self._states = None
-        if any(call.path is not None for graph in graphs for call in graph.calls):  # they move the generators
+        if [call for graph in graphs for call in graph.calls if call.path is not None]:  # they move the generators
             self._look_at_generators()
         self._num_flushes += 1
         self._before, self._reason = self._reason, reason

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -19,6 +18,7 @@ from farspan.execute.abort.order import Place, place_of_call
 from farspan.execute.backward.split import Deferred
 from farspan.execute.step.rematerialized import Remat
 from farspan.execute.step.segment import run_backward, run_forward
+from farspan.execute.step.step_record import Trace
 from farspan.execute.step.turns import in_turn
 from farspan.execute.teams import device_of, on_device
 from farspan.execute.weights.reductions import Reductions, add_gradients
@@ -27,20 +27,7 @@ from farspan.graph import Backward, BackwardSegment, Edge, Meta, Segment, Value
 from farspan.program.program import Action, Message, Program
 from farspan.schedule import Kind
 
-__all__ = ["Executor", "Trace"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """A stretch of a rank's time."""
-
-    kind: Literal["F", "B", "W", "wait"]
-    name: str
-    micro_batch: int
-    queue: int
-    """The number of the worker's order in the schedule."""
-    start_ns: int
-    end_ns: int
+__all__ = ["Executor"]
 
 
 class Executor:
@@ -73,14 +60,15 @@ class Executor:
         """Called with the number of each action that has run; for one step, of one worker."""
         self.interruption: Interruption
         """The interruption of the step that runs; none between steps, for it knows what has run."""
-        self._at_leisure: Callable[[], None] = lambda: None
+        self._at_leisure: Callable[[], None] | None = None
+        """Until it is called."""
         self._reductions: Reductions | None = None
         self._running: Program | None = None
         self._number = 0
         """Number of the task that runs, or that is to run next."""
 
     def run(
-        self, program: Program, interruption: Interruption, *, at_leisure: Callable[[], None] = lambda: None
+        self, program: Program, interruption: Interruption, *, at_leisure: Callable[[], None] | None = None
     ) -> None:
         """Run all steps of `program`; where the user's code raises an exception, what comes before that in the
         program's order.
@@ -88,16 +76,21 @@ class Executor:
         Args:
             program: Of this rank.
             interruption: Of the step.
-            at_leisure: Called, once or more often, when the first action has run and nothing waits for this rank, or
-                when it would wait before that; and however the run ends.
+            at_leisure: Called once, when the first action has run and nothing waits for this rank, or when it would
+                wait before that; and however the run ends.
         """
         self.interruption = interruption
         self._at_leisure = at_leisure
         try:
             self._run_all(program, interruption)
         finally:
-            at_leisure()
+            self._be_at_leisure()
         del self.interruption
+
+    def _be_at_leisure(self) -> None:
+        at_leisure, self._at_leisure = self._at_leisure, None
+        if at_leisure is not None:
+            at_leisure()
 
     def _run_all(self, program: Program, interruption: Interruption) -> None:
         with self.remat.running(program):
@@ -201,7 +194,7 @@ class Executor:
     def _wait_any(self, actions: Sequence[Action]) -> None:
         """Return when all messages of one of `actions` are here."""
         self.check()
-        self._at_leisure()
+        self._be_at_leisure()
         began = time.perf_counter_ns()
         first = actions[0]
         where = f"rank {self.channels.rank}, before {first.kind.value} of {first.work.describe()},"
@@ -228,7 +221,8 @@ class Executor:
                 _drop_if_over(value)
         if isinstance(action.work, Segment):
             self._drop_received(action.work)
-        self._at_leisure()
+        if self._at_leisure is not None:
+            self._be_at_leisure()
         if self._reductions is not None:
             self._reductions.advance()
 
@@ -248,7 +242,7 @@ class Executor:
         except FarspanError:
             raise
         except Exception as error:
-            self._at_leisure()  # other ranks may wait for it, and this one is about to wait for them
+            self._be_at_leisure()  # other ranks may wait for it, and this one is about to wait for them
             self.interruption.note(error, action.work)
 
     def _forward(self, segment: Segment) -> None:
@@ -343,7 +337,7 @@ class Executor:
         self.channels.post(message, _metas_of(message), device_of(message.channel.target))
 
     def _wait(self, message: Message, where: str) -> None:
-        self._at_leisure()
+        self._be_at_leisure()
         self.channels.wait(message, _metas_of(message), lambda: f"rank {self.channels.rank}, {where},")
         device = device_of(message.channel.target)
         for item, received in zip(message.items, message.tensors, strict=True):

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from farspan.execute.exchange import Exchange
-from farspan.execute.step.executor import Trace
 from farspan.program.options import Settings
 from farspan.program.route import queues_of
 from farspan.schedule import Schedule
 
-__all__ = ["StepRecord"]
+__all__ = ["StepRecord", "Trace"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A stretch of a rank's time."""
+
+    kind: Literal["F", "B", "W", "wait"]
+    name: str
+    micro_batch: int
+    queue: int
+    """The number of the worker's order in the schedule."""
+    start_ns: int
+    end_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
