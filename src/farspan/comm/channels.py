@@ -50,13 +50,7 @@ class Channels:
         self.side = side
         self.rank = rank
         self.deadline_s = deadline_s
-        self.checks_sizes = transport is not None and all(
-            self.transport_to(other, is_between_gpus=between_gpus).checks_sizes(other)
-            for other in range(side.world_size)
-            if other != rank
-            for between_gpus in (False, True)
-        )
-        """Whether all other ranks may be received from before it is known that they run the same program."""
+        self._checks_sizes: bool | None = None
         self.agree: Callable[[], None] | None = None
         """Returns once all ranks have begun the step with one program; None where that is so."""
         self.sending: deque[Work] = deque()
@@ -159,6 +153,21 @@ class Channels:
                 way = way.transport_to(peer, is_between_gpus=is_between_gpus)
             self._ways[peer, is_between_gpus] = way
         return way
+
+    def checks_sizes(self, num_ranks: int) -> bool:
+        """Returns whether all other ranks may be received from before it is known that they run the same program.
+
+        Args:
+            num_ranks: How many there are.
+        """
+        if self._checks_sizes is None:
+            self._checks_sizes = self._transport is not None and all(
+                self.transport_to(other, is_between_gpus=between_gpus).checks_sizes(other)
+                for other in range(num_ranks)
+                if other != self.rank
+                for between_gpus in (False, True)
+            )
+        return self._checks_sizes
 
     def _agree(self) -> None:
         if self.agree is not None:

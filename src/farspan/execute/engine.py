@@ -170,7 +170,7 @@ class Engine:
         start = StepStart(self.side, self._history, step, self.deadline_s)
         if resolving is not None or self.recorder.runs_each_backward or changes_state(graphs):
             start.wait()  # a slower rank may still read what the step will change
-        elif not self.channels.checks_sizes:
+        elif not self.channels.checks_sizes(self.num_ranks):
             start.announce()
         self.channels.agree = start.wait
         end = StepEnd(self, step, graphs, [position for _, _, position in draws])
