@@ -152,7 +152,7 @@ def compare_bits(num_families: int, num_over_processes: int) -> list[dict[str, A
 
     from farspan.place.deferred import recording
 
-    recording.LEAST_BYTES = 256  # the models are small: nearly all of each is put off
+    recording.LEAST_BYTES = 256  # the models are small: nearly all of each is deferred
     rows: list[dict[str, Any]] = []
     names: list[str] = []
     for name in chosen(2 * num_families):

@@ -103,7 +103,7 @@ class GradientMasks:
         self.sparse.difference_update(names)
 
     def _ranks(self) -> list[int]:
-        """By stage, which rank has its parameters."""
+        """Returns the rank that owns the parameters of each stage."""
         return [team.leader.rank for team in self.teams]
 
 

@@ -1,4 +1,4 @@
-"""What is put off and then done is what ordinary construction does, bit for bit, generators included."""
+"""What is deferred and then done is what ordinary construction does, bit for bit, generators included."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDTH = 96
 
 @pytest.fixture(params=[16 << 10, 256], ids=["large", "small"], autouse=True)
 def least_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is put off: only what is large, as ever; and nearly all."""
+    """What is deferred: only what is large, as ever; and nearly all."""
     monkeypatch.setattr(recording, "LEAST_BYTES", request.param)
     yield
     assert not [memory for memory in CONSTRUCTION.waiting() if memory.size_bytes >= 64], "memory is left behind"

@@ -80,7 +80,7 @@ class Follow(TorchDispatchMode):
         self.precision = 0.0
         """Precision of the least precise numbers made so far: the difference of 1 and the next larger one."""
         self.work: list[RowsWork] = []
-        """Of each operation on the whole batch."""
+        """The work of each operation that was followed, on the whole batch."""
         self.error: Exception | None = None
         """The first one that was raised, for whoever has run the operations to raise."""
         self._layouts: dict[int, Layout] = {}

@@ -37,7 +37,7 @@ class Raised:
 
 
 class Undo:
-    """What one rank has written in one step."""
+    """The parameters, buffers and gradients that one rank has written in one step."""
 
     def __init__(self, parameters: Mapping[str, Placed]) -> None:
         self._parameters = parameters

@@ -100,7 +100,7 @@ class Events:
 
 
 class Happened:
-    """What has happened between two agreements."""
+    """The events of one rank between two agreements of all ranks."""
 
     __slots__ = ("_gradients", "_noted", "_where")
 

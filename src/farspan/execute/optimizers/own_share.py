@@ -63,9 +63,9 @@ class _Known:
     names: frozenset[str]
     """The parameters that took part in it."""
     kept: list[Any]
-    """What was kept for each parameter after it."""
+    """The optimizer's state of each parameter after that step."""
     values: list[Any]
-    """Of its groups."""
+    """The values of the optimizer's parameter groups after that step."""
     settings: list[Any]
     is_divided: bool = False
     """Whether all that is kept for a parameter is its owner's alone, numbers too."""
@@ -147,7 +147,7 @@ class OwnShares:
 
 
 def _is_plain(optimizer: Optimizer) -> bool:
-    """Whether its step is torch's, and nobody looks on."""
+    """Returns whether an optimizer's step is torch's own, without hooks around it."""
     return type(optimizer).step.__module__.startswith("torch.optim.") and not has_step_hooks(optimizer)
 
 
@@ -199,7 +199,7 @@ def _of_owner(engine: Engine, item: Placed, tensor: torch.Tensor) -> torch.Tenso
 
 def _broadcast_numbers(engine: Engine, optimizer: Optimizer) -> None:
     """Let every rank have what the owner of a parameter has of the numbers that are kept for it; all ranks call it."""
-    told: list[tuple[torch.Tensor, int]] = []
+    small: list[tuple[torch.Tensor, int]] = []
 
     def change(item: Placed, tensor: torch.Tensor) -> torch.Tensor:
         meta = tensor._value.meta if type(tensor) is LazyTensor else meta_of(tensor)
@@ -207,12 +207,12 @@ def _broadcast_numbers(engine: Engine, optimizer: Optimizer) -> None:
             return tensor
         if type(tensor) is LazyTensor:
             tensor = torch.empty((), dtype=meta.dtype, device=meta.device)
-        told.append((make_replicated(tensor), engine.teams[item.stage].leader.rank))
+        small.append((make_replicated(tensor), engine.teams[item.stage].leader.rank))
         return tensor
 
     for _, item, part in parts_of(optimizer, engine.recorder.placed):
         if item is not None:
             part.change(lambda tensor, item=item: change(item, tensor))
-    if told:
-        tensors, owners = zip(*told, strict=True)
+    if small:
+        tensors, owners = zip(*small, strict=True)
         broadcast_tensors(engine, "numbers that an optimizer keeps", tensors, owners)

@@ -65,7 +65,7 @@ class StepView(TorchFunctionMode):
         self._placed = engine.recorder.placed
         self.me = 1 << engine.rank
         self._bits: list[int] = []
-        """For each stage the bit of its rank."""
+        """A bit mask for each stage, with the bit of the rank that owns its parameters."""
         self._writes: set[Any] = set()
         """Functions that have been seen to write into their first argument, and to return it as it is."""
         self._known: dict[Any, Any] = {}

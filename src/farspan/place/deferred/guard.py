@@ -1,4 +1,4 @@
-"""Tensors without data, as the program meets them: while it constructs, and before the model has been distributed.
+"""Tensors without data, as the program uses them: while it constructs, and before the model has been distributed.
 
 in `with deferred_init():`   plain tensors; what reads memory past torch's operations (numpy) fills it first
 after it                     a class of their own: the first use that needs data fills what it uses, for good
@@ -28,7 +28,7 @@ __all__ = ["PlainReads", "guard", "guard_all", "is_constructing", "set_construct
 _Tensor: Any = torch.Tensor
 _USED_EARLY = """\
 farspan: parameters of a model built in farspan.deferred_init() are used before farspan.distribute(model): every process
-  makes and holds those. Do it in the `with`, where it is put off, too; or after distribute.
+  makes and holds those. Do it in the `with`, where it is deferred, too; or after distribute.
 """
 
 _said: list[bool] = []

@@ -1,4 +1,4 @@
-"""Models that were built without data, as `distribute` meets them."""
+"""Models that were built without data, as `distribute` gets them."""
 
 from __future__ import annotations
 

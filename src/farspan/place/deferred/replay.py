@@ -1,4 +1,4 @@
-"""Doing what was put off: only what the wanted memory depends on, in the program's order, each with its own numbers.
+"""Does what was deferred: only what the wanted memory depends on, in the program's order, each with its own numbers.
 
 wanted: head.weight      normal_(head.weight)         the latest write that leaves nothing of what was before
                          head.weight.mul_(scale)      and what follows; whatever these read likewise

@@ -10,7 +10,7 @@ from farspan.errors import CheckpointError
 from farspan.execute.engine import Engine
 from farspan.state.format import candidates, is_checkpoint, newest, verify
 
-__all__ = ["choices", "latest", "offer", "told"]
+__all__ = ["choices", "latest", "offer"]
 
 
 def latest(folder: str | os.PathLike[str]) -> str | None:
@@ -52,7 +52,7 @@ def choices(engine: Engine, path: str, *, is_strict: bool) -> list[str]:
             return [first]
         return list(dict.fromkeys([first, *candidates(os.path.dirname(root) if is_one else root)]))
 
-    return told(engine, "checkpoints to load", find)
+    return _from_rank_0(engine, "checkpoints to load", find)
 
 
 def offer(engine: Engine, damaged: str) -> str | None:
@@ -62,10 +62,10 @@ def offer(engine: Engine, damaged: str) -> str | None:
         others = (path for path in candidates(os.path.dirname(damaged)) if path != damaged)
         return next((path for path in others if not verify(path)), None)
 
-    return told(engine, "a checkpoint that is whole", find)
+    return _from_rank_0(engine, "a checkpoint that is whole", find)
 
 
-def told(engine: Engine, what: str, find: Any) -> Any:
+def _from_rank_0(engine: Engine, what: str, find: Any) -> Any:
     """Returns on every rank what `find` gives on rank 0, as JSON. Its error is raised on every rank."""
     said: dict[str, Any] = {}
     agreement = engine.agreement_of_all
