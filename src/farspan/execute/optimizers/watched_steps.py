@@ -16,6 +16,7 @@ from farspan.execute.optimizers.shown import keeps_beside_state, kept_for, read_
 from farspan.execute.optimizers.states import given_for, placed_in, without_others
 from farspan.execute.optimizers.step_view import StepView
 from farspan.execute.process.world import current_engine
+from farspan.launch.rank.notes import end_noting_training
 from farspan.record.ops.overrides import read_recorded
 
 __all__ = ["GivenState", "watch_optimizers"]
@@ -30,6 +31,7 @@ def watch_optimizers() -> None:
     """Hook all optimizers of this process, once."""
     global _watched
     if not _watched:
+        end_noting_training()
         register_optimizer_step_pre_hook(_before)
         register_optimizer_step_post_hook(_after)
         Optimizer.zero_grad = _zero_grad  # type: ignore[method-assign]

@@ -18,6 +18,7 @@ from typing import Any
 from farspan.launch.rank.imports import when_imported
 
 __all__ = [
+    "end_noting_training",
     "has_ended",
     "has_joined",
     "heard_ranks",
@@ -32,6 +33,7 @@ __all__ = [
 
 _TRAINED, _JOINED = "trained", "joined"
 _WAITING, _ENDED, _HEARD = "waiting-", "ended-", "heard-"
+_training_hooks: list[Any] = []
 
 
 def note_training(folder: str) -> None:
@@ -43,9 +45,15 @@ def note_training(folder: str) -> None:
         def note(*_: object) -> None:  # stays, for a hook cannot remove itself while hooks run
             next(notes, _nothing)()
 
-        module.register_optimizer_step_pre_hook(note)
+        _training_hooks.append(module.register_optimizer_step_pre_hook(note))
 
     when_imported("torch.optim.optimizer", watch)
+
+
+def end_noting_training() -> None:
+    """The script distributes a model: what it trains are no copies, and optimizers' steps have one hook less."""
+    while _training_hooks:
+        _training_hooks.pop().remove()
 
 
 def note_waiting(rank: int) -> None:
