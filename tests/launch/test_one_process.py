@@ -53,6 +53,16 @@ dist.destroy_process_group()
 """
 )
 
+ASKS_FOR_HOOKS = (
+    HELPERS
+    + """
+from farspan.torch_private import has_step_hooks
+
+train()
+print(has_step_hooks(torch.optim.SGD([nn.Parameter(torch.ones(1))])))
+"""
+)
+
 
 def start(folder: Path, text: str, *command: str) -> subprocess.CompletedProcess[str]:
     script = folder / "script.py"
@@ -76,6 +86,11 @@ def test_a_script_under_farspan_run_finds_one_process_and_has_standard_output_fo
     assert alone.stdout.splitlines()[0] == "False 1 None"
     assert together.stdout == alone.stdout
     assert "rank:2" in together.stderr  # the plan
+
+
+def test_farspan_run_leaves_no_hook_on_steps_that_would_make_each_rank_run_all_of_them(tmp_path: Path) -> None:
+    done = start(tmp_path, ASKS_FOR_HOOKS, "-m", "farspan", "run", "-n", "2")
+    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
 
 
 def test_no_group_outlives_the_interpreter_when_the_script_fails(tmp_path: Path) -> None:
