@@ -238,3 +238,14 @@ def test_a_crash_before_any_operation_leaves_a_checkpoint_that_is_whole(
 def test_torch_is_not_needed() -> None:
     program = "import sys, farspan.state.format; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_checkpoint_that_was_moved_away_and_linked_is_only_unlinked(tmp_path: Path) -> None:
+    """Removing old ones listed the folder behind the link, and removed what was in it."""
+    root, archive = tmp_path / "checkpoints", tmp_path / "archive"
+    first = Path(write(root, 1, arrays(1)))
+    first.rename(archive)
+    first.symlink_to(archive)
+    write(root, 2, arrays(2), keep=1)
+    assert sorted(path.name for path in root.iterdir()) == ["latest", "step-2"]
+    assert files.verify(str(archive)) == []

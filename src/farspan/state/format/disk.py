@@ -161,17 +161,14 @@ def exists(path: str) -> bool:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder of files, and of folders of files; what is gone already is no matter."""
-    for name in names_in(path):
-        below = f"{path}/{name}"
-        try:
-            if stat.S_ISDIR(posix.lstat(below).st_mode):
-                remove_tree(below)
-            else:
-                unlink(below)
-        except FileNotFoundError:
-            continue
+    """Remove a folder and all that is in it, or a file, or a link: never what a link leads to. What is gone already is
+    no matter."""
     try:
+        if not stat.S_ISDIR(posix.lstat(path).st_mode):
+            unlink(path)
+            return
+        for name in names_in(path):
+            remove_tree(f"{path}/{name}")
         posix.rmdir(path)
     except FileNotFoundError:
         return

@@ -119,10 +119,7 @@ def point_to(draft: Draft, *, keep: int | None) -> None:
 
 def discard(path: str) -> None:
     """Remove a draft, or what a crash has left."""
-    try:
-        disk.remove_tree(path)
-    except NotADirectoryError:
-        disk.unlink(path)
+    disk.remove_tree(path)
 
 
 def is_checkpoint(path: str) -> bool:
