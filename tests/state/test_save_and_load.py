@@ -324,3 +324,9 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path: Pa
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         farspan.load(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_checkpoints_may_be_called_step_something(tmp_path: Path) -> None:
+    """By its name it was taken for one checkpoint, without a manifest."""
+    farspan.save(tmp_path / "step-wise", model=nn.Linear(2, 2), step=3, wait=True)
+    assert farspan.load(tmp_path / "step-wise").step == 3

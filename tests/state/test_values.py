@@ -6,12 +6,14 @@ import json
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import farspan
 from farspan.errors import CheckpointError
 from farspan.state.values import decode, encode
 
@@ -64,3 +66,35 @@ def test_what_cannot_be_saved_is_named(make: Callable[[], Any], name: str) -> No
 def test_nothing_is_looked_up_that_is_not_in_the_table(value: Any) -> None:
     with pytest.raises(CheckpointError):
         decode(value, lambda name: torch.empty(0), "a checkpoint")
+
+
+def is_taken(value: Any) -> bool:
+    try:
+        encode(value, "extra", lambda name, tensor: None)
+    except CheckpointError as error:
+        return "nested too deeply" not in str(error)
+    return True
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda value: [value],
+        lambda value: (value,),
+        lambda value: {"a": value},
+        lambda value: {1: value},
+        lambda value: deque([value]),
+        lambda value: frozenset([value]),
+    ],
+)
+def test_as_deep_as_it_may_be_it_can_be_read_again(around: Callable[[Any], Any], tmp_path: Path) -> None:
+    """Levels of the program's were counted, and brackets when it was read: tuples in tuples could not be loaded."""
+    values: list[Any] = [1]
+    while is_taken({"mine": values[-1]}):
+        values.append(around(values[-1]))
+    last = values[-2]
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    optimizer.param_groups[0]["mine"] = last
+    farspan.save(tmp_path, model=model, optimizer={"a": optimizer}, extra={"a": last}, wait=True)
+    assert farspan.load(tmp_path).extra == {"a": last}

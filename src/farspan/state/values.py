@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from farspan.documents import MAX_DEPTH
 from farspan.errors import CheckpointError, quoted
 from farspan.record.ops.overrides import read_data
 from farspan.state.format.dtypes import ITEM_BYTES
 
 __all__ = ["decode", "dtype_name", "encode", "torch_dtype"]
 
-_MAX_DEPTH = 20
+_MAX_DEPTH = MAX_DEPTH - 8
+"""Brackets of JSON in each other: `documents` reads so many, of which others stand around a value."""
 _HINT = "numbers, texts, lists, dictionaries, tensors, arrays, or an object with state_dict() and load_state_dict()"
 _NUMPY_KINDS = "biufc"
 _SCALARS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -36,13 +38,14 @@ def encode(value: Any, name: str, put: Callable[[str, torch.Tensor], None], dept
         value: Anything that the table has.
         name: Of it, for people and for the tensors in it.
         put: Called for each tensor, with its name.
-        depth: Of `value` in what is saved.
+        depth: Brackets around it.
 
     Raises:
         CheckpointError: It has something in it that cannot be saved; names it.
     """
     if depth > _MAX_DEPTH:
-        raise CheckpointError(f"{name} is nested too deeply.", why=f"at most {_MAX_DEPTH} levels.", hint="flatten it")
+        why = f"at most {_MAX_DEPTH} brackets in each other; a tuple has two."
+        raise CheckpointError(f"{name} is nested too deeply.", why=why, hint="flatten it")
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -58,18 +61,18 @@ def encode(value: Any, name: str, put: Callable[[str, torch.Tensor], None], dept
         _put_tensor(value, name, put)
         return {"$tensor": name}
 
-    def items(found: Any) -> list[Any]:
-        return [encode(item, f"{name}/{number}", put, depth + 1) for number, item in enumerate(found)]
+    def items(found: Any, brackets: int = 2) -> list[Any]:
+        return [encode(item, f"{name}/{number}", put, depth + brackets) for number, item in enumerate(found)]
 
     def pairs() -> list[Any]:
-        keys = [encode(key, f"{name}, a key", _refuse_tensor, depth + 1) for key in value]
+        keys = [encode(key, f"{name}, a key", _refuse_tensor, depth + 3) for key in value]
         named = [f"{name}/{_shown(key)}" for key in value]
         return [
-            [key, encode(item, at, put, depth + 1)] for key, at, item in zip(keys, named, value.values(), strict=True)
+            [key, encode(item, at, put, depth + 3)] for key, at, item in zip(keys, named, value.values(), strict=True)
         ]
 
     if kind is list:
-        return items(value)
+        return items(value, 1)
     if kind is dict:
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {_text(key, name): encode(item, f"{name}/{key}", put, depth + 1) for key, item in value.items()}
@@ -79,7 +82,7 @@ def encode(value: Any, name: str, put: Callable[[str, torch.Tensor], None], dept
     if kind in (set, frozenset):
         return {f"${kind.__name__}": items(sorted(value, key=lambda item: (type(item).__name__, item)))}
     if kind is deque:
-        return {"$deque": [value.maxlen, items(value)]}
+        return {"$deque": [value.maxlen, items(value, 3)]}
     if kind in (OrderedDict, Counter, defaultdict):
         return {f"${kind.__name__}" if kind is not defaultdict else "$dict": pairs()}
     if kind in (bytes, bytearray):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -15,8 +16,9 @@ from safetensors.numpy import load_file
 
 from farspan.errors import CheckpointError
 from farspan.state import format as files
-from farspan.state.format import disk
+from farspan.state.format import disk, manifest_text
 from farspan.state.format.checksum import BLOCK_BYTES
+from farspan.state.format.manifest_text import manifest_from_text, manifest_to_text
 
 
 def part(key: str, array: np.ndarray) -> files.Part:
@@ -249,3 +251,27 @@ def test_a_checkpoint_that_was_moved_away_and_linked_is_only_unlinked(tmp_path: 
     write(root, 2, arrays(2), keep=1)
     assert sorted(path.name for path in root.iterdir()) == ["latest", "step-2"]
     assert files.verify(str(archive)) == []
+
+
+def test_what_comes_before_the_data_is_no_longer_than_the_file(tmp_path: Path) -> None:
+    """It is read into memory first: a manifest with a right checksum could ask for any amount."""
+    manifest = files.read_manifest(write(tmp_path, 1, arrays()))
+    first = dataclasses.replace(manifest.files[0], header_bytes=2**60)
+    text = manifest_to_text(dataclasses.replace(manifest, files=(first, *manifest.files[1:])))
+    with pytest.raises(CheckpointError, match="whole number"):
+        manifest_from_text(text, "a test")
+
+
+def test_a_save_does_not_read_the_tensors_of_older_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each save parsed every manifest in the folder, on the program's time: with 100 of them, of a large model, for
+    seconds."""
+    for step in (1, 2):
+        write(tmp_path, step, arrays())
+
+    def parse_json(text: bytes, source: str) -> None:
+        raise AssertionError(source)
+
+    monkeypatch.setattr(manifest_text, "parse_json", parse_json)
+    assert files.begin(str(tmp_path), 3, "aa").serial == 2
+    assert files.newest(str(tmp_path)) == f"{tmp_path}/step-2"
+    assert files.candidates(str(tmp_path)) == [f"{tmp_path}/step-2", f"{tmp_path}/step-1"]

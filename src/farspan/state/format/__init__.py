@@ -11,6 +11,7 @@ docs/design/2026-11-24-checkpoint-format.md describes them. To read one:
 
 from farspan.state.format.file import Part, Written, write_file
 from farspan.state.format.folder import Draft, begin, candidates, commit, committed, discard, is_checkpoint, newest
+from farspan.state.format.folder import has_name_of_one as has_name_of_one
 from farspan.state.format.folder import point_to as point_to
 from farspan.state.format.folder import step_in as step_in
 from farspan.state.format.manifest import Manifest, Piece, StoredFile, StoredTensor, key_in_file
@@ -32,6 +33,7 @@ __all__ = [
     "committed",
     "damaged",
     "discard",
+    "has_name_of_one",
     "is_checkpoint",
     "key_in_file",
     "newest",

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from farspan.errors import CheckpointError
 from farspan.state.format import disk
 from farspan.state.format.manifest import Manifest
-from farspan.state.format.manifest_text import manifest_to_text
-from farspan.state.format.read import MANIFEST, read_manifest
+from farspan.state.format.manifest_text import head_in, manifest_from_text, manifest_to_text
+from farspan.state.format.read import MANIFEST
 
 __all__ = [
     "Draft",
@@ -34,6 +34,7 @@ __all__ = [
     "commit",
     "committed",
     "discard",
+    "has_name_of_one",
     "is_checkpoint",
     "newest",
     "point_to",
@@ -94,8 +95,21 @@ def begin(root: str, step: int, save_id: str) -> Draft:
 
 
 def commit(draft: Draft, manifest: Manifest) -> str:
-    """Make a draft, all files of which are there, a checkpoint; its folder."""
-    disk.write_small(f"{draft.path}/{MANIFEST}", manifest_to_text(manifest))
+    """Make a draft, all files of which are there, a checkpoint; its folder.
+
+    Raises:
+        CheckpointError: What is beside its tensors is more than can be read again.
+    """
+    text = manifest_to_text(manifest)
+    try:
+        manifest_from_text(text, "its manifest")
+    except CheckpointError as error:
+        raise CheckpointError(
+            "what is saved beside tensors could not be read again.",
+            why=f"{error.what} {error.why}",
+            hint='long lists as tensors or arrays: extra={"losses": torch.tensor(losses)}',
+        ) from None
+    disk.write_small(f"{draft.path}/{MANIFEST}", text)
     disk.fsync_folder(draft.path)
     disk.rename(draft.path, draft.target)
     disk.fsync_folder(draft.root)
@@ -125,6 +139,11 @@ def discard(path: str) -> None:
 def is_checkpoint(path: str) -> bool:
     """Whether a folder is a checkpoint, rather than one of checkpoints."""
     return disk.exists(f"{path}/{MANIFEST}")
+
+
+def has_name_of_one(path: str) -> bool:
+    """Whether a folder is called as a committed checkpoint is."""
+    return _COMMITTED.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def step_in(path: str) -> int:
@@ -171,18 +190,21 @@ def _pointed_to(root: str) -> str | None:
     path = f"{root}/{name}"
     if not _COMMITTED.fullmatch(name) or not disk.exists(path):
         return None
-    try:
-        return path if read_manifest(path).save_id == save_id else None
-    except CheckpointError:
-        return path  # it is damaged
+    head = _head_of(path)
+    return path if head is None or head[0] == save_id else None  # damaged, it is to be heard of
 
 
 def _serial_of(path: str) -> int:
     """-1 where the manifest is damaged."""
+    head = _head_of(path)
+    return -1 if head is None else head[1]
+
+
+def _head_of(path: str) -> tuple[str, int] | None:
     try:
-        return read_manifest(path).serial
-    except CheckpointError:
-        return -1
+        return head_in(disk.read_small(f"{path}/{MANIFEST}"))
+    except OSError:
+        return None
 
 
 def _committed(root: str) -> list[tuple[int, int, str]]:

@@ -21,12 +21,15 @@ from farspan.state.format.checksum import blocks_of, checksum_of
 from farspan.state.format.dtypes import ITEM_BYTES, num_bytes
 from farspan.state.format.manifest import Manifest, Piece, StoredFile, StoredTensor
 
-__all__ = ["FORMAT", "is_file_name", "manifest_from_text", "manifest_to_text"]
+__all__ = ["FORMAT", "head_in", "is_file_name", "manifest_from_text", "manifest_to_text"]
 
 FORMAT = "farspan checkpoint 1"
 _HEAD, _MIDDLE, _END = b'{"checksum": "', b'",\n"manifest": ', b"}\n"
 _KEYS = ("format", "save_id", "step", "serial", "files", "tensors", "state", "about")
 _MOST = 2**62
+_MOST_HEADER_BYTES = 2**30
+"""It is read into memory before anything is known of the file."""
+_BEGIN = re.compile(rb'\{"format":"[^"\\]*","save_id":"([0-9A-Za-z]*)","step":[0-9]{1,20},"serial":([0-9]{1,18}),')
 _CHECKSUM = re.compile(r"[0-9a-f]{16}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
@@ -53,9 +56,8 @@ def manifest_from_text(text: bytes, source: str) -> Manifest:
     Raises:
         CheckpointError: It is not; names `source`.
     """
-    begin = len(_HEAD) + 16 + len(_MIDDLE)
-    body, head = text[begin : -len(_END)], text[:begin]
-    if head + _END != _HEAD + checksum_of(body).encode() + _MIDDLE + text[len(text) - len(_END) :]:
+    body = _body_of(text)
+    if body is None:
         raise DamageError(
             f"{source} is damaged.",
             why="its bytes are not those that were written: the checksum is another one.",
@@ -65,6 +67,24 @@ def manifest_from_text(text: bytes, source: str) -> Manifest:
         return _manifest_from_json(parse_json(body, source), source)
     except PlanError as error:  # whoever wrote it has computed a right checksum
         raise CheckpointError(error.what, why=error.why, hint=error.hint) from None
+
+
+def head_in(text: bytes) -> tuple[str, int] | None:
+    """Returns the save's id and the serial in a manifest, without reading what comes after them; None if it is damaged.
+
+    A folder has many checkpoints, of thousands of tensors each, and a save looks at all of them.
+    """
+    body = _body_of(text)
+    found = None if body is None else _BEGIN.match(body)
+    return None if found is None else (found[1].decode(), int(found[2]))
+
+
+def _body_of(text: bytes) -> bytes | None:
+    """Returns what the checksum is of; None if it is another one."""
+    begin = len(_HEAD) + 16 + len(_MIDDLE)
+    body, head = text[begin : -len(_END)], text[:begin]
+    is_whole = head + _END == _HEAD + checksum_of(body).encode() + _MIDDLE + text[len(text) - len(_END) :]
+    return body if is_whole else None
 
 
 def _manifest_from_json(value: Any, source: str) -> Manifest:
@@ -100,10 +120,11 @@ def _file_from_json(value: Any, where: str) -> StoredFile:
     name, size, header, checksum = as_list(value, where, length=4)
     if not is_file_name(as_name(name, where)):
         raise CheckpointError(f"{where}: {name[:100]!r} is no name of a file.", hint="another checkpoint")
+    size = as_count(size, where, most=_MOST)
     return StoredFile(
         name=name,
-        size_bytes=as_count(size, where, most=_MOST),
-        header_bytes=as_count(header, where, most=_MOST),
+        size_bytes=size,
+        header_bytes=as_count(header, where, most=min(size, _MOST_HEADER_BYTES)),
         header_checksum=_checksum(checksum, where),
     )
 

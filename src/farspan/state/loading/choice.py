@@ -8,7 +8,7 @@ from typing import Any
 
 from farspan.errors import CheckpointError
 from farspan.execute.engine import Engine
-from farspan.state.format import candidates, is_checkpoint, newest, verify
+from farspan.state.format import candidates, has_name_of_one, is_checkpoint, newest, verify
 
 __all__ = ["choices", "latest", "offer"]
 
@@ -40,7 +40,7 @@ def choices(engine: Engine, path: str, *, is_strict: bool) -> list[str]:
 
     def find() -> list[str]:
         root = os.path.abspath(path)
-        is_one = is_checkpoint(root) or os.path.basename(root).startswith("step-")
+        is_one = is_checkpoint(root) or has_name_of_one(root)
         first = root if is_one else newest(root)
         if first is None:
             raise CheckpointError(

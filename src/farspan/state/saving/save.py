@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -19,15 +20,19 @@ from farspan.execute.engine import Engine
 from farspan.execute.process.world import engine_of_this_thread
 from farspan.record.saving.reserved import fill_reserved
 from farspan.state.counts import counts_to_json
-from farspan.state.format import Draft, begin, newest, step_in
+from farspan.state.format import Draft, begin, discard, newest, step_in
 from farspan.state.generators import generators_to_json
 from farspan.state.names import check_key
 from farspan.state.position.resumable import loaders_to_json
 from farspan.state.saving.collect import Collected, collect
 from farspan.state.saving.saver import Saved, Task, saver_of
-from farspan.state.saving.writer import HOW, Job, begin_write
+from farspan.state.saving.snapshot import size_of
+from farspan.state.saving.writer import HOW, Job, begin_write, failed
 
 __all__ = ["save"]
+
+_LEAST_BYTES_PER_S = 4 * 2**20
+"""A disk that takes less of one rank is overloaded: until then others wait for its file, beyond the deadline."""
 
 
 def save(
@@ -91,11 +96,18 @@ def save(
     _check_arguments(step, keep, optimizer, snapshot)
     things = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     extra = {check_key(key, "extra"): item for key, item in (extra or {}).items()}
-    found = collect(engine, {**things, "extra": extra})
-    draft, step = _agree(engine, found, os.fspath(path), step, saver.num_begun)
+    found, refused = Collected(), None
+    try:
+        found = collect(engine, {**things, "extra": extra})
+    except CheckpointError as error:  # what an optimizer keeps is seen by its parameter's owner alone
+        refused = error
+    draft, step, most_bytes = _agree(engine, found, refused, os.fspath(path), step)
     job, states = _own_part(engine, found, draft)
     how = "none" if wait else snapshot
-    write = begin_write(job, saver.arena, how=how, deadline_s=engine.deadline_s)
+    try:
+        write = begin_write(job, saver.arena, how=how, deadline_s=engine.deadline_s)
+    except Exception as error:  # no memory, no process: the others go on, and hear of it by this rank's vote
+        write = failed(error)
     task = Task(
         key=f"checkpoint {saver.num_begun}",
         draft=draft,
@@ -103,10 +115,10 @@ def save(
         states=states,
         group=_of_group(engine),
         keep=keep,
+        patience_s=engine.deadline_s + most_bytes / _LEAST_BYTES_PER_S,
         head={"step": step, "state": {"objects": found.objects}, "about": _about(engine)},
     )
-    saver.begin(task, is_asynchronous=not wait)
-    saved = Saved(draft.target, saver, saver.num_begun)
+    saved = saver.begin(task, is_asynchronous=not wait)
     if wait:
         saved.wait()
     return saved
@@ -124,34 +136,64 @@ def _check_arguments(step: Any, keep: Any, optimizer: Any, snapshot: Any) -> Non
         raise CheckpointError(f"optimizer= is a {kind}.", hint="an optimizer, or a dictionary of optimizers")
 
 
-def _agree(engine: Engine, found: Collected, path: str, step: int | None, number: int) -> tuple[Draft, int]:
-    """All ranks save the same, into the folder that rank 0 has made."""
+def _agree(
+    engine: Engine, found: Collected, refused: CheckpointError | None, path: str, step: int | None
+) -> tuple[Draft, int, int]:
+    """All ranks save the same, into the folder that rank 0 has made.
+
+    Args:
+        engine: This rank's.
+        found: What it saves.
+        refused: Why it cannot.
+        path: The folder of checkpoints.
+        step: The checkpoint's number; None for the next one.
+
+    Returns:
+        What is written, its number, and the most bytes that a rank may write.
+
+    Raises:
+        CheckpointError: A rank cannot save, or saves something else; raised on every rank, and nothing is left.
+    """
     agreement, side = engine.agreement_of_all, engine.agreement_of_all.side
     entries = _entries(found, path, step)
-    part: dict[str, Any] = {"digest": _digest("\n".join(entries))}
-    if side.rank == 0:
-        try:
+    part: dict[str, Any] = {"digest": _digest("\n".join(entries)), "size": size_of(found.owned | found.shared)}
+    draft = None
+    try:
+        if refused is not None:
+            raise refused
+        if side.rank == 0:
             root = os.path.abspath(path)
             if step is None:
                 latest = newest(root)
                 step = 0 if latest is None else step_in(latest) + 1
             draft = begin(root, step, secrets.token_hex(8))
             part |= {"draft": [draft.root, draft.name, draft.save_id, draft.serial], "step": step}
-        except OSError as error:
-            where = error.filename or path
-            part["error"] = [f"{where} cannot be made.", f"{error.strerror}.", "a folder that can be written"]
-        except CheckpointError as error:
-            part["error"] = [error.what, error.why, error.hint]
-    parts = [json.loads(blob) for blob in agreement.gather("farspan.save", json.dumps(part).encode())]
-    if "error" in parts[0]:
-        what, why, hint = parts[0]["error"]
-        raise CheckpointError(what, why=why, hint=hint)
-    for rank, other in enumerate(parts):
-        first = rank - rank % engine.num_ranks
-        if other["digest"] != parts[first]["digest"]:
-            raise _differ(engine, entries, first, rank)
+    except OSError as error:
+        where = error.filename or path
+        part["error"] = [f"{where} cannot be made.", f"{error.strerror}.", "a folder that can be written"]
+    except CheckpointError as error:
+        part["error"] = [error.what, error.why, error.hint]
+    try:
+        parts = [json.loads(blob) for blob in agreement.gather("farspan.save", json.dumps(part).encode())]
+        _check_alike(engine, parts, entries)
+    except BaseException:
+        if draft is not None:
+            discard(draft.path)
+        raise
     root, name, save_id, serial = parts[0]["draft"]
-    return Draft(root=root, name=name, save_id=save_id, serial=serial), int(parts[0]["step"])
+    draft = Draft(root=root, name=name, save_id=save_id, serial=serial)
+    return draft, int(parts[0]["step"]), max(item["size"] for item in parts)
+
+
+def _check_alike(engine: Engine, parts: Sequence[dict[str, Any]], entries: Sequence[str]) -> None:
+    for rank, part in enumerate(parts):
+        if "error" in part:
+            what, why, hint = part["error"]
+            raise CheckpointError(what if "error" in parts[0] else f"rank {rank}: {what}", why=why, hint=hint)
+    for rank, part in enumerate(parts):
+        first = rank - rank % engine.num_ranks
+        if part["digest"] != parts[first]["digest"]:
+            raise _differ(engine, entries, first, rank)
 
 
 def _entries(found: Collected, path: str, step: int | None) -> list[str]:
@@ -213,13 +255,22 @@ def _of_group(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _about(engine: Engine) -> dict[str, Any]:
+@functools.cache
+def _own_version() -> str:
     try:
-        own = version("farspan")
+        return version("farspan")
     except PackageNotFoundError:  # run from its sources
-        own = "unknown"
+        return "unknown"
+
+
+def _about(engine: Engine) -> dict[str, Any]:
     num_groups = engine.groups.num_groups
-    return {"farspan": own, "torch": torch.__version__, "num_ranks": engine.num_ranks, "num_groups": num_groups}
+    return {
+        "farspan": _own_version(),
+        "torch": torch.__version__,
+        "num_ranks": engine.num_ranks,
+        "num_groups": num_groups,
+    }
 
 
 def _digest(text: str) -> str:

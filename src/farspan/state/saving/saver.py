@@ -42,6 +42,7 @@ class Task:
         states: What this rank's optimizers keep, as JSON.
         group: What is its group's own: generators, counts of calls, places in the data.
         keep: How many checkpoints stay.
+        patience_s: How long the slowest rank may take for its file.
         head: What every rank has alike, for the manifest; used on rank 0.
     """
 
@@ -51,6 +52,7 @@ class Task:
     states: dict[str, dict[str, Any]]
     group: dict[str, Any]
     keep: int | None
+    patience_s: float
     head: dict[str, Any]
 
 
@@ -59,20 +61,24 @@ class Saved:
 
     Attributes:
         path: The folder that the checkpoint has when it is on the disk.
+        failure: Why it has failed, once it has.
     """
 
-    def __init__(self, path: str, saver: Saver, number: int) -> None:
+    def __init__(self, path: str, saver: Saver) -> None:
         self.path = path
+        self.failure: FarspanError | None = None
         self._saver = saver
-        self._number = number
 
     def wait(self) -> str:
         """Wait until the checkpoint is on the disk; its folder.
 
         Raises:
-            CheckpointError: It could not be written; the same on every rank.
+            CheckpointError: It could not be written; the same on every rank, and each time.
         """
-        self._saver.finish(self._number)
+        if self._saver.current is self:
+            self._saver.finish()
+        if self.failure is not None:
+            raise self.failure
         return self.path
 
 
@@ -81,61 +87,65 @@ class Saver:
 
     Args:
         engine: This rank's.
+
+    Attributes:
+        num_begun: How many saves it has begun.
+        arena: Memory for copies of what is saved.
+        current: The save of whose end the program has not heard yet.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.side = engine.agreement_of_all.side
         self.deadline_s = engine.deadline_s
         self.num_begun = 0
-        self._thread: threading.Thread | None = None
-        self._failure: FarspanError | None = None
         self.arena = Arena()
+        self.current: Saved | None = None
+        self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._progress = threading.Condition()
-        self._is_over = True
+        self._limit_s: float | None = None
+        """How long the next sign of life of the thread may take; None where no save is on its way."""
         engine.before_end.append(self.finish)
         if self.side.world_size == 1:
             atexit.register(self._end)  # nobody ends an engine that is alone
 
-    def begin(self, task: Task, *, is_asynchronous: bool) -> None:
+    def begin(self, task: Task, *, is_asynchronous: bool) -> Saved:
         """Let `task` go on; without `is_asynchronous` return when it is over."""
         self.num_begun += 1
+        saved = self.current = Saved(task.draft.target, self)
         if not is_asynchronous:
-            self._failure = self._run(task)
-            return
+            saved.failure = self._run(task)
+            return saved
 
         def run() -> None:
-            self._failure = self._run(task)
-            self._beat(is_over=True)
+            try:
+                saved.failure = self._run(task)
+            finally:
+                self._note_life(None)
 
-        self._is_over = False
+        self._note_life(2 * self.deadline_s)
         self._thread = threading.Thread(target=run, name=f"farspan-save-{self.side.rank}", daemon=True)
         self._thread.start()
+        return saved
 
-    def finish(self, number: int | None = None) -> None:
+    def finish(self) -> None:
         """Wait for the save that is on its way, if there is one.
 
-        Args:
-            number: Which one is meant; a later one is not waited for.
-
         Raises:
-            CheckpointError: It has failed.
+            CheckpointError: It has failed; raised here once.
         """
-        if number is not None and number < self.num_begun:
-            return
         if self._thread is not None:
             self._wait_for(self._thread)
             self._thread = None
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        saved, self.current = self.current, None
+        if saved is not None and saved.failure is not None:
+            raise saved.failure
 
     def _wait_for(self, thread: threading.Thread) -> None:
         """Wait for a save as long as it goes on."""
-        limit_s = 2 * self.deadline_s
         with self._progress:
-            while not self._is_over:
-                if not self._progress.wait(min(limit_s, threading.TIMEOUT_MAX)):
+            while self._limit_s is not None:
+                if not self._progress.wait(min(limit_s := self._limit_s, threading.TIMEOUT_MAX)):
                     raise DeadlineError(
                         f"a save has not gone on for {limit_s:g} s.",
                         why="the disk is overloaded, stopped, or cannot be reached.",
@@ -143,30 +153,37 @@ class Saver:
                     )
         thread.join()
 
-    def _beat(self, *, is_over: bool = False) -> None:
+    def _note_life(self, limit_s: float | None) -> None:
+        """The save goes on, and its next sign of life comes in so many seconds at most; None: it is over."""
         with self._progress:
-            self._is_over = is_over
+            self._limit_s = limit_s
             self._progress.notify_all()
 
     def _run(self, task: Task) -> FarspanError | None:
+        """The failure of a save, if it has one; whatever it is, it must reach the program."""
         try:
             vote = self._vote_of(task)
-            self._beat()
+            self._note_life(task.patience_s + 2 * self.deadline_s)
             self.side.contribute(f"votes on {task.key}", json.dumps(vote).encode(), receiver=0)
             verdict = {} if self.side.rank else self._decide(task)
             self.side.contribute(f"verdict on {task.key}", json.dumps(verdict).encode())
-            self._beat()
-            first = self.side.gathered(f"verdict on {task.key}", self.deadline_s)[0]
+            first = self.side.gathered(f"verdict on {task.key}", task.patience_s + self.deadline_s)[0]
             self.side.forget(f"verdict on {task.key}")
             return _failure_of(json.loads(first))
         except FarspanError as error:
             return error
         except RuntimeError as error:  # the side channel has been closed
             return CheckpointError("the program has ended before a checkpoint was on the disk.", why=str(error))
+        except Exception as error:
+            return CheckpointError("a checkpoint could not be written.", why=f"{type(error).__name__}: {error}")
 
     def _vote_of(self, task: Task) -> Vote:
         try:
-            return {**task.write(self._beat), "states": task.states, "group": task.group}
+            return {
+                **task.write(lambda: self._note_life(2 * self.deadline_s)),
+                "states": task.states,
+                "group": task.group,
+            }
         except OSError as error:
             return {"error": _described(error, task.draft.path)}
         except FarspanError as error:
@@ -176,14 +193,16 @@ class Saver:
 
     def _decide(self, task: Task) -> dict[str, Any]:
         """What has become of the save, for all ranks; on rank 0."""
+        blobs = self.side.gathered(f"votes on {task.key}", task.patience_s)
+        self.side.forget(f"votes on {task.key}")
         try:
-            blobs = self.side.gathered(f"votes on {task.key}", self.deadline_s)
-            self.side.forget(f"votes on {task.key}")
             commit_votes(task.draft, [json.loads(blob) for blob in blobs], task.head, task.keep)
         except OSError as error:
             return self._abandoned(task, _described(error, task.draft.path))
         except CheckpointError as error:
             return self._abandoned(task, [error.what, error.why, error.hint])
+        except Exception as error:
+            return self._abandoned(task, ["a checkpoint could not be written.", f"{type(error).__name__}: {error}", ""])
         return {}
 
     def _abandoned(self, task: Task, error: list[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 
 from farspan.torch_private import DisableTorchFunction
 
-__all__ = ["Arena", "fits"]
+__all__ = ["Arena", "fits", "size_of"]
 
 _ALIGNMENT = 64
 _SPARE = 2
@@ -59,6 +59,7 @@ class Arena:
 
 
 def size_of(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Returns the bytes of a copy of them."""
     return sum(_aligned(tensor.nbytes) for tensor in tensors.values())
 
 

@@ -32,7 +32,7 @@ from farspan.state.saving.snapshot import Arena, fits
 from farspan.state.values import dtype_name
 from farspan.torch_private import DisableTorchFunction
 
-__all__ = ["HOW", "Job", "Write", "begin_write"]
+__all__ = ["HOW", "Job", "Write", "begin_write", "failed"]
 
 HOW = ("auto", "copy", "fork", "none")
 _LONGEST_S = 1e6
@@ -95,8 +95,17 @@ def begin_write(job: Job, arena: Arena, *, how: str, deadline_s: float) -> Write
         how = "fork" if sys.platform == "linux" and not fits(arena, tensors) else "copy"
     if how == "copy":
         return job.of(arena.copy(tensors)).run
-    plain = job.of({name: _in_memory(item) for name, item in tensors.items()})
+    plain = job.of({name: _in_memory(item, to_fork=how == "fork") for name, item in tensors.items()})
     return plain.run if how == "none" else _fork(plain, deadline_s)
+
+
+def failed(error: Exception) -> Write:
+    """A job that could not be begun: who does it hears why."""
+
+    def write(on_progress: Callable[[], object]) -> dict[str, Any]:
+        raise error
+
+    return write
 
 
 def _fork(job: Job, deadline_s: float) -> Write:
@@ -151,7 +160,9 @@ def _read_all(pipe: int, child: int, path: str, deadline_s: float, on_progress: 
     """What the child says: blanks while it goes on, at last what it has found."""
     found = bytearray()
     try:
-        while select.select([pipe], [], [], min(deadline_s, _LONGEST_S))[0]:
+        waiting = select.poll()  # `select` takes no more than 1024 open files
+        waiting.register(pipe, select.POLLIN)
+        while waiting.poll(min(deadline_s, _LONGEST_S) * 1000):
             data = os.read(pipe, 1 << 20)
             if not data:
                 return bytes(found)
@@ -182,10 +193,11 @@ def _error_of(found: Sequence[Any], path: str) -> Exception:
     return CheckpointError(f"{path} could not be written.", why=f"{kind}: {text}")
 
 
-def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as a file has it: itself, if it lies so in the CPU's memory."""
+def _in_memory(tensor: torch.Tensor, *, to_fork: bool) -> torch.Tensor:
+    """A tensor as a file has it: itself, if it lies so in the CPU's memory, and, `to_fork`, no process shares that."""
     with torch.no_grad(), DisableTorchFunction():
-        return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return plain.clone() if to_fork and plain.is_shared() else plain
 
 
 def _part(name: str, tensor: torch.Tensor) -> Part:
