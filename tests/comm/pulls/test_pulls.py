@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -53,6 +54,16 @@ def test_what_comes_has_memory_of_its_own_and_what_goes_is_as_it_was(ranks):
         _, (one, other) = reader.pull(1, {})
         one.add_(1)
         assert other.tolist() == [0] * 4 and data.tolist() == [0] * 4
+
+
+def test_a_connection_that_waits_for_the_next_question_keeps_no_memory_of_the_last_one(ranks):
+    _, pulls = ranks(2, lambda rank, request: ({}, [torch.ones(4)]))
+    memory = torch.empty(16, dtype=torch.uint8)
+    kept = weakref.ref(memory)
+    pulls[0].pull(1, {}, memory)
+    assert memory.view(torch.float32).tolist() == [1] * 4
+    del memory
+    assert kept() is None
 
 
 @pytest.mark.parametrize(

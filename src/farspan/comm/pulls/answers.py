@@ -58,7 +58,13 @@ def read_answer(
         ProtocolError, EOFError, OSError: The connection is of no use any more.
     """
     reader.place, reader.max_payload = _memory_for if memory is None else functools.partial(_there, memory), _MOST_BYTES
-    frames = frames_of(sock, reader)
+    try:
+        return _take_answer(frames_of(sock, reader), memory)
+    finally:
+        reader.place = None  # it knows the memory, and stays as long as the connection
+
+
+def _take_answer(frames: Iterator[Frame], memory: torch.Tensor | None) -> tuple[Header, list[torch.Tensor]]:
     head = next(frames).header
     number = head.get("num_tensors", 0)
     if type(number) is not int or not 0 <= number <= _MOST_TENSORS:
