@@ -330,3 +330,29 @@ def test_a_folder_of_checkpoints_may_be_called_step_something(tmp_path: Path) ->
     """By its name it was taken for one checkpoint, without a manifest."""
     farspan.save(tmp_path / "step-wise", model=nn.Linear(2, 2), step=3, wait=True)
     assert farspan.load(tmp_path / "step-wise").step == 3
+
+
+class Pair(nn.Module):
+    """Two layers that share a weight, or do not; and a buffer of which one element stands for many."""
+
+    def __init__(self, *, is_tied: bool, value: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        if is_tied:
+            self.second.weight = self.first.weight
+        self.register_buffer("scale", torch.tensor([value]).expand(4))
+
+
+def test_a_weight_that_was_tied_is_loaded_into_both_that_are_not(tmp_path: Path) -> None:
+    """Only the last one was loaded; the other kept its start, without a word."""
+    tied = Pair(is_tied=True)
+    farspan.save(tmp_path, model=tied, wait=True)
+    farspan.load(tmp_path, model=(apart := Pair(is_tied=False)))
+    assert torch.equal(apart.first.weight, tied.first.weight) and torch.equal(apart.second.weight, tied.first.weight)
+
+
+def test_an_expanded_buffer_is_loaded(tmp_path: Path) -> None:
+    """torch does not copy into it: the load raised when half of the model had been changed."""
+    farspan.save(tmp_path, model=Pair(is_tied=True, value=3.0), wait=True)
+    farspan.load(tmp_path, model=(found := Pair(is_tied=True)))
+    assert found.scale.tolist() == [3.0] * 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ def test_values_come_back_with_their_types() -> None:
     assert [type(item) for item in found["kinds"]] == [tuple, set, frozenset, bytes, deque, tuple]
     assert [type(item) for item in found["dicts"]] == [dict, dict, OrderedDict, Counter]
     assert found["kinds"][4].maxlen == 4 and type(found["numpy"][0]) is np.float32
+    counts = there_and_back(defaultdict(int, a=1))
+    counts["b"] += 1  # it came back as a plain dictionary
+    assert counts == {"a": 1, "b": 1} and there_and_back(defaultdict(None, a=1)).default_factory is None
     assert math.isnan(there_and_back(math.nan))
 
 
@@ -53,6 +56,7 @@ def test_tensors_and_arrays_come_back() -> None:
         (lambda: {"a": [print]}, "extra/a/0"),
         (lambda: {"a": torch.eye(3).to_sparse()}, "extra/a"),
         (lambda: object(), "extra"),
+        (lambda: defaultdict(lambda: 1), "extra"),
         (lambda: {"a": "\ud800"}, "extra/a"),
         (lambda: {"a": np.array(["text"])}, "extra/a"),
     ],
@@ -84,6 +88,7 @@ def is_taken(value: Any) -> bool:
         lambda value: {"a": value},
         lambda value: {1: value},
         lambda value: deque([value]),
+        lambda value: defaultdict(list, a=value),
         lambda value: frozenset([value]),
     ],
 )

@@ -28,6 +28,8 @@ _MAX_DEPTH = MAX_DEPTH - 8
 _HINT = "numbers, texts, lists, dictionaries, tensors, arrays, or an object with state_dict() and load_state_dict()"
 _NUMPY_KINDS = "biufc"
 _SCALARS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_FACTORIES: dict[str, Callable[[], Any]] = {kind.__name__: kind for kind in (bool, int, float, str, list, dict, set)}
+"""What makes the values that a `defaultdict` does not have yet."""
 _FLOATS = ("float16", "float32", "float64", "complex64", "complex128")
 
 
@@ -64,11 +66,12 @@ def encode(value: Any, name: str, put: Callable[[str, torch.Tensor], None], dept
     def items(found: Any, brackets: int = 2) -> list[Any]:
         return [encode(item, f"{name}/{number}", put, depth + brackets) for number, item in enumerate(found)]
 
-    def pairs() -> list[Any]:
-        keys = [encode(key, f"{name}, a key", _refuse_tensor, depth + 3) for key in value]
+    def pairs(brackets: int = 3) -> list[Any]:
+        keys = [encode(key, f"{name}, a key", _refuse_tensor, depth + brackets) for key in value]
         named = [f"{name}/{_shown(key)}" for key in value]
         return [
-            [key, encode(item, at, put, depth + 3)] for key, at, item in zip(keys, named, value.values(), strict=True)
+            [key, encode(item, at, put, depth + brackets)]
+            for key, at, item in zip(keys, named, value.values(), strict=True)
         ]
 
     if kind is list:
@@ -83,8 +86,11 @@ def encode(value: Any, name: str, put: Callable[[str, torch.Tensor], None], dept
         return {f"${kind.__name__}": items(sorted(value, key=lambda item: (type(item).__name__, item)))}
     if kind is deque:
         return {"$deque": [value.maxlen, items(value, 3)]}
-    if kind in (OrderedDict, Counter, defaultdict):
-        return {f"${kind.__name__}" if kind is not defaultdict else "$dict": pairs()}
+    if kind in (OrderedDict, Counter):
+        return {f"${kind.__name__}": pairs()}
+    if kind is defaultdict and (value.default_factory is None or value.default_factory in _FACTORIES.values()):
+        factory = value.default_factory
+        return {"$defaultdict": ["" if factory is None else factory.__name__, {"$dict": pairs(5)}]}
     if kind in (bytes, bytearray):
         return {"$bytes": bytes(value).hex()}
     if kind is complex:
@@ -142,6 +148,8 @@ def _decode_tagged(tag: str, body: Any, tensor_of: Callable[[str], torch.Tensor]
             return dict(pairs())
         case "$OrderedDict":
             return OrderedDict(pairs())
+        case "$defaultdict":
+            return defaultdict(_FACTORIES[body[0]] if body[0] else None, decode(body[1], tensor_of, where))
         case "$Counter":
             return Counter(dict(pairs()))
         case "$deque":

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from farspan.call.leaf import Placed
-from farspan.comm.tensor_bytes import buffer_of
+from farspan.comm.tensor_bytes import buffer_of, overwrite
 from farspan.documents import as_list, as_object
 from farspan.errors import CheckpointError
 from farspan.execute.engine import Engine
@@ -138,12 +138,13 @@ class Restorer:
         there = {name.removeprefix(prefix) for name in self.manifest.tensors if name.startswith(prefix)}
         aliases = as_object(saved["aliases"], path)
         there = {name for name in there if "/" not in name or name in own}
-        own = {str(aliases.get(name, name)): tensor for name, tensor in own.items()}
-        if missing := sorted(set(own) - there):
+        wanted = [(str(aliases.get(name, name)), tensor) for name, tensor in own.items()]  # not tied now: one for two
+        names = {name for name, _ in wanted}
+        if missing := sorted(names - there):
             raise self._other_model(path, f"it has no {missing[0]}", len(missing))
-        if extra := sorted(there - set(own)):
+        if extra := sorted(there - names):
             raise self._other_model(path, f"the program's model has no {extra[0]}", len(extra))
-        for name, tensor in own.items():
+        for name, tensor in wanted:
             stored = self.manifest.tensors[prefix + name]
             if tuple(tensor.shape) != stored.shape:
                 words = f"{name} is {list(stored.shape)} there, and {list(tensor.shape)} in the program"
@@ -265,7 +266,7 @@ class Restorer:
                 self.reader.read(name, buffer_of(tensor.detach()))
                 torch.autograd.graph.increment_version(tensor)
             else:
-                tensor.detach().copy_(self.read_new(name))
+                overwrite(tensor, self.read_new(name))
 
 
 class _NotPlain:
