@@ -335,6 +335,8 @@ def test_a_folder_of_checkpoints_may_be_called_step_something(tmp_path: Path) ->
 class Pair(nn.Module):
     """Two layers that share a weight, or do not; and a buffer of which one element stands for many."""
 
+    scale: torch.Tensor
+
     def __init__(self, *, is_tied: bool, value: float = 0.0) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)

@@ -44,6 +44,7 @@ from farspan.torch_private.fakes import silent_fakes as silent_fakes
 from farspan.torch_private.fakes import watch_fakes as watch_fakes
 from farspan.torch_private.fakes import with_sizes_kept as with_sizes_kept
 from farspan.torch_private.files.dcp import dcp_classes as dcp_classes
+from farspan.torch_private.files.loaders import forget_workers as forget_workers
 from farspan.torch_private.files.serialization import address_of_storage as address_of_storage
 from farspan.torch_private.files.serialization import watch_saving as watch_saving
 from farspan.torch_private.flags import are_all_modules_hooked as are_all_modules_hooked
@@ -124,6 +125,7 @@ __all__ = [
     "flops_of",
     "form_of",
     "forget_casts",
+    "forget_workers",
     "has_compatible_type",
     "has_full_backward_hooks",
     "has_memory_of_its_own",

@@ -58,6 +58,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "single items": {"batch_size": None, "shuffle": True},
     "workers": {"batch_size": 4, "shuffle": True, "num_workers": 2},
     "workers that stay": {"batch_size": 3, "shuffle": True, "num_workers": 2, "persistent_workers": True},
+    "workers that stay, with a generator": {
+        "batch_size": 3,
+        "shuffle": True,
+        "num_workers": 2,
+        "persistent_workers": True,
+        "generator": True,
+    },
     "workers with single items": {"batch_size": None, "shuffle": True, "num_workers": 2},
     "a stream": {"batch_size": 2, "dataset": Stream()},
     "a stream in a worker": {"batch_size": 2, "dataset": Stream(), "num_workers": 1},
@@ -125,3 +132,29 @@ def test_groups_of_ranks_share_what_has_been_taken() -> None:
     again = resumable(DataLoader(Noisy(), batch_size=1))
     again.from_json(json.loads(json.dumps(loader.to_json(1))), 2, "a test")
     assert again.position == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_goes_on_between_two_epochs_and_in_a_loader_that_has_run(kind: str) -> None:
+    """Workers that stay have drawn in the epochs before: new ones began anew, and so did the order."""
+    options = dict(KINDS[kind])
+    has_generator, dataset = options.pop("generator", False), options.pop("dataset", Noisy())
+
+    def make() -> Resumable[Any]:
+        own: dict[str, Any] = {"generator": torch.Generator().manual_seed(7)} if has_generator else {}
+        return resumable(DataLoader(dataset, **options, **own))
+
+    def epoch(loader: Resumable[Any]) -> list[Any]:
+        return [[*batch.tolist(), torch.rand(()).item()] for batch in loader]
+
+    seed()
+    loader = make()
+    epoch(loader)
+    saved = json.dumps([loader.to_json(1), generators_to_json(torch.default_generator)])
+    rest = [epoch(loader), epoch(loader)]
+    for again in (make(), loader):
+        torch.manual_seed(99)
+        place, generators = json.loads(saved)
+        again.from_json(place, 1, "a test")
+        generators_from_json(torch.default_generator, generators, "a test")
+        assert [epoch(again), epoch(again)] == rest

@@ -9,7 +9,7 @@ from farspan.documents import as_count, as_list, as_object
 
 __all__ = ["Place", "place_from_json", "place_to_json"]
 
-_KEYS = ("epoch", "position", "num_groups", "start", "order", "own", "workers")
+_KEYS = ("epoch", "position", "num_groups", "start", "order", "own", "own_order", "workers")
 _MOST = 10**15
 
 
@@ -21,9 +21,10 @@ class Place:
         epoch: How many epochs are over.
         position: How many batches of this one have been taken.
         num_groups: Of ranks, each of which has taken so many.
-        start: The states of generators when the epoch began; None before that.
+        start: The states of the program's generators when the epoch began; None between epochs.
         order: The same when its sampler began; None before that.
-        own: The states of the loader's own generators when the epoch began.
+        own: The states of the loader's own generators when the epoch began; between epochs, the present ones.
+        own_order: The same when its sampler began.
         workers: The states of workers, by number.
     """
 
@@ -33,6 +34,7 @@ class Place:
     start: Any = None
     order: Any = None
     own: list[Any] = field(default_factory=list)
+    own_order: list[Any] = field(default_factory=list)
     workers: dict[int, Any] = field(default_factory=dict)
 
 
@@ -55,6 +57,7 @@ def place_from_json(value: Any, where: str) -> Place:
         start=None if found["start"] is None else as_object(found["start"], where),
         order=None if found["order"] is None else as_object(found["order"], where),
         own=as_list(found["own"], where),
+        own_order=as_list(found["own_order"], where),
         workers={
             as_count(number, where): as_object(states, where)
             for number, states in [as_list(item, where, length=2) for item in as_list(found["workers"], where)]

@@ -27,6 +27,7 @@ from farspan.outputs import write_line
 from farspan.state.generators import generators_from_json, generators_to_json, one_from_json, one_to_json
 from farspan.state.position.place import Place, place_from_json, place_to_json
 from farspan.state.position.workers import Order, Single, TaggingCollate, WorkerInit
+from farspan.torch_private import forget_workers
 
 __all__ = ["Resumable", "loaders_from_json", "loaders_to_json", "resumable"]
 
@@ -44,6 +45,7 @@ class Resumable(Generic[_T]):
     def __init__(self, loader: DataLoader[_T]) -> None:
         self._given = loader
         self._loader = copy.copy(loader)
+        forget_workers(self._loader)
         self._is_iterable = isinstance(loader.dataset, IterableDataset)
         self._has_workers = loader.num_workers > 0 and not self._is_iterable
         self._order: Order | None = None
@@ -56,6 +58,8 @@ class Resumable(Generic[_T]):
         """Where the epoch that goes on began."""
         self._resumed: Place | None = None
         """Where the next epoch is to go on."""
+        self._has_ended_workers = False
+        """Whether workers that would have stayed begin again with the next epoch."""
         self._workers: dict[int, Any] = {}
         """The states of workers after the last batch of each that the program has taken."""
 
@@ -105,26 +109,30 @@ class Resumable(Generic[_T]):
 
     def _begin(self) -> Iterator[Any]:
         self.position = 0
-        self._place = place = Place(start=_states(), own=[one_to_json(each) for each in self._own_generators()])
+        states, own = _states(), self._own_states()
+        self._place = place = Place(start=states, own=own)
+        goes_on, self._has_ended_workers = self._has_ended_workers, False
+
+        def order_begins() -> None:
+            if goes_on:  # workers that stay draw their seed before their first epoch alone
+                self._set_states(states, own)
+            place.order, place.own_order = _states(), self._own_states()
+
         if self._order is not None:
-            self._order.begin(lambda: setattr(place, "order", _states()))
+            self._order.begin(order_begins)
         if self._has_workers and not self._loader.persistent_workers:
             self._workers = {}
-        return iter(self._loader)
+        return self._started(self._workers if goes_on else {})
 
     def _go_on(self, place: Place) -> Iterator[Any]:
         """Begin an epoch again, and skip what has been taken of it."""
         now = _states()
-        self._place, self.position = place, place.position
-        if place.start is None:
-            return self._begin()
-        _set_states(place.start)
-        for generator, saved in zip(self._own_generators(), place.own, strict=False):
-            one_from_json(generator, saved, "the generator of a loader")
+        self._place, self.position, self._has_ended_workers = place, place.position, False
+        self._set_states(place.start, place.own)
 
         def order_begins() -> None:
             if place.order is not None:
-                _set_states(place.order)
+                self._set_states(place.order, place.own_order)
 
         if self._order is None:
             iterator = iter(self._loader)
@@ -132,14 +140,17 @@ class Resumable(Generic[_T]):
                 next(iterator, None)
             _set_states(now)
             return iterator
-        self._workers = dict(place.workers)
-        if self._has_workers:
-            vars(self._loader)["worker_init_fn"].states = dict(place.workers)
         num_blanks = place.position % self._loader.num_workers if self._has_workers else 0
         self._order.go_on(order_begins, place.position, num_blanks, lambda: _set_states(now))
+        return self._started(self._workers)
+
+    def _started(self, workers: dict[int, Any]) -> Iterator[Any]:
+        """The loader's iterator; workers that begin with it go on from these states."""
+        if not self._has_workers:
+            return iter(self._loader)
+        vars(self._loader)["worker_init_fn"].states = dict(workers)
         iterator = iter(self._loader)
-        if self._has_workers:
-            vars(self._loader)["worker_init_fn"].states = {}
+        vars(self._loader)["worker_init_fn"].states = {}
         return iterator
 
     def _own_generators(self) -> list[torch.Generator]:
@@ -149,12 +160,21 @@ class Resumable(Generic[_T]):
         found = [getattr(holder, "generator", None) for holder in holders]
         return list({id(item): item for item in found if isinstance(item, torch.Generator)}.values())
 
+    def _own_states(self) -> list[Any]:
+        return [one_to_json(each) for each in self._own_generators()]
+
+    def _set_states(self, program: Any, own: list[Any]) -> None:
+        """Put the program's generators, and the loader's own, to such states."""
+        _set_states(program)
+        for generator, saved in zip(self._own_generators(), own, strict=False):
+            one_from_json(generator, saved, "the generator of a loader")
+
     # What is saved.
 
     def to_json(self, num_groups: int) -> dict[str, Any]:
         place = self._resumed or self._place or Place()
         is_between = self._resumed is None and not self._is_begun
-        now = Place() if is_between else copy.copy(place)
+        now = Place(own=self._own_states()) if is_between else copy.copy(place)
         now.epoch, now.num_groups = self.epoch, num_groups
         now.position = 0 if is_between else (place.position if self._resumed else self.position)
         now.workers = dict(place.workers if self._resumed else self._workers)
@@ -170,6 +190,10 @@ class Resumable(Generic[_T]):
         self._is_begun = False
         self._workers = dict(place.workers)
         self._resumed = place if place.start is not None else None
+        self._has_ended_workers = self._has_workers and self._loader.persistent_workers
+        forget_workers(self._loader)
+        for generator, saved in zip(self._own_generators(), () if self._resumed else place.own, strict=False):
+            one_from_json(generator, saved, "the generator of a loader")
 
 
 def resumable(loader: DataLoader[_T]) -> Resumable[_T]:

@@ -1,3 +1,3 @@
-"""What torch's own code does with files."""
+"""What torch's own code does with files, and to read data."""
 
 __all__: list[str] = []
