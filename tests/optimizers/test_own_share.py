@@ -20,7 +20,7 @@ from farspan.execute.optimizers.own_share import OwnShares
 from farspan.execute.optimizers.step_view import StepView
 from farspan.record.tensor import LazyTensor
 
-_Distribute = Callable[[nn.Module], nn.Module]
+_Distribute = Callable[..., nn.Module]
 _Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 _OPTIMIZERS: dict[str, _Make] = {
@@ -212,3 +212,139 @@ def test_groups_of_which_a_rank_has_nothing() -> None:
         return seen, scheduler.get_last_lr(), weights(model), _kept(optimizer)
 
     same_everywhere(program, 4)
+
+
+def test_a_hook_on_one_rank_from_the_beginning_where_the_whole_view_asks_the_others() -> None:
+    """The hook's rank had the whole view, whose step asks for norms; the other took its share, and never answered."""
+
+    def program(rank: int, model: nn.Module) -> list[float]:
+        farspan.distribute(model)
+        optimizer = torch.optim.Adafactor(model.parameters(), lr=0.01)
+        if rank == 0:
+            optimizer.register_step_post_hook(lambda *args: None)
+        return [_step(model, optimizer, number) for number in range(3)]
+
+    models = [mlp() for _ in range(2)]
+    found = run_threads(2, lambda rank: program(rank, models[rank]), deadline_s=20.0)
+    assert found[0] == found[1] == program(1, mlp())
+
+
+def test_other_parameters_in_the_place_of_those_that_were_known() -> None:
+    """As many as before, and all of them new: their owners alone knew what was kept for them."""
+
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        parameters = list(model.parameters())
+        distribute(model)
+        optimizer = torch.optim.SGD([{"params": parameters[:2]}, {"params": parameters[2:6], "momentum": 0.9}], lr=0.01)
+        seen: list[Any] = []
+        for number in range(6):
+            if number == 2:
+                optimizer.param_groups[0]["params"] = parameters[6:8]
+            if number == 4:
+                first, second = optimizer.param_groups
+                first["params"], second["params"] = second["params"], first["params"]
+            seen.append(_step(model, optimizer, number))
+        momenta = [optimizer.state[p].get("momentum_buffer") for p in parameters]
+        return seen, [None if item is None else item.sum().item() for item in momenta], weights(model)
+
+    same_everywhere(program, 2)
+
+
+def test_what_the_program_has_set_to_none_is_made_anew_on_every_rank() -> None:
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        seen: list[Any] = []
+        for number in range(5):
+            seen.append(_step(model, optimizer, number))
+            if number == 2:
+                for state in optimizer.state.values():
+                    state["momentum_buffer"] = None
+        return seen, [state["momentum_buffer"].sum().item() for state in optimizer.state.values()], weights(model)
+
+    same_everywhere(program, 2)
+
+
+def test_state_that_the_program_goes_on_holding() -> None:
+    """Tensors of the state, and its dictionaries: both show what they show in one process, at any later time."""
+
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        if distribute is farspan.distribute:
+            distribute(model, plan={"layers": "rank:0", "head": "rank:1"})  # which no measurement changes
+        parameters = list(model.parameters())
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        seen: list[Any] = [_step(model, optimizer, 0)]
+        state = optimizer.state
+        numbers = [state[parameter]["step"] for parameter in parameters]
+        for number in range(4):
+            seen.append(_step(model, optimizer, number + 1))
+            seen.append([item.item() for item in numbers])
+            seen.append([(state[p]["step"] + 1).item() + state[p]["exp_avg"].sum().item() for p in parameters])
+            if number == 2:
+                state.clear()
+                numbers.clear()
+        return seen, weights(model), _kept(optimizer)
+
+    same_everywhere(program, 2)
+
+
+def test_a_step_that_is_given_no_closure_by_name_is_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    views = _Views(monkeypatch)
+
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        losses: list[float] = []
+        for number in range(6):
+            optimizer.zero_grad()
+            loss = model(X + number).square().mean()
+            loss.backward()
+            if number == 3:
+                optimizer.step(lambda: 0.0)  # the whole view again, once
+            else:
+                optimizer.step(closure=None) if number % 2 else optimizer.step(None)
+            losses.append(loss.item())
+        return (losses, weights(model), _kept(optimizer)), views.seen()
+
+    plain, ranks = _on_two_ranks(program)
+    assert [numbers for numbers, _ in ranks] == [plain[0]] * 2
+    assert [shares for _, (_, shares) in ranks] == [3] * 2
+
+
+def test_a_scaler_that_gives_each_step_its_scale() -> None:
+    """What it gave to all but the first step was one rank's: so became the numbers of steps, of all parameters."""
+
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        seen: list[Any] = []
+        for number in range(7):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(X + number), Y) * (float("inf") if number == 4 else 1.0)
+            if number == 5:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            seen += [loss.item(), scaler.get_scale()]
+        return seen, weights(model), _kept(optimizer)
+
+    same_everywhere(program, 2)
+
+
+def test_another_optimizer_is_given_the_state_while_the_first_steps_are_measured() -> None:
+    """What is kept is measured, also where it is shown as recorded tensors at that time."""
+
+    def program(model: nn.Module, distribute: _Distribute) -> Any:
+        distribute(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        losses = [_step(model, optimizer, number) for number in range(3)]
+        other = torch.optim.Adam(model.parameters(), lr=0.02)
+        other.load_state_dict(optimizer.state_dict())
+        losses += [_step(model, other, number) for number in range(3)]
+        return losses, weights(model), _kept(other)
+
+    same_everywhere(program, 2)

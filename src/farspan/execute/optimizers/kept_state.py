@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 from farspan.call.leaf import Placed
 from farspan.record.tensor import LazyTensor
 
-__all__ = ["change_tensors", "find_kept", "parts_beside_state", "parts_of", "raw_state"]
+__all__ = ["change_tensors", "find_kept", "parts_beside_state", "parts_of", "parts_of_state", "raw_state"]
 
 _Change = Callable[[torch.Tensor], Any]
 _NUMBERS = frozenset([bool, int, float, str, type(None)])
@@ -62,12 +62,17 @@ def _is_plain_object(item: Any) -> bool:
 
 def parts_of(optimizer: Optimizer, placed: Mapping[int, Placed]) -> Iterator[tuple[str, Placed | None, _Part]]:
     """Returns all places where it keeps tensors, each with a name that is the same on every rank."""
+    yield from parts_of_state(optimizer, placed)
+    for name, part in parts_beside_state(optimizer):
+        yield name, None, part
+
+
+def parts_of_state(optimizer: Optimizer, placed: Mapping[int, Placed]) -> Iterator[tuple[str, Placed | None, _Part]]:
+    """Yields the places of its state, one for each parameter."""
     state = raw_state(optimizer)
     for number, key in enumerate(state):
         item = placed.get(id(key))
         yield item.name if item is not None else f"state {number}", item, _Part(state, [key])
-    for name, part in parts_beside_state(optimizer):
-        yield name, None, part
 
 
 def parts_beside_state(optimizer: Optimizer) -> Iterator[tuple[str, _Part]]:

@@ -22,7 +22,7 @@ from torch.optim.optimizer import Optimizer
 
 from farspan.call.infer.entry import meta_of
 from farspan.execute.agreement.broadcast import broadcast_tensors
-from farspan.execute.optimizers.kept_state import parts_of, raw_state
+from farspan.execute.optimizers.kept_state import parts_of_state, raw_state
 from farspan.execute.optimizers.own import make_own, make_replicated
 from farspan.graph import Value
 from farspan.record.tensor import LazyTensor
@@ -31,6 +31,7 @@ from farspan.torch_private import has_step_hooks
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
     from farspan.execute.engine import Engine
+    from farspan.execute.optimizers.step_view import StepView
 
 __all__ = ["OwnShares"]
 
@@ -62,36 +63,49 @@ class _Known:
 
     names: frozenset[str]
     """The parameters that took part in it."""
+    parameters: list[Any]
+    """All its parameters, and how many each group has."""
     kept: list[Any]
-    """The optimizer's state of each parameter after that step."""
+    """What the optimizer kept for each parameter after that step."""
     values: list[Any]
     """The values of the optimizer's parameter groups after that step."""
     settings: list[Any]
-    is_divided: bool = False
-    """Whether all that is kept for a parameter is its owner's alone, numbers too."""
 
 
 class OwnShares:
-    """The optimizers of one rank whose steps can be taken so."""
+    """The optimizers of one rank whose steps can be taken so.
+
+    While it is known what an optimizer keeps, all of that is the parameters' owners' alone, numbers too; on every rank.
+    """
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
+        self._watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Those with hooks around their steps on some rank: all ranks stay in the whole view."""
 
-    def has_stepped(self, engine: Engine, optimizer: Optimizer, placed: Sequence[Placed]) -> None:
-        """A step in the whole view is over."""
-        is_whole = len(placed) == sum(map(len, _parameters_of(optimizer)))
-        if type(optimizer) in _OF_EACH_PARAMETER and is_whole and _is_plain(optimizer):
-            names = frozenset([item.name for item in placed if engine.has_gradient(item)])
-            values, settings = _values_of(optimizer), _settings_of(optimizer)
-            if not any(isinstance(value, torch.Tensor) for value in values):  # whose they are, the whole view says
-                self._known[optimizer] = _Known(names, _names_kept(optimizer, placed), values, settings)
+    def has_stepped(self, engine: Engine, optimizer: Optimizer, placed: Sequence[Placed], view: StepView) -> None:
+        """A step in the whole view is over, which was given no closure."""
+        is_whole = len(placed) == sum([len(group["params"]) for group in optimizer.param_groups])
+        if type(optimizer) not in _OF_EACH_PARAMETER or not is_whole or optimizer in self._watched:
+            return
+        values = _values_of(optimizer)
+        if _has_tensor(values) or not _is_at_owners(engine, optimizer, view):  # whose they are, the whole view says
+            return
+        if not all(engine.gather("whether a step has no hooks", b"1" if _is_plain(optimizer) else b"")):
+            self._watched.add(optimizer)
+            return
+        names = frozenset([item.name for item in placed if engine.has_gradient(item)])
+        kept, settings = _kept_of(optimizer, placed), _settings_of(optimizer)
+        self._known[optimizer] = _Known(names, _parameters_of(optimizer, placed), kept, values, settings)
+        _divide(engine, optimizer)
 
     def ends_for_hooks(self, optimizer: Optimizer) -> bool:
         """Whether the next step is no share any more since it has hooks: all ranks must know numbers again for it."""
-        known = self._known.get(optimizer)
-        return known is not None and known.is_divided and not _is_plain(optimizer)
+        return optimizer in self._known and not _is_plain(optimizer)
 
-    def take(self, engine: Engine, optimizer: Optimizer, placed: Sequence[Placed], *, is_as_left: bool) -> Any:
+    def take(
+        self, engine: Engine, optimizer: Optimizer, placed: Sequence[Placed], *, is_as_left: bool, has_closure: bool
+    ) -> Any:
         """The optimizer whose step is this rank's share; all ranks find one, or none.
 
         Args:
@@ -99,6 +113,7 @@ class OwnShares:
             optimizer: It is about to step.
             placed: All its parameters.
             is_as_left: Whether the program has not asked for what it keeps since its last step.
+            has_closure: Whether the step is given a closure, which sees the optimizer itself.
 
         Returns:
             A stand-in with the own parameters alone; None where the step needs the whole view.
@@ -106,14 +121,13 @@ class OwnShares:
         known = self._known.get(optimizer)
         if known is None:
             return None
-        if not _is_plain(optimizer) or not self._is_like(known, engine, optimizer, placed, is_as_left=is_as_left):
+        is_share = _is_plain(optimizer) and not has_closure
+        if not is_share or not self._is_like(known, engine, optimizer, placed, is_as_left=is_as_left):
             del self._known[optimizer]
-            if known.is_divided:
-                _broadcast_numbers(engine, optimizer)
+            _broadcast_numbers(engine, optimizer)
             return None
-        if not (known.is_divided and is_as_left):  # what the program has put in its place is every rank's
+        if not is_as_left:  # what the program has put in its place is every rank's
             _divide(engine, optimizer)
-            known.is_divided = True
         own = {id(item.tensor) for item in placed if item.is_owned}
         groups = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in optimizer.param_groups]
         share: Any = object.__new__(type(optimizer))
@@ -126,7 +140,7 @@ class OwnShares:
     ) -> bool:
         """Whether a step would keep nothing but what one in the whole view has kept."""
         engine.masks.resolve()
-        if engine.masks.sparse or not len(placed) == len(known.kept) == sum(map(len, _parameters_of(optimizer))):
+        if engine.masks.sparse or _parameters_of(optimizer, placed) != known.parameters:
             return False
         if len(known.names) < len(placed) and any(
             item.name not in known.names and engine.has_gradient(item) for item in placed
@@ -137,7 +151,7 @@ class OwnShares:
             if _settings_of(optimizer) != known.settings:
                 return False
             known.values = values
-        return is_as_left or _names_kept(optimizer, placed) == known.kept
+        return is_as_left or _kept_of(optimizer, placed) == known.kept
 
     def has_loaded(self, engine: Engine, optimizer: Optimizer) -> None:
         """What it keeps has been loaded, of dictionaries that may hold the tensors of steps, which are not alike."""
@@ -151,8 +165,24 @@ def _is_plain(optimizer: Optimizer) -> bool:
     return type(optimizer).step.__module__.startswith("torch.optim.") and not has_step_hooks(optimizer)
 
 
-def _parameters_of(optimizer: Optimizer) -> list[list[torch.Tensor]]:
-    return [group["params"] for group in optimizer.param_groups]
+def _is_at_owners(engine: Engine, optimizer: Optimizer, view: StepView) -> bool:
+    """Returns whether all that is kept for a parameter is its owner's, or known to all: alike on every rank."""
+    found = True
+
+    def look(tensor: torch.Tensor, owner: int) -> torch.Tensor:
+        nonlocal found
+        found = found and view.ranks_of([tensor]) in (0, owner)
+        return tensor
+
+    for _, item, part in parts_of_state(optimizer, engine.recorder.placed):
+        if item is not None:
+            owner = 1 << engine.teams[item.stage].leader.rank
+            part.change(lambda tensor, owner=owner: look(tensor, owner))
+    return found
+
+
+def _parameters_of(optimizer: Optimizer, placed: Sequence[Placed]) -> list[Any]:
+    return [*[len(group["params"]) for group in optimizer.param_groups], *[item.name for item in placed]]
 
 
 def _values_of(optimizer: Optimizer) -> list[Any]:
@@ -177,14 +207,22 @@ def _kind_of(setting: Any) -> Any:
     return tuple(map(_kind_of, setting)) if isinstance(setting, (tuple, list)) else setting
 
 
-def _names_kept(optimizer: Optimizer, placed: Sequence[Placed]) -> list[Any]:
+def _has_tensor(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, torch.Tensor) for value in values) or any(
+        _has_tensor(value) for value in values if isinstance(value, (tuple, list))
+    )
+
+
+def _kept_of(optimizer: Optimizer, placed: Sequence[Placed]) -> list[Any]:
+    """By parameter the names of what is kept, and whether there is something: a step makes what is None."""
     state = raw_state(optimizer)
-    return [tuple(state.get(item.tensor) or ()) for item in placed]
+    kept = [state.get(item.tensor) or {} for item in placed]
+    return [[(name, value is None) for name, value in each.items()] for each in kept]
 
 
 def _divide(engine: Engine, optimizer: Optimizer) -> None:
     """Numbers too, all of which every rank has had so far, become their owners'."""
-    for _, item, part in parts_of(optimizer, engine.recorder.placed):
+    for _, item, part in parts_of_state(optimizer, engine.recorder.placed):
         if item is not None:
             part.change(lambda tensor, item=item: _of_owner(engine, item, tensor))
 
@@ -210,7 +248,7 @@ def _broadcast_numbers(engine: Engine, optimizer: Optimizer) -> None:
         small.append((make_replicated(tensor), engine.teams[item.stage].leader.rank))
         return tensor
 
-    for _, item, part in parts_of(optimizer, engine.recorder.placed):
+    for _, item, part in parts_of_state(optimizer, engine.recorder.placed):
         if item is not None:
             part.change(lambda tensor, item=item: change(item, tensor))
     if small:

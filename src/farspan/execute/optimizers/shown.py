@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from farspan.call.infer.entry import intern, meta_of
 from farspan.call.leaf import Placed
-from farspan.execute.optimizers.kept_state import change_tensors, parts_beside_state, parts_of
+from farspan.execute.optimizers.kept_state import change_tensors, parts_beside_state, parts_of, parts_of_state
 from farspan.execute.optimizers.own import is_own, make_own
 from farspan.graph import Meta, Value
 from farspan.record.ops.overrides import read_data
@@ -44,8 +44,15 @@ def keeps_beside_state(optimizer: Optimizer) -> bool:
     return found
 
 
-def show_to_step(engine: Engine, optimizer: Optimizer) -> None:
-    """A step begins: own tensors are plain, and what is known to all is."""
+def show_to_step(engine: Engine, optimizer: Optimizer, *, is_as_left: bool) -> None:
+    """A step begins: own tensors are plain, and what is known to all is.
+
+    Args:
+        engine: This rank's.
+        optimizer: It is about to step.
+        is_as_left: Whether its state still is as a step sees it. Groups and attributes may have been given something
+            else since (a GradScaler gives `found_inf` for each step).
+    """
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) is not LazyTensor:
@@ -58,8 +65,11 @@ def show_to_step(engine: Engine, optimizer: Optimizer) -> None:
             return make_own(engine.read(value))
         return LazyTensor.make(Value(value.meta, value.stage), engine.recorder)
 
-    for _, _, part in parts_of(optimizer, engine.recorder.placed):
+    for _, part in parts_beside_state(optimizer):
         part.change(change)
+    if not is_as_left:
+        for _, _, part in parts_of_state(optimizer, engine.recorder.placed):
+            part.change(change)
 
 
 def show_to_all(engine: Engine, optimizer: Optimizer, number: int) -> None:

@@ -38,6 +38,8 @@ class OptimizerStates:
         """The view that steps have, once there has been one."""
         self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Optimizers whose tensors are as a step sees them, since the program has not asked for them."""
+        self.held: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Optimizers whose state the program has asked for, and may look at whenever it likes."""
         self.shares: Any = None
         """Which steps can be each rank's share, once there has been one."""
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()

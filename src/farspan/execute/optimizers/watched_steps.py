@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from farspan.errors import RecordError
 from farspan.execute.engine import Engine
+from farspan.execute.optimizers.kept_state import raw_state
 from farspan.execute.optimizers.own_share import OwnShares
 from farspan.execute.optimizers.shown import keeps_beside_state, kept_for, read_kept, show_to_all, show_to_step
 from farspan.execute.optimizers.states import given_for, placed_in, without_others
@@ -62,6 +63,8 @@ def _get_state(optimizer: Optimizer) -> Any:
     engine = current_engine()
     if engine is not None and engine.recorder.is_recording:
         _show(engine, optimizer)
+        if engine.values.optimizers.number_of(optimizer) is not None:
+            engine.values.optimizers.held.add(optimizer)
     return state
 
 
@@ -107,27 +110,30 @@ def _state_dict(optimizer: Optimizer) -> Any:
         return _original_state_dict(optimizer)
     if engine.recorder.has_pending():
         engine.flush("optimizer.state_dict()")
-    own = optimizer.state
+    _show(engine, optimizer)
+    own, is_held = raw_state(optimizer), optimizer in engine.values.optimizers.held
     optimizer.state = _whole_state(engine, optimizer)
     try:
         found = _original_state_dict(optimizer)
     finally:
         optimizer.state = own
+        if not is_held:
+            engine.values.optimizers.held.discard(optimizer)
     found["param_groups"] = read_recorded(found["param_groups"])
     return found
 
 
 def _whole_state(engine: Engine, optimizer: Optimizer) -> defaultdict[Any, Any]:
     number = engine.values.optimizers.number_of(optimizer)
-    whole: defaultdict[Any, Any] = defaultdict(dict)
+    kept, whole = raw_state(optimizer), defaultdict[Any, Any](dict)
     for placed in placed_in(optimizer, engine.recorder.placed):
-        state = optimizer.state.get(placed.tensor)
+        state = kept.get(placed.tensor)
         steps_elsewhere = number is not None or engine.recorder.runs_each_backward
         if not placed.is_owned and steps_elsewhere and not state:  # kept there alone
             state = engine.values.pull_state(engine.teams[placed.stage].leader.rank, number, placed.name) or state
         if state is not None:
             whole[placed.tensor] = read_kept(engine, state)
-    whole.update((key, read_kept(engine, state)) for key, state in optimizer.state.items() if key not in whole)
+    whole.update((key, read_kept(engine, state)) for key, state in kept.items() if key not in whole)
     return whole
 
 
@@ -184,23 +190,21 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
     is_as_left = optimizer in steps.stepped
     _begin(engine, optimizer)
     steps.depth = 1
-    share = None
-    if engine.num_ranks > 1 and len(args) == 1 and not kwargs:  # a closure sees the optimizer itself
-        share = _shares(engine).take(engine, optimizer, placed, is_as_left=is_as_left)
+    has_closure = _has_closure(args, kwargs)
+    share = _shares(engine).take(engine, optimizer, placed, is_as_left=is_as_left, has_closure=has_closure)
     if share is None:
         _enter(engine)
         return args, kwargs
     engine.recorder.enter_optimizer()
-    return (share,), kwargs
+    return (share, *args[1:]), kwargs
 
 
 def _begin(engine: Engine, optimizer: Optimizer) -> None:
-    """Turns what the optimizer keeps into what its step sees, unless it still is."""
+    """Turns what the optimizer keeps into what its step sees."""
     steps = engine.values.optimizers
     steps.add(optimizer)
-    if optimizer not in steps.stepped:
-        steps.stepped.add(optimizer)
-        show_to_step(engine, optimizer)
+    show_to_step(engine, optimizer, is_as_left=optimizer in steps.stepped)
+    steps.stepped.add(optimizer)
 
 
 def _enter(engine: Engine) -> None:
@@ -251,6 +255,10 @@ def _run_recorded(engine: Engine, reason: str) -> None:
     engine.average_gradients(has_passed_barrier=True)
 
 
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    return any(item is not None for item in (*args[1:], *kwargs.values()))
+
+
 def _begins_with_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> bool:
     """Returns whether the step calls a closure before it reads any parameter, as torch's own do: what was recorded
     before can run together with what the closure records.
@@ -297,14 +305,14 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if placed:
         steps.depth -= 1
         if steps.depth == 0:
-            if engine.recorder.step_view is not None:
-                _shares(engine).has_stepped(engine, optimizer, placed)
+            if engine.recorder.step_view is not None and not _has_closure(args, kwargs):
+                _shares(engine).has_stepped(engine, optimizer, placed, steps.view)
             engine.recorder.leave_optimizer()
             engine.parameters_changed()
             if not engine.recorder.hooks.are_running:
                 for act in tuple(engine.after_step):
                     act()
-            if engine.num_ranks > 1 and keeps_beside_state(optimizer):
+            if engine.num_ranks > 1 and (optimizer in steps.held or keeps_beside_state(optimizer)):
                 _show(engine, optimizer)
 
 

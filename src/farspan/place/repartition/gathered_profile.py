@@ -88,7 +88,10 @@ def _state_bytes(engine: Engine) -> dict[str, int]:
         for item in placed_in(optimizer, engine.recorder.placed):
             if item.is_owned:
                 tensors = flatten(dict(optimizer.state.get(item.tensor, {})))[1]
-                found[item.name] = found.get(item.name, 0) + sum(each.nbytes for each in tensors)
+                found[item.name] = found.get(item.name, 0) + sum(
+                    each.shape.numel() * each.dtype.itemsize
+                    for each in tensors  # some are shown, as recorded ones
+                )
     return found
 
 
