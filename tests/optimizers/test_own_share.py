@@ -169,7 +169,7 @@ def test_one_rank_may_have_a_hook_from_the_beginning_and_not_suddenly() -> None:
     found = run_threads(2, lambda rank: program(rank, models[rank], 0))
     assert found[0] == found[1] == program(1, mlp(), 0)
     others = [mlp() for _ in range(2)]
-    with pytest.raises(farspan.FarspanError, match=r"step\(\), with new hooks, of Adam"):
+    with pytest.raises(farspan.FarspanError, match=r"step\(\), with hooks, of Adam"):
         run_threads(2, lambda rank: program(rank, others[rank], 2))
 
 

@@ -80,28 +80,31 @@ class OwnShares:
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
-        self._watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        """Those with hooks around their steps on some rank: all ranks stay in the whole view."""
+        self._have_same_hooks: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        """Whether all ranks, or none, had hooks around its first step. Where some had, all stay in the whole view."""
 
     def has_stepped(self, engine: Engine, optimizer: Optimizer, placed: Sequence[Placed], view: StepView) -> None:
         """A step in the whole view is over, which was given no closure."""
         is_whole = len(placed) == sum([len(group["params"]) for group in optimizer.param_groups])
-        if type(optimizer) not in _OF_EACH_PARAMETER or not is_whole or optimizer in self._watched:
+        if type(optimizer) not in _OF_EACH_PARAMETER or not is_whole:
             return
         values = _values_of(optimizer)
         if _has_tensor(values) or not _is_at_owners(engine, optimizer, view):  # whose they are, the whole view says
             return
-        if not all(engine.gather("whether a step has no hooks", b"1" if _is_plain(optimizer) else b"")):
-            self._watched.add(optimizer)
+        is_plain = _is_plain(optimizer)
+        if optimizer not in self._have_same_hooks:
+            found = engine.gather("whether a step has hooks", b"" if is_plain else b"1")
+            self._have_same_hooks[optimizer] = len(set(found)) == 1
+        if not self._have_same_hooks[optimizer] or not is_plain:
             return
         names = frozenset([item.name for item in placed if engine.has_gradient(item)])
         kept, settings = _kept_of(optimizer, placed), _settings_of(optimizer)
         self._known[optimizer] = _Known(names, _parameters_of(optimizer, placed), kept, values, settings)
         _divide(engine, optimizer)
 
-    def ends_for_hooks(self, optimizer: Optimizer) -> bool:
-        """Whether the next step is no share any more since it has hooks: all ranks must know numbers again for it."""
-        return optimizer in self._known and not _is_plain(optimizer)
+    def needs_hooks_everywhere(self, optimizer: Optimizer) -> bool:
+        """Whether the next step has hooks, and must have some on all ranks: it is in the whole view for them."""
+        return self._have_same_hooks.get(optimizer, False) and not _is_plain(optimizer)
 
     def take(
         self, engine: Engine, optimizer: Optimizer, placed: Sequence[Placed], *, is_as_left: bool, has_closure: bool

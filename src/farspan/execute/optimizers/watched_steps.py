@@ -176,7 +176,7 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | N
         return None
     engine.recorder.hooks.check_step(placed)
     if not engine.recorder.is_in_optimizer:
-        what = "step(), with new hooks," if _shares(engine).ends_for_hooks(optimizer) else "step()"
+        what = "step(), with hooks," if _shares(engine).needs_hooks_everywhere(optimizer) else "step()"
         engine.events.step(optimizer, what, engine.recorder.placed)
     steps = engine.values.optimizers
     if engine.recorder.is_in_optimizer:  # a step that calls the one of its base class, or of an optimizer it wraps
