@@ -92,7 +92,7 @@ class SharedValues:
 
     def keep_gradient(self, placed: Placed) -> None:
         """The program replaces a gradient that slower ranks may still read."""
-        gradient = raw_grad(placed.tensor)
+        gradient = raw_grad(placed.tensor) if self.side.world_size > 1 else None
         if gradient is not None:
             self._old_gradients.setdefault(placed.name, gradient)
 

@@ -7,6 +7,7 @@ barrier, the end of the program) compares them all; so a step that one rank alon
 
 from __future__ import annotations
 
+import functools
 import operator
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -118,7 +119,8 @@ class Happened:
         """Equal on all ranks where the same has happened; 0 for nothing."""
         if not self._noted and not self._gradients:
             return 0
-        return digest_of(([digest for _, digest, _ in self._noted], sorted(self._gradients.items())))
+        gradients = _digest_of_gradients(tuple(self._gradients.items())) if self._gradients else 0
+        return digest_of(([digest for _, digest, _ in self._noted], gradients))
 
     def entries(self) -> list[tuple[Position, Callable[[], list[Entry]]]]:
         """Returns where each happened, and what makes its entries."""
@@ -135,6 +137,11 @@ class Happened:
 
         noted = [(at, make) for at, _, make in self._noted]
         return [*noted, (position, of_gradients)] if gradients else noted
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of_gradients(items: tuple[tuple[str, tuple[int, ...]], ...]) -> int:
+    return digest_of(sorted(items))
 
 
 class _Group:

@@ -14,10 +14,12 @@ it is the same in all groups, and the mean of equal numbers is that number.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from farspan.call.draws.frame import key_of
 from farspan.call.naming import find_where, format_where
@@ -76,6 +78,8 @@ class Reduction:
         """The latest one, and of which parameters it is."""
         self._window: Window | None = None
         """The window, while gradients are on their way and a step runs."""
+        self._watched: dict[str, Any] = {}
+        """By parameter, autograd's node that adds to its gradient: its hook lasts as long as somebody holds it."""
         self._where = ""
         self._batches = Batches(channel, agreement, engine.console)
         self.everybody.history = self._history
@@ -226,6 +230,17 @@ class Reduction:
             self._layout = (mask, bucket_layout([placed for placed, is_in in zip(own, mask, strict=True) if is_in]))
         return self._layout[1]
 
+    def watch(self, placed: Placed) -> None:
+        """Let the window know, in this step and in later ones, when autograd has added to a gradient."""
+        known = self._watched.get(placed.name)
+        if known is None or known.variable is not placed.tensor:
+            self._watched[placed.name] = node = get_gradient_edge(placed.tensor).node
+            node.register_hook(functools.partial(self._added, placed.name))
+
+    def _added(self, name: str, *_: Any) -> None:
+        if self._window is not None:
+            self._window.added(name)
+
     def wait(self, work: Pending) -> None:
         """Return when a collective is over.
 
@@ -258,4 +273,5 @@ class Reduction:
 
     def close(self) -> None:
         """The program is over."""
+        self._watched.clear()
         self.peers.close()

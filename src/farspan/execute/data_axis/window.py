@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from farspan.call.leaf import Leaf, Placed
 from farspan.errors import RecordError
@@ -45,6 +44,7 @@ class Groups(Protocol):
     peers: Collectives
 
     def buckets_of(self, own: Sequence[Placed], mask: bytes) -> list[Bucket]: ...
+    def watch(self, placed: Placed) -> None: ...
     def wait(self, work: Pending) -> None: ...
 
 
@@ -80,14 +80,12 @@ class Window:
         """The number of incomplete gradients in each bucket."""
         self._works: list[Pending] = []
         """The collectives of the first buckets."""
-        self._hooks: list[Any] = []
+        self._watched: set[str] = set()
+        """The parameters of whose gradients the action that runs adds all at once what is still missing."""
         self._watch(0)
 
     def go_on(self, action: int) -> None:
         """An action has run: begin to reduce what is complete by now."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
         for name in self._pending.get(action, ()):
             self._complete(name)
         self._reduce()
@@ -108,24 +106,27 @@ class Window:
 
     def _watch(self, action: int) -> None:
         """See each gradient of an action as it becomes complete."""
-        for placed in self._additions.at_once.get(action, ()):
+        items = self._additions.at_once.get(action, ())
+        self._watched = {placed.name for placed in items}
+        for placed in items:
             if placed.tensor.requires_grad:
-                node = get_gradient_edge(placed.tensor).node
-                self._hooks.append(node.register_hook(lambda *_, placed=placed: self._added(placed)))
+                self._groups.watch(placed)
 
-    def _added(self, placed: Placed) -> None:
+    def added(self, name: str) -> None:
         """Autograd has added to a gradient."""
-        if placed.name not in self._incomplete:
-            number = self._bucket_of.get(placed.name)
+        if name not in self._watched:
+            return
+        if name not in self._incomplete:
+            number = self._bucket_of.get(name)
             if number is not None and number < len(self._works):
                 raise RecordError(
-                    f"one backward has added to the gradient of {placed.name} twice.",
+                    f"one backward has added to the gradient of {name} twice.",
                     why="a reentrant checkpoint runs backwards inside of backwards; the gradient is on its way to the\n"
                     "other groups.",
                     hint="torch.utils.checkpoint.checkpoint(..., use_reentrant=False)",
                 )
             return
-        self._complete(placed.name)
+        self._complete(name)
         self._reduce()
 
     def _complete(self, name: str) -> None:
