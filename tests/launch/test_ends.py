@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.support.ranks import ROOT, SOURCES, free_port, run_processes
 
 TRAINS = """
@@ -40,6 +41,23 @@ def test_a_forked_child_that_ends_leaves_the_run_alone(tmp_path: Path, ends: str
     assert [each.code for each in finished] == [0, 0], finished[0].stderr
     assert "DeadlineError" not in finished[0].stderr + finished[1].stderr  # the child waits for nobody
     assert finished[0].stdout == finished[1].stdout and len(finished[0].stdout.split()) == 3
+
+
+def test_what_the_program_does_at_its_end_still_has_all_ranks(tmp_path: Path) -> None:
+    """The handler was there before `distribute`: the ranks had left when it ran, and the file stayed empty."""
+    script = tmp_path / "script.py"
+    prepares = "@atexit.register\ndef save():\n    weights = [p.sum().item() for p in model.parameters()]\n"
+    script.write_text(
+        "import atexit\nimport farspan\n"
+        + prepares
+        + f"    torch.save(model.state_dict(), f'{tmp_path}/last{{rank}}.pt')\n    print(len(weights))\n"
+        + TRAINS
+        + "train()\n"
+    )
+    finished = run_processes(2, script, environment={"FARSPAN_DEADLINE": "20"})
+    assert [(each.code, each.stdout) for each in finished] == [(0, "8\n")] * 2, finished[0].stderr
+    first, second = (torch.load(tmp_path / f"last{rank}.pt") for rank in range(2))
+    assert len(first) == 8 and all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")

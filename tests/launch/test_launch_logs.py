@@ -11,6 +11,11 @@ def cause(log: str) -> str:
     return find_cause(log, killed=False)
 
 
+_CAUSE = "Traceback (most recent call last):\n  x\nKeyError: 1\n"
+_OTHER = "Traceback (most recent call last):\n  y\nA: 2\n"
+_IGNORED = f"Exception ignored in atexit callback: <function f>\n{_OTHER}"
+
+
 def test_traceback_is_found_among_other_output():
     traceback = "Traceback (most recent call last):\n  File 'a', line 1\n    f()\nValueError: a\n  why  b"
     assert cause(f"hello\n{traceback}\n") == traceback
@@ -73,6 +78,10 @@ def test_who_only_heard_of_a_failure_is_told_by_the_last_exception(log, expected
         ("step 1\nDivergenceError: the ranks differ\n  why  x\n", "DivergenceError: the ranks differ"),
         ("50%" * 900 + "Traceback (most recent call last):\n  x\nValueError: bad sample\n", "ValueError: bad sample"),
         ("  + Exception Group Traceback (most recent call last):\n  | ExceptionGroup: two\n", ""),
+        (
+            f"{_CAUSE}{_IGNORED}\nDuring handling of the above exception, another exception occurred:\n\n{_OTHER}",
+            "KeyError: 1",
+        ),
     ],
 )
 def test_the_last_exception_is_named_in_a_line(log, expected):
@@ -83,3 +92,7 @@ def test_what_others_heard_of_a_rank_is_found():
     log = "step 1\nRemoteError: rank 2 failed: OSError: [Errno 28] No space left on device\n  why  x\n"
     assert find_word_of(2, log) == "OSError: [Errno 28] No space left on device"
     assert find_word_of(1, log) == ""
+
+
+def test_what_goes_wrong_at_the_end_of_python_is_not_the_cause():
+    assert find_cause(_CAUSE + _IGNORED, killed=False) == f"{_CAUSE}..."

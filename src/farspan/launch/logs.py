@@ -18,13 +18,15 @@ _OWN = re.compile(r"(?:Deadline|Divergence|Launch|Plan|Record|Remote)Error: ")
 _TRACEBACK = "Traceback (most recent call last):"
 _HEADER = re.compile(r"(?:Traceback|  \+ Exception Group Traceback) \(most recent call last\):")
 _CHAIN = re.compile(r"(?:The above exception was the direct|During handling of the above exception)")
+_IGNORED = "Exception ignored in"
+"""Python puts it before the traceback of what goes wrong in its own end."""
 _PREFIX = re.compile(r"^(?:\[rank\d+\]: ?)+")  # torch.distributed puts it before every line of a traceback
 
 
 def only_heard_of_it(log: str) -> bool:
     """Returns whether the last exception in a log is a RemoteError: this rank ended because another one failed."""
     lines = _split_lines(log)
-    headers = [i for i, line in enumerate(lines) if _HEADER.match(line)]
+    headers = _headers(lines)
     remotes = [i for i, line in enumerate(lines) if _REMOTE.match(line)]
     if not headers:
         return bool(remotes)
@@ -34,7 +36,7 @@ def only_heard_of_it(log: str) -> bool:
 def find_exception(log: str) -> str:
     """Returns the first line of the last exception in a log, "" where there is none: its class and what it says."""
     lines = _split_lines(log)
-    headers = [i for i, line in enumerate(lines) if _HEADER.match(line)]
+    headers = _headers(lines)
     if headers:
         found = lines[_exception_line(lines, headers[-1])]
     else:
@@ -55,10 +57,12 @@ def find_cause(log: str, *, killed: bool) -> str:
     if killed:  # a traceback before a signal was an earlier one that was caught
         fault = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
         return "\n".join(lines[-_TAIL_LINES:] if fault is None else lines[fault:][:_MESSAGE_LINES])
-    start = next((i for i in reversed(range(len(lines))) if _HEADER.match(lines[i])), None)
+    start = next(reversed(_headers(lines)), None)
     if start is None:
         return "\n".join(lines[-_TAIL_LINES:])
-    end = _exception_line(lines, start) + _MESSAGE_LINES
+    first = _exception_line(lines, start)
+    end = next((i for i in range(first, len(lines)) if lines[i].startswith(_IGNORED)), first + _MESSAGE_LINES)
+    end = min(end, first + _MESSAGE_LINES)
     while start >= 3 and _CHAIN.match(lines[start - 2]):
         earlier = next((i for i in reversed(range(start - 2)) if _HEADER.match(lines[i])), None)
         if earlier is None:
@@ -78,6 +82,18 @@ def _split_lines(log: str) -> list[str]:
     while lines and not lines[-1].strip():
         lines.pop()
     return lines
+
+
+def _headers(lines: Sequence[str]) -> list[int]:
+    """Returns where tracebacks begin, without those of exceptions that Python ignores (in what runs at its end)."""
+    found: list[int] = []
+    is_ignored = False
+    for i in [i for i, line in enumerate(lines) if _HEADER.match(line)]:
+        is_chained = i >= 2 and _CHAIN.match(lines[i - 2]) is not None
+        is_ignored = is_ignored if is_chained else i > 0 and lines[i - 1].startswith(_IGNORED)
+        if not is_ignored:
+            found.append(i)
+    return found
 
 
 def _exception_line(lines: Sequence[str], header: int) -> int:

@@ -9,7 +9,6 @@ Then what farspan has opened is closed.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -24,6 +23,7 @@ from farspan.execute.abort.aborted import rank_that_raised
 from farspan.execute.engine import Engine
 from farspan.launch.rank.error_file import leave_error
 from farspan.launch.rank.notes import note_hearing
+from farspan.launch.rank.process_end import at_process_end
 from farspan.outputs import write_line
 
 __all__ = ["fail_at_end", "watch_end"]
@@ -85,7 +85,7 @@ def watch_end(engine: Engine, rank: int, router: Router | None, remove_files: Ca
         engine.side.close(linger_s=_LINGER_S if is_over_well else _LINGER_AFTER_FAILURE_S)
 
     sys.excepthook = report
-    atexit.register(leave)
+    at_process_end(leave)
 
 
 def fail_at_end(error: FarspanError) -> None:
@@ -110,11 +110,11 @@ def _let_torchrun_see(rank: int, router: Router | None) -> None:
 
 
 def _exit_as_failed() -> None:
-    """Runs after all that the program wants done at its end, for it was registered before."""
+    """Runs after everything that ends engines, for it is registered before."""
     if _exit_codes:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_exit_codes[0])
 
 
-atexit.register(_exit_as_failed)
+at_process_end(_exit_as_failed)

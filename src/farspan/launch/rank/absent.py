@@ -7,9 +7,11 @@ import torch. `import farspan` brings this module, so what is needed at the end 
 
 from __future__ import annotations
 
-import atexit
+import functools
 import os
 import sys
+
+from farspan.launch.rank.process_end import at_process_end
 
 __all__ = ["note_coming", "watch_end"]
 
@@ -33,7 +35,7 @@ def watch_end(messenger: str) -> None:
         messenger: The module that leaves the word, as `python -m messenger WHY`.
     """
     if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():
-        atexit.register(_at_end, os.getpid(), messenger)
+        at_process_end(functools.partial(_at_end, os.getpid(), messenger))
 
 
 def _at_end(process: int, messenger: str) -> None:

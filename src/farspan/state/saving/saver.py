@@ -11,7 +11,6 @@ it ends. Only votes and verdicts go from rank to rank, tensors do not.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import threading
@@ -23,6 +22,7 @@ from typing import Any
 from farspan.errors import CheckpointError, DeadlineError, FarspanError
 from farspan.execute.engine import Engine
 from farspan.execute.process.program_end import fail_at_end
+from farspan.launch.rank.process_end import at_process_end
 from farspan.state.format import Draft, discard
 from farspan.state.saving.commit import Vote, commit_votes
 from farspan.state.saving.snapshot import Arena
@@ -107,7 +107,7 @@ class Saver:
         """How long the next sign of life of the thread may take; None where no save is on its way."""
         engine.before_end.append(self.finish)
         if self.side.world_size == 1:
-            atexit.register(self._end)  # nobody ends an engine that is alone
+            at_process_end(self._end)  # nobody ends an engine that is alone
 
     def begin(self, task: Task, *, is_asynchronous: bool) -> Saved:
         """Let `task` go on; without `is_asynchronous` return when it is over."""
