@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -45,9 +46,21 @@ def is_same_generator(one: torch.Generator, other: torch.Generator) -> bool:
 
 
 def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
-    """Returns whether no other tensor, array or library uses the memory of `tensor`."""
+    """Returns whether no other tensor, array or library uses the memory of `tensor`, and no program holds its
+    storage."""
+    return tensor.untyped_storage().resizable() and _users_of_memory(tensor) == _ONE_USER
+
+
+def _users_of_memory(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Returns how many references there are to the memory of `tensor`: torch's, those to its one object in Python, and
+    weak ones to that."""
     storage = tensor.untyped_storage()
-    return storage.resizable() and torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor, and `storage`
+    num_torch: int = torch._C._storage_Use_Count(storage._cdata)
+    return num_torch, sys.getrefcount(storage), weakref.getweakrefcount(storage)
+
+
+_one = torch.empty(1, device="cpu")
+_ONE_USER = _users_of_memory(_one)
 
 
 storage_at: Callable[[int], Any] = torch.UntypedStorage._new_with_weak_ptr

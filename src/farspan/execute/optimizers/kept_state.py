@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from farspan.call.leaf import Placed
+from farspan.execute.optimizers.lent_state import state_in
 from farspan.record.tensor import LazyTensor
 
 __all__ = ["change_tensors", "find_kept", "parts_beside_state", "parts_of", "parts_of_state", "raw_state"]
@@ -22,7 +23,8 @@ _NUMBERS = frozenset([bool, int, float, str, type(None)])
 
 def raw_state(optimizer: Optimizer) -> Any:
     """`optimizer.state` as it is now; empty for one that shows another's."""
-    return vars(optimizer).get("state", {})
+    attributes = vars(optimizer)
+    return state_in(attributes) if "state" in attributes else {}
 
 
 def change_tensors(item: Any, change: _Change, seen: set[int] | None = None) -> Any:

@@ -71,6 +71,11 @@ class OptimizerStates:
             weakref.finalize(optimizer, self._gone.append, number)
         self._states[number] = SimpleNamespace(state=raw_state(optimizer), param_groups=optimizer.param_groups)
 
+    def num_users(self, optimizer: Optimizer) -> int:
+        """Returns how many references to an optimizer's state are held here, to answer what other ranks ask."""
+        state = raw_state(optimizer)
+        return sum(kept.state is state for kept in self._states.values())
+
     def advance(self) -> None:
         """Forgets what was before: this rank's program has gone on, and none can ask for it any more."""
         while self._gone:

@@ -32,8 +32,14 @@ from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors
 from farspan.call.wire.checked import damaged
 from farspan.comm.tensor_bytes import sparse_tensor
 from farspan.execute.agreement.broadcast import broadcast_tensors
-from farspan.execute.optimizers.functions import has_dynamic_shape, kind_of_call, shape_of, small_tensor, writes_by_name
-from farspan.execute.optimizers.lists import over_lists
+from farspan.execute.optimizers.functions import (
+    has_dynamic_shape,
+    kind_of_call,
+    over_lists,
+    shape_of,
+    small_tensor,
+    writes_by_name,
+)
 from farspan.execute.optimizers.own import make_own
 from farspan.graph import Meta, Value
 from farspan.record.memory.exchanged import become_plain

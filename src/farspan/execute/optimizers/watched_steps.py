@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from farspan.errors import RecordError
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.kept_state import raw_state
+from farspan.execute.optimizers.lent_state import state_in
 from farspan.execute.optimizers.own_share import OwnShares
 from farspan.execute.optimizers.shown import keeps_beside_state, kept_for, read_kept, show_to_all, show_to_step
 from farspan.execute.optimizers.states import given_for, placed_in, without_others
@@ -20,7 +21,7 @@ from farspan.execute.process.world import current_engine
 from farspan.launch.rank.notes import end_noting_training
 from farspan.record.ops.overrides import read_recorded
 
-__all__ = ["GivenState", "watch_optimizers"]
+__all__ = ["GivenState", "watch_optimizers", "watch_state"]
 
 _watched = False
 _original_zero_grad: Any = Optimizer.zero_grad
@@ -38,8 +39,14 @@ def watch_optimizers() -> None:
         Optimizer.zero_grad = _zero_grad  # type: ignore[method-assign]
         Optimizer.state_dict = _state_dict  # type: ignore[method-assign]
         Optimizer.load_state_dict = _load_state_dict  # type: ignore[method-assign]
-        Optimizer.state = property(_get_state, _set_state)  # type: ignore[assignment]
+        watch_state()
         _watched = True
+
+
+def watch_state() -> None:
+    """Let `optimizer.state` of all optimizers of this process be what may be seen of it, once there is a use for that:
+    they keep it in their attributes as before."""
+    Optimizer.state = property(_get_state, _set_state)  # type: ignore[assignment]
 
 
 class GivenState(dict[str, Any]):
@@ -57,7 +64,7 @@ class GivenState(dict[str, Any]):
 
 def _get_state(optimizer: Optimizer) -> Any:
     try:
-        state = optimizer.__dict__["state"]
+        state = state_in(optimizer.__dict__)
     except KeyError:
         raise AttributeError(f"'{type(optimizer).__name__}' object has no attribute 'state'") from None
     engine = current_engine()
@@ -167,6 +174,7 @@ def _load_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Non
 
 
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    raw_state(optimizer)  # it is lent no more
     engine = current_engine()
     placed = [] if engine is None else placed_in(optimizer, engine.recorder.placed)
     if engine is None or not placed:

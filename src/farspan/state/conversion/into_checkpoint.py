@@ -11,7 +11,19 @@ from typing import Any
 from farspan.errors import CheckpointError
 from farspan.state.conversion.of_checkpoint import CheckpointSource
 from farspan.state.conversion.source import Source, pieces_of
-from farspan.state.format import Manifest, Part, Piece, StoredFile, StoredTensor, begin, commit, discard, point_to
+from farspan.state.format import (
+    Manifest,
+    Part,
+    Piece,
+    StoredFile,
+    StoredTensor,
+    begin,
+    commit,
+    discard,
+    hold,
+    make_root,
+    point_to,
+)
 from farspan.state.format import write_file as write_tensors
 
 __all__ = ["write_checkpoint"]
@@ -39,8 +51,11 @@ def write_checkpoint(source: Source, out: str, num_files: int, step: int | None 
     state = _model_alone(source.aliases) if manifest is None else manifest.state
     about: Mapping[str, Any] = {"from": os.path.abspath(source.path)} if manifest is None else manifest.about
     number = step if step is not None else 0 if manifest is None else manifest.step
+    root, lock = os.path.abspath(out), None
     try:
-        draft = begin(os.path.abspath(out), number, secrets.token_hex(8))
+        make_root(root)
+        lock = hold(root)
+        draft = begin(root, number, secrets.token_hex(8))
         try:
             files, tensors = _write_files(source, prefix, draft.path, num_files, draft.save_id)
             made = Manifest(
@@ -59,6 +74,9 @@ def write_checkpoint(source: Source, out: str, num_files: int, step: int | None 
         point_to(draft, keep=None)
     except OSError as error:
         raise CheckpointError(f"{out} cannot be written.", why=f"{error.strerror}.", hint="another path") from None
+    finally:
+        if lock is not None:
+            lock.release()
     return path
 
 

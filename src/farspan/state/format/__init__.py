@@ -12,14 +12,17 @@ docs/design/2026-11-24-checkpoint-format.md describes them. To read one:
 from farspan.state.format.file import Part, Written, write_file
 from farspan.state.format.folder import Draft, begin, candidates, commit, committed, discard, is_checkpoint, newest
 from farspan.state.format.folder import has_name_of_one as has_name_of_one
+from farspan.state.format.folder import make_root as make_root
 from farspan.state.format.folder import point_to as point_to
 from farspan.state.format.folder import step_in as step_in
+from farspan.state.format.lock import Lock, hold
 from farspan.state.format.manifest import Manifest, Piece, StoredFile, StoredTensor, key_in_file
 from farspan.state.format.read import Damage, Reader, damaged, read_manifest, verify
 
 __all__ = [
     "Damage",
     "Draft",
+    "Lock",
     "Manifest",
     "Part",
     "Piece",
@@ -34,8 +37,10 @@ __all__ = [
     "damaged",
     "discard",
     "has_name_of_one",
+    "hold",
     "is_checkpoint",
     "key_in_file",
+    "make_root",
     "newest",
     "point_to",
     "read_manifest",

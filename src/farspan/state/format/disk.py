@@ -8,6 +8,7 @@ functions below those. Tests let any of them fail.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import posix
 import stat
@@ -20,20 +21,27 @@ __all__ = [
     "exists",
     "fsync",
     "fsync_folder",
+    "is_at",
+    "lock",
     "make_folder",
     "names_in",
+    "open_to_lock",
     "open_to_read",
     "opened",
     "read_into",
     "read_small",
     "remove_tree",
     "rename",
+    "rewrite",
     "size_of",
     "unlink",
+    "unlock",
     "write",
     "write_small",
 ]
 
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+"""What a file system without locks says."""
 _MOST_SMALL_BYTES = 64 * 2**20
 """Of a file that is read as a whole."""
 
@@ -90,6 +98,52 @@ def write_small(path: str, data: bytes) -> None:
         fsync(file)
     finally:
         close(file)
+
+
+def open_to_lock(path: str) -> int:
+    """Open a file to be locked; make it where it is not there yet."""
+    return posix.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+
+
+def lock(file: int) -> bool | None:
+    """Lock a file for this process alone, until it is unlocked or the process ends.
+
+    Returns:
+        False if another one has locked it; None where the file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return None
+        raise
+    return True
+
+
+def unlock(file: int) -> None:
+    """Unlock a file, also where a child process has it open, and close it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_UN)
+    finally:
+        close(file)
+
+
+def is_at(file: int, path: str) -> bool:
+    """Whether an open file has this name still."""
+    try:
+        found = posix.lstat(path)
+    except FileNotFoundError:
+        return False
+    own = posix.fstat(file)
+    return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+
+
+def rewrite(file: int, data: bytes) -> None:
+    """Let `data` be all that is in a file, which nobody needs after a crash."""
+    posix.ftruncate(file, 0)
+    posix.pwrite(file, data, 0)
 
 
 def open_to_read(path: str) -> int:

@@ -2,6 +2,7 @@
 
     checkpoints/
       latest                          "step-200 5f1c0a...": the newest, and its save's id
+      lock                            while a program saves (`lock`)
       step-100/                       a checkpoint is committed when its folder has this name
         manifest.json
         rank-00000.safetensors ...
@@ -36,6 +37,7 @@ __all__ = [
     "discard",
     "has_name_of_one",
     "is_checkpoint",
+    "make_root",
     "newest",
     "point_to",
     "step_in",
@@ -73,11 +75,11 @@ class Draft:
         return f"{self.root}/{self.name}"
 
 
-def begin(root: str, step: int, save_id: str) -> Draft:
-    """Make the folder of a new draft, and the one of all checkpoints where it is missing.
+def make_root(root: str) -> None:
+    """Make the folder of all checkpoints where it is missing.
 
     Raises:
-        OSError: They cannot be made.
+        OSError: It cannot be made.
     """
     missing: list[str] = []
     folder = root
@@ -87,6 +89,15 @@ def begin(root: str, step: int, save_id: str) -> Draft:
     for folder in reversed(missing):
         disk.make_folder(folder)
         disk.fsync_folder(folder.rpartition("/")[0] or "/")
+
+
+def begin(root: str, step: int, save_id: str) -> Draft:
+    """Make the folder of a new draft, and the one of all checkpoints where it is missing.
+
+    Raises:
+        OSError: They cannot be made.
+    """
+    make_root(root)
     taken = [number for other, number, _ in _committed(root) if other == step]
     name = f"step-{step}" + (f".{max(taken) + 1}" if taken else "")
     draft = Draft(root=root, name=name, save_id=save_id, serial=_next_serial(root))

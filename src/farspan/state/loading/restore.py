@@ -20,6 +20,7 @@ from farspan.comm.tensor_bytes import buffer_of, overwrite
 from farspan.documents import as_list, as_object
 from farspan.errors import CheckpointError
 from farspan.execute.engine import Engine
+from farspan.execute.optimizers.kept_state import raw_state
 from farspan.execute.optimizers.watched_steps import GivenState
 from farspan.record.memory.exchanged import become_plain
 from farspan.record.tensor import LazyTensor
@@ -278,7 +279,7 @@ _NOT_PLAIN: Any = _NotPlain()
 
 def _keep_dtypes(optimizer: Optimizer, whole: Mapping[Any, Any], parameters: Mapping[int, torch.Tensor]) -> None:
     """torch gives what an optimizer keeps the dtype of its parameter; it shall have the one that was saved."""
-    state = vars(optimizer)["state"]
+    state = raw_state(optimizer)
     for number, parameter in parameters.items():
         kept, saved = state.get(parameter), whole.get(number)
         if not isinstance(kept, dict) or not isinstance(saved, dict):

@@ -20,6 +20,7 @@ from farspan.call.leaf import Placed
 from farspan.errors import CheckpointError
 from farspan.execute.engine import Engine
 from farspan.execute.optimizers.kept_state import raw_state
+from farspan.execute.optimizers.lent_state import Loan, lend
 from farspan.record.ops.overrides import read_data
 from farspan.record.tensor import LazyTensor
 from farspan.state.aside import aside
@@ -39,24 +40,30 @@ class Collected:
         states: What optimizers keep for parameters of this rank, as JSON: by optimizer, by parameter.
         owned: Tensors that this rank alone has, of its group.
         shared: Tensors that every rank has.
+        loans: The states of optimizers that may be copied while the program goes on.
     """
 
     objects: dict[str, Any] = field(default_factory=dict)
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
     owned: dict[str, torch.Tensor] = field(default_factory=dict)
     shared: dict[str, torch.Tensor] = field(default_factory=dict)
+    loans: list[Loan] = field(default_factory=list)
 
 
-def collect(engine: Engine, objects: Mapping[str, Any]) -> Collected:
+def collect(engine: Engine, objects: Mapping[str, Any], found: Collected, *, lends: bool) -> None:
     """Take apart what the program saves; nothing may be recorded that has not run.
+
+    Args:
+        engine: This rank's.
+        objects: What the program saves, by name.
+        found: What is filled.
+        lends: Whether optimizers lend what nobody else uses, instead of having it copied at once.
 
     Raises:
         CheckpointError: Something in it cannot be saved.
     """
-    found = Collected()
-    collector = _Collector(engine, parameter_names(engine, objects), found)
+    collector = _Collector(engine, parameter_names(engine, objects), found, lends=lends)
     found.objects = {key: collector.describe(value, key) for key, value in objects.items() if value is not None}
-    return found
 
 
 def is_stateful(value: Any) -> bool:
@@ -69,11 +76,12 @@ def has_plain_state(value: Any) -> bool:
 
 
 class _Collector:
-    def __init__(self, engine: Engine, names: Mapping[int, str], found: Collected) -> None:
+    def __init__(self, engine: Engine, names: Mapping[int, str], found: Collected, *, lends: bool) -> None:
         self.engine = engine
         self.placed: Mapping[int, Placed] = engine.recorder.placed
         self.names = names
         self.found = found
+        self.lends = lends
 
     def describe(self, value: Any, path: str) -> dict[str, Any]:
         if isinstance(value, nn.Module):
@@ -111,7 +119,7 @@ class _Collector:
         return {"kind": "module", "aliases": aliases_of(module), "extra_state": extra}
 
     def optimizer(self, optimizer: Optimizer, path: str) -> dict[str, Any]:
-        state = raw_state(optimizer)
+        state = self.state(optimizer)
         groups: list[dict[str, Any]] = []
         own = self.found.states.setdefault(path, {})
         for number, group in enumerate(optimizer.param_groups):
@@ -128,6 +136,15 @@ class _Collector:
         strays = [key for key in state if not isinstance(key, torch.Tensor)]
         other = encode({str(key): state[key] for key in strays}, f"{path}/other", self.share)
         return {"kind": "optimizer", "groups": groups, "other": other}
+
+    def state(self, optimizer: Optimizer) -> Any:
+        """Returns what it keeps, lent if that can be."""
+        num_known_users = self.engine.values.optimizers.num_users(optimizer)
+        loan = lend(optimizer, num_known_users, self.engine.deadline_s) if self.lends else None
+        if loan is None:
+            return raw_state(optimizer)
+        self.found.loans.append(loan)
+        return loan.state
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         item = self.placed.get(id(tensor))

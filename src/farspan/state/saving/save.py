@@ -9,6 +9,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -17,10 +18,11 @@ from torch.optim.optimizer import Optimizer
 
 from farspan.errors import CheckpointError
 from farspan.execute.engine import Engine
+from farspan.execute.optimizers.watched_steps import watch_state
 from farspan.execute.process.world import engine_of_this_thread
 from farspan.record.saving.reserved import fill_reserved
 from farspan.state.counts import counts_to_json
-from farspan.state.format import Draft, begin, discard, newest, step_in
+from farspan.state.format import Draft, begin, discard, hold, make_root, newest, step_in
 from farspan.state.generators import generators_to_json
 from farspan.state.names import check_key
 from farspan.state.position.resumable import loaders_to_json
@@ -66,8 +68,10 @@ def save(
         keep: How many checkpoints stay in the folder; None for all. Old ones go when the new one is on the disk.
         wait: Return only when the checkpoint is on the disk. Nothing is copied then.
         snapshot: How what is saved is set apart: "copy" takes as much memory as what a rank owns, and keeps it for the
-            next save; "fork" takes what changes meanwhile, page by page, and slows the steps until the checkpoint is on
-            the disk (on Linux). "auto": a copy where there is memory for two, else a fork.
+            next save (what an optimizer keeps, and nothing else of the program's uses, is copied while the program goes
+            on: `optimizer.step()` waits for that); "fork" takes what changes meanwhile, page by page, and slows the
+            steps until the checkpoint is on the disk (on Linux). "auto": a copy where there is memory for two, else a
+            fork.
 
     Returns:
         What `wait()` can be called on.
@@ -96,32 +100,74 @@ def save(
     _check_arguments(step, keep, optimizer, snapshot)
     things = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     extra = {check_key(key, "extra"): item for key, item in (extra or {}).items()}
-    found, refused = Collected(), None
+    found = Collected()
+    watch_state()
     try:
-        found = collect(engine, {**things, "extra": extra})
+        request = _Request(path=os.fspath(path), step=step, keep=keep, how="none" if wait else snapshot)
+        task = _begin(engine, found, things | {"extra": extra}, request)
+        saved = saver.begin(task, is_asynchronous=not wait)
+    except BaseException:
+        _end_loans(found)
+        saver.release()
+        raise
+    if wait:
+        saved.wait()
+    return saved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What the program asks for.
+
+    Attributes:
+        path: The folder of checkpoints.
+        step: The checkpoint's number; None for the next one.
+        keep: How many checkpoints stay.
+        how: What is saved is set apart, a word of `HOW`.
+    """
+
+    path: str
+    step: int | None
+    keep: int | None
+    how: str
+
+
+def _begin(engine: Engine, found: Collected, things: Mapping[str, Any], request: _Request) -> Task:
+    """Set apart what is saved; returns what is left to do, in another thread or in this one.
+
+    Args:
+        engine: This rank's.
+        found: What is saved, empty so far.
+        things: What the program gives, by name.
+        request: How, and where to.
+    """
+    refused, saver = None, saver_of(engine)
+    try:
+        collect(engine, things, found, lends=request.how in ("auto", "copy"))
     except CheckpointError as error:  # what an optimizer keeps is seen by its parameter's owner alone
         refused = error
-    draft, step, most_bytes = _agree(engine, found, refused, os.fspath(path), step)
+    draft, step, most_bytes = _agree(engine, found, refused, request)
     job, states = _own_part(engine, found, draft)
-    how = "none" if wait else snapshot
     try:
-        write = begin_write(job, saver.arena, how=how, deadline_s=engine.deadline_s)
+        write = begin_write(job, saver.arena, found.loans, how=request.how, deadline_s=engine.deadline_s)
     except Exception as error:  # no memory, no process: the others go on, and hear of it by this rank's vote
+        _end_loans(found)
         write = failed(error)
-    task = Task(
+    return Task(
         key=f"checkpoint {saver.num_begun}",
         draft=draft,
         write=write,
         states=states,
         group=_of_group(engine),
-        keep=keep,
+        keep=request.keep,
         patience_s=engine.deadline_s + most_bytes / _LEAST_BYTES_PER_S,
         head={"step": step, "state": {"objects": found.objects}, "about": _about(engine)},
     )
-    saved = saver.begin(task, is_asynchronous=not wait)
-    if wait:
-        saved.wait()
-    return saved
+
+
+def _end_loans(found: Collected) -> None:
+    for loan in found.loans:
+        loan.end()
 
 
 def _check_arguments(step: Any, keep: Any, optimizer: Any, snapshot: Any) -> None:
@@ -137,7 +183,7 @@ def _check_arguments(step: Any, keep: Any, optimizer: Any, snapshot: Any) -> Non
 
 
 def _agree(
-    engine: Engine, found: Collected, refused: CheckpointError | None, path: str, step: int | None
+    engine: Engine, found: Collected, refused: CheckpointError | None, request: _Request
 ) -> tuple[Draft, int, int]:
     """All ranks save the same, into the folder that rank 0 has made.
 
@@ -145,8 +191,7 @@ def _agree(
         engine: This rank's.
         found: What it saves.
         refused: Why it cannot.
-        path: The folder of checkpoints.
-        step: The checkpoint's number; None for the next one.
+        request: What the program asks for.
 
     Returns:
         What is written, its number, and the most bytes that a rank may write.
@@ -155,21 +200,24 @@ def _agree(
         CheckpointError: A rank cannot save, or saves something else; raised on every rank, and nothing is left.
     """
     agreement, side = engine.agreement_of_all, engine.agreement_of_all.side
-    entries = _entries(found, path, step)
+    step = request.step
+    entries = _entries(found, request.path, step)
     part: dict[str, Any] = {"digest": _digest("\n".join(entries)), "size": size_of(found.owned | found.shared)}
     draft = None
     try:
         if refused is not None:
             raise refused
         if side.rank == 0:
-            root = os.path.abspath(path)
+            root = os.path.abspath(request.path)
+            make_root(root)
+            saver_of(engine).lock = hold(root)
             if step is None:
                 latest = newest(root)
                 step = 0 if latest is None else step_in(latest) + 1
             draft = begin(root, step, secrets.token_hex(8))
             part |= {"draft": [draft.root, draft.name, draft.save_id, draft.serial], "step": step}
     except OSError as error:
-        where = error.filename or path
+        where = error.filename or request.path
         part["error"] = [f"{where} cannot be made.", f"{error.strerror}.", "a folder that can be written"]
     except CheckpointError as error:
         part["error"] = [error.what, error.why, error.hint]

@@ -23,7 +23,7 @@ from farspan.errors import CheckpointError, DeadlineError, FarspanError
 from farspan.execute.engine import Engine
 from farspan.execute.process.program_end import fail_at_end
 from farspan.launch.rank.process_end import at_process_end
-from farspan.state.format import Draft, discard
+from farspan.state.format import Draft, Lock, discard
 from farspan.state.saving.commit import Vote, commit_votes
 from farspan.state.saving.snapshot import Arena
 from farspan.state.saving.writer import Write
@@ -91,6 +91,7 @@ class Saver:
     Attributes:
         num_begun: How many saves it has begun.
         arena: Memory for copies of what is saved.
+        lock: That of the folder into which it saves, on rank 0 while a save goes on.
         current: The save of whose end the program has not heard yet.
     """
 
@@ -99,6 +100,7 @@ class Saver:
         self.deadline_s = engine.deadline_s
         self.num_begun = 0
         self.arena = Arena()
+        self.lock: Lock | None = None
         self.current: Saved | None = None
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -159,6 +161,12 @@ class Saver:
             self._limit_s = limit_s
             self._progress.notify_all()
 
+    def release(self) -> None:
+        """Nothing is saved any more, or not yet: another program may save into the folder."""
+        lock, self.lock = self.lock, None
+        if lock is not None:
+            lock.release()
+
     def _run(self, task: Task) -> FarspanError | None:
         """The failure of a save, if it has one; whatever it is, it must reach the program."""
         try:
@@ -176,6 +184,8 @@ class Saver:
             return CheckpointError("the program has ended before a checkpoint was on the disk.", why=str(error))
         except Exception as error:
             return CheckpointError("a checkpoint could not be written.", why=f"{type(error).__name__}: {error}")
+        finally:
+            self.release()
 
     def _vote_of(self, task: Task) -> Vote:
         try:
@@ -193,6 +203,12 @@ class Saver:
 
     def _decide(self, task: Task) -> dict[str, Any]:
         """What has become of the save, for all ranks; on rank 0."""
+        try:
+            return self._committed(task)
+        finally:
+            self.release()  # before anybody hears of it
+
+    def _committed(self, task: Task) -> dict[str, Any]:
         blobs = self.side.gathered(f"votes on {task.key}", task.patience_s)
         self.side.forget(f"votes on {task.key}")
         try:

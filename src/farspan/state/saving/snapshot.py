@@ -1,5 +1,7 @@
 """Copies of what is being saved, as it was at the call, in memory that is kept from one save to the next.
 
+What is lent (`lent_state`) is copied a little later, in the thread that saves, before it writes.
+
 Memory that is touched for the first time costs more than the copy: 512 MiB take 25 ms into memory that is there, and
 over a second into new pages of 4 KiB (measured on a virtual machine). So it is kept, and asked for in large pages.
 """
@@ -7,14 +9,16 @@ over a second into new pages of 4 KiB (measured on a virtual machine). So it is 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+import numpy as np
 import psutil
 import torch
 
+from farspan.comm.tensor_bytes import buffer_of
 from farspan.torch_private import DisableTorchFunction
 
-__all__ = ["Arena", "fits", "size_of"]
+__all__ = ["Arena", "copy_bytes", "fits", "size_of"]
 
 _ALIGNMENT = 64
 _SPARE = 2
@@ -31,8 +35,13 @@ class Arena:
     def size_bytes(self) -> int:
         return 0 if self._memory is None else len(self._memory)
 
-    def copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies of tensors of any device and layout, each in row-major order; the last ones are overwritten."""
+    def copy(self, tensors: Mapping[str, torch.Tensor], later: Collection[str] = ()) -> dict[str, torch.Tensor]:
+        """Copies of tensors of any device and layout, each in row-major order; the last ones are overwritten.
+
+        Args:
+            tensors: By name.
+            later: Of which there is only the memory for a copy.
+        """
         memory = self._of_size(size_of(tensors))
         found: dict[str, torch.Tensor] = {}
         begin = 0
@@ -42,7 +51,9 @@ class Arena:
                     found[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
                     continue
                 copied = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
-                found[name] = copied.view(tensor.shape).copy_(tensor.detach())
+                found[name] = copied.view(tensor.shape)
+                if name not in later:
+                    found[name].copy_(tensor.detach())
                 begin += _aligned(tensor.nbytes)
         return found
 
@@ -56,6 +67,12 @@ class Arena:
                 except OSError:  # a kernel without them
                     return self._memory
         return self._memory
+
+
+def copy_bytes(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy tensors of the CPU without gaps, in any thread: each first one into the second."""
+    for source, target in pairs:
+        np.copyto(np.frombuffer(buffer_of(target), np.uint8), np.frombuffer(buffer_of(source), np.uint8))
 
 
 def size_of(tensors: Mapping[str, torch.Tensor]) -> int:

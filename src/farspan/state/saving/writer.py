@@ -1,6 +1,7 @@
 """One rank's file of a checkpoint: what is in it, and who writes it while the program goes on.
 
-    copy    tensors are copied at the call, and a thread writes the copies: the least that keeps the program
+    copy    tensors are copied at the call (what is lent: by the thread), and a thread writes the copies: the least that
+            keeps the program
     fork    where memory is short (Linux, tensors on the CPU): a child process has the memory as it is at the call, and
             the kernel copies, page by page, what the program changes from then on; that costs the program more
     none    the program waits: tensors are written from where they are
@@ -26,9 +27,10 @@ import torch
 
 from farspan.comm.tensor_bytes import buffer_of
 from farspan.errors import CheckpointError, DeadlineError
+from farspan.execute.optimizers.lent_state import Loan
 from farspan.state.format import Part, disk, write_file
 from farspan.state.format.checksum import blocks_of, checksum_of
-from farspan.state.saving.snapshot import Arena, fits
+from farspan.state.saving.snapshot import Arena, copy_bytes, fits
 from farspan.state.values import dtype_name
 from farspan.torch_private import DisableTorchFunction
 
@@ -81,12 +83,13 @@ class Job:
         return {"file": file, "tensors": tensors, "compared": compared}
 
 
-def begin_write(job: Job, arena: Arena, *, how: str, deadline_s: float) -> Write:
+def begin_write(job: Job, arena: Arena, loans: Sequence[Loan] = (), *, how: str, deadline_s: float) -> Write:
     """Begin with a job: it sees the tensors as they are now.
 
     Args:
         job: What is to be done.
         arena: Memory for copies.
+        loans: What may be copied later; they end with the job, or by whoever drops it.
         how: "copy", "fork", "none" (nothing is done before the returned function is called), or "auto".
         deadline_s: How long the disk may take for one operation.
     """
@@ -94,9 +97,30 @@ def begin_write(job: Job, arena: Arena, *, how: str, deadline_s: float) -> Write
     if how == "auto":
         how = "fork" if sys.platform == "linux" and not fits(arena, tensors) else "copy"
     if how == "copy":
-        return job.of(arena.copy(tensors)).run
+        return _copy(job, arena, loans)
+    for loan in loans:
+        loan.give_back()
     plain = job.of({name: _in_memory(item, to_fork=how == "fork") for name, item in tensors.items()})
     return plain.run if how == "none" else _fork(plain, deadline_s)
+
+
+def _copy(job: Job, arena: Arena, loans: Sequence[Loan]) -> Write:
+    tensors = {**job.tensors, **job.compared}
+    lent = set[int]().union(*[loan.begin() for loan in loans])
+    later = [name for name, item in tensors.items() if id(item) in lent]
+    copies = arena.copy(tensors, later)
+    pairs = [(tensors[name], copies[name]) for name in later]
+
+    def write(on_progress: Callable[[], object]) -> dict[str, Any]:
+        try:
+            copy_bytes(pairs)
+        finally:
+            pairs.clear()
+            for loan in loans:
+                loan.end()
+        return job.of(copies).run(on_progress)
+
+    return write
 
 
 def failed(error: Exception) -> Write:

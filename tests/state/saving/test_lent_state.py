@@ -1,0 +1,338 @@
+"""A checkpoint never mixes two steps: whoever writes into what an optimizer keeps while it is copied waits for that.
+
+The copier is held until the program either waits for it, or has written past it: then the file would have other values.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.support.ranks import run_threads
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+import farspan
+from farspan.errors import CheckpointError
+from farspan.execute.optimizers import lent_state
+from farspan.state.saving import writer
+
+SIZE = 256  # a square of floats is larger than what is copied at once
+
+
+class Own(Optimizer):
+    """An optimizer of the program's own: momentum, in what it keeps, and where `beside`, in a list of its own too."""
+
+    def __init__(self, parameters: Any, *, beside: bool = False) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.beside: list[torch.Tensor] | None = [] if beside else None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if "momentum" not in self.state[p]:
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+                    if self.beside is not None:
+                        self.beside.append(self.state[p]["momentum"])
+                self.state[p]["momentum"].mul_(0.9).add_(p.grad)
+                p.add_(self.state[p]["momentum"], alpha=-group["lr"])
+
+
+class Program:
+    """A model and its optimizer, some steps on."""
+
+    def __init__(self, make: Callable[[Any], Optimizer], *, is_distributed: bool) -> None:
+        torch.manual_seed(1)
+        layers = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE))
+        plan = {"0": "rank:0", "1": "rank:0", "2": "rank:1"} if is_distributed else None
+        self.model = farspan.distribute(layers, plan=plan, measure=False) if plan else layers
+        self.optimizer = make(self.model.parameters())
+        self.inputs = torch.randn(4, SIZE)
+        for _ in range(2):
+            self.step()
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.forward_and_backward()
+        self.optimizer.step()
+
+    def forward_and_backward(self) -> None:
+        self.model(self.inputs).square().mean().backward()
+
+
+class Hold:
+    """Holds the copiers until as many ranks wait for them, or `release`."""
+
+    def __init__(self, patched: pytest.MonkeyPatch, num_ranks: int) -> None:
+        self.num_waits = self.num_lent = 0
+        self._released = threading.Event()
+        copy_bytes, held = writer.copy_bytes, self
+
+        def hold(pairs: Any) -> None:
+            held.num_lent += len(pairs)
+            assert not pairs or held._released.wait(20)
+            copy_bytes(pairs)
+
+        class Copied(threading.Event):
+            def wait(self, timeout: float | None = None) -> bool:
+                held.num_waits += not self.is_set()
+                if held.num_waits >= num_ranks:
+                    held.release()
+                return super().wait(timeout)
+
+        patched.setattr(writer, "copy_bytes", hold)
+        patched.setattr(lent_state, "Event", Copied)
+
+    def release(self) -> None:
+        self._released.set()
+
+
+@contextmanager
+def holding(num_ranks: int = 1) -> Iterator[Hold]:
+    with pytest.MonkeyPatch.context() as patched:
+        hold = Hold(patched, num_ranks)
+        try:
+            yield hold
+        finally:
+            hold.release()
+
+
+def saved_in(path: str) -> dict[str, torch.Tensor]:
+    return {name: item for file in Path(path).glob("*.safetensors") for name, item in load_file(file).items()}
+
+
+def check_same(one: str, other: str) -> None:
+    expected, found = saved_in(one), saved_in(other)
+    assert expected.keys() == found.keys() and len(expected) > 4
+    assert [name for name, item in expected.items() if not torch.equal(item, found[name])] == []
+
+
+def save_twice(program: Program, folder: Path, write: Callable[[], object], hold: Hold) -> None:
+    """Both checkpoints are the same, whatever is written while the second one is copied."""
+    objects = {"model": program.model, "optimizer": program.optimizer}
+    first = farspan.save(folder, **objects, step=1, wait=True).wait()
+    second = farspan.save(folder, **objects, step=2)
+    write()
+    hold.release()
+    check_same(first, second.wait())
+
+
+def first_of(program: Program) -> tuple[Any, str]:
+    """A parameter, and the name of what is kept for it."""
+    parameter = next(program.model.parameters())
+    kept = vars(program.optimizer)["state"][parameter]
+    return parameter, next(name for name, item in kept.items() if isinstance(item, torch.Tensor) and item.dim())
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "AdamW": lambda items: torch.optim.AdamW(items, lr=0.1),
+    "AdamW, fused": lambda items: torch.optim.AdamW(items, lr=0.1, fused=True),
+    "SGD": lambda items: torch.optim.SGD(items, lr=0.1, momentum=0.9, foreach=False),
+    "Own": Own,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_waits_until_what_it_writes_has_been_copied(tmp_path: Path, name: str) -> None:
+    program = Program(OPTIMIZERS[name], is_distributed=False)
+    with holding() as hold:
+        save_twice(program, tmp_path, program.step, hold)
+    assert (hold.num_waits, hold.num_lent > 0) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Own"])
+def test_a_step_of_several_ranks_waits_too(tmp_path: Path, name: str) -> None:
+    def run(rank: int) -> None:
+        program = Program(OPTIMIZERS[name], is_distributed=True)
+        barrier.wait(20)
+        save_twice(program, tmp_path, program.step, hold)
+
+    barrier = threading.Barrier(2)
+    with holding(2) as hold:
+        run_threads(2, run)
+    assert (hold.num_waits, hold.num_lent) == (2, 2 * (1 + (name == "AdamW")))
+
+
+def through_attributes(program: Program, parameter: Any, name: str) -> None:
+    vars(program.optimizer)["state"][parameter][name].zero_()
+
+
+def through_state(program: Program, parameter: Any, name: str) -> None:
+    for kept in program.optimizer.state.values():
+        kept[name].zero_()
+
+
+def through_a_wrapper(program: Program, parameter: Any, name: str) -> None:
+    wrapper: Any = object.__new__(type(program.optimizer))
+    wrapper.__dict__.update(vars(program.optimizer))
+    program.forward_and_backward()
+    wrapper.step()
+
+
+def through_state_dict(program: Program, parameter: Any, name: str) -> None:
+    program.optimizer.state_dict()["state"][0][name].zero_()
+
+
+def by_loading(program: Program, parameter: Any, name: str) -> None:
+    program.optimizer.load_state_dict(copy.deepcopy(program.optimizer.state_dict()))
+    program.step()
+
+
+@pytest.mark.parametrize(
+    "write", [through_attributes, through_state, through_a_wrapper, through_state_dict, by_loading]
+)
+def test_who_writes_into_what_is_kept_waits(tmp_path: Path, write: Callable[[Program, Any, str], None]) -> None:
+    program = Program(OPTIMIZERS["AdamW"], is_distributed=False)
+    parameter, name = first_of(program)
+    with holding() as hold:
+        save_twice(program, tmp_path, lambda: write(program, parameter, name), hold)
+    assert hold.num_lent > 0 and hold.num_waits >= 1
+
+
+# What the program holds itself, and writes into without any use of the optimizer.
+
+HELD: dict[str, Callable[[Any, Any, str], Any]] = {
+    "the state": lambda state, parameter, name: state,
+    "what is kept for a parameter": lambda state, parameter, name: state[parameter],
+    "the tensor": lambda state, parameter, name: state[parameter][name],
+    "a view": lambda state, parameter, name: state[parameter][name].view(-1),
+    "its data": lambda state, parameter, name: state[parameter][name].data,
+    "an array": lambda state, parameter, name: state[parameter][name].numpy(),
+    "a buffer": lambda state, parameter, name: memoryview(state[parameter][name].numpy()),
+    "its memory": lambda state, parameter, name: state[parameter][name].untyped_storage(),
+    "a weak reference to its memory": lambda state, parameter, name: weakref.ref(
+        state[parameter][name].untyped_storage()
+    ),
+    "a capsule": lambda state, parameter, name: torch.utils.dlpack.to_dlpack(state[parameter][name]),
+    "a weak reference": lambda state, parameter, name: weakref.ref(state[parameter][name]),
+    "a function": lambda state, parameter, name: functools.partial(torch.Tensor.zero_, state[parameter][name]),
+    "an iterator": lambda state, parameter, name: begun(iter(state[parameter].values())),
+}
+
+
+def begun(items: Iterator[Any]) -> Iterator[Any]:
+    """One that stands at the step count, before the first large tensor."""
+    next(items)
+    return items
+
+
+def zero(held: Any, parameter: Any, name: str) -> None:
+    """Write through it."""
+    if isinstance(held, weakref.ref):
+        held = held()
+    if isinstance(held, dict):
+        held = held.get(parameter, held)
+    if isinstance(held, dict):
+        held = held[name]
+    if isinstance(held, Iterator):
+        held = next(held)
+    if isinstance(held, functools.partial):
+        held()
+    elif isinstance(held, memoryview):
+        held[0, 0] = 0.5
+    elif isinstance(held, np.ndarray):
+        held[:] = 0
+    elif isinstance(held, torch.Tensor):
+        held.zero_()
+    elif isinstance(held, torch.UntypedStorage):
+        held.fill_(0)
+    else:
+        torch.utils.dlpack.from_dlpack(held).zero_()
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_what_the_program_holds_itself_is_copied_at_once(tmp_path: Path, kind: str) -> None:
+    program = Program(OPTIMIZERS["AdamW"], is_distributed=False)
+    parameter, name = first_of(program)
+    held = HELD[kind](program.optimizer.state, parameter, name)
+    with holding() as hold:
+        save_twice(program, tmp_path, lambda: zero(held, parameter, name), hold)
+    assert hold.num_waits == 0  # nobody had to
+
+
+def test_a_list_of_the_optimizers_own_is_copied_at_once(tmp_path: Path) -> None:
+    program = Program(functools.partial(Own, beside=True), is_distributed=False)
+    optimizer: Any = program.optimizer
+    with holding() as hold:
+        save_twice(program, tmp_path, lambda: torch._foreach_zero_(optimizer.beside), hold)
+    assert (hold.num_waits, hold.num_lent) == (0, 0)
+
+
+def test_parameters_are_copied_at_once(tmp_path: Path) -> None:
+    """A forward reads them, and any code may write into them: there is no gate."""
+    program = Program(OPTIMIZERS["AdamW"], is_distributed=False)
+    with holding() as hold:
+        save_twice(program, tmp_path, lambda: [p.data.zero_() for p in program.model.parameters()], hold)
+    assert (hold.num_waits, hold.num_lent > 0) == (0, True)
+
+
+# What may be done with an optimizer while its state is lent.
+
+
+def test_it_is_the_same_optimizer_whatever_is_asked_of_it_meanwhile(tmp_path: Path) -> None:
+    for ask in (copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item)), copy.copy, lambda item: item):
+        program = Program(OPTIMIZERS["AdamW"], is_distributed=False)
+        state = vars(program.optimizer)["state"]
+        expected = [item.clone() for kept in state.values() for item in kept.values()]
+        del state
+        with holding() as hold:
+            saved = farspan.save(tmp_path, model=program.model, optimizer=program.optimizer)
+            found = ask(program.optimizer)
+            hold.release()
+            saved.wait()
+        assert type(found.state) is type(program.optimizer.state)
+        items = [item for kept in found.state.values() for item in kept.values()]
+        assert all(map(torch.equal, expected, items)) and len(expected) == len(items)
+        assert vars(program.optimizer)["state"] is program.optimizer.state
+
+
+def test_the_next_save_and_a_child_process_find_it(tmp_path: Path) -> None:
+    program = Program(OPTIMIZERS["AdamW"], is_distributed=False)
+    objects = {"model": program.model, "optimizer": program.optimizer}
+    with holding() as hold:
+        first = farspan.save(tmp_path, **objects, step=1)
+        child = os.fork()
+        if child == 0:  # where nobody copies: it does not wait
+            os._exit(0 if len(program.optimizer.state) == 4 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        hold.release()
+        second = farspan.save(tmp_path, **objects, step=2)
+        check_same(first.wait(), second.wait())
+
+
+def test_a_save_that_fails_gives_back_what_it_was_lent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(OPTIMIZERS["AdamW"], is_distributed=False)
+    objects = {"model": program.model, "optimizer": program.optimizer}
+    with pytest.raises(CheckpointError):
+        farspan.save(tmp_path, **objects, extra={"f": print})
+    program.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "copy_bytes", failing)
+        saved = farspan.save(tmp_path, **objects)
+        program.step()
+        with pytest.raises(CheckpointError, match="no memory"):
+            saved.wait()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", failing)
+        with pytest.raises(MemoryError):
+            farspan.save(tmp_path, **objects)
+    program.step()
+
+
+def failing(*args: Any) -> None:
+    raise MemoryError("no memory")
