@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from tests.support.ranks import run_threads
 from torch import nn
 from torch.optim.optimizer import Optimizer
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 import farspan
 from farspan.errors import CheckpointError
@@ -218,7 +219,7 @@ HELD: dict[str, Callable[[Any, Any, str], Any]] = {
     "a weak reference to its memory": lambda state, parameter, name: weakref.ref(
         state[parameter][name].untyped_storage()
     ),
-    "a capsule": lambda state, parameter, name: torch.utils.dlpack.to_dlpack(state[parameter][name]),
+    "a capsule": lambda state, parameter, name: to_dlpack(state[parameter][name]),
     "a weak reference": lambda state, parameter, name: weakref.ref(state[parameter][name]),
     "a function": lambda state, parameter, name: functools.partial(torch.Tensor.zero_, state[parameter][name]),
     "an iterator": lambda state, parameter, name: begun(iter(state[parameter].values())),
@@ -250,9 +251,9 @@ def zero(held: Any, parameter: Any, name: str) -> None:
     elif isinstance(held, torch.Tensor):
         held.zero_()
     elif isinstance(held, torch.UntypedStorage):
-        held.fill_(0)
+        held.fill_(0)  # type: ignore[attr-defined]
     else:
-        torch.utils.dlpack.from_dlpack(held).zero_()
+        from_dlpack(held).zero_()
 
 
 @pytest.mark.parametrize("kind", HELD)
