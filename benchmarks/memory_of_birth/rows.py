@@ -7,7 +7,7 @@ measured, and those before it are what it needs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,20 @@ class Stand:
         sizes: Of the model.
         folder: For files, the same on every rank.
         model: Of the rows so far.
-        kept: Whatever rows leave for later ones.
+        optimizer: The same.
     """
 
     sizes: Sizes
     folder: Path
     model: Any = None
-    kept: dict[str, Any] = field(default_factory=dict)
+    optimizer: Any = None
+
+    def held_bytes(self) -> int:
+        """Of parameters that this rank owns, and of what its optimizer keeps for them."""
+        own = [] if self.model is None else [item for item in self.model.parameters() if type(item) is nn.Parameter]
+        kept = {} if self.optimizer is None else vars(self.optimizer)["state"]
+        own += [item for each in kept.values() for item in each.values() if type(item) is torch.Tensor]
+        return sum(item.numel() * item.element_size() for item in own)
 
 
 def construct(stand: Stand) -> None:
@@ -93,8 +100,54 @@ def load_after(stand: Stand) -> None:
     farspan.load_pretrained(stand.model, stand.folder / "saved")
 
 
+def train(stand: Stand) -> None:
+    """Takes a step: what AdamW keeps is twice the parameters."""
+    stand.optimizer = torch.optim.AdamW(stand.model.parameters(), lr=1e-3)
+    stand.model(torch.zeros(1, 2, dtype=torch.long)).square().mean().backward()
+    stand.optimizer.step()
+    stand.optimizer.zero_grad()
+
+
+def save(stand: Stand) -> None:
+    """Saves a checkpoint, and waits for it."""
+    import farspan
+
+    folder = stand.folder / ("model" if stand.optimizer is None else "training")
+    farspan.save(folder, model=stand.model, optimizer=stand.optimizer, step=1, wait=True)
+
+
+def load(stand: Stand) -> None:
+    """Loads the one of `save`."""
+    import farspan
+
+    folder = stand.folder / ("model" if stand.optimizer is None else "training")
+    farspan.load(folder, model=stand.model, optimizer=stand.optimizer)
+
+
+def resume(stand: Stand) -> None:
+    """All that a program does to go on: a new model and optimizer, and what has been saved of them."""
+    construct(stand)
+    stand.optimizer = torch.optim.AdamW(stand.model.parameters(), lr=1e-3)
+    load(stand)
+
+
+def export(stand: Stand) -> None:
+    """Makes one safetensors file of the checkpoint, on one rank beside the model."""
+    import farspan
+    from farspan.cli.main import main
+
+    if farspan.rank() == 0:
+        code = main(["ckpt", "export", str(stand.folder / "model"), str(stand.folder / "exported.safetensors")])
+        assert code == 0
+
+
 ROWS: dict[str, tuple[Callable[[Stand], None], ...]] = {
     "construct": (construct,),
     "load_pretrained, then distribute": (load_pretrained,),
     "distribute, then load_pretrained": (construct, load_after),
+    "save": (construct, save),
+    "load": (construct, load),
+    "export": (construct, export),
+    "save, after a step of AdamW": (construct, train, save),
+    "resume, with AdamW": (resume,),
 }

@@ -46,7 +46,7 @@ def memory_worker(file: str, row: str, sizes: dict[str, int], folder: str) -> No
     import gc
 
     import torch
-    from benchmarks.memory_of_birth.rows import ROWS, Net, Sizes, Stand
+    from benchmarks.memory_of_birth.rows import ROWS, Net, Sizes, Stand, train
 
     import farspan
     from farspan.execute.process.world import current_engine
@@ -54,7 +54,11 @@ def memory_worker(file: str, row: str, sizes: dict[str, int], folder: str) -> No
     torch.manual_seed(0)
     with farspan.deferred_init():  # imports, connections, caches
         warm = Net(Sizes(width=64, num_blocks=4, num_tokens=512))
-    farspan.distribute(warm)
+    first = Stand(
+        sizes=Sizes(width=64, num_blocks=4, num_tokens=512), folder=Path(folder), model=farspan.distribute(warm)
+    )
+    train(first)
+    del first, warm
     engine = current_engine()
     assert engine is not None
     stand = Stand(sizes=Sizes(**sizes), folder=Path(folder))
@@ -62,25 +66,17 @@ def memory_worker(file: str, row: str, sizes: dict[str, int], folder: str) -> No
         act(stand)
     gc.collect()
     engine.agreement.barrier("begin")
-    base, began = forget_peak() - held_bytes(stand.model), time.perf_counter()
+    base, began = forget_peak() - stand.held_bytes(), time.perf_counter()
     ROWS[row][-1](stand)
     own = {
         "seconds": time.perf_counter() - began,
         "peak_bytes": peak_bytes() - base,
-        "shard_bytes": held_bytes(stand.model),
+        "shard_bytes": stand.held_bytes(),
         "tensor_bytes": max(item.numel() * item.element_size() for item in stand.model.parameters()),
     }
     by_rank = [json.loads(each) for each in engine.agreement.gather("row", json.dumps(own).encode())]
     if engine.rank == 0:
         Path(file).write_text(json.dumps(by_rank))
-
-
-def held_bytes(model: Any) -> int:
-    """Of parameters that this rank owns."""
-    from torch import nn
-
-    own = [] if model is None else [item for item in model.parameters() if type(item) is nn.Parameter]
-    return sum(item.numel() * item.element_size() for item in own)
 
 
 def save_model(sizes: dict[str, int], folder: Path) -> None:
