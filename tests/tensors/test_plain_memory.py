@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.loop import X, Y, mlp, on_ranks, weights
+from tests.support.ranks import run_threads
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -173,3 +174,25 @@ class Alias(Codes):
 def test_gradient_that_comes_to_the_data_of_a_buffer_is_refused() -> None:
     with pytest.raises(RecordError, match="whose memory others use too"):
         on_ranks(2, lambda model: with_codes(farspan.distribute(model)), lambda: around_codes(Alias))
+
+
+HOLDS: dict[str, Any] = {"storage": torch.Tensor.untyped_storage, "view": lambda x: x.view(-1).untyped_storage()}
+
+
+@pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
+def test_what_is_written_is_in_the_storage_that_the_program_holds(hold: Any) -> None:
+    """The tensor became a recorded one, and the storage kept what had been there before."""
+
+    def run(rank: int) -> list[float]:
+        layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        with torch.no_grad():
+            for parameter in layers.parameters():
+                parameter.fill_(1.0)
+        model = farspan.distribute(layers, plan={"0": "rank:0", "1": "rank:1"}, measure=False)
+        best = torch.zeros(2)
+        held = hold(best)
+        with torch.no_grad():
+            best.copy_(model(torch.ones(2)))
+        return torch.empty(0).set_(held).tolist()  # type: ignore[call-overload]
+
+    assert run_threads(2, run) == [[7.0, 7.0]] * 2
