@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.loop import X, Y, mlp, on_ranks, weights
+from tests.support.loop import X, Y, mlp, on_ranks, same_everywhere, weights
 from torch import Tensor, nn
 
 import farspan
@@ -128,3 +128,66 @@ def test_two_parameters_cannot_come_to_share_memory() -> None:
 
     with pytest.raises(RecordError, match=r"share its memory with layers\.5\.weight"):
         on_ranks(2, share)
+
+
+class Symmetric(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.triu() + x.triu(1).mT
+
+    def right_inverse(self, x: Tensor) -> Tensor:
+        return x.triu()
+
+
+def test_a_parametrized_weight_is_set() -> None:
+    """`right_inverse` ends in `set_`, which no function mode sees: an error, and on one rank alone."""
+
+    def program(model: nn.Module, distribute: Any) -> Any:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+        with torch.no_grad():
+            for number, parameter in enumerate(model.parameters()):
+                parameter.fill_(0.1 * (number + 1))
+        for layer in list(model)[:2]:
+            nn.utils.parametrize.register_parametrization(layer, "weight", Symmetric())
+        distribute(model)
+        loss = model(torch.ones(3, 4)).square().mean()  # runs with what was there
+        model[0].weight = torch.eye(4)
+        model[1].weight = torch.arange(16.0).view(4, 4)
+        later = model(torch.ones(3, 4)).square().mean()
+        return loss.item(), later.item(), model[1].weight.tolist(), weights(model)
+
+    same_everywhere(program, 2)
+
+
+def test_memory_set_in_a_parameter_is_shared() -> None:
+    def program(model: nn.Module, distribute: Any) -> Any:
+        distribute(model)
+        seen: list[Any] = []
+        for parameter in model.parameters():
+            value = torch.full(parameter.shape, 0.5)
+            before = parameter.data
+            with torch.no_grad():
+                parameter.set_(value)
+                value.mul_(2)
+            seen += [parameter.sum().item(), before.sum().item()]
+        return seen, weights(model)
+
+    same_everywhere(program, 2)
+
+
+def test_a_parameter_is_not_set_to_a_storage() -> None:
+    def program(model: nn.Module) -> None:
+        farspan.distribute(model)
+        with pytest.raises(RecordError, match="cannot be recorded"):
+            next(model.parameters()).set_(torch.ones(4).untyped_storage(), 0, (2, 2))  # type: ignore[call-overload]
+
+    on_ranks(2, program)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_a_distributed_model_is_not_traced() -> None:
+    def program(model: nn.Module) -> None:
+        farspan.distribute(model)
+        with pytest.raises(RecordError, match="cannot be traced"):
+            torch.jit.trace(model, X)
+
+    on_ranks(2, program)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from farspan.call.leaf import Leaf, WholeError
 from farspan.call.naming import find_where, format_where
 from farspan.call.user_hooks import is_called_in_parts
+from farspan.errors import RecordError
 from farspan.torch_private import is_caching_parametrizations
 from farspan.torch_private.flags import (
     DeviceContext,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_around",
     "check_cached",
+    "check_not_traced",
     "is_clear_around",
     "is_seen_inside",
 ]
@@ -75,6 +78,20 @@ def check_cached(recorder: Recording, module: nn.Module) -> None:
 def is_clear_around() -> bool:
     """Returns whether nothing is around that would keep a call from being recorded."""
     return transformation() is None and not dispatch_modes()
+
+
+def check_not_traced() -> None:
+    """Raise if a distributed model is called in `torch.jit.trace`, as by `torch.onnx.export(dynamo=False)`.
+
+    Raises:
+        RecordError: A trace sees operations as they run in one process.
+    """
+    if torch.jit.is_tracing():
+        raise RecordError(
+            "a distributed model cannot be traced.",
+            why=f"its operations are recorded, and run later by all ranks; at {format_where(find_where())}",
+            hint="a plain one can: plain = Net(), plain.load_state_dict(model.state_dict()), torch.jit.trace(plain, x)",
+        )
 
 
 def check_around() -> None:

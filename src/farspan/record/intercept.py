@@ -30,12 +30,13 @@ from farspan.call.user_hooks import (
     open_leaves,
 )
 from farspan.record.across_ranks.hook_traces import watched
-from farspan.record.around_calls import check_around, check_cached, is_seen_inside
+from farspan.record.around_calls import check_around, check_cached, check_not_traced, is_seen_inside
 from farspan.record.lanes.batch import call_batch
 from farspan.record.lanes.lane_tensor import LaneTensor
 from farspan.record.lanes.losses import LOSSES, summed_inside
 from farspan.record.memory.leaves import new_parameter
 from farspan.record.memory.pickling import reduce_module, reduce_placed
+from farspan.record.memory.rebinding import set_memory
 from farspan.record.memory.transfer import check_assigned, transferring
 from farspan.record.ops.autograd_function import install_apply
 from farspan.record.ops.explicit_placement import calls_for_a_place
@@ -177,6 +178,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         _ensure_mode(recorder)
     outer = recorder.frame
     if outer is recorder.root:
+        check_not_traced()
         if reserved_memory:
             fill_reserved()  # the module may find it among its globals
         recorder.begin_module(module)
@@ -362,6 +364,7 @@ def install() -> None:
         kind.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
         kind.__setattr__ = set_on_parameter  # type: ignore[method-assign,assignment]
         install_gradient_property(kind)
+        kind.set_ = set_memory
     torch.Tensor.__reduce_ex__ = _pickling_placed(torch.Tensor.__reduce_ex__)  # type: ignore[method-assign]
     nn.Parameter.__reduce_ex__ = _pickling_placed(nn.Parameter.__reduce_ex__)  # type: ignore[method-assign]
     nn.Parameter.__new__ = _new_parameter  # type: ignore[method-assign]

@@ -17,15 +17,18 @@ from farspan.graph import Meta, Value
 from farspan.record.memory.exchanged import become_plain, can_be_recorded, exchange
 from farspan.record.memory.twins import become_twin, leave_memory, main_of, make_twin, members, twins_of
 from farspan.record.ops.views import is_shared, retake
+from farspan.record.parameters.gradient_property import recorder_of
 from farspan.record.parameters.parameter_values import alias_of
 from farspan.record.tensor import LazyTensor
-from farspan.torch_private import DisableTorchFunction
+from farspan.torch_private import DisableTorchFunction, without_modes_of
 
 if TYPE_CHECKING:
     from farspan.call.leaf import Placed
     from farspan.record.recording import Recording
 
-__all__ = ["data_of", "set_data"]
+__all__ = ["data_of", "set_data", "set_memory"]
+
+_set_memory: Any = torch.Tensor.set_
 
 
 def data_of(recorder: Recording, function: Any, args: Any, kwargs: Any) -> Any:
@@ -59,6 +62,22 @@ def set_data(recorder: Recording, function: Any, args: Any, kwargs: Any) -> None
         _rebind_gradient(recorder, tensor, value)
     else:
         _rebind_recorded(recorder, tensor, value)
+
+
+def set_memory(parameter: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces `parameter.set_`, which no function mode sees: `p.set_(x)` does what `p.data = x` does."""
+    recorder = recorder_of(parameter)
+    if recorder is None or not recorder.is_recording:
+        return _set_memory(parameter, *args, **kwargs)
+    source = args[0] if len(args) == 1 and not kwargs else None
+    if not isinstance(source, torch.Tensor):
+        recorder.refuse(
+            f"{recorder.placed[id(parameter)].name}.set_(...) with a storage, a size or strides cannot be recorded",
+            hint="parameter.data.copy_(value)",
+        )
+    with without_modes_of(recorder):
+        set_data(recorder, _set_memory, (parameter, source), {})
+    return parameter
 
 
 def _check_like(recorder: Recording, name: str, tensor: torch.Tensor, value: torch.Tensor) -> None:
