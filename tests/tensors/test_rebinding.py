@@ -166,7 +166,7 @@ def test_memory_set_in_a_parameter_is_shared() -> None:
             value = torch.full(parameter.shape, 0.5)
             before = parameter.data
             with torch.no_grad():
-                parameter.set_(value)
+                parameter.set_(value)  # type: ignore[arg-type]
                 value.mul_(2)
             seen += [parameter.sum().item(), before.sum().item()]
         return seen, weights(model)
