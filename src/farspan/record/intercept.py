@@ -364,7 +364,7 @@ def install() -> None:
         kind.__deepcopy__ = _deepcopy_parameter  # type: ignore[method-assign]
         kind.__setattr__ = set_on_parameter  # type: ignore[method-assign,assignment]
         install_gradient_property(kind)
-        kind.set_ = set_memory
+        kind.set_ = set_memory  # type: ignore[method-assign,assignment]
     torch.Tensor.__reduce_ex__ = _pickling_placed(torch.Tensor.__reduce_ex__)  # type: ignore[method-assign]
     nn.Parameter.__reduce_ex__ = _pickling_placed(nn.Parameter.__reduce_ex__)  # type: ignore[method-assign]
     nn.Parameter.__new__ = _new_parameter  # type: ignore[method-assign]
