@@ -32,6 +32,7 @@ from farspan.place.measure.trial import current_trial
 from farspan.place.measured import is_measuring, measure_first
 from farspan.place.mesh.groups import GroupsChoice
 from farspan.place.mesh.lanes import check_micro_batches, cut_batches
+from farspan.place.mesh.tensor import check_tensor_parallel, places_of, with_sums
 from farspan.place.places import place_first
 from farspan.place.pretrained.load import load_pretrained as load_pretrained
 from farspan.place.suitable import check_model
@@ -76,6 +77,7 @@ def distribute(
     micro_batches: int | str | None = None,
     seed: int | None = None,
     data_parallel: int | str | None = None,
+    tensor_parallel: int | None = None,
 ) -> _Model:
     """Split `model` over the ranks of this program and return it: same object, same class, same state_dict keys.
 
@@ -130,13 +132,18 @@ def distribute(
             `stages`, "rank:R" and `farspan.from_rank` are about the ranks of one group, counted from 0. "auto": the
             number whose simulated step trains most batches a second, of those whose weights, gradients and optimizer
             state fit. None: as in the first call; one group.
+        tensor_parallel: How many ranks run each layer of a stage together: each has some of the columns or rows of a
+            matrix, and of the heads of an attention. What can be split is found by what the model does with it, and
+            checked by numbers; the rest stays whole, and one line says why. Numbers differ by rounding from those of
+            one process, and are the same each time. An automatic plan has as many stages as the ranks make; in a plan
+            of one's own such a stage is "rank:0&rank:1".
 
     Returns:
         `model` itself.
 
     Raises:
         PlanError: The plan does not fit the model or the number of ranks, the ranks cannot be divided into so many
-            groups, `remat` names no module of the model, there is no such schedule, or `pins`, `together` and
+            groups or stages, `remat` names no module of the model, there is no such schedule, or `pins`, `together` and
             `max_memory` name what is not there, contradict each other or leave no plan.
         DivergenceError: The ranks' models have different parameters or buffers (names, shapes, dtypes, which are
             trained), or their plans differ.
@@ -153,13 +160,16 @@ def distribute(
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
     check_model(model)
     check_micro_batches(micro_batches)
+    check_tensor_parallel(
+        tensor_parallel, plan=plan != "auto", pins=pins, together=together, max_memory=max_memory, measure=measure
+    )
     trial = current_trial()
     if trial is not None and seed is None:
         seed = 0  # it is about times, and may have no data
     open_model(model)
     groups: Any = GroupsChoice(model, micro_batches) if data_parallel == "auto" else data_parallel
     engine = engine_of_this_thread(seed, groups if trial is None else None)
-    asked = (pins, max_memory, remat, schedule, gradient_reduction, seed, micro_batches)
+    asked = (pins, max_memory, remat, schedule, gradient_reduction, seed, micro_batches, tensor_parallel)
     is_all_open = (
         engine.groups.num_groups == 1
         and plan == "auto"
@@ -172,6 +182,9 @@ def distribute(
         plan_by_model[model] = chosen = choose_plan(model, plan, Hints(), 1)
         engine.console.show_plan(chosen)
         return model
+    split_places: list[str] = []
+    if tensor_parallel is not None and tensor_parallel > 1:
+        split_places = places_of(engine.num_ranks, tensor_parallel, stages)
     begin_recording(engine)
     adapt_trainers()
     if not engine.recorder.roots:
@@ -183,7 +196,7 @@ def distribute(
         estimated = chosen = trial.plan_for(model, hints)
         place_first(engine, model, chosen)
     else:
-        chosen = choose_plan(model, plan, hints, engine.num_ranks)
+        chosen = choose_plan(model, plan, hints, engine.num_ranks, split_places)
         if isinstance(micro_batches, int):
             chosen = dataclasses.replace(chosen, micro_batches=micro_batches)
         if remat is not None:
@@ -192,8 +205,8 @@ def distribute(
             chosen = dataclasses.replace(chosen, schedule=schedule)
         if gradient_reduction is not None:
             chosen = dataclasses.replace(chosen, gradient_reduction=gradient_reduction)
-        estimated = chosen
-        is_open = (
+        estimated = chosen = with_sums(chosen, gradient_reduction)
+        is_open = not split_places and (
             isinstance(plan, str) and plan == "auto" and hints.stages in (None, engine.num_ranks) and remat is None
         ) and engine.groups.num_groups == 1
         if measure and not is_open:

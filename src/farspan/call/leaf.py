@@ -13,13 +13,13 @@ from torch import nn
 from farspan.call.draws.frame import key_of
 from farspan.call.module_tables import Tables
 from farspan.errors import RecordError
-from farspan.graph import ModuleTarget
-from farspan.torch_private import is_not_torchs_device
+from farspan.graph import ModuleTarget, SliceName, whole_name
+from farspan.torch_private import DisableTorchFunction, is_not_torchs_device
 
 if TYPE_CHECKING:
     from farspan.graph import Meta
 
-__all__ = ["Leaf", "LeakError", "Placed", "WholeError", "reaches_outside", "swapped"]
+__all__ = ["Leaf", "LeakError", "Placed", "WholeError", "reaches_outside", "sliced", "swapped", "tensor_of"]
 
 
 class LeakError(RecordError):
@@ -75,6 +75,18 @@ class Placed:
     @property
     def is_trained(self) -> bool:
         return self.is_parameter and self.tensor.requires_grad
+
+
+def tensor_of(parameters: Mapping[str, Placed], name: str) -> torch.Tensor:
+    """Returns the parameter of a name, or the slice of it that the name means: a view, through which gradient flows."""
+    tensor = parameters[whole_name(name)].tensor
+    return sliced(tensor, name) if type(name) is SliceName else tensor
+
+
+def sliced(tensor: torch.Tensor, name: SliceName) -> torch.Tensor:
+    """Returns what `name` means of a parameter, by its own memory."""
+    with DisableTorchFunction(), torch.enable_grad():
+        return tensor.narrow(name.dim, name.begin, name.end - name.begin)
 
 
 class Leaf(ModuleTarget):

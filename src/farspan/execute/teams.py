@@ -127,7 +127,7 @@ def stages_at(teams: list[Team], text: str, num_ranks: int) -> tuple[int, ...]:
     check_rank(place.rank, num_ranks, f'"{text}"')
     worker = worker_at(place)
     device = device_of(worker)
-    found = [number for number, known in enumerate(teams) if not known.is_wide and known.leader.rank == place.rank]
+    found = [number for number, known in enumerate(teams) if known.owns and known.leader.rank == place.rank]
     if place.device is not None:
         found = [number for number in found if _is_on(device_of(teams[number].leader), device)]
     found.sort(key=lambda number: device_of(teams[number].leader) != device)
@@ -141,7 +141,7 @@ def device_at(teams: list[Team], text: str, num_ranks: int) -> torch.device:
 
 def home_stages(teams: list[Team], num_ranks: int) -> list[int]:
     """Returns a stage of each rank, one on its first device if it has none."""
-    first = {team.leader.rank: number for number, team in reversed(list(enumerate(teams))) if not team.is_wide}
+    first = {team.leader.rank: number for number, team in reversed(list(enumerate(teams))) if team.owns}
     return [
         first[rank] if rank in first else stage_number(teams, Team((Worker(rank, teams[0].leader.device),)), 0)
         for rank in range(num_ranks)
@@ -151,14 +151,14 @@ def home_stages(teams: list[Team], num_ranks: int) -> list[int]:
 def stage_of_inputs(teams: list[Team], rank: int, device: torch.device) -> int:
     """Returns the stage of `rank` where tensors of `device` lie that it has read; it is made if there is none."""
     for number, known in enumerate(teams):
-        if not known.is_wide and known.leader.rank == rank and known.leader.device_type == device.type:
+        if known.owns and known.leader.rank == rank and known.leader.device_type == device.type:
             return number
     return stage_number(teams, Team((Worker(rank, str(device)),)), 0)
 
 
 def settle_values(graphs: Sequence[Graph], teams: list[Team]) -> None:
-    """Places what a wide stage has made, once it has run, on a stage of the member that made it."""
-    for segment in [segment for graph in graphs for segment in graph.segments if teams[segment.stage].is_wide]:
+    """Places what a wide or split stage has made, once it has run, on a stage of the member that made it."""
+    for segment in [segment for graph in graphs for segment in graph.segments if not teams[segment.stage].owns]:
         home = stage_number(teams, Team((teams[segment.stage].member(segment.turn),)), 0)
         for value in [value for call in segment.calls for value in call.outputs]:
             value.stage = home

@@ -20,6 +20,8 @@ from farspan.graph.graph import OUTPUT_BITS as OUTPUT_BITS
 from farspan.graph.graph import Graph as Graph
 from farspan.graph.graph import release as release
 from farspan.graph.meta import Meta as Meta
+from farspan.graph.slice_name import SliceName as SliceName
+from farspan.graph.slice_name import whole_name as whole_name
 
 __all__ = [
     "EVERYWHERE",
@@ -33,6 +35,7 @@ __all__ = [
     "MicroBatch",
     "BackwardSegment",
     "Segment",
+    "SliceName",
     "Stops",
     "ModuleTarget",
     "Value",
@@ -42,4 +45,5 @@ __all__ = [
     "hooked_calls",
     "plain_of",
     "route",
+    "whole_name",
 ]

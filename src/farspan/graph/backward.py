@@ -131,6 +131,13 @@ class BackwardSegment:
         """Returns whether the gradient of a tensor outside the model arrives here."""
         return self.segment is None and self.stop is None and not isinstance(self.incoming[0].key, str)
 
+    @property
+    def brought(self) -> str:
+        """Returns the name of the parameter, or of the slice of one, whose gradient arrives here."""
+        key = self.incoming[0].key
+        assert isinstance(key, str)
+        return key
+
     def forget(self) -> None:
         """It has run, or does not run here: parts and edges know each other."""
         self.incoming, self.outgoing, self.calls = [], [], []

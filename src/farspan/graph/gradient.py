@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 
 
 def route(
-    backward: Backward, home_stages: Sequence[int], released: Collection[Call] = (), *, keeps_order: bool = True
+    backward: Backward,
+    home_stages: Sequence[int],
+    released: Collection[Call] = (),
+    *,
+    keeps_order: bool = True,
+    part_stages: Collection[int] = (),
 ) -> list[BackwardSegment]:
     """Returns the segments of `backward` in an order in which they can run.
 
@@ -45,6 +50,8 @@ def route(
         released: Calls that earlier backwards of the same step go through without keeping the graph.
         keeps_order: Whether the gradients of a parameter that several segments use are added up in the order of one
             process; if not, each of them goes straight to the owner.
+        part_stages: The members of split stages: none of them hands the gradient of a value on to another stage, for
+            they run side by side.
 
     Raises:
         RuntimeError: The backward would go a second time through what was not kept; torch's own words.
@@ -108,7 +115,7 @@ def route(
                 for part in using:
                     part.accumulates_into[leaf] = None
     stops = _stops(backward, active, queued)
-    _link_values(users, parts, stops)
+    _link_values(users, parts, stops, frozenset(part_stages))
     _link_outside(backward, users, parts, home_stages)
     _link_parameters(backward, users, native, leaf_calls, parts, keeps_order=keeps_order)
     return sorted(parts.values(), key=lambda part: part.order, reverse=True)
@@ -200,12 +207,17 @@ def _link_values(
     users: _Users,
     parts: _Segments,
     stops: Mapping[Value, BackwardSegment],
+    part_stages: frozenset[int],
 ) -> None:
     for value, using in [*users.items(), *((value, {}) for value in stops if value not in users)]:
         if not value.name and value.stage != EVERYWHERE:
             assert value.segment is not None
             chain = _latest_first(using)
             stop = stops.get(value)
+            if stop is None and not part_stages.isdisjoint(part.stage for part in chain):
+                for stage in dict.fromkeys(part.stage for part in chain):
+                    _link(value, value.meta, [*(part for part in chain if part.stage == stage), parts[value.segment]])
+                continue
             if stop is not None:
                 stop.stage = chain[-1].stage if chain else value.stage
                 chain.append(stop)

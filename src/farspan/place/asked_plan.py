@@ -41,19 +41,26 @@ def hints_of(
     return hints
 
 
-def choose_plan(model: nn.Module, plan: Any, hints: Hints, num_ranks: int) -> Plan:
+def choose_plan(
+    model: nn.Module, plan: Any, hints: Hints, num_ranks: int, split_places: Sequence[str] = ()
+) -> Plan:
     """Returns the plan that `plan`, an argument of `farspan.distribute`, stands for: an automatic one is an estimate.
+
+    Args:
+        model: For which.
+        plan: The argument.
+        hints: For an automatic plan.
+        num_ranks: How many there are.
+        split_places: The places of an automatic plan's stages, if their members run each layer together.
 
     Raises:
         PlanError: It is none, or contradicts the hints.
     """
     if isinstance(plan, str) and plan == "auto":
-        num_stages = num_ranks if hints.stages is None else hints.stages
+        places = split_places or [f"rank:{rank}" for rank in range(num_ranks)]
+        num_stages = len(places) if hints.stages is None else hints.stages
         return auto_plan(
-            units_of(model, num_stages, hints.patterns),
-            num_stages=num_stages,
-            devices=[f"rank:{rank}" for rank in range(num_ranks)],
-            hints=hints,
+            units_of(model, num_stages, hints.patterns), num_stages=num_stages, devices=places, hints=hints
         )
     if isinstance(plan, Plan):
         chosen = plan

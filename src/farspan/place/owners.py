@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from farspan.record.intercept import watch_module
 from farspan.record.parameters.gradient_property import watch_parameter
 from farspan.record.recording import Recording
 from farspan.record.surgery.derived import cut_from_parameters
+from farspan.record.team.team_tensor import SplitStage
 from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import has_memory_of_its_own, has_other_users, tensor_of_class, tree_leaves
 
@@ -40,6 +41,7 @@ class ModelPlan:
         stages: The recorder's number of each stage.
         teams: For each stage, who runs it.
         rank: This one.
+        splits: By name of a module, the split stage that it lies on.
     """
 
     owner: Mapping[str, int]
@@ -48,6 +50,7 @@ class ModelPlan:
     stages: Sequence[int]
     teams: Sequence[Team]
     rank: int
+    splits: Mapping[str, SplitStage] = field(default_factory=dict[str, SplitStage])
 
     def is_mine(self, stage: int) -> bool:
         """Returns whether this rank has what a stage holds, if that is not a wide one."""

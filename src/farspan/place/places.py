@@ -7,12 +7,14 @@ from torch import nn
 from farspan.call.remat.repeated_blocks import repeated_blocks
 from farspan.execute.engine import Engine
 from farspan.execute.teams import team_at
+from farspan.place.mesh.tensor import split_stages
 from farspan.place.owners import ModelPlan, place
 from farspan.place.repartition.migrate import place_elsewhere
 from farspan.place.undivided import said_of, with_undivided
 from farspan.place.weights import give_weights
 from farspan.plan import Homes, Plan, Resolved, Team, parse_places, resolve, resolve_remat
 from farspan.profile import keepers, tied
+from farspan.record.team.team_tensor import SplitStage
 from farspan.schedule import LEAST_WEIGHT_WORK_S
 
 __all__ = ["place_first", "replace_plan"]
@@ -32,6 +34,7 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     number = len(engine.recorder.roots)
     placed = place(model, engine.recorder, resolved, prefix=f"model{number}." if number else "")
     engine.add_parameters(placed)
+    split_stages(engine, model, resolved.splits)
     engine.groups.share_weights(placed)
     _follow(engine, plan)
     engine.executor.remat.add(model, again)
@@ -68,22 +71,33 @@ def _computed_again(model: nn.Module, plan: Plan) -> list[str]:
 
 def _resolved(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool = False) -> ModelPlan:
     resolved = _resolve(engine, model, plan, may_idle=may_idle)
-    if any(len(plan.ranks_of(stage)) > 1 for stage in range(plan.num_stages)):
+    if any(len(plan.ranks_of(stage)) > 1 and not plan.is_split(stage) for stage in range(plan.num_stages)):
         plan, undivided = with_undivided(plan, model, resolved)
         if undivided:
             engine.console.warn(said_of(undivided))
             resolved = _resolve(engine, model, plan, may_idle=may_idle)
     teams = [team_at(parse_places(text)) for text in plan.stages]
-    stages = [engine.stage_number(team, occurrence) for team, occurrence in _occurrences(teams)]
     sizes = {name: each.numel() * each.element_size() for name, each in model.named_parameters()}
     homes = Homes(teams, resolved.owner, sizes)
+    split = {stage: team.members for stage, team in enumerate(teams) if plan.is_split(stage)}
+    for stage, members in split.items():  # what is not split runs on the first member
+        teams[stage] = homes.teams[stage] = Team(members[:1])
+    stages = [engine.stage_number(team, occurrence) for team, occurrence in _occurrences(teams)]
+    stages += [engine.stage_number(team, 0) for team in homes.teams[len(teams) :]]
+    parts = {
+        stage: SplitStage(
+            stages[stage], tuple([engine.stage_number(Team((member,), is_part=True), 0) for member in members])
+        )
+        for stage, members in split.items()
+    }
     return ModelPlan(
         owner=homes.owner,
         leaf_stage=resolved.leaf_stage,
         home=homes.first,
-        stages=[*stages, *(engine.stage_number(team, 0) for team in homes.teams[len(teams) :])],
+        stages=stages,
         teams=homes.teams,
         rank=engine.rank,
+        splits={name: parts[stage] for name, stage in resolved.leaf_stage.items() if stage in parts},
     )
 
 

@@ -11,6 +11,7 @@ from farspan.plan.team import Team as Team
 from farspan.plan.team import Worker as Worker
 from farspan.plan.team import format_place as format_place
 from farspan.plan.team import format_places as format_places
+from farspan.plan.team import is_split as is_split
 from farspan.plan.team import parse_place as parse_place
 from farspan.plan.team import parse_places as parse_places
 
@@ -24,6 +25,7 @@ __all__ = [
     "Worker",
     "format_place",
     "format_places",
+    "is_split",
     "parse_place",
     "parse_places",
     "resolve",

@@ -9,7 +9,7 @@ from typing import TypeGuard, cast
 
 from farspan.documents import MAX_AMOUNT
 from farspan.errors import PlanError, quoted
-from farspan.plan.team import format_places, parse_places
+from farspan.plan.team import format_places, is_split, parse_places
 from farspan.schedule import SCHEDULES
 from farspan.units import MAX_COUNT
 
@@ -44,7 +44,7 @@ def stages(value: object) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise _wrong("stages", text, 'device strings such as "rank:0"')
         try:
-            places.append(format_places(parse_places(text)))
+            places.append(format_places(parse_places(text), is_split=is_split(text)))
         except PlanError as error:
             raise PlanError(f'"stages": {error.what}', why=error.why, hint=error.hint) from None
     return tuple(places)

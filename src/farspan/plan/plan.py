@@ -17,7 +17,7 @@ from farspan.documents import read_text
 from farspan.errors import PlanError
 from farspan.outputs import write_text
 from farspan.plan import check, explain, plan_document, table
-from farspan.plan.team import format_places, parse_places
+from farspan.plan.team import format_places, is_split, parse_places
 
 __all__ = ["PLANNED_SECONDS", "Plan"]
 
@@ -31,7 +31,8 @@ class Plan:
 
     Attributes:
         stages: Device string of each pipeline stage ("rank:1", "rank:1/cuda:0"); the index is the stage. The members
-            of a wide stage ("rank:0+rank:1") take micro-batches in turn, and divide its parameters among them.
+            of a wide stage ("rank:0+rank:1") take micro-batches in turn, those of a split one ("rank:0&rank:1") run
+            each layer together; both divide its parameters among them.
         placement: Name of a module or parameter, or glob pattern of names, to stage; "" is the whole model. Among
             patterns that match the same name the later wins, so the order counts.
         schedule: "auto": the backward of a stage that another rank waits for is split where that is likely to pay, and
@@ -133,8 +134,12 @@ class Plan:
         """Returns the ranks that run `stage`, in the order in which they take micro-batches."""
         return tuple([place.rank for place in parse_places(self.stages[stage])])
 
+    def is_split(self, stage: int) -> bool:
+        """Returns whether the members of `stage` run each layer together."""
+        return is_split(self.stages[stage])
+
     def rank_of(self, stage: int) -> int:
-        """Returns the rank that runs `stage`: the first one, if it is wide."""
+        """Returns the rank that runs `stage`: the first one, if there are several."""
         return self.ranks_of(stage)[0]
 
     @classmethod
@@ -147,10 +152,11 @@ class Plan:
         {'blocks.0': 0, 'blocks.*': 1}
         """
         places = {name: parse_places(text) for name, text in mapping.items()}
-        stages = sorted(dict.fromkeys(places.values()), key=lambda members: members[0].rank)
+        written = {name: format_places(found, is_split=is_split(mapping[name])) for name, found in places.items()}
+        first = {text: places[name][0].rank for name, text in written.items()}
+        stages = sorted(dict.fromkeys(written.values()), key=first.__getitem__)
         return cls(
-            stages=tuple(map(format_places, stages)),
-            placement={name: stages.index(place) for name, place in places.items()},
+            stages=tuple(stages), placement={name: stages.index(text) for name, text in written.items()}
         )
 
     def to_json(self) -> str:

@@ -2,6 +2,7 @@
 
 place     "rank:1", "rank:1/cuda:0"     as people write it, in the form of torch's remote devices
 places    "rank:0+rank:1"               of a wide stage: its members take micro-batches in turn
+          "rank:0&rank:1"               of a split stage: its members run each layer together
 worker    rank 1, "cuda:0"              what it stands for: one queue of work
 team      (worker, ...)                 who runs a stage
 home      stage of one member           who owns what a wide stage uses
@@ -16,7 +17,17 @@ from dataclasses import dataclass
 from farspan.errors import PlanError, quoted
 from farspan.units import MAX_COUNT
 
-__all__ = ["Homes", "Place", "Team", "Worker", "format_place", "format_places", "parse_place", "parse_places"]
+__all__ = [
+    "Homes",
+    "Place",
+    "Team",
+    "Worker",
+    "format_place",
+    "format_places",
+    "is_split",
+    "parse_place",
+    "parse_places",
+]
 
 _PLACE = re.compile(r"rank:([0-9]{1,9})(?:/([a-z][a-z_]{0,30}(?::[0-9]{1,4})?))?")
 
@@ -61,9 +72,11 @@ class Team:
 
     Attributes:
         members: At least one, no two of them the same.
+        is_part: Whether it is one member of a split stage, with its share of each layer: it owns nothing.
     """
 
     members: tuple[Worker, ...]
+    is_part: bool = False
 
     def __contains__(self, rank: object) -> bool:
         """Returns whether a worker of that rank is a member."""
@@ -79,6 +92,11 @@ class Team:
         """Returns whether several members take micro-batches in turn."""
         return len(self.members) > 1
 
+    @property
+    def owns(self) -> bool:
+        """Returns whether parameters and values of the program may lie on the stage."""
+        return len(self.members) == 1 and not self.is_part
+
     def member(self, turn: int) -> Worker:
         """Returns the worker that runs the stage in the micro-batch of this turn."""
         return self.members[turn % len(self.members)]
@@ -91,7 +109,7 @@ class Homes:
         owners                    rank 0     rank 1     rank 1     rank 0
 
     Every parameter has one owner, so gradients, clipping, hooks, `state_dict` and optimizers mean what they mean on a
-    stage of one rank, and what an optimizer keeps is divided too.
+    stage of one rank, and what an optimizer keeps is divided too. The same holds for split stages.
 
     Attributes:
         teams: Who runs each stage: those of the plan, and behind them the members of wide ones.
@@ -151,34 +169,45 @@ def parse_place(text: str | int) -> Place:
 
 
 def parse_places(text: str | int) -> tuple[Place, ...]:
-    """Read the place of a stage, or the places of a wide one, which are written with "+" between them.
+    """Read the place of a stage, or those of a wide or split one, which have "+" or "&" between them.
 
     Raises:
-        PlanError: One of them is no place, or is named twice.
+        PlanError: One of them is no place, or is named twice; or there are both signs.
 
     >>> parse_places("rank:0+rank:1/cpu")
     (Place(rank=0, device=None), Place(rank=1, device='cpu'))
     """
-    if not isinstance(text, str) or "+" not in text:
+    if not isinstance(text, str) or not ("+" in text or "&" in text):
         return (parse_place(text),)
-    places = tuple([parse_place(part) for part in text.split("+")])
+    if "+" in text and "&" in text:
+        raise PlanError(
+            f"{quoted(text)} has both + and &.",
+            why='members of a stage take micro-batches in turn ("+") or run each layer together ("&").',
+            hint='"rank:0&rank:1"  or  "rank:0+rank:1"',
+        )
+    places = tuple([parse_place(part) for part in text.split("&" if is_split(text) else "+")])
     again = next((place for number, place in enumerate(places) if place in places[:number]), None)
     if again is not None:
         raise PlanError(
             f"{quoted(text)} names '{format_place(again)}' twice.",
-            why="the members of a wide stage take micro-batches in turn, each once.",
-            hint=f'"{format_places(tuple(dict.fromkeys(places)))}"',
+            why="each member of a stage has one share of its work.",
+            hint=f'"{format_places(tuple(dict.fromkeys(places)), is_split=is_split(text))}"',
         )
     return places
 
 
-def format_places(places: tuple[Place, ...]) -> str:
+def is_split(text: str | int) -> bool:
+    """Returns whether the members of a stage, as people write them, run each layer together."""
+    return isinstance(text, str) and "&" in text
+
+
+def format_places(places: tuple[Place, ...], *, is_split: bool = False) -> str:
     """Write the places of a stage, the inverse of `parse_places`.
 
     >>> format_places((Place(rank=0), Place(rank=1)))
     'rank:0+rank:1'
     """
-    return "+".join(map(format_place, places))
+    return ("&" if is_split else "+").join(map(format_place, places))
 
 
 def format_place(place: Place) -> str:

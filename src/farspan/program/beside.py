@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from farspan.graph import BackwardSegment, Edge, Graph, Value
+from farspan.graph import BackwardSegment, Edge, Graph, Value, whole_name
 from farspan.plan import Worker
 from farspan.program.program import Channel
 
@@ -30,13 +30,14 @@ def apart(
     """
     native: set[str] = set()
     if keeps_order:
-        native.update(key for part in parts if part.segment for key in part.accumulates_into if isinstance(key, str))
+        keys = [key for part in parts if part.segment for key in part.accumulates_into if isinstance(key, str)]
+        native.update(map(whole_name, keys))
     tasks: list[BackwardSegment] = []
     homes: list[BackwardSegment] = []
     for part in parts:
         is_home = part.segment is None and part.stop is None and part.backward.stops is None
         key = part.incoming[0].key if is_home and part.backward.requested is None else None
-        (homes if isinstance(key, str) and key not in native else tasks).append(part)
+        (homes if isinstance(key, str) and whole_name(key) not in native else tasks).append(part)
     return tasks, homes
 
 
@@ -45,7 +46,7 @@ def late_names(graphs: Iterable[Graph], tasks: Iterable[BackwardSegment]) -> fro
     it."""
     if any(value.gradient_of for graph in graphs for value in graph.sources):
         return None
-    return frozenset([key for part in tasks for key in part.accumulates_into if isinstance(key, str)])
+    return frozenset([whole_name(key) for part in tasks for key in part.accumulates_into if isinstance(key, str)])
 
 
 class Broadcasts:
@@ -138,5 +139,5 @@ class Reductions:
     @property
     def late(self) -> frozenset[str]:
         """Returns the parameters of this rank whose gradients wait for the end of the step."""
-        names = frozenset([str(part.incoming[0].key) for part, _ in self.here])
+        names = frozenset([whole_name(part.brought) for part, _ in self.here])
         return names if self._late is None else names & self._late

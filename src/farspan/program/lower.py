@@ -93,8 +93,8 @@ class _Builder:
         self.reductions = Reductions(self.rank, late=late_names(graphs, self.parts))
         self.number_of_segment = {segment: number for number, segment in enumerate(self.segments)}
         self.number_of_part = {part: number for number, part in enumerate(self.parts)}
-        self.wide = {number for number, each in enumerate(self.segments) if settings.teams[each.stage].is_wide}
-        """Forwards of wide stages."""
+        self.foreign = {number for number, each in enumerate(self.segments) if not settings.teams[each.stage].owns}
+        """Forwards of stages that own nothing: parameters come to them beside the tasks, and stay."""
         with_backward = {backward.graph.index for backward, _ in routes}
         releasing = _releasing(routes)
         run_ahead = run_ahead_of(settings.schedule, settings.lookahead)
@@ -166,7 +166,7 @@ class _Builder:
 
     def is_worth_splitting(self, part: BackwardSegment) -> bool:
         """Returns whether the weight gradients of this part are worth a task of their own."""
-        if part.backward.retain_graph or part.backward.requested is not None:
+        if part.backward.retain_graph or part.backward.requested is not None or not self.settings.teams[part.stage].owns:
             return False
         calls = [call for call in part.calls if has_weights(call, self.trains)]
         flops, device = sum(call.entry.flops for call in calls), self.worker_of(part).device_type
@@ -174,7 +174,7 @@ class _Builder:
 
     def connect(self, source: int, src: Worker, target: int, dst: Worker, item: Value | Edge) -> None:
         """`item` goes from task `source` of `src` to task `target` of `dst`; a message if these are of two ranks."""
-        is_broadcast = isinstance(item, Value) and bool(item.name) and target in self.wide
+        is_broadcast = isinstance(item, Value) and bool(item.name) and target in self.foreign
         channel = self.channels.between(src, dst, is_gradient=isinstance(item, Edge), of_parameters=is_broadcast)
         if channel is None:
             return
@@ -318,11 +318,13 @@ def _routes(graphs: Sequence[Graph], settings: Settings) -> list[tuple[Backward,
 def _parts_now(backward: Backward, settings: Settings, released: Collection[Call]) -> list[BackwardSegment]:
     """Returns the parts of `backward` that run in this step: all, or those up to where its next hooks are called."""
     stops = backward.stops
+    route_now = functools.partial(
+        route, backward, settings.home_stages, released, part_stages=settings.part_stages
+    )
     if stops is None:
-        keeps_order = settings.gradient_reduction == "exact"
-        return route(backward, settings.home_stages, released, keeps_order=keeps_order)
+        return route_now(keeps_order=settings.gradient_reduction == "exact")
     if not stops.has_begun:
-        stops.begin(route(backward, settings.home_stages, released))
+        stops.begin(route_now())
     parts = stops.next_parts()
     stops.take(parts)
     return parts

@@ -38,3 +38,8 @@ class Settings:
     least_weight_work_s: float = LEAST_WEIGHT_WORK_S["auto"]
     gradient_reduction: str = "exact"
     replicas: frozenset[tuple[str, Worker]] = frozenset()
+
+    @property
+    def part_stages(self) -> list[int]:
+        """Returns the stages that are members of split ones."""
+        return [number for number, team in enumerate(self.teams) if team.is_part]

@@ -51,6 +51,8 @@ from farspan.record.surgery.adopted import adopt
 from farspan.record.surgery.attempt import begin_attempt, past_attempts
 from farspan.record.surgery.closed import close
 from farspan.record.surgery.variants import is_set_already, note_attribute, present_leaf, set_on_parameter
+from farspan.record.team.calls import call_split
+from farspan.record.team.team_tensor import TeamTensor
 from farspan.record.tensor import LazyTensor, StubParameter
 from farspan.torch_private import (
     NAMES_A_STRETCH,
@@ -111,6 +113,8 @@ class Intercept(TorchFunctionMode):
             return summed_inside(recorder.batches, func, args, kwargs)
         if func in CHANGES_GRADIENT_FLOW:
             recorder.held_objects.before_freezing(args[0])
+        if TeamTensor in types:
+            return recorder.splitting.dispatch(func, args, kwargs)
         is_for_us = LazyTensor in types or _concerns(args, kwargs, recorder.placed)
         if not (is_for_us or types or calls_for_a_place(func, args, kwargs)):
             return _run(func, args, kwargs, recorder)
@@ -123,6 +127,8 @@ class Intercept(TorchFunctionMode):
                 return func(*args, **kwargs)
         if types and not is_for_us:
             return _run(func, args, kwargs, recorder)  # plain tensors, or another library's tensor subclass
+        if recorder.splitting.current is not None and recorder.transfer is None:
+            return recorder.splitting.dispatch(func, args, kwargs)
         return (recorder.transfer or recorder).dispatch(func, args, kwargs)
 
 
@@ -184,6 +190,8 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         recorder.begin_module(module)
         if recorder.batches.models and not recorder.batches.is_inside:
             return call_batch(recorder, module, functools.partial(_call_module, module), args, kwargs)
+        if recorder.splitting.stages and not recorder.splitting.is_inside:
+            return call_split(recorder, functools.partial(_call_module, module), args, kwargs)
     is_plain = is_called_plainly(recorder)
     if not is_plain:
         check_cached(recorder, module)
@@ -199,6 +207,8 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_leaf(leaf, args, kwargs)
     if module._backward_hooks:
         check_container(module)
+    splitting, around = recorder.splitting, recorder.splitting.current
+    splitting.current = splitting.stages.get(id(module), around)
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
     num_begun = len(recorder.current.calls)
     attempt = None if id(module) in past_attempts else begin_attempt(recorder, module)
@@ -210,7 +220,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if leaf is None:
             raise
     finally:
-        recorder.frame = outer
+        recorder.frame, splitting.current = outer, around
     check_around()
     return recorder.call_leaf(leaf, args, kwargs)
 

@@ -26,7 +26,7 @@ from farspan.call.naming import find_where, format_where, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, rebuild, shape_of_call
 from farspan.call.side_effects.attributes import attributes_of
 from farspan.errors import RecordError
-from farspan.graph import Call, Graph, Meta, Value
+from farspan.graph import Call, Graph, Meta, SliceName, Value
 from farspan.record.across_ranks.drawing import NotedDraws, answer_drawing, draws_in_python
 from farspan.record.across_ranks.resolved_calls import resolve
 from farspan.record.around_calls import check_around
@@ -54,6 +54,8 @@ from farspan.record.parameters.parameter_hooks import Hooks
 from farspan.record.parameters.parameter_values import ParameterValues, alias_of
 from farspan.record.recorded_backward import record_backward
 from farspan.record.surgery.opened import call_parts
+from farspan.record.team.splitting import Splitting
+from farspan.record.team.team_tensor import TeamTensor
 from farspan.record.tensor import LazyTensor, StubParameter, plain_versions
 from farspan.torch_private import DisableTorchFunction, put_modes, run_without_modes_of, take_modes_of
 
@@ -114,6 +116,7 @@ class Recorder:
         """The number of the call that is being recorded, among those of the same name in its frame."""
         self.noted_draws = NotedDraws(self)
         self.deferred = Deferred(self)
+        self.splitting = Splitting(self)
         self.transfer: Any = None
         """Replaces the recorder while a state dictionary is made."""
 
@@ -180,6 +183,11 @@ class Recorder:
         else:
             self.number = -1
         return self._record_call(function, args, read_numbers(kwargs), None)
+
+    def record_at(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int) -> Any:
+        """Record a torch function that draws nothing, on a stage."""
+        self.number = -1
+        return self._record_call(function, args, kwargs, stage)
 
     def record(
         self,
@@ -294,6 +302,8 @@ class Recorder:
         placed = self.placed.get(id(tensor))
         if placed is not None:
             return self.value_of(placed)
+        if type(tensor) is TeamTensor:
+            return self.argument(self.splitting.join(tensor, "a module that runs as one unit"))
         with DisableTorchFunction():
             requires_grad = tensor.requires_grad
         return self.outside.of(tensor) if requires_grad else tensor
@@ -306,6 +316,11 @@ class Recorder:
         if is_alias:
             return alias_of(placed)
         return self.parameter_values.of(placed, is_fixed=is_fixed and not placed.is_parameter)
+
+    def slice_of(self, placed: Placed, name: SliceName) -> Value:
+        """Returns a slice of a parameter as a source."""
+        self.before_read(placed.tensor)
+        return self.parameter_values.slice_of(placed, name)
 
     def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None:
         """Queue a backward; the current micro-batch ends here."""
@@ -323,6 +338,7 @@ class Recorder:
             self.pending.append(self.current)
             self.num_graphs += 1
             self.current = Graph(self.num_graphs - 1)
+            self.splitting.end_graph()
 
     def take_pending(self) -> list[Graph]:
         """Returns all that waits, to be run. What is recorded from now on is a new micro-batch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farspan.call.leaf import Leaf, Placed
     from farspan.call.modes import Regions
     from farspan.call.surroundings.moments import Moments
-    from farspan.graph import Backward, Graph, Meta, Value
+    from farspan.graph import Backward, Graph, Meta, SliceName, Value
     from farspan.record.lanes.batches import Batches
     from farspan.record.runtime import Engine
 
@@ -52,6 +52,8 @@ class ParameterCopies(Protocol):
 
 class ParameterHooks(Protocol):
     """Hooks of the program on the gradients of parameters."""
+
+    hooked: Mapping[str, Any]
 
     @property
     def are_there(self) -> bool: ...
@@ -98,6 +100,20 @@ class Draws(Protocol):
     def note(self, function: Any) -> None: ...
 
 
+class SplitStages(Protocol):
+    """The split stages of the program."""
+
+    stages: dict[int, Any]
+    opened: set[int]
+    current: Any
+    is_inside: bool
+    sliced_now: set[str]
+
+    def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def join(self, item: Any, reason: str) -> Any: ...
+    def left(self, result: Any) -> Any: ...
+
+
 class Recording(Protocol):
     """One rank's program as it is being recorded. `Recorder` says what each attribute is."""
 
@@ -132,6 +148,8 @@ class Recording(Protocol):
     step_view: Any
 
     @property
+    def splitting(self) -> SplitStages: ...
+    @property
     def deferred(self) -> DeferredCalls: ...
     @property
     def copies(self) -> ParameterCopies: ...
@@ -165,6 +183,8 @@ class Recording(Protocol):
     def predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown: ...
     def argument(self, tensor: torch.Tensor) -> Value | torch.Tensor: ...
     def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value: ...
+    def slice_of(self, placed: Placed, name: SliceName) -> Value: ...
+    def record_at(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int) -> Any: ...
     def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None: ...
     def begin_module(self, module: nn.Module) -> None: ...
     def leave_optimizer(self) -> None: ...

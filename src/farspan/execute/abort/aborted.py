@@ -13,7 +13,7 @@ from farspan.call.wire.exceptions import exception_from_json, exception_to_json,
 from farspan.errors import RecordError
 from farspan.execute.abort.interruption import Interruption, Raised
 from farspan.execute.abort.order import Place, place_of_backward, place_of_call, place_of_part
-from farspan.graph import Call, Graph, Value
+from farspan.graph import Call, Graph, Value, whole_name
 from farspan.record.parameters.outside_tensors import go_on
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _incomplete(program: Program, end: Place) -> set[str]:
     """Returns the parameters of this rank of which gradients were made on other ranks, or were to be, and will not
     come."""
     return {
-        str(part.incoming[0].key)
+        whole_name(part.brought)
         for part, _ in program.reductions
         if program.is_summed or place_of_part(part.incoming[0].src) == end
     }

@@ -16,7 +16,7 @@ from farspan.call.leaf import Leaf, Placed
 from farspan.errors import RecordError
 from farspan.execute.abort.halts import Halts
 from farspan.execute.abort.order import Place, last_place, place_of_call, place_of_part
-from farspan.graph import BackwardSegment, Call, Graph, Segment, Value
+from farspan.graph import BackwardSegment, Call, Graph, Segment, Value, whole_name
 from farspan.torch_private import raw_grad, set_raw_grad
 
 __all__ = ["Interruption", "Raised"]
@@ -65,7 +65,7 @@ class Undo:
             if item.gradient_of:
                 self._gradients.append((place_of_call(call), item.gradient_of))
             elif item.name:
-                placed = self._parameters[item.name]
+                placed = self._parameters[whole_name(item.name)]
                 if placed.is_parameter:
                     self._weights.append((place_of_call(call), item.name))
                 elif placed.is_owned:
@@ -203,7 +203,7 @@ def _names(accumulates_into: Iterable[object]) -> list[str]:
     found: list[str] = []
     for key in accumulates_into:
         if isinstance(key, str):
-            found.append(key)
+            found.append(whole_name(key))
         elif isinstance(key, Leaf):
             found += [item.name for item in key.placed if item.is_parameter]
     return found

@@ -12,7 +12,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from farspan.call.leaf import Leaf, Placed
-from farspan.graph import BackwardSegment, Segment, Value
+from farspan.graph import BackwardSegment, Segment, Value, whole_name
 
 __all__ = ["caught_at", "holding_foreign", "passed_on"]
 
@@ -44,7 +44,7 @@ def caught_at(leaves: Sequence[torch.Tensor]) -> Iterator[dict[int, torch.Tensor
 @contextlib.contextmanager
 def passed_on(part: BackwardSegment, parameters: Mapping[str, Placed]) -> Iterator[None]:
     """Mark the parameters of which `part` has a share of the gradient only."""
-    shared = [parameters[edge.key] for edge in part.outgoing if isinstance(edge.key, str)]
+    shared = [parameters[whole_name(edge.key)] for edge in part.outgoing if isinstance(edge.key, str)]
     for placed in shared:
         placed.is_passed_on = True
     try:

@@ -15,7 +15,7 @@ import torch
 
 from farspan.call.leaf import Leaf, Placed
 from farspan.errors import RecordError
-from farspan.graph import BackwardSegment
+from farspan.graph import BackwardSegment, whole_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,14 +160,14 @@ def additions_of(program: Program, parameters: Mapping[str, Placed]) -> Addition
     """Returns the last additions of `program` to the gradients of this rank's parameters."""
     found = Additions()
     for part, _ in program.reductions:  # as they arrive: the last may come behind all actions
-        found.last[str(part.incoming[0].key)] = len(program.actions)
+        found.last[whole_name(part.brought)] = len(program.actions)
     for number in range(len(program.actions) - 1, -1, -1):
         work = program.actions[number].work
         if not isinstance(work, BackwardSegment) or work.backward.requested is not None:
             continue
         for key in work.accumulates_into:
             is_whole = isinstance(key, Leaf)  # a name stands for one whose gradient goes from segment to segment
-            for placed in key.placed if isinstance(key, Leaf) else [parameters[key]]:
+            for placed in key.placed if isinstance(key, Leaf) else [parameters[whole_name(key)]]:
                 if placed.is_owned and placed.is_trained and placed.name not in found.last:
                     found.last[placed.name] = number
                     if is_whole and not placed.is_shared:

@@ -21,7 +21,7 @@ from farspan.call.buffer_versions import own_versions, versioned
 from farspan.call.draws.program_draws import around_backward
 from farspan.call.draws.scope import active, seeded
 from farspan.call.infer.entry import Unknown
-from farspan.call.leaf import Leaf, Placed
+from farspan.call.leaf import Leaf, Placed, tensor_of
 from farspan.call.modes import apply_modes, in_region, under_saved_hooks
 from farspan.call.module_tables import has_user_hooks
 from farspan.call.naming import format_where
@@ -266,7 +266,7 @@ def run_backward(
             leaf = None
             if segment is not None:
                 leaf = next((_entry(part, value) for value in segment.leaves if value.name == key), None)
-            roots.append(parameters[key].tensor if leaf is None else leaf)
+            roots.append(tensor_of(parameters, key) if leaf is None else leaf)
         else:
             roots.append(key.data if key.segment is segment else _entry(part, key))
         seeds.append(gradients[edge])

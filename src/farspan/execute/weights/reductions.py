@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from farspan.call.draws.program_draws import around_backward
-from farspan.call.leaf import Placed
+from farspan.call.leaf import Placed, tensor_of
 from farspan.call.modes import apply_modes
-from farspan.graph import BackwardSegment, Edge
+from farspan.graph import BackwardSegment, Edge, whole_name
 from farspan.program.program import Channel, Message, Program
 
 __all__ = ["Reductions", "add_gradients"]
@@ -63,7 +63,7 @@ class Reductions:
         self._queues: dict[str, deque[BackwardSegment]] = {}
         """For each parameter the gradients to add, in order."""
         for reduction in program.reductions:
-            self._queues.setdefault(str(reduction.part.incoming[0].key), deque()).append(reduction.part)
+            self._queues.setdefault(whole_name(reduction.part.brought), deque()).append(reduction.part)
         self._coming: dict[Channel, deque[Message]] = {}
         self._posted: dict[Channel, deque[Message]] = {}
         for message in program.reduction_messages:
@@ -137,7 +137,7 @@ def add_gradients(
 ) -> None:
     """Let autograd add `gradients` to those of the parameters that `parts` are of; all are of one backward."""
     backward = parts[0].backward
-    roots = [parameters[str(part.incoming[0].key)].tensor for part in parts]
+    roots = [tensor_of(parameters, part.brought) for part in parts]
     backward.moment.go_to()
     with apply_modes(backward.modes), around_backward(parts[0].describe):
         torch.autograd.backward(roots, list(gradients))

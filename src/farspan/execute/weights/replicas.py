@@ -14,7 +14,7 @@ import torch
 
 from farspan.call.leaf import Placed
 from farspan.errors import RecordError
-from farspan.graph import Graph, Value
+from farspan.graph import Graph, Value, whole_name
 from farspan.plan import Worker
 
 __all__ = ["Replicas"]
@@ -58,17 +58,20 @@ class Replicas:
         if _writes_parameters(graphs):
             self.forget()
             return
-        fixed = [entry for entry in sent if not self.parameters[entry[0]].is_written]
+        fixed = [entry for entry in sent if not self._owned_as(entry[0]).is_written]
         self.known |= frozenset(fixed)
         for name, _ in fixed:
-            item = self.parameters[name]
+            item = self._owned_as(name)
             if item.is_owned:
                 self._versions[name] = item.tensor._version
+
+    def _owned_as(self, name: str) -> Placed:
+        return self.parameters[whole_name(name)]
 
     def check(self) -> None:
         """Raise if a parameter has changed that others have as it was."""
         for name, version in self._versions.items():
-            if self.parameters[name].tensor._version != version:
+            if self._owned_as(name).tensor._version != version:
                 raise RecordError(
                     f"{name} has been written to, and nobody has seen it.",
                     why="it belongs to a wide stage, whose other members have it as it was after the last step.",

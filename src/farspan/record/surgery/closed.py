@@ -66,12 +66,19 @@ def _undone(leaf: Leaf | None, module: nn.Module, attempt: Attempt | None, error
 def _closed(recorder: Recording, module: nn.Module, num_begun: int) -> Leaf | None:
     below = [*module.parameters(), *module.buffers()]
     placed = [recorder.placed[id(item)] for item in below if id(item) in recorder.placed]
-    if not placed or id(module) in recorder.leaves or has_user_hooks(module) or not is_clear_around():
+    known = recorder.leaves.get(id(module)) if id(module) in recorder.splitting.opened else None
+    if not placed or (id(module) in recorder.leaves and known is None):
+        return None
+    if has_user_hooks(module) or not is_clear_around():
         return None
     if any(map(has_user_hooks, module.modules())) or any(not item.is_parameter for item in placed):
         return None
     if any(call.entry.mutated for call in recorder.current.calls[num_begun:]):
         return None
+    if known is not None:
+        known.is_open = False
+        recorder.splitting.opened.discard(id(module))
+        return known
     name = next((name for name, part in recorder.outermost.named_modules() if part is module), None)
     if name is None:
         return None

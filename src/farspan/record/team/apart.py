@@ -1,0 +1,212 @@
+"""Finds out whether an operation can be done part by part, by numbers: on tensors of the same shapes it is done as a
+whole and part by part, and results and gradients are compared.
+
+    softmax(x, -1)   x split along 1 (heads)     the parts of the result, along 1         part by part
+    softmax(x, -1)   x split along 2 (the last)  other numbers                            as a whole
+    x + mask         mask [1, heads, t, t]       with the part of the mask, along 1       part by part
+
+A result without the split dimension (a sum over it, `x.isinf().any()`) is never taken for the members' own, whatever
+the numbers: so nothing depends on which numbers were tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from farspan.call.pytree.template import flatten, rebuild
+from farspan.graph import Meta
+
+__all__ = ["Operand", "Trial", "tried"]
+
+_TOLERANCE = 1e-5
+"""Of differences, relative to the largest number, in single precision."""
+_LOW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """A tensor among the arguments.
+
+    Attributes:
+        whole: Metadata of the whole.
+        dim: Along which each member has a part; None where it has all.
+        part: Metadata of a part.
+        data: The tensor itself, if its numbers are known here.
+    """
+
+    whole: Meta
+    dim: int | None
+    part: Meta
+    data: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How an operation is done part by part.
+
+    Attributes:
+        dims: Along which each member takes its part of an operand, by number; None for all of it.
+        results: Along which the results are split, then those operands that it writes into.
+    """
+
+    dims: tuple[int | None, ...]
+    results: tuple[int, ...]
+
+
+def tried(
+    function: Any,
+    template: Any,
+    part_template: Any,
+    operands: Sequence[Operand],
+    dims: Sequence[int | None],
+    written: Sequence[int],
+    num_parts: int,
+) -> Trial | None:
+    """Returns how the operation is done part by part with these `dims`; None where that gives something else.
+
+    Args:
+        function: Which.
+        template: Of its arguments.
+        part_template: Of its arguments with the sizes of a part.
+        operands: Its tensors, in template order.
+        dims: Along which each operand is cut.
+        written: The operands that it writes into.
+        num_parts: How many members there are.
+    """
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with _plainly():
+            wholes = [_numbers(operand, generator) for operand in operands]
+            structure, outputs = _forward(function, template, wholes, written)
+            seeds = [torch.randn(one.shape, generator=generator).to(one.device, one.dtype) for one in outputs]
+            gradients = _gradients(outputs, seeds, wholes)
+            sums: list[torch.Tensor | None] = [None] * len(operands)
+            results: tuple[int, ...] | None = None
+            for member in range(num_parts):
+
+                def cut(tensor: torch.Tensor, dim: int, member: int = member) -> torch.Tensor:
+                    size = tensor.shape[dim] // num_parts
+                    return tensor.narrow(dim, member * size, size)
+
+                leaves = [
+                    _like(one if dim is None else cut(one, dim), one.requires_grad, operand, dim)
+                    for one, dim, operand in zip(wholes, dims, operands, strict=True)
+                ]
+                found, parts = _forward(function, part_template, leaves, written)
+                split = tuple([_split_dim(one, part, num_parts) for one, part in zip(outputs, parts, strict=True)])
+                if found != structure or -1 in split or results not in (None, split):
+                    return None
+                results = split
+                own = _gradients(parts, [cut(seed, dim) for seed, dim in zip(seeds, split, strict=True)], leaves)
+                pairs = [(cut(one, dim), part) for one, dim, part in zip(outputs, split, parts, strict=True)]
+                for number, (one, part) in enumerate(zip(gradients, own, strict=True)):
+                    dim = dims[number]
+                    if one is None or part is None:
+                        if one is not part:
+                            return None
+                    elif dim is not None:
+                        pairs.append((cut(one, dim), part))
+                    else:
+                        before = sums[number]
+                        sums[number] = part if before is None else before + part
+                if not all(_are_close(one, part) for one, part in pairs):
+                    return None
+            totals = [(one, total) for one, total in zip(gradients, sums, strict=True) if total is not None]
+            if not all(one is not None and _are_close(one, total) for one, total in totals):
+                return None
+    except (RuntimeError, TypeError, ValueError, IndexError):  # shapes that do not fit: it is done as a whole
+        return None
+    assert results is not None
+    behind = len(results) - len(written)
+    if any(operands[number].dim != dim for number, dim in zip(written, results[behind:], strict=True)):
+        return None
+    return Trial(tuple(dims), results)
+
+
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
+    """Computes in single precision, without what would round otherwise."""
+    with torch.inference_mode(False), torch.enable_grad(), contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _forward(
+    function: Any, template: Any, leaves: Sequence[torch.Tensor], written: Sequence[int]
+) -> tuple[Any, list[torch.Tensor]]:
+    """Returns the structure of the result, its tensors, and the tensors that have been written into."""
+    inputs = [leaf.clone() if number in written else leaf for number, leaf in enumerate(leaves)]
+    args, kwargs = rebuild(template, inputs)
+    structure, outputs = flatten(function(*args, **kwargs))
+    return structure, [*outputs, *(inputs[number] for number in written)]
+
+
+def _gradients(
+    outputs: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    trained = [(output, seed) for output, seed in zip(outputs, seeds, strict=True) if output.requires_grad]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    if not trained or not wanted:
+        return [None] * len(leaves)
+    given = [output for output, _ in trained], wanted, [seed for _, seed in trained]
+    found = iter(torch.autograd.grad(*given, allow_unused=True))
+    return [next(found) if leaf.requires_grad else None for leaf in leaves]
+
+
+def _numbers(operand: Operand, generator: torch.Generator) -> torch.Tensor:
+    """Returns a tensor like the whole operand; in single precision if it has less."""
+    meta = operand.whole
+    if operand.data is not None:
+        data = operand.data.detach()
+        return data.float() if data.dtype in _LOW else data
+    dtype = torch.float32 if meta.dtype in _LOW else meta.dtype
+    if meta.dtype.is_floating_point:
+        numbers = torch.randn(meta.shape, generator=generator).to(dtype)
+    else:
+        numbers = torch.randint(2, meta.shape, generator=generator).to(dtype)
+    memory = torch.empty_strided(meta.shape, meta.stride, dtype=dtype, device=meta.device)
+    return memory.copy_(numbers).requires_grad_(meta.requires_grad and dtype.is_floating_point)
+
+
+def _like(tensor: torch.Tensor, is_trained: bool, operand: Operand, dim: int | None) -> torch.Tensor:
+    """Returns a copy of a part, which lies in memory as the member's own does."""
+    detached = tensor.detach()
+    if operand.dim == dim and tuple(detached.shape) == operand.part.shape and operand.data is None:
+        memory = torch.empty_strided(
+            operand.part.shape, operand.part.stride, dtype=detached.dtype, device=detached.device
+        )
+        return memory.copy_(detached).requires_grad_(is_trained)
+    return detached.clone().requires_grad_(is_trained)
+
+
+def _split_dim(whole: torch.Tensor, part: torch.Tensor, num_parts: int) -> int:
+    """Returns along which a result is split; -1 where that is not plain."""
+    if whole.dim() != part.dim() or whole.dtype != part.dtype:
+        return -1
+    found = [dim for dim, size in enumerate(whole.shape) if part.shape[dim] != size]
+    if len(found) != 1 or part.shape[found[0]] * num_parts != whole.shape[found[0]]:
+        return -1
+    return found[0]
+
+
+def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    if not one.dtype.is_floating_point:
+        return torch.equal(one, other)
+    if not one.numel():
+        return True
+    is_finite = one.isfinite()
+    if not torch.equal(one[~is_finite].nan_to_num(1.0), other[~is_finite].nan_to_num(1.0)):
+        return False
+    one, other = one[is_finite].double(), other[is_finite].double()
+    if not one.numel():
+        return True
+    return bool((one - other).abs().max() <= _TOLERANCE * one.abs().max())

@@ -1,0 +1,46 @@
+"""Calls of modules on split stages: which are called part by part, and what the program gets of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.record.team.team_tensor import SplitStage
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from farspan.record.recording import Recording
+
+__all__ = ["call_split", "open_split"]
+
+
+def call_split(recorder: Recording, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a module as the program does, from outside any other, where there are split stages."""
+    splitting = recorder.splitting
+    splitting.is_inside = True
+    try:
+        return splitting.left(call(*args, **kwargs))
+    finally:
+        splitting.is_inside, splitting.current = False, None
+
+
+def open_split(recorder: Recording, model: nn.Module, stages: Mapping[str, SplitStage]) -> None:
+    """Let the modules of split stages be called part by part, down to single operations.
+
+    Args:
+        recorder: Records their calls.
+        model: It has been placed.
+        stages: By name, those of modules that lie on a split stage.
+    """
+    for name, module in model.named_modules():
+        leaf, split = recorder.leaves.get(id(module)), stages.get(name)
+        if leaf is None or split is None or isinstance(module, torch.jit.ScriptModule):
+            continue
+        recorder.splitting.stages[id(module)] = split
+        if leaf.is_open or (leaf.buffers and len(leaf.modules) == 1):
+            continue  # what it writes into its buffers is part of it
+        leaf.is_open = True
+        recorder.splitting.opened.add(id(module))

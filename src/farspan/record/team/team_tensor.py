@@ -1,0 +1,158 @@
+"""TeamTensor: a tensor of which each member of a split stage has a part, or all.
+
+    x [4, 16]   dim None    member 0  x          member 1  x           each has all of it
+    h [4, 64]   dim 1       member 0  h[:, :32]  member 1  h[:, 32:]
+
+What the members have are recorded tensors like any other, so the gradient of the whole is that of its parts; where each
+has all, it is the sum of what comes to the copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farspan.call.infer.entry import intern
+from farspan.call.leaf import WholeError
+from farspan.graph import EVERYWHERE, Meta, Value
+from farspan.record.tensor import LazyTensor
+from farspan.torch_private import make_wrapper
+
+if TYPE_CHECKING:
+    from farspan.record.team.splitting import Splitting
+
+__all__ = ["SplitStage", "TeamTensor", "joined", "split_meta"]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitStage:
+    """A stage whose members run each layer together.
+
+    Attributes:
+        home: The recorder's number of the stage on which the first member runs what is not split.
+        members: The numbers of the members' own stages, in the order in which sums are made.
+    """
+
+    home: int
+    members: tuple[int, ...]
+
+
+class TeamTensor(LazyTensor):
+    """A tensor of a split stage. What cannot be done part by part is done on the whole (`joined`)."""
+
+    _splitting: Splitting
+    _split: SplitStage
+    _parts: Sequence[LazyTensor]
+    _dim: int | None
+    """Along which the parts lie behind each other; None where each member has all."""
+    _weights: frozenset[str]
+    """Names of the parameters whose split has made it one of parts."""
+    _is_used: bool = False
+    """True once an operation has taken it: its copies have gradients of their own."""
+    _whole: tuple[tuple[Value, ...], LazyTensor] | None = None
+
+    @staticmethod
+    def of(
+        splitting: Splitting,
+        split: SplitStage,
+        parts: Sequence[Any],
+        dim: int | None,
+        weights: frozenset[str] = frozenset(),
+        meta: Meta | None = None,
+    ) -> TeamTensor:
+        """Returns the tensor of which the members have `parts`.
+
+        Args:
+            splitting: Knows the split stages.
+            split: The stage.
+            parts: A recorded tensor for each member.
+            dim: See the attribute.
+            weights: See the attribute.
+            meta: Of the whole, if that is known.
+        """
+        first = parts[0]._value.meta
+        meta = split_meta(first, dim, len(parts)) if meta is None else meta
+        if meta.requires_grad != first.requires_grad:
+            meta = intern(replace(meta, requires_grad=first.requires_grad))
+        tensor: TeamTensor = make_wrapper(TeamTensor, meta)  # type: ignore[assignment]
+        vars(tensor).update(
+            _value=Value(meta, EVERYWHERE),  # for its metadata; it is in no graph
+            _recorder=parts[0]._recorder,
+            _splitting=splitting,
+            _split=split,
+            _parts=tuple(parts),
+            _dim=dim,
+            _weights=weights,
+        )
+        return tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        splitting: Splitting = next(item._splitting for item in _team_tensors((args, kwargs or {})))
+        return splitting.dispatch(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise WholeError(f"{func} reached a tensor of which each member of a split stage has a part.")
+
+    def join(self) -> LazyTensor:
+        """Returns one recorded tensor, with the parts behind each other; the parts stay what they are."""
+        values = tuple([part._value for part in self._parts])
+        if self._dim is None:
+            return self._parts[0]
+        if self._whole is None or self._whole[0] != values:
+            vars(self)["_whole"] = (values, self._splitting.gathered(self))
+        assert self._whole is not None
+        return self._whole[1]
+
+    def read(self) -> torch.Tensor:
+        """Returns the data of the whole, as a plain tensor."""
+        parts = [part.read() for part in (self._parts[:1] if self._dim is None else self._parts)]
+        return parts[0] if self._dim is None else torch.cat(parts, self._dim)
+
+    def backward(
+        self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+    ) -> None:
+        self.join().backward(gradient, retain_graph, create_graph, inputs)
+
+    def register_hook(self, hook: Any) -> Any:
+        self._refuse_gradient("register_hook")
+
+    def retain_grad(self) -> None:
+        self._refuse_gradient("retain_grad")
+
+    def _refuse_gradient(self, what: str) -> None:
+        """Raise: no member has the gradient of the whole."""
+        raise WholeError(
+            f"{what} on a tensor inside of a split stage.",
+            why="its gradient is the sum of what the members have, and comes to none of them.",
+            hint="farspan.distribute(model, tensor_parallel=...) without the module around it, or the hook outside",
+        )
+
+
+def split_meta(part: Meta, dim: int | None, num_parts: int) -> Meta:
+    """Returns the metadata of the whole of which `part` is one of `num_parts` along `dim`, as a contiguous tensor."""
+    if dim is None:
+        return part
+    shape = list(part.shape)
+    shape[dim] *= num_parts
+    strides = [1] * len(shape)
+    for number in range(len(shape) - 1, 0, -1):
+        strides[number - 1] = strides[number] * max(shape[number], 1)
+    return intern(Meta(tuple(shape), tuple(strides), part.dtype, part.device, part.requires_grad))
+
+
+def joined(item: Any) -> Any:
+    """Returns the recorded tensor that `item` is as a whole, if it is a team's; else itself."""
+    return item.join() if type(item) is TeamTensor else item
+
+
+def _team_tensors(item: Any) -> list[TeamTensor]:
+    if type(item) is TeamTensor:
+        return [item]
+    if isinstance(item, dict):
+        item = list(item.values())
+    return [found for each in item for found in _team_tensors(each)] if isinstance(item, (list, tuple)) else []
