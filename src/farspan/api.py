@@ -160,9 +160,7 @@ def distribute(
         raise PlanError("this model has been distributed already.", hint="call farspan.distribute(model) once")
     check_model(model)
     check_micro_batches(micro_batches)
-    check_tensor_parallel(
-        tensor_parallel, plan=plan != "auto", pins=pins, together=together, max_memory=max_memory, measure=measure
-    )
+    check_tensor_parallel(tensor_parallel, plan, pins=pins, together=together, max_memory=max_memory, measure=measure)
     trial = current_trial()
     if trial is not None and seed is None:
         seed = 0  # it is about times, and may have no data
@@ -182,9 +180,7 @@ def distribute(
         plan_by_model[model] = chosen = choose_plan(model, plan, Hints(), 1)
         engine.console.show_plan(chosen)
         return model
-    split_places: list[str] = []
-    if tensor_parallel is not None and tensor_parallel > 1:
-        split_places = places_of(engine.num_ranks, tensor_parallel, stages)
+    split_places = places_of(engine.num_ranks, tensor_parallel, stages)
     begin_recording(engine)
     adapt_trainers()
     if not engine.recorder.roots:
@@ -206,9 +202,13 @@ def distribute(
         if gradient_reduction is not None:
             chosen = dataclasses.replace(chosen, gradient_reduction=gradient_reduction)
         estimated = chosen = with_sums(chosen, gradient_reduction)
-        is_open = not split_places and (
-            isinstance(plan, str) and plan == "auto" and hints.stages in (None, engine.num_ranks) and remat is None
-        ) and engine.groups.num_groups == 1
+        is_open = (
+            not split_places
+            and (
+                isinstance(plan, str) and plan == "auto" and hints.stages in (None, engine.num_ranks) and remat is None
+            )
+            and engine.groups.num_groups == 1
+        )
         if measure and not is_open:
             raise PlanError(
                 "measure=True is for automatic plans.",

@@ -392,10 +392,6 @@ class Engine:
         self.side.wait_agreed(step, self.deadline_s)
         self._history.end()
 
-    def rank_of_stage(self, stage: int) -> int:
-        """Returns the rank of a stage of one member."""
-        return self.teams[stage].leader.rank
-
     def owner_of(self, value: Value) -> int:
         """Returns the rank that has, or will have, the data of a value."""
         return self.teams[value.stage].member(value.turn).rank

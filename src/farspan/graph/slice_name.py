@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 __all__ = ["SliceName", "whole_name"]
 
 
@@ -17,7 +19,7 @@ class SliceName(str):
 
     __slots__ = ("begin", "dim", "end", "whole")
 
-    def __new__(cls, whole: str, dim: int, begin: int, end: int) -> SliceName:
+    def __new__(cls, whole: str, dim: int, begin: int, end: int) -> Self:
         name = super().__new__(cls, f"{whole}[{dim}: {begin}:{end}]")
         name.whole, name.dim, name.begin, name.end = whole, dim, begin, end
         return name

@@ -41,9 +41,7 @@ def hints_of(
     return hints
 
 
-def choose_plan(
-    model: nn.Module, plan: Any, hints: Hints, num_ranks: int, split_places: Sequence[str] = ()
-) -> Plan:
+def choose_plan(model: nn.Module, plan: Any, hints: Hints, num_ranks: int, split_places: Sequence[str] = ()) -> Plan:
     """Returns the plan that `plan`, an argument of `farspan.distribute`, stands for: an automatic one is an estimate.
 
     Args:

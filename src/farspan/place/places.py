@@ -32,9 +32,10 @@ def place_first(engine: Engine, model: nn.Module, plan: Plan) -> None:
     engine.agreement_of_all.agree_on("plan", plan.to_json())
     give_weights(engine, model, resolved)
     number = len(engine.recorder.roots)
-    placed = place(model, engine.recorder, resolved, prefix=f"model{number}." if number else "")
+    prefix = f"model{number}." if number else ""
+    placed = place(model, engine.recorder, resolved, prefix=prefix)
     engine.add_parameters(placed)
-    split_stages(engine, model, resolved.splits)
+    split_stages(engine, model, resolved.splits, prefix)
     engine.groups.share_weights(placed)
     _follow(engine, plan)
     engine.executor.remat.add(model, again)
@@ -86,7 +87,9 @@ def _resolved(engine: Engine, model: nn.Module, plan: Plan, *, may_idle: bool = 
     stages += [engine.stage_number(team, 0) for team in homes.teams[len(teams) :]]
     parts = {
         stage: SplitStage(
-            stages[stage], tuple([engine.stage_number(Team((member,), is_part=True), 0) for member in members])
+            home=stages[stage],
+            members=tuple([engine.stage_number(Team((member,), is_part=True), 0) for member in members]),
+            owners=tuple([engine.stage_number(Team((member,)), 0) for member in members]),
         )
         for stage, members in split.items()
     }

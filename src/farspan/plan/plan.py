@@ -155,9 +155,7 @@ class Plan:
         written = {name: format_places(found, is_split=is_split(mapping[name])) for name, found in places.items()}
         first = {text: places[name][0].rank for name, text in written.items()}
         stages = sorted(dict.fromkeys(written.values()), key=first.__getitem__)
-        return cls(
-            stages=tuple(stages), placement={name: stages.index(text) for name, text in written.items()}
-        )
+        return cls(stages=tuple(stages), placement={name: stages.index(text) for name, text in written.items()})
 
     def to_json(self) -> str:
         """Returns the plan as text to read and edit; the inverse of `from_json`, estimates included."""

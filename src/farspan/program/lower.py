@@ -166,7 +166,11 @@ class _Builder:
 
     def is_worth_splitting(self, part: BackwardSegment) -> bool:
         """Returns whether the weight gradients of this part are worth a task of their own."""
-        if part.backward.retain_graph or part.backward.requested is not None or not self.settings.teams[part.stage].owns:
+        if (
+            part.backward.retain_graph
+            or part.backward.requested is not None
+            or not self.settings.teams[part.stage].owns
+        ):
             return False
         calls = [call for call in part.calls if has_weights(call, self.trains)]
         flops, device = sum(call.entry.flops for call in calls), self.worker_of(part).device_type
@@ -318,9 +322,7 @@ def _routes(graphs: Sequence[Graph], settings: Settings) -> list[tuple[Backward,
 def _parts_now(backward: Backward, settings: Settings, released: Collection[Call]) -> list[BackwardSegment]:
     """Returns the parts of `backward` that run in this step: all, or those up to where its next hooks are called."""
     stops = backward.stops
-    route_now = functools.partial(
-        route, backward, settings.home_stages, released, part_stages=settings.part_stages
-    )
+    route_now = functools.partial(route, backward, settings.home_stages, released, part_stages=settings.part_stages)
     if stops is None:
         return route_now(keeps_order=settings.gradient_reduction == "exact")
     if not stops.has_begun:

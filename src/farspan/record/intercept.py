@@ -113,9 +113,7 @@ class Intercept(TorchFunctionMode):
             return summed_inside(recorder.batches, func, args, kwargs)
         if func in CHANGES_GRADIENT_FLOW:
             recorder.held_objects.before_freezing(args[0])
-        if TeamTensor in types:
-            return recorder.splitting.dispatch(func, args, kwargs)
-        is_for_us = LazyTensor in types or _concerns(args, kwargs, recorder.placed)
+        is_for_us = LazyTensor in types or TeamTensor in types or _concerns(args, kwargs, recorder.placed)
         if not (is_for_us or types or calls_for_a_place(func, args, kwargs)):
             return _run(func, args, kwargs, recorder)
         if func in PASS_THROUGH:
@@ -127,9 +125,7 @@ class Intercept(TorchFunctionMode):
                 return func(*args, **kwargs)
         if types and not is_for_us:
             return _run(func, args, kwargs, recorder)  # plain tensors, or another library's tensor subclass
-        if recorder.splitting.current is not None and recorder.transfer is None:
-            return recorder.splitting.dispatch(func, args, kwargs)
-        return (recorder.transfer or recorder).dispatch(func, args, kwargs)
+        return (recorder.transfer or recorder.splitting.takes_operations).dispatch(func, args, kwargs)
 
 
 def _run(func: Any, args: Any, kwargs: Any, recorder: Recording) -> Any:
@@ -207,8 +203,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_leaf(leaf, args, kwargs)
     if module._backward_hooks:
         check_container(module)
-    splitting, around = recorder.splitting, recorder.splitting.current
-    splitting.current = splitting.stages.get(id(module), around)
+    around = recorder.splitting.enter(id(module))
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
     num_begun = len(recorder.current.calls)
     attempt = None if id(module) in past_attempts else begin_attempt(recorder, module)
@@ -220,7 +215,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if leaf is None:
             raise
     finally:
-        recorder.frame, splitting.current = outer, around
+        recorder.frame, recorder.splitting.current = outer, around
     check_around()
     return recorder.call_leaf(leaf, args, kwargs)
 

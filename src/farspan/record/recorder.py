@@ -26,7 +26,7 @@ from farspan.call.naming import find_where, format_where, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, rebuild, shape_of_call
 from farspan.call.side_effects.attributes import attributes_of
 from farspan.errors import RecordError
-from farspan.graph import Call, Graph, Meta, SliceName, Value
+from farspan.graph import Call, Graph, Meta, Value
 from farspan.record.across_ranks.drawing import NotedDraws, answer_drawing, draws_in_python
 from farspan.record.across_ranks.resolved_calls import resolve
 from farspan.record.around_calls import check_around
@@ -72,14 +72,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self.engine: Engine
-        self.is_recording = True
-        """False while calls run for real: in leaves, in the optimizer, in a metadata run."""
+        self.is_recording = True  # not while calls run for real: in leaves, in the optimizer, in a metadata run
         self.is_in_optimizer = False
         self.step_view: Any = None  # what answers torch functions in an optimizer's step of several ranks
         self.placed: dict[int, Placed] = {}  # parameters and buffers of all distributed models, by id
         self.leaves: dict[int, Leaf] = {}
-        self.variants: dict[Any, Leaf] = {}
-        """Variants of leaves, for other contents of their modules' tables (`record.surgery`)."""
+        self.variants: dict[Any, Leaf] = {}  # of leaves, for other contents of their modules' tables
         self.leaf_parts: set[int] = set()  # ids of all modules inside leaves, the leaves included
         self.roots: dict[int, str] = {}  # by id of a model, what stands before the names of its parts
         self.keep_alive: list[Any] = []  # what the tables above know by id
@@ -102,23 +100,18 @@ class Recorder:
         self._modes: list[Any] = []
         self.is_writing = False
         self.regions = Regions()
-        self.reached: Any = None
-        """The error of what went to torch's core with a recorded tensor, until somebody has seen to it."""
-        self.outermost: Any = None
-        """The module that the program has called last, from outside any other."""
-        self.here: tuple[int, ...] = ()
-        """The stages where ops run by the program's own word (`farspan.on`); empty where it says nothing."""
+        self.reached: Any = None  # the error of what went to torch's core with a recorded tensor, until it is raised
+        self.outermost: Any = None  # the module that the program has called last, from outside any other
+        self.here: tuple[int, ...] = ()  # where ops run by the program's own word (`farspan.on`), if it says one
         self.root = self.frame = Frame(0)
         """The frame of the program's own code, and of the container that is running: paths of random numbers begin
         here."""
         self.draws = ProgramDraws()
-        self.number = 0
-        """The number of the call that is being recorded, among those of the same name in its frame."""
+        self.number = 0  # of the call that is being recorded, among those of the same name in its frame
         self.noted_draws = NotedDraws(self)
         self.deferred = Deferred(self)
         self.splitting = Splitting(self)
-        self.transfer: Any = None
-        """Replaces the recorder while a state dictionary is made."""
+        self.transfer: Any = None  # replaces the recorder while a state dictionary is made
 
     # Recording calls.
 
@@ -141,9 +134,9 @@ class Recorder:
             template, tensors = flatten(given)
             tensors += leaf.extra_tensors()
             return self.record(leaf, template, tensors, leaf.stage, given=given)
-        return self._record_call(leaf, args, kwargs, leaf.stage)
+        return self.record_call(leaf, args, kwargs, leaf.stage)
 
-    def _record_call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int | None) -> Any:
+    def record_call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int | None) -> Any:
         """Record a call; if one of its kind was seen before, without taking its arguments apart again."""
         tensors: list[Any] = []
         shape = shape_of_call(args, kwargs, tensors)
@@ -182,12 +175,7 @@ class Recorder:
             self.number = 0 if has_own_generator(kwargs) else self.frame.count(key_of_function(function))
         else:
             self.number = -1
-        return self._record_call(function, args, read_numbers(kwargs), None)
-
-    def record_at(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int) -> Any:
-        """Record a torch function that draws nothing, on a stage."""
-        self.number = -1
-        return self._record_call(function, args, kwargs, stage)
+        return self.record_call(function, args, read_numbers(kwargs), None)
 
     def record(
         self,
@@ -303,7 +291,7 @@ class Recorder:
         if placed is not None:
             return self.value_of(placed)
         if type(tensor) is TeamTensor:
-            return self.argument(self.splitting.join(tensor, "a module that runs as one unit"))
+            return self.argument(self.splitting.join(tensor, "a module takes it"))
         with DisableTorchFunction():
             requires_grad = tensor.requires_grad
         return self.outside.of(tensor) if requires_grad else tensor
@@ -316,11 +304,6 @@ class Recorder:
         if is_alias:
             return alias_of(placed)
         return self.parameter_values.of(placed, is_fixed=is_fixed and not placed.is_parameter)
-
-    def slice_of(self, placed: Placed, name: SliceName) -> Value:
-        """Returns a slice of a parameter as a source."""
-        self.before_read(placed.tensor)
-        return self.parameter_values.slice_of(placed, name)
 
     def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None:
         """Queue a backward; the current micro-batch ends here."""
@@ -409,6 +392,7 @@ class Recorder:
     def forget_parameter_values(self) -> None:
         """A step has ended: parameters may change, so their values are new sources."""
         self.parameter_values.forget()
+        self.splitting.matrices.forget_slices()
         self.outside.forget()
         self.copies.epoch += 1
 

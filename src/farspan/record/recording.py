@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farspan.call.leaf import Leaf, Placed
     from farspan.call.modes import Regions
     from farspan.call.surroundings.moments import Moments
-    from farspan.graph import Backward, Graph, Meta, SliceName, Value
+    from farspan.graph import Backward, Graph, Meta, Value
     from farspan.record.lanes.batches import Batches
     from farspan.record.runtime import Engine
 
@@ -53,7 +53,8 @@ class ParameterCopies(Protocol):
 class ParameterHooks(Protocol):
     """Hooks of the program on the gradients of parameters."""
 
-    hooked: Mapping[str, Any]
+    @property
+    def hooked(self) -> Mapping[str, Any]: ...
 
     @property
     def are_there(self) -> bool: ...
@@ -100,14 +101,24 @@ class Draws(Protocol):
     def note(self, function: Any) -> None: ...
 
 
+class SplitMatrices(Protocol):
+    """How the matrices of split stages are split."""
+
+    sliced_now: set[str]
+
+
 class SplitStages(Protocol):
     """The split stages of the program."""
 
+    takes_operations: Any
     stages: dict[int, Any]
     opened: set[int]
     current: Any
     is_inside: bool
-    sliced_now: set[str]
+
+    @property
+    def matrices(self) -> SplitMatrices: ...
+    def enter(self, module_id: int) -> Any: ...
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def join(self, item: Any, reason: str) -> Any: ...
@@ -183,8 +194,7 @@ class Recording(Protocol):
     def predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown: ...
     def argument(self, tensor: torch.Tensor) -> Value | torch.Tensor: ...
     def value_of(self, placed: Placed, *, is_alias: bool = False) -> Value: ...
-    def slice_of(self, placed: Placed, name: SliceName) -> Value: ...
-    def record_at(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int) -> Any: ...
+    def record_call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int | None) -> Any: ...
     def backward(self, tensors: Any, gradients: Any = None, *args: Any, **kwargs: Any) -> None: ...
     def begin_module(self, module: nn.Module) -> None: ...
     def leave_optimizer(self) -> None: ...

@@ -1,6 +1,6 @@
 """The tensor axis: stages whose members run each layer together.
 
-    tensor_parallel=2 on 4 ranks     stage 0  rank:0&rank:1     stage 1  rank:2&rank:3
+tensor_parallel=2 on 4 ranks     stage 0  rank:0&rank:1     stage 1  rank:2&rank:3
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from farspan.plan import Plan
 from farspan.record.team.calls import open_split
 from farspan.record.team.team_tensor import SplitStage
 
-__all__ = ["check_tensor_parallel", "places_of", "say_forms", "split_stages", "with_sums"]
+__all__ = ["check_tensor_parallel", "places_of", "said_of", "split_stages", "with_sums"]
 
 
-def check_tensor_parallel(value: Any, **others: Any) -> None:
+def check_tensor_parallel(value: Any, plan: Any, **others: Any) -> None:
     """Raise if the argument of `farspan.distribute` is none, or goes with none of the others that are given.
 
     Raises:
@@ -35,20 +35,25 @@ def check_tensor_parallel(value: Any, **others: Any) -> None:
             hint="tensor_parallel=2",
         )
     given = [name for name, other in others.items() if other]
+    if not (isinstance(plan, str) and plan == "auto"):
+        given.append("plan")
     if value > 1 and given:
         raise PlanError(
             f"tensor_parallel={value} with {given[0]}=.",
-            why="the two cannot be given together yet.",
+            why="it is for automatic plans, of which nothing else is asked; in a plan of your own a stage of two ranks"
+            '\nthat run each layer together is "rank:0&rank:1".',
             hint=f"leave out {given[0]}=, or tensor_parallel=",
         )
 
 
-def places_of(num_ranks: int, tensor_parallel: int, stages: Any) -> list[str]:
-    """Returns the places of the stages of so many ranks.
+def places_of(num_ranks: int, tensor_parallel: int | None, stages: Any) -> list[str]:
+    """Returns the places of the stages of so many ranks; none where no layer is to be split.
 
     Raises:
         PlanError: The ranks cannot be divided so, or `stages` asks for another number.
     """
+    if tensor_parallel is None or tensor_parallel == 1:
+        return []
     num_stages, rest = divmod(num_ranks, tensor_parallel)
     if rest or not num_stages:
         raise PlanError(
@@ -57,10 +62,11 @@ def places_of(num_ranks: int, tensor_parallel: int, stages: Any) -> list[str]:
             hint=f"farspan run -n {tensor_parallel * max(num_stages, 1)} train.py",
         )
     if stages not in ("auto", num_stages):
+        number = stages * tensor_parallel if type(stages) is int and stages > 0 else num_ranks
         raise PlanError(
-            f"stages={stages} with tensor_parallel={tensor_parallel} on {num_ranks} ranks.",
+            f"stages={stages!r} with tensor_parallel={tensor_parallel} on {num_ranks} ranks.",
             why=f"{num_ranks} ranks are {num_stages} stages of {tensor_parallel} ranks.",
-            hint=f"leave out stages=, or: farspan run -n {stages * tensor_parallel if type(stages) is int else 4} train.py",
+            hint=f"leave out stages=, or: farspan run -n {number} train.py",
         )
     return [
         "&".join(f"rank:{stage * tensor_parallel + number}" for number in range(tensor_parallel))
@@ -88,7 +94,7 @@ def with_sums(plan: Plan, gradient_reduction: str | None) -> Plan:
     return dataclasses.replace(plan, gradient_reduction="sum")
 
 
-def split_stages(engine: Engine, model: nn.Module, stages: Mapping[str, SplitStage]) -> None:
+def split_stages(engine: Engine, model: nn.Module, stages: Mapping[str, SplitStage], prefix: str) -> None:
     """Let the modules of split stages be recorded part by part, and say once what that has come to."""
     if not stages:
         return
@@ -97,21 +103,30 @@ def split_stages(engine: Engine, model: nn.Module, stages: Mapping[str, SplitSta
 
     def say() -> None:
         nonlocal is_said
-        if not is_said:
+        matrices = engine.recorder.splitting.matrices
+        names = [prefix + name for name, _ in model.named_parameters()]
+        if not is_said and not matrices.split.keys().isdisjoint(names):
             is_said = True
-            engine.console.say(say_forms(engine.recorder.splitting.split, engine.recorder.splitting.kept_whole))
+            engine.console.say(said_of({name: matrices.form_of(name) for name in names}))
 
     engine.after_step.append(say)
 
 
-def say_forms(split: dict[str, str], kept_whole: dict[str, str]) -> str:
-    """Returns one line on how the matrices of split stages are split, and why some are not."""
-    forms = [form for name, form in split.items() if name not in kept_whole]
-    said = f"tensor axis: {forms.count('column')} matrices split by columns, {forms.count('row')} by rows"
-    if not kept_whole:
-        return said
+def said_of(forms: Mapping[str, tuple[str, str]]) -> str:
+    """Returns one line on how the matrices of split stages are split, and why some are not.
+
+    Args:
+        forms: By name of a parameter "column", "row" or "whole", and why; "" where it is in no product.
+    """
+    numbers = {form: sum(each == form for each, _ in forms.values()) for form in ("column", "row", "whole")}
+    said = f"tensor axis: {numbers['column']} matrices split by columns, {numbers['row']} by rows"
     reasons: dict[str, list[str]] = {}
-    for name, reason in kept_whole.items():
-        reasons.setdefault(reason, []).append(name)
-    whys = "; ".join(f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {why}" for why, names in reasons.items())
-    return f"{said}, {len(kept_whole)} whole ({whys})"
+    for name, (form, reason) in forms.items():
+        if form == "whole":
+            reasons.setdefault(reason, []).append(name)
+    if not reasons:
+        return said
+    whys = [
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {why}" for why, names in reasons.items()
+    ]
+    return f"{said}, {numbers['whole']} whole ({'; '.join(whys)})"

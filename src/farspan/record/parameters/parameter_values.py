@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from farspan.call.infer.entry import intern
-from farspan.call.leaf import sliced
-from farspan.graph import Meta, SliceName, Value
+from farspan.graph import Meta, Value
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunction
 
@@ -40,7 +39,6 @@ class ParameterValues:
 
     def __init__(self) -> None:
         self._values: dict[int, Value] = {}
-        self._slices: dict[SliceName, Value] = {}
 
     def of(self, placed: Placed, *, is_fixed: bool = False) -> Value:
         """Returns the parameter as a source of the current step; `is_fixed`: as it is now, whatever is written into
@@ -58,20 +56,6 @@ class ParameterValues:
                 self._values[id(placed)] = value
         return value
 
-    def slice_of(self, placed: Placed, name: SliceName) -> Value:
-        """Returns what `name` means of a parameter, as a source of the current step."""
-        value, requires_grad = self._slices.get(name), placed.tensor.requires_grad
-        if value is None or value.meta.requires_grad != requires_grad:
-            meta = placed.meta
-            shape = list(meta.shape)
-            shape[name.dim] = name.end - name.begin
-            meta = Meta(tuple(shape), meta.stride, meta.dtype, meta.device, requires_grad, is_parameter=requires_grad)
-            value = self._slices[name] = Value(intern(meta), placed.stage, name=name)
-            if placed.is_owned:
-                value.data = sliced(placed.tensor.detach(), name)
-        return value
-
     def forget(self) -> None:
         """A step has ended, or parameters were written: from now on they are new sources."""
         self._values.clear()
-        self._slices.clear()

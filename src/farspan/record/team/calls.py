@@ -35,6 +35,7 @@ def open_split(recorder: Recording, model: nn.Module, stages: Mapping[str, Split
         model: It has been placed.
         stages: By name, those of modules that lie on a split stage.
     """
+    recorder.splitting.takes_operations = recorder.splitting
     for name, module in model.named_modules():
         leaf, split = recorder.leaves.get(id(module)), stages.get(name)
         if leaf is None or split is None or isinstance(module, torch.jit.ScriptModule):

@@ -12,28 +12,26 @@ then on: so what is left is what people split by hand.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from farspan.call.function_call import FunctionCall
-from farspan.call.infer.entry import Unknown, meta_of
+from farspan.call.infer.entry import Recent, Unknown, meta_of
 from farspan.call.leaf import WholeError
 from farspan.call.modes import current_modes
 from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild
-from farspan.graph import SliceName
 from farspan.record.ops.overrides import HANDLERS
 from farspan.record.team.apart import Operand, Trial, tried
-from farspan.record.team.linears import Product, product_of
+from farspan.record.team.matrices import Matrices
 from farspan.record.team.sizes import TAKES_SIZES, sizes_of_part
-from farspan.record.team.team_tensor import SplitStage, TeamTensor, joined
+from farspan.record.team.team_tensor import SplitStage, TeamTensor, used
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunctionSubclass
 
 if TYPE_CHECKING:
-    from farspan.call.leaf import Placed
     from farspan.graph import Meta, Value
     from farspan.record.recording import Recording
 
@@ -52,6 +50,8 @@ class Splitting:
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
+        self.takes_operations: Any = recorder
+        """Takes what is recorded: the recorder itself, while no stage is split."""
         self.stages: dict[int, SplitStage] = {}
         """By id of a module."""
         self.opened: set[int] = set()
@@ -60,21 +60,22 @@ class Splitting:
         """The stage of the module that is running."""
         self.is_inside = False
         """Whether a module runs that the program has called."""
-        self.kept_whole: dict[str, str] = {}
-        """Why a matrix is not split, by its name."""
-        self.split: dict[str, str] = {}
-        """In which form a matrix was split last ("column", "row"), by its name."""
-        self.sliced_now: set[str] = set()
-        """Names of the parameters that the current graph uses in slices."""
-        self._ways: dict[Any, Trial | str] = {}
+        self.matrices = Matrices(recorder, self, self._record, self._everywhere)
+        self._ways = Recent()
         """How operations are done part by part, or why not, by what they are and are given."""
         self._copies: dict[Value, TeamTensor] = {}
         """What each member has of values from elsewhere, in the current graph."""
 
+    def enter(self, module_id: int) -> SplitStage | None:
+        """Let operations be those of a module; returns the stage of the one around it."""
+        around = self.current
+        self.current = self.stages.get(module_id, around)
+        return around
+
     def end_graph(self) -> None:
         """The micro-batch that has been recorded ends."""
         self._copies.clear()
-        self.sliced_now.clear()
+        self.matrices.sliced_now.clear()
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a torch function of which an argument is a team's tensor, or that runs in a module of a split
@@ -85,11 +86,9 @@ class Splitting:
         if function in _LIKE_ANOTHER:
             other = kwargs.get("other") if len(args) < 2 else args[1]
             function, args, kwargs = _LIKE_ANOTHER[function], (args[0], other.shape), {}  # type: ignore[union-attr]
-        product = product_of(function, args, kwargs)
-        if product is not None:
-            result = self._product(function, *product)
-            if result is not NotImplemented:
-                return result
+        result = self.matrices.product(function, args, kwargs, self.current)
+        if result is not NotImplemented:
+            return result
         template, tensors = flatten_arguments(args, kwargs)
         team = next((item for item in tensors if type(item) is TeamTensor), None)
         if team is None:
@@ -105,9 +104,8 @@ class Splitting:
         """Returns the tensor that `item` is as a whole; what has split it stays whole from now on."""
         if type(item) is not TeamTensor:
             return item
-        vars(item)["_is_used"] = True
-        for name in item._weights:
-            self.kept_whole.setdefault(name, reason)
+        for name in used(item)._weights:
+            self.matrices.kept_whole.setdefault(name, reason)
         return item.join()
 
     def left(self, result: Any) -> Any:
@@ -121,103 +119,25 @@ class Splitting:
                 return item
             if item._dim is not None or not item._is_used:
                 return self.join(item, "the program gets what it gives")
-            return self._record(torch.Tensor.clone, (item.join(),), {}, item._split.home)  # with the whole gradient
+            return self._record(torch.clone, (item.join(),), item._split.home)  # with the whole gradient
 
         return map_tensors(result, whole)
 
     def gathered(self, tensor: TeamTensor) -> LazyTensor:
         """Returns the parts behind each other, where what is not split runs."""
-        return self._record(torch.cat, (list(tensor._parts), tensor._dim), {}, tensor._split.home)
-
-    # Products with a matrix.
-
-    def _product(self, function: Any, product: Product, x: Any, weight: Any, bias: Any) -> Any:
-        """Record a product with one of the model's matrices; NotImplemented if it is none that can be split."""
-        recorder, placed = self.recorder, self.recorder.placed.get(id(weight))
-        split = x._split if type(x) is TeamTensor else self.current
-        if placed is None or split is None or not placed.is_parameter or weight.dim() != 2 or weight.dim() > x.dim() + 1:
-            return NotImplemented
-        if not (type(x) is TeamTensor or type(x) is LazyTensor) or not x.is_floating_point() or x.dim() < 1:
-            return NotImplemented
-        name, num_parts = placed.name, len(split.members)
-        bias_placed = None if bias is None else recorder.placed.get(id(bias))
-        if bias is not None and (bias_placed is None or bias.dim() != 1):
-            return NotImplemented
-        if any(item.name in recorder.hooks.hooked for item in (placed, bias_placed) if item is not None):
-            self.kept_whole.setdefault(name, "it has a hook")
-        is_row = type(x) is TeamTensor and x._dim is not None
-        sizes = weight.shape[product.in_dim], weight.shape[product.out_dim]
-        if is_row and x._dim == x.dim() - 1 and sizes[0] == x.shape[-1] and name not in self.kept_whole:
-            self.split[name] = "row"
-            return self._row(function, product, x, placed, bias, split)
-        if is_row:
-            self.join(x, name)
-        elif sizes[1] % num_parts or sizes[1] < 2 * num_parts:
-            self.kept_whole.setdefault(name, f"{sizes[1]} columns for {num_parts} members")
-        elif name not in self.kept_whole:
-            self.split[name] = "column"
-            return self._column(function, product, self._everywhere(x, split), placed, bias_placed, split)
-        self.split.pop(name, None)
-        near = self._near(x, placed) if type(x) is TeamTensor and not is_row else joined(x)
-        made, args = product.call(function, near, weight, bias)
-        return recorder.dispatch(made, args, {})
-
-    def _column(
-        self, function: Any, product: Product, x: TeamTensor, weight: Placed, bias: Placed | None, split: SplitStage
-    ) -> TeamTensor:
-        parts: list[Any] = []
-        vars(x)["_is_used"] = True
-        num_parts = len(split.members)
-        for member, stage in enumerate(split.members):
-            own = self._slice(weight, product.out_dim, member, num_parts)
-            own_bias = None if bias is None else self._slice(bias, 0, member, num_parts)
-            made, args = product.call(function, x._parts[member], own, own_bias)
-            parts.append(self._record(made, args, {}, stage))
-        return TeamTensor.of(self, split, parts, parts[0].dim() - 1, frozenset([weight.name]))
-
-    def _row(
-        self, function: Any, product: Product, x: TeamTensor, weight: Placed, bias: Any, split: SplitStage
-    ) -> TeamTensor:
-        vars(x)["_is_used"] = True
-        made = torch.mm if function is torch.addmm else function
-        terms = [
-            self._record(made, (part, self._slice(weight, product.in_dim, member, len(split.members))), {}, stage)
-            for member, (part, stage) in enumerate(zip(x._parts, split.members, strict=True))
-        ]
-        sums: list[Any] = []
-        for stage in split.members:
-            total: Any = terms[0]
-            for term in terms[1:]:
-                total = self._record(torch.add, (total, term), {}, stage)
-            sums.append(total if bias is None else self._record(torch.add, (total, bias), {}, stage))
-        return TeamTensor.of(self, split, sums, None)
-
-    def _slice(self, placed: Placed, dim: int, member: int, num_parts: int) -> LazyTensor:
-        size = placed.meta.shape[dim] // num_parts
-        self.sliced_now.add(placed.name)
-        name = SliceName(placed.name, dim, member * size, (member + 1) * size)
-        return LazyTensor.make(self.recorder.slice_of(placed, name), self.recorder)
+        return self._record(torch.cat, (list(tensor._parts), tensor._dim), tensor._split.home)
 
     def _everywhere(self, x: Any, split: SplitStage) -> TeamTensor:
         """Returns `x` as each member has it: a copy of its own, whose gradient comes back once."""
         if type(x) is TeamTensor and x._split == split and x._dim is None:
             return x
-        whole = joined(x)
-        value = self.recorder.argument(whole)
+        whole = x.join() if type(x) is TeamTensor else x
+        value: Any = self.recorder.argument(whole)
         found = self._copies.get(value)
         if found is None or found._split != split:
-            parts = [self._record(torch.clone, (whole,), {}, stage) for stage in split.members]
+            parts = [self._record(torch.clone, (whole,), stage) for stage in split.members]
             found = self._copies[value] = TeamTensor.of(self, split, parts, None)
         return found
-
-    def _near(self, x: TeamTensor, placed: Placed) -> LazyTensor:
-        """Returns the copy of the member that owns a parameter, if one of them does."""
-        vars(x)["_is_used"] = True
-        ranks = [self.recorder.engine.rank_of_stage(stage) for stage in x._split.members]
-        owner = self.recorder.engine.rank_of_stage(placed.stage)
-        return x._parts[ranks.index(owner) if owner in ranks else 0]
-
-    # Everything else.
 
     def _part_by_part(
         self, function: Any, args: Any, kwargs: Any, template: Any, tensors: Sequence[Any], team: TeamTensor
@@ -226,7 +146,8 @@ class Splitting:
         kinds: list[Any] = []
         for item in tensors:
             if type(item) is TeamTensor:
-                kinds.append((item._value.meta.number, item._dim, item._parts[0]._value.meta.number, item._split == split))
+                numbers = item._value.meta.number, item._parts[0]._value.meta.number
+                kinds.append((*numbers, item._dim, item._split == split))
             elif type(item) is LazyTensor:
                 kinds.append((item._value.meta.number, type(item._value.call).__name__))
             else:
@@ -240,25 +161,20 @@ class Splitting:
             sizes = sizes_of_part(function, args, kwargs, team.shape, team._dim, num_parts)
             part_template = None if sizes is None else flatten_arguments((args[0], *sizes), {})[0]
         if way is None:
-            way = self._found(function, template, part_template, tensors, split, modes)
-            if not any(type(item) not in (TeamTensor, LazyTensor) and id(item) not in recorder.placed for item in tensors):
-                self._ways[key] = way  # numbers that are known here may be others the next time
-            elif isinstance(way, Trial):
-                self._ways[key] = way
+            way = self._ways[key] = self._found(function, template, part_template, tensors, split, modes)
         if isinstance(way, str):
             return self._on_whole(function, args, kwargs, tensors, way)
         weights = frozenset[str]()
         columns: list[Sequence[Any]] = []
         for item, dim in zip(tensors, way.dims, strict=True):
             if type(item) is TeamTensor:
-                vars(item)["_is_used"] = True
-                weights |= item._weights
+                weights |= used(item)._weights
             columns.append(self._operand(item, dim, split))
         results: list[Any] = []
         for member, stage in enumerate(split.members):
             given = [column[member] for column in columns]
             own_args, own_kwargs = rebuild(part_template, given)
-            results.append(self._record(function, own_args, own_kwargs, stage))
+            results.append(self._record(function, own_args, stage, own_kwargs))
         found = [flatten(result) for result in results]
         made = [*zip(*(parts for _, parts in found), strict=True)]
         dims = way.results or (None,) * len(made)
@@ -266,9 +182,7 @@ class Splitting:
         return rebuild(
             found[0][0],
             [
-                known[id(parts[0])]
-                if id(parts[0]) in known
-                else TeamTensor.of(self, split, parts, dim, weights)
+                known[id(parts[0])] if id(parts[0]) in known else TeamTensor.of(self, split, parts, dim, weights)
                 for parts, dim in zip(made, dims, strict=False)
             ],
         )
@@ -335,14 +249,14 @@ class Splitting:
         if dim is None:
             return self._everywhere(item, split)._parts if type(item) is LazyTensor else [item] * num_parts
         if placed is not None and placed.is_parameter:
-            return [self._slice(placed, dim, member, num_parts) for member in range(num_parts)]
+            return [self.matrices.slice_of(placed, dim, member, num_parts) for member in range(num_parts)]
         size = item.shape[dim] // num_parts
         wholes = self._everywhere(item, split)._parts if isinstance(item, LazyTensor) else [item] * num_parts
         places = [(dim, member * size, size) for member in range(num_parts)]
         if not isinstance(item, LazyTensor) and placed is None:
             return [torch.narrow(one, *place) for one, place in zip(wholes, places, strict=True)]
         return [
-            self._record(torch.narrow, (one, *place), {}, stage)
+            self._record(torch.narrow, (one, *place), stage)
             for one, place, stage in zip(wholes, places, split.members, strict=True)
         ]
 
@@ -363,9 +277,9 @@ class Splitting:
             )
         return result
 
-    def _record(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int) -> Any:
-        self.recorder.number = -1
-        return self.recorder.record_at(function, args, kwargs, stage)
+    def _record(self, function: Any, args: tuple[Any, ...], stage: int, kwargs: dict[str, Any] | None = None) -> Any:
+        self.recorder.number = -1  # it draws nothing
+        return self.recorder.record_call(function, args, kwargs or {}, stage)
 
 
 def _candidates(operands: Sequence[Operand]) -> list[tuple[int | None, ...]]:

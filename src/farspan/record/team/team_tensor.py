@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,10 +21,7 @@ from farspan.graph import EVERYWHERE, Meta, Value
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import make_wrapper
 
-if TYPE_CHECKING:
-    from farspan.record.team.splitting import Splitting
-
-__all__ = ["SplitStage", "TeamTensor", "joined", "split_meta"]
+__all__ = ["SplitStage", "Splits", "TeamTensor", "split_meta", "used"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +31,26 @@ class SplitStage:
     Attributes:
         home: The recorder's number of the stage on which the first member runs what is not split.
         members: The numbers of the members' own stages, in the order in which sums are made.
+        owners: For each member the number of the stage that owns its parameters.
     """
 
     home: int
     members: tuple[int, ...]
+    owners: tuple[int, ...]
+
+
+class Splits(Protocol):
+    """What records operations on a team's tensors."""
+
+    def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def join(self, item: Any, reason: str) -> Any: ...
+    def gathered(self, tensor: TeamTensor) -> LazyTensor: ...
 
 
 class TeamTensor(LazyTensor):
     """A tensor of a split stage. What cannot be done part by part is done on the whole (`joined`)."""
 
-    _splitting: Splitting
+    _splitting: Splits
     _split: SplitStage
     _parts: Sequence[LazyTensor]
     _dim: int | None
@@ -56,7 +63,7 @@ class TeamTensor(LazyTensor):
 
     @staticmethod
     def of(
-        splitting: Splitting,
+        splitting: Splits,
         split: SplitStage,
         parts: Sequence[Any],
         dim: int | None,
@@ -91,7 +98,7 @@ class TeamTensor(LazyTensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        splitting: Splitting = next(item._splitting for item in _team_tensors((args, kwargs or {})))
+        splitting: Splits = next(item._splitting for item in _team_tensors((args, kwargs or {})))
         return splitting.dispatch(func, args, kwargs or {})
 
     @classmethod
@@ -145,9 +152,10 @@ def split_meta(part: Meta, dim: int | None, num_parts: int) -> Meta:
     return intern(Meta(tuple(shape), tuple(strides), part.dtype, part.device, part.requires_grad))
 
 
-def joined(item: Any) -> Any:
-    """Returns the recorded tensor that `item` is as a whole, if it is a team's; else itself."""
-    return item.join() if type(item) is TeamTensor else item
+def used(tensor: TeamTensor) -> TeamTensor:
+    """Returns `tensor`, of which an operation takes the parts."""
+    vars(tensor)["_is_used"] = True
+    return tensor
 
 
 def _team_tensors(item: Any) -> list[TeamTensor]:

@@ -1,10 +1,4 @@
-r"""Products with a weight matrix: what a member of a split stage does with its slice of the matrix.
-
-    column   every member has x        x @ W[:, part]              each has its columns of the result
-    row      each has a part of x      x[.., part] @ W[part, :]    the sum of what they give is the result
-
-Which of the two follows from what a member has of x.
-"""
+"""Lists the functions that multiply by a matrix: which of their arguments is what."""
 
 from __future__ import annotations
 
@@ -33,10 +27,10 @@ class Product:
     out_dim: int
     in_dim: int
 
-    def call(self, function: Any, x: Any, weight: Any, bias: Any) -> Any:
-        """Call it; without a bias, what is like it."""
+    def call(self, function: Any, x: Any, weight: Any, bias: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Returns a function that multiplies like this one, with or without a bias, and its arguments."""
         if self.names[0] == "bias":
-            return torch.addmm, (bias, x, weight)
+            return (torch.mm, (x, weight)) if bias is None else (function, (bias, x, weight))
         return function, (x, weight) if bias is None else (x, weight, bias)
 
 
