@@ -4,8 +4,7 @@
     row      each has a part of x      x[.., part] @ W[part, :]    the sum of what they give is the result
 
 Which of the two follows from what a member has of x. Sums are made in the order of members, on each of them alike. A
-slice is named by its parameter, which has one owner: the slice comes to its member when it has changed, and its gradient
-goes home.
+parameter has one owner; a slice of it comes to the member that uses it when it has changed, and its gradient goes home.
 """
 
 from __future__ import annotations
@@ -137,13 +136,11 @@ class Matrices:
 
     def _row(self, function: Any, kind: Product, x: TeamTensor, weight: Placed, bias: Any) -> TeamTensor:
         members = x._split.members
-        terms = [
-            self.record(
-                *kind.call(function, part, self.slice_of(weight, kind.in_dim, member, len(members)), None), stage
-            )
-            for member, (part, stage) in enumerate(zip(used(x)._parts, members, strict=True))
-        ]
+        terms: list[Any] = []
         sums: list[Any] = []
+        for member, (part, stage) in enumerate(zip(used(x)._parts, members, strict=True)):
+            own = self.slice_of(weight, kind.in_dim, member, len(members))
+            terms.append(self.record(*kind.call(function, part, own, None), stage))
         for stage in members:
             total = terms[0]
             for term in terms[1:]:
