@@ -37,12 +37,14 @@ class Operand:
         dim: Along which each member has a part; None where it has all.
         part: Metadata of a part.
         data: The tensor itself, if its numbers are known here.
+        is_fixed: Whether it is none that the model computes: a parameter, or a tensor from outside.
     """
 
     whole: Meta
     dim: int | None
     part: Meta
     data: torch.Tensor | None = None
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,12 @@ class Trial:
     Attributes:
         dims: Along which each member takes its part of an operand, by number; None for all of it.
         results: Along which the results are split, then those operands that it writes into.
+        metas: Metadata of the whole results; nothing where each member has all of them.
     """
 
     dims: tuple[int | None, ...]
     results: tuple[int, ...]
+    metas: tuple[Meta, ...] = ()
 
 
 def tried(
@@ -171,18 +175,22 @@ def _numbers(operand: Operand, generator: torch.Generator) -> torch.Tensor:
         numbers = torch.randn(meta.shape, generator=generator).to(dtype)
     else:
         numbers = torch.randint(2, meta.shape, generator=generator).to(dtype)
-    memory = torch.empty_strided(meta.shape, meta.stride, dtype=dtype, device=meta.device)
-    return memory.copy_(numbers).requires_grad_(meta.requires_grad and dtype.is_floating_point)
+    return _laid_out(numbers, meta).requires_grad_(meta.requires_grad and dtype.is_floating_point)
+
+
+def _laid_out(numbers: torch.Tensor, meta: Meta) -> torch.Tensor:
+    """Returns a copy of `numbers`, in memory as `meta` says if each has a place of its own there."""
+    if any(size > 1 and not stride for size, stride in zip(meta.shape, meta.stride, strict=True)):
+        return numbers.to(meta.device, copy=True)
+    memory = torch.empty_strided(meta.shape, meta.stride, dtype=numbers.dtype, device=meta.device)
+    return memory.copy_(numbers)
 
 
 def _like(tensor: torch.Tensor, is_trained: bool, operand: Operand, dim: int | None) -> torch.Tensor:
     """Returns a copy of a part, which lies in memory as the member's own does."""
     detached = tensor.detach()
     if operand.dim == dim and tuple(detached.shape) == operand.part.shape and operand.data is None:
-        memory = torch.empty_strided(
-            operand.part.shape, operand.part.stride, dtype=detached.dtype, device=detached.device
-        )
-        return memory.copy_(detached).requires_grad_(is_trained)
+        return _laid_out(detached, operand.part).requires_grad_(is_trained)
     return detached.clone().requires_grad_(is_trained)
 
 

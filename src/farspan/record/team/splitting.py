@@ -13,6 +13,7 @@ then on: so what is left is what people split by hand.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from farspan.call.leaf import WholeError
 from farspan.call.modes import current_modes
 from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild
+from farspan.record.ops.explicit_placement import PLAIN_TO
 from farspan.record.ops.overrides import HANDLERS
 from farspan.record.team.apart import Operand, Trial, tried
 from farspan.record.team.matrices import Matrices
@@ -43,6 +45,12 @@ _LIKE_ANOTHER: dict[Any, Any] = {
     torch.Tensor.expand_as: torch.Tensor.expand,
 }
 _GRADIENT = frozenset([torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad])
+
+
+class _Writes(str):
+    """Why an operation that writes into a team's tensor is not done part by part."""
+
+    __slots__ = ()
 
 
 class Splitting:
@@ -96,7 +104,10 @@ class Splitting:
         if function in _GRADIENT:
             if any(type(item) is TeamTensor and item._is_used for item in tensors):
                 team._refuse_gradient(name_of(function))
-        elif self.recorder.is_recording and not (function in HANDLERS or type(function) is FunctionCall):
+        elif function is torch.Tensor.detach:
+            parts = [self.recorder.dispatch(function, (part,), {}) for part in used(team)._parts]
+            return TeamTensor.of(self, team._split, parts, team._dim)
+        elif self.recorder.is_recording and _has_rules(function, args, kwargs):
             return self._part_by_part(function, args, kwargs, template, tensors, team)
         return self._on_whole(function, args, kwargs, tensors, name_of(function))
 
@@ -109,19 +120,22 @@ class Splitting:
         return item.join()
 
     def left(self, result: Any) -> Any:
-        """Returns what the program gets of a module that it has called itself."""
-        tensors = flatten(result)[1]
-        if not any(type(item) is TeamTensor for item in tensors):
-            return result
-
-        def whole(item: Any) -> Any:
-            if type(item) is not TeamTensor:
-                return item
-            if item._dim is not None or not item._is_used:
-                return self.join(item, "the program gets what it gives")
-            return self._record(torch.clone, (item.join(),), item._split.home)  # with the whole gradient
-
-        return map_tensors(result, whole)
+        """Returns what the program gets of a module that it has called itself: its tensors as wholes, but for those in
+        objects inside (caches)."""
+        if type(result) is TeamTensor:
+            if result._dim is not None or not result._is_used:
+                return self.join(result, "the program gets what it gives")
+            return self._record(torch.clone, (result.join(),), result._split.home)  # with the whole gradient
+        if isinstance(result, tuple):
+            parts = [self.left(item) for item in result]
+            if any(part is not item for part, item in zip(parts, result, strict=True)):
+                return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+        elif isinstance(result, (list, dict)):
+            for key, item in list(result.items() if isinstance(result, dict) else enumerate(result)):
+                part = self.left(item)
+                if part is not item:
+                    result[key] = part
+        return result
 
     def gathered(self, tensor: TeamTensor) -> LazyTensor:
         """Returns the parts behind each other, where what is not split runs."""
@@ -162,6 +176,12 @@ class Splitting:
             part_template = None if sizes is None else flatten_arguments((args[0], *sizes), {})[0]
         if way is None:
             way = self._ways[key] = self._found(function, template, part_template, tensors, split, modes)
+        if type(way) is _Writes:
+            raise WholeError(
+                f"{name_of(function)} writes into a tensor of which the members of a split stage have parts.",
+                why="it cannot be done part by part, and the parts would not see it.",
+                hint="write out of place: y = y + 1",
+            )
         if isinstance(way, str):
             return self._on_whole(function, args, kwargs, tensors, way)
         weights = frozenset[str]()
@@ -177,15 +197,13 @@ class Splitting:
             results.append(self._record(function, own_args, stage, own_kwargs))
         found = [flatten(result) for result in results]
         made = [*zip(*(parts for _, parts in found), strict=True)]
-        dims = way.results or (None,) * len(made)
+        dims, metas = way.results or (None,) * len(made), way.metas or (None,) * len(made)
         known = {id(column[0]): item for column, item in zip(columns, tensors, strict=True) if type(item) is TeamTensor}
-        return rebuild(
-            found[0][0],
-            [
-                known[id(parts[0])] if id(parts[0]) in known else TeamTensor.of(self, split, parts, dim, weights)
-                for parts, dim in zip(made, dims, strict=False)
-            ],
-        )
+        whole = [
+            known[id(parts[0])] if id(parts[0]) in known else TeamTensor.of(self, split, parts, dim, weights, meta)
+            for parts, dim, meta in zip(made, dims, metas, strict=False)
+        ]
+        return rebuild(found[0][0], whole)
 
     def _found(
         self, function: Any, template: Any, part_template: Any, tensors: Sequence[Any], split: SplitStage, modes: Any
@@ -198,36 +216,36 @@ class Splitting:
         entry = recorder.predict(function, template, metas, modes)
         if isinstance(entry, Unknown) or not entry.has_tensors_only or not entry.num_results:
             return name_of(function)
+        kind = _Writes if any(type(tensors[number]) is TeamTensor for number in entry.mutated) else str
         if entry.is_random:
-            return f"{name_of(function)} draws random numbers"
-        if any(type(tensors[number]) is not TeamTensor for number in entry.mutated):
-            return name_of(function)
+            return kind(f"{name_of(function)} draws random numbers")
         copies = set(map(id, self._copies.values()))
-        if any(id(tensors[number]) in copies for number in entry.mutated):
-            return name_of(function)
+        if any(type(tensors[number]) is not TeamTensor or id(tensors[number]) in copies for number in entry.mutated):
+            return kind(name_of(function))
         placed = [recorder.placed.get(id(item)) for item in tensors]
         if any(item is not None and item.is_parameter and len(item.meta.shape) > 1 for item in placed):
-            return f"{name_of(function)} with a parameter"
+            return kind(f"{name_of(function)} with a parameter")
         operands = [
             Operand(
                 whole=meta,
                 dim=item._dim if type(item) is TeamTensor else None,
                 part=item._parts[0]._value.meta if type(item) is TeamTensor else meta,
                 data=item if known is None and not isinstance(item, LazyTensor) else None,
+                is_fixed=not isinstance(item, LazyTensor),
             )
             for item, meta, known in zip(tensors, metas, placed, strict=True)
         ]
         if all(operand.dim is None for operand in operands):
             return Trial((None,) * len(tensors), ())
         if part_template is None:
-            return name_of(function)
+            return kind(name_of(function))
         for dims in _candidates(operands):
             trial = recorder.cache.aside(
                 self._aside, function, template, part_template, operands, dims, entry.mutated, len(split.members)
             )
             if trial is not None:
-                return trial
-        return name_of(function)
+                return replace(trial, metas=entry.metas)
+        return kind(name_of(function))
 
     def _aside(self, *args: Any) -> Trial | None:
         self.recorder.is_recording = False
@@ -243,7 +261,9 @@ class Splitting:
     def _operand(self, item: Any, dim: int | None, split: SplitStage) -> Sequence[Any]:
         """Returns what each member takes of an operand."""
         num_parts = len(split.members)
-        if type(item) is TeamTensor and (dim is None or item._dim == dim):
+        if type(item) is TeamTensor and item._dim not in (None, dim):
+            item = self.join(item, "others of an operation are split otherwise")
+        if type(item) is TeamTensor and item._dim == dim:
             return item._parts
         placed = self.recorder.placed.get(id(item))
         if dim is None:
@@ -266,32 +286,50 @@ class Splitting:
             args, kwargs = map_tensors((args, kwargs), lambda item: item.read() if type(item) is TeamTensor else item)
             return function(*args, **kwargs)
         wholes = {id(item): self.join(item, reason) for item in tensors if type(item) is TeamTensor}
-        versions = {number: whole._value for number, whole in wholes.items()}
         args, kwargs = map_tensors((args, kwargs), lambda item: wholes.get(id(item), item))
-        result = function(*args, **kwargs) if self.recorder.is_recording else NotImplemented
-        if any(whole._value is not versions[number] for number, whole in wholes.items()):
-            raise WholeError(
-                f"{name_of(function)} writes into a tensor of which the members of a split stage have parts.",
-                why="the others would not see it.",
-                hint="write out of place: y = y + 1",
-            )
-        return result
+        return function(*args, **kwargs)
 
     def _record(self, function: Any, args: tuple[Any, ...], stage: int, kwargs: dict[str, Any] | None = None) -> Any:
         self.recorder.number = -1  # it draws nothing
         return self.recorder.record_call(function, args, kwargs or {}, stage)
 
 
+def _has_rules(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Returns whether a function is recorded like any other, so that it may be recorded for each part."""
+    if function is PLAIN_TO:
+        given = (*args[1:], *kwargs.values())
+        return all(isinstance(item, (torch.dtype, bool, torch.Tensor, torch.memory_format)) for item in given)
+    return not (function in HANDLERS or type(function) is FunctionCall)
+
+
 def _candidates(operands: Sequence[Operand]) -> list[tuple[int | None, ...]]:
-    """Returns ways to cut the operands: each one that lies beside the split dimension, or none but those that are
-    cut."""
-    split = next(operand for operand in operands if operand.dim is not None)
-    assert split.dim is not None
-    behind, size = len(split.whole.shape) - split.dim, split.whole.shape[split.dim]
-    dims: list[int | None] = []
-    for operand in operands:
-        dim = len(operand.whole.shape) - behind
-        is_beside = operand.dim is None and dim >= 0 and operand.whole.shape[dim] == size
-        dims.append(dim if is_beside else operand.dim)
-    plain = tuple([operand.dim for operand in operands])
-    return [tuple(dims)] if tuple(dims) == plain else [tuple(dims), plain]
+    """Returns ways to cut the operands, the best first, once each.
+
+    What lies beside the split dimension of another operand is cut along it, or is not; and where several operands are
+    split, those that are split otherwise may have to be gathered.
+    """
+    found: dict[tuple[int | None, ...], None] = {}
+    own = tuple([operand.dim for operand in operands])
+    split = [operand for operand in operands if operand.dim is not None]
+    for is_gathering in (False, True) if len(split) > 1 else (False,):
+        for anchor in split:
+            beside = [_beside(operand, anchor) for operand in operands]
+            kept = [dim if not is_gathering or dim == near else None for dim, near in zip(own, beside, strict=True)]
+            kept = [anchor.dim if operand is anchor else dim for operand, dim in zip(operands, kept, strict=True)]
+            cut = [near if dim is None else dim for dim, near in zip(kept, beside, strict=True)]
+            found.update(dict.fromkeys([tuple(cut), tuple(kept)]))
+    return list(found)
+
+
+def _beside(operand: Operand, anchor: Operand) -> int | None:
+    """Returns the dimension of an operand that lies beside the one along which `anchor` is split, if it is as long.
+
+    What modules pass on from one to the next lies there with its last dimension: it is not cut, for then all that comes
+    after would be.
+    """
+    assert anchor.dim is not None
+    behind = len(anchor.whole.shape) - anchor.dim
+    dim = len(operand.whole.shape) - behind
+    if dim < 0 or operand.whole.shape[dim] != anchor.whole.shape[anchor.dim]:
+        return None
+    return dim if behind > 1 or operand.is_fixed or operand.dim == dim else None
