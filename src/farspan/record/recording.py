@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from farspan.record.lanes.batches import Batches
     from farspan.record.runtime import Engine
 
-__all__ = ["Recorded", "Recording"]
+__all__ = ["Recorded", "Recording", "SplitStages"]
 
 
 class DeferredCalls(Protocol):
@@ -104,6 +105,7 @@ class Draws(Protocol):
 class SplitMatrices(Protocol):
     """How the matrices of split stages are split."""
 
+    sliced: set[str]
     sliced_now: set[str]
 
 
@@ -119,6 +121,7 @@ class SplitStages(Protocol):
     @property
     def matrices(self) -> SplitMatrices: ...
     def enter(self, module_id: int) -> Any: ...
+    def paused(self) -> AbstractContextManager[None]: ...
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def join(self, item: Any, reason: str) -> Any: ...

@@ -136,7 +136,8 @@ class Console:
         """Say what micro-batches would win where the ranks wait for each other."""
         if self.plan is None or self.best_lanes is None or record.exchange is None:
             return
-        if max(record.num_micro_batches, self.plan.micro_batches) > 1:
+        is_split = any(map(self.plan.is_split, range(self.plan.num_stages)))  # whose ranks work side by side
+        if is_split or max(record.num_micro_batches, self.plan.micro_batches) > 1:
             return
         number, gain = self.best_lanes(record.exchange.busy_s())
         if gain >= _LEAST_GAIN:

@@ -268,7 +268,8 @@ class BatchedModel:
         join_all(tensors)
         lanes = [Lane(call, template, lane) for lane in cut_tensors(tensors, cut.positions, sizes)]
         try:
-            worst = difference(recorder, self.model, Lane(call, template, tensors), lanes, apart)
+            with recorder.splitting.paused():  # gradients of slices would not be returned
+                worst = difference(recorder, self.model, Lane(call, template, tensors), lanes, apart)
         except NotInLanesError as error:
             return str(error)
         tolerance = max(_TOLERANCE, 16 * apart.precision)

@@ -19,6 +19,7 @@ from farspan.record.ops.op_placement import stage_for
 from farspan.record.ops.overrides import read_data
 from farspan.record.ops.views import Through, changes_shape, is_shared, root_of, write_through
 from farspan.record.parameters.parameter_values import renew_aliases
+from farspan.record.team.team_tensor import TeamTensor
 from farspan.record.tensor import LazyTensor, plain_versions
 from farspan.torch_private import DisableTorchFunction
 
@@ -63,6 +64,11 @@ def is_plain_write(recorder: Recording, target: Any, entry: Entry, tensors: list
     if type(target) is not Leaf and changes_shape(recorder, entry, tensors):
         return False
     for tensor in (tensors[i] for i in entry.mutated):
+        if type(tensor) is TeamTensor:
+            recorder.refuse(
+                f"{entry.name} writes into a tensor of which the ranks of a stage have parts",
+                hint="write out of place (y = y + 1), or leave out tensor_parallel= of farspan.distribute",
+            )
         if type(tensor) is not LazyTensor or tensor._is_torn or tensor._alias_of is not None or is_shared(tensor):
             return False
     return True

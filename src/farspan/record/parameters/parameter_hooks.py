@@ -85,6 +85,12 @@ class Hooks:
         """Register a hook."""
         if not placed.tensor.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        if placed.name in self.recorder.splitting.matrices.sliced_now:
+            self.recorder.refuse(
+                f"a hook on {placed.name}, which a forward has used that has not gone back",
+                why="the ranks of its stage have gradients of parts of it.",
+                hint="register hooks before the forward: the parameter stays whole then",
+            )
         hooked = self.hooked.setdefault(placed.name, _Hooked(placed))
         table = hooked.after if is_post else hooked.before
         handle = RemovableHandle(table)

@@ -11,6 +11,7 @@ import torch
 from farspan.call.infer.entry import intern
 from farspan.graph import RequestedGradients, Value
 from farspan.record.recorded_backward import record_backward
+from farspan.record.team.team_tensor import TeamTensor
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ def _grad(
     recorded = [item for item in wanted_tensors if type(item) is LazyTensor]
     for item in recorded:
         recorder.deferred.record_one(item)
+    sliced = [item.name for item in placed if item and item.name in recorder.splitting.matrices.sliced]
+    if sliced or any(type(item) is TeamTensor for item in wanted_tensors):
+        recorder.refuse(
+            f"torch.autograd.grad for {sliced[0] if sliced else 'a tensor inside of a split stage'}",
+            why="the ranks of its stage have gradients of parts of it.",
+            hint="loss.backward() and .grad, or farspan.distribute without tensor_parallel=",
+        )
     outside = [
         item
         for item, known in zip(wanted_tensors, placed, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from farspan.record.team.team_tensor import SplitStage
 if TYPE_CHECKING:
     from torch import nn
 
-    from farspan.record.recording import Recording
+    from farspan.record.recording import Recording, SplitStages
 
 __all__ = ["call_split", "open_split"]
 
@@ -41,7 +42,13 @@ def open_split(recorder: Recording, model: nn.Module, stages: Mapping[str, Split
         if leaf is None or split is None or isinstance(module, torch.jit.ScriptModule):
             continue
         recorder.splitting.stages[id(module)] = split
+        weakref.finalize(module, _forget, recorder.splitting, id(module))
         if leaf.is_open or (leaf.buffers and len(leaf.modules) == 1):
             continue  # what it writes into its buffers is part of it
         leaf.is_open = True
         recorder.splitting.opened.add(id(module))
+
+
+def _forget(splitting: SplitStages, module_id: int) -> None:
+    splitting.stages.pop(module_id, None)
+    splitting.opened.discard(module_id)

@@ -53,6 +53,8 @@ class Matrices:
         """Why a matrix is not split, by its name."""
         self.split: dict[str, str] = {}
         """In which form a matrix was split last ("column", "row"), by its name."""
+        self.sliced: set[str] = set()
+        """Names of the parameters that have been used in slices."""
         self.sliced_now: set[str] = set()
         """Names of the parameters that the current graph uses in slices."""
         self._slices: dict[SliceName, Value] = {}
@@ -113,6 +115,7 @@ class Matrices:
         """Returns a member's slice of a parameter."""
         size, requires_grad = placed.meta.shape[dim] // num_parts, placed.tensor.requires_grad
         name = SliceName(placed.name, dim, member * size, (member + 1) * size)
+        self.sliced.add(placed.name)
         self.sliced_now.add(placed.name)
         self.recorder.before_read(placed.tensor)
         value = self._slices.get(name)

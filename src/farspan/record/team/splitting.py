@@ -12,7 +12,8 @@ then on: so what is left is what people split by hand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from farspan.record.ops.overrides import HANDLERS
 from farspan.record.team.apart import Operand, Trial, tried
 from farspan.record.team.matrices import Matrices
 from farspan.record.team.sizes import TAKES_SIZES, sizes_of_part
-from farspan.record.team.team_tensor import SplitStage, TeamTensor, used
+from farspan.record.team.team_tensor import SplitStage, TeamTensor, joined, used
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunctionSubclass
 
@@ -44,7 +45,6 @@ _LIKE_ANOTHER: dict[Any, Any] = {
     torch.Tensor.reshape_as: torch.Tensor.reshape,
     torch.Tensor.expand_as: torch.Tensor.expand,
 }
-_GRADIENT = frozenset([torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad])
 
 
 class _Writes(str):
@@ -80,6 +80,15 @@ class Splitting:
         self.current = self.stages.get(module_id, around)
         return around
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Records whole operations in the body."""
+        before, self.takes_operations = self.takes_operations, self.recorder
+        try:
+            yield
+        finally:
+            self.takes_operations = before
+
     def end_graph(self) -> None:
         """The micro-batch that has been recorded ends."""
         self._copies.clear()
@@ -101,10 +110,10 @@ class Splitting:
         team = next((item for item in tensors if type(item) is TeamTensor), None)
         if team is None:
             return self.recorder.dispatch(function, args, kwargs)
-        if function in _GRADIENT:
-            if any(type(item) is TeamTensor and item._is_used for item in tensors):
-                team._refuse_gradient(name_of(function))
-        elif function is torch.Tensor.detach:
+        if function is torch.autograd.grad:
+            outputs = [joined(item) for item in (args[0] if isinstance(args[0], (list, tuple)) else [args[0]])]
+            return self.recorder.dispatch(function, (outputs, *args[1:]), kwargs)
+        if function is torch.Tensor.detach:
             parts = [self.recorder.dispatch(function, (part,), {}) for part in used(team)._parts]
             return TeamTensor.of(self, team._split, parts, team._dim)
         elif self.recorder.is_recording and _has_rules(function, args, kwargs):

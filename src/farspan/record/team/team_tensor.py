@@ -21,7 +21,7 @@ from farspan.graph import EVERYWHERE, Meta, Value
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import make_wrapper
 
-__all__ = ["SplitStage", "Splits", "TeamTensor", "split_meta", "used"]
+__all__ = ["SplitStage", "Splits", "TeamTensor", "joined", "split_meta", "used"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,11 @@ def split_meta(part: Meta, dim: int | None, num_parts: int) -> Meta:
     for number in range(len(shape) - 1, 0, -1):
         strides[number - 1] = strides[number] * max(shape[number], 1)
     return intern(Meta(tuple(shape), tuple(strides), part.dtype, part.device, part.requires_grad))
+
+
+def joined(item: Any) -> Any:
+    """Returns the recorded tensor that `item` is as a whole, if it is a team's; else itself."""
+    return item.join() if type(item) is TeamTensor else item
 
 
 def used(tensor: TeamTensor) -> TeamTensor:
