@@ -177,7 +177,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return active.units.call_module(module, _run_module, args, kwargs)
         return _run_module(module, *args, **kwargs)
     if active.recorder is not recorder:
-        _ensure_mode(recorder)
+        activate(recorder)
     outer = recorder.frame
     if outer is recorder.root:
         check_not_traced()
@@ -391,13 +391,8 @@ def _forget_module(module_id: int) -> None:
     forget_module(module_id)
 
 
-def _ensure_mode(recorder: Recording) -> None:
-    """The function mode belongs to a thread; push it where it is missing."""
+def activate(recorder: Recording) -> None:
+    """Begin to see this thread's torch functions: the function mode belongs to a thread."""
     if not is_mode_active(Intercept):
         Intercept(recorder).__enter__()
     active.recorder = recorder
-
-
-def activate(recorder: Recording) -> None:
-    """Begin to see this thread's torch functions."""
-    _ensure_mode(recorder)
