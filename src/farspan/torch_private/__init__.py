@@ -61,6 +61,8 @@ from farspan.torch_private.mode_stack import without_any_mode as without_any_mod
 from farspan.torch_private.mode_stack import without_modes_of as without_modes_of
 from farspan.torch_private.operations.data_access import PAST_OPERATIONS as PAST_OPERATIONS
 from farspan.torch_private.operations.data_access import WITHOUT_DATA as WITHOUT_DATA
+from farspan.torch_private.operations.data_access import chooses_by_modes as chooses_by_modes
+from farspan.torch_private.operations.data_access import show_hidden as show_hidden
 from farspan.torch_private.operations.forms import Form as Form
 from farspan.torch_private.operations.forms import PlainMode as PlainMode
 from farspan.torch_private.operations.forms import form_of as form_of
@@ -69,6 +71,9 @@ from farspan.torch_private.operations.forms import has_storage as has_storage
 from farspan.torch_private.operations.forms import key_of_storage as key_of_storage
 from farspan.torch_private.operations.forms import num_users_of as num_users_of
 from farspan.torch_private.operations.forms import tensor_on as tensor_on
+from farspan.torch_private.operations.settings import Settings as Settings
+from farspan.torch_private.operations.settings import alone as alone
+from farspan.torch_private.operations.settings import settings_now as settings_now
 from farspan.torch_private.symbols import SYMBOLS as SYMBOLS
 from farspan.torch_private.symbols import Symbols as Symbols
 from farspan.torch_private.symbols import hint_of as hint_of
@@ -81,6 +86,7 @@ from farspan.torch_private.tensors import has_compatible_type as has_compatible_
 from farspan.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
 from farspan.torch_private.tensors import has_other_users as has_other_users
 from farspan.torch_private.tensors import has_weak_references as has_weak_references
+from farspan.torch_private.tensors import innermost as innermost
 from farspan.torch_private.tensors import is_same_generator as is_same_generator
 from farspan.torch_private.tensors import is_used_below as is_used_below
 from farspan.torch_private.tensors import is_wrapped as is_wrapped
@@ -97,6 +103,7 @@ from farspan.torch_private.tensors import update_scale_ as update_scale_
 
 __all__ = [
     "address_of_storage",
+    "alone",
     "dcp_classes",
     "watch_saving",
     "are_all_modules_hooked",
@@ -110,6 +117,7 @@ __all__ = [
     "PlainMode",
     "SYMBOLS",
     "WITHOUT_DATA",
+    "Settings",
     "Symbols",
     "TorchDispatchMode",
     "autocast_region",
@@ -117,6 +125,7 @@ __all__ = [
     "call_container",
     "call_without_compiling",
     "check_release",
+    "chooses_by_modes",
     "compile_what_it_calls",
     "compiling_nothing",
     "decomposed",
@@ -133,6 +142,7 @@ __all__ = [
     "has_own_dispatch",
     "has_weak_references",
     "hint_of",
+    "innermost",
     "is_used_below",
     "hooks_on_saved",
     "in_autocast_region",
@@ -166,9 +176,11 @@ __all__ = [
     "saved_by",
     "run_without_modes_of",
     "set_raw_grad",
+    "settings_now",
     "set_version",
     "history_of",
     "shape_at",
+    "show_hidden",
     "with_history",
     "storage_at",
     "silent_fakes",

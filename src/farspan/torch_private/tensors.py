@@ -104,6 +104,14 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
     return core._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def innermost(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what lies inside all transformations of `torch.func`: a tensor with memory of its own."""
+    core: Any = torch._C
+    while core._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = core._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 has_compatible_type: Any = torch._has_compatible_shallow_copy_type
 unscale_: Any = torch._amp_foreach_non_finite_check_and_unscale_
 update_scale_: Any = torch._amp_update_scale_

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.testing._internal.two_tensor import TwoTensor
 
 import farspan
 from farspan.place.deferred import recording
@@ -103,7 +105,93 @@ def in_another_dtype(module: nn.Linear) -> None:
         torch.set_default_dtype(torch.float32)
 
 
+def keeps(compute: Callable[[torch.Tensor], Any]) -> Callable[[], nn.Module]:
+    """A layer that keeps what is computed from its weight."""
+
+    def keep(module: nn.Linear) -> None:
+        found = compute(module.weight.detach())
+        for number, item in enumerate(found if isinstance(found, (tuple, list)) else [found]):
+            module.register_buffer(f"kept{number}", item)
+
+    return linear(keep)
+
+
+def in_grad_mode(weight: torch.Tensor) -> list[torch.Tensor]:
+    layer = nn.LSTM(WIDTH, WIDTH)
+    with torch.no_grad():
+        quiet = layer(weight[:, None])[0]
+    return [quiet, layer(weight[:, None])[0].detach()]
+
+
+def in_deterministic_mode(module: nn.Linear) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        module.register_buffer("empty", torch.empty(WIDTH, WIDTH, dtype=torch.int32))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def has_gradients(module: nn.Linear) -> None:
+    module(torch.randn(8, WIDTH)).square().sum().backward()
+
+
+def counts_batches(module: nn.Linear) -> None:
+    module.register_module("norm", nn.BatchNorm1d(WIDTH))
+    module.get_submodule("norm")(module.weight)
+
+
+def watches_gradients(module: nn.Linear) -> None:
+    seen: list[float] = []
+
+    def loss(weight: torch.Tensor) -> torch.Tensor:
+        seen.extend([*weight.tolist()[0], float(repr(weight).split("[[")[1].split(",")[0])])
+        return weight.square().sum()
+
+    torch.func.grad(loss)(module.weight.detach())
+    module.register_buffer("seen", torch.tensor(seen))
+
+
+def reads_memory(module: nn.Linear) -> None:
+    from torch.utils.dlpack import to_dlpack
+
+    copies = [module.weight.detach().clone() for _ in range(4)]
+    numbers = [
+        np.frombuffer(bytes(copies[0].untyped_storage()), np.float32)[:8],
+        np.frombuffer(ctypes.string_at(copies[1].data_ptr(), 32), np.float32),
+        torch.from_dlpack(to_dlpack(copies[2]))[0].numpy(),
+        [float(repr(copies[3]).split("[[")[1].split(",")[0])],
+    ]
+    module.register_buffer("numbers", torch.tensor(np.concatenate(numbers)))
+
+
+class Tagged(TwoTensor):
+    """A tensor of a program's own class, which does for itself what operations on it are."""
+
+
+def of_another_class(weight: torch.Tensor) -> torch.Tensor:
+    twice: Any = Tagged(weight, weight.clone()) * 2
+    return twice.a
+
+
 BUILDS: dict[str, Callable[[], nn.Module]] = {
+    "grad mode": keeps(in_grad_mode),
+    "deterministic mode": linear(in_deterministic_mode),
+    "gradients": linear(has_gradients),
+    "batch_norm": linear(counts_batches),
+    "torch.func": linear(watches_gradients),
+    "memory": linear(reads_memory),
+    "another class": keeps(of_another_class),
+    "list of results": keeps(lambda w: torch._foreach_mul([w, w], 2.0)),
+    "noise that is written": keeps(lambda w: nn.functional.rrelu(w, training=True)),
+    "svd": keeps(lambda w: torch.linalg.svd(w)),
+    "eig": keeps(lambda w: torch.linalg.eig(w)),
+    "values alone": keeps(lambda w: [torch.linalg.svdvals(w), torch.linalg.eigvalsh(w), torch.linalg.norm(w, "nuc")]),
+    "embedding_bag": keeps(lambda w: nn.functional.embedding_bag(torch.randint(0, WIDTH, (900, 5)), w)),
+    "quantized": keeps(lambda w: torch.quantize_per_tensor(w, 0.01, 3, torch.qint8).dequantize()),
+    "sparse values": keeps(lambda w: torch.sparse.mm(w.to_sparse(), w)),
+    "strides": keeps(lambda w: [w.t().flip(0), w.t().index_select(0, torch.arange(90)), w.t().cumsum(0)]),
+    "small and strided": keeps(lambda w: [torch.mv(w[:40], torch.ones(2 * WIDTH)[::2]), w + torch.ones(1).expand(96)]),
+    "conjugate": keeps(lambda w: torch.mm(torch.complex(w, w), torch.rand(WIDTH, 1, dtype=torch.complex64).conj())),
     "transformer": lambda: nn.Transformer(64, 4, 1, 1, 256, batch_first=True),
     "lstm": lambda: nn.LSTM(64, WIDTH, 2, bidirectional=True),
     "embedding": lambda: nn.Embedding(500, 64, padding_idx=3),
@@ -130,6 +218,7 @@ BUILDS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize("name", BUILDS)
 def test_the_same_bits_as_ordinary_construction(name: str) -> None:
     def seeded() -> nn.Module:
@@ -152,6 +241,7 @@ def test_the_same_bits_as_ordinary_construction(name: str) -> None:
             type(other) is type(item) and other.stride() == item.stride() and other.requires_grad == item.requires_grad
         )
         assert torch.equal(other, item), key
+        assert item.grad is None or (type(other.grad) is torch.Tensor and torch.equal(other.grad, item.grad)), key
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import io
 
 import pytest
@@ -57,8 +58,33 @@ def test_only_what_is_used_is_made_and_questions_about_shapes_make_nothing() -> 
         lambda item: item.data.clone(),
         lambda item: torch.from_dlpack(item.detach()).clone(),
         lambda item: _saved(item),
+        lambda item: torch.stack(Listed([item, item]))[0],
+        lambda item: (
+            torch.frombuffer(bytearray(ctypes.string_at(item.data_ptr(), WIDTH * WIDTH * 4)), dtype=item.dtype)
+            .view(WIDTH, WIDTH)
+            .clone()
+        ),
+        lambda item: torch.from_dlpack(torch.to_dlpack(item.detach())).clone(),
+        lambda item: torch.vmap(lambda row: row * 1)(item),
+        lambda item: torch.func.grad(lambda weight: weight.square().sum() / 2)(item),
+        lambda item: torch.vmap(lambda row: item * 1 + row)(torch.zeros(2, 1))[0],
+        lambda item: nn.Parameter(item).detach(),
     ],
-    ids=["numpy", "tolist", "deepcopy", "data", "dlpack", "save"],
+    ids=[
+        "numpy",
+        "tolist",
+        "deepcopy",
+        "data",
+        "dlpack",
+        "save",
+        "listed",
+        "data_ptr",
+        "to_dlpack",
+        "vmap",
+        "func.grad",
+        "in vmap",
+        "parameter",
+    ],
 )
 def test_every_way_to_its_data_makes_them(use: object) -> None:
     plain = built(deferred=False)[0].get_parameter("weight")
@@ -70,6 +96,24 @@ def _saved(item: torch.Tensor) -> torch.Tensor:
     torch.save({"item": item}, buffer)
     buffer.seek(0)
     return torch.load(buffer)["item"].detach()
+
+
+class Listed(list[torch.Tensor]):
+    """Tensors in a list of a program's own class."""
+
+
+def test_what_is_made_under_autocast_is_made_as_it_was_to_be() -> None:
+    def build() -> nn.Linear:
+        torch.manual_seed(2)
+        layer = nn.Linear(WIDTH, WIDTH)
+        layer.weight.data = layer.weight.data @ layer.weight.data
+        return layer
+
+    with farspan.deferred_init():
+        layer = build()
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(torch.ones(1, WIDTH))
+    assert torch.equal(layer.weight, build().weight)
 
 
 def test_a_model_built_in_two_goes() -> None:

@@ -13,7 +13,15 @@ from farspan.place.deferred.draws import Draws
 from farspan.place.deferred.memory import Memory, Operation, RandomState, View, mapped
 from farspan.place.deferred.pages import release_pages
 from farspan.place.deferred.replay import Replay
-from farspan.torch_private import has_own_dispatch, has_storage, key_of_storage, num_users_of, without_any_mode
+from farspan.torch_private import (
+    has_own_dispatch,
+    has_storage,
+    key_of_storage,
+    num_users_of,
+    settings_now,
+    tensor_on,
+    without_any_mode,
+)
 
 __all__ = ["CONSTRUCTION", "Construction"]
 
@@ -117,7 +125,7 @@ class Construction:
                 results=tuple(results),
                 reads=tuple(reads),
                 random=random,
-                default_dtype=torch.get_default_dtype(),
+                settings=settings_now(),
                 overwrites=overwrites,
             )
             self._number += 1
@@ -187,7 +195,8 @@ def _copied(item: Any) -> Any:
     if not isinstance(item, torch.Tensor):
         return item
     with without_any_mode(), torch.no_grad():
-        return item.detach().clone()
+        storage = item.untyped_storage().clone()  # a copy of the tensor alone could have other strides
+        return tensor_on(storage, item.dtype, item.shape, item.stride(), int(item.storage_offset()))
 
 
 CONSTRUCTION = Construction()

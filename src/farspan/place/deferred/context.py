@@ -9,6 +9,7 @@ from farspan.place.deferred.construction import CONSTRUCTION
 from farspan.place.deferred.guard import PlainReads, guard_all, is_constructing, set_constructing
 from farspan.place.deferred.recording import Recording
 from farspan.place.pretrained.lazy_file import files_without_data
+from farspan.torch_private import show_hidden
 
 __all__ = ["deferred_init"]
 
@@ -36,6 +37,7 @@ def deferred_init() -> Iterator[None]:
     if is_constructing():
         yield
         return
+    show_hidden()
     set_constructing(True)
     try:
         with files_without_data(), PlainReads(), Recording():

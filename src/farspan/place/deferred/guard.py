@@ -10,22 +10,34 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import sys
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from farspan.execute.process.world import num_ranks_to_be, rank_to_be
 from farspan.outputs import write_line
 from farspan.place.deferred.construction import CONSTRUCTION
 from farspan.place.deferred.memory import View, mapped
-from farspan.torch_private import PAST_OPERATIONS, WITHOUT_DATA, DisableTorchFunctionSubclass, without_any_mode
+from farspan.torch_private import (
+    PAST_OPERATIONS,
+    WITHOUT_DATA,
+    DisableTorchFunctionSubclass,
+    chooses_by_modes,
+    innermost,
+    is_wrapped,
+    without_any_mode,
+)
 
 __all__ = ["PlainReads", "guard", "guard_all", "is_constructing", "set_constructing", "unguarded"]
 
 _Tensor: Any = torch.Tensor
+_NEW_PARAMETER: Any = nn.Parameter.__new__.__code__
 _USED_EARLY = """\
 farspan: parameters of a model built in farspan.deferred_init() are used before farspan.distribute(model): every process
   makes and holds those. Do it in the `with`, where it is deferred, too; or after distribute.
@@ -50,17 +62,35 @@ class PlainReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in PAST_OPERATIONS:
-            _fill(args)
+            _fill(args)  # printing among them: it reads lists inside, where no mode is on
         elif func is _Tensor.tolist:
+            if is_wrapped(args[0]):
+                _fill(args)
             view = CONSTRUCTION.view_of(args[0])
             if view is not None:
                 with without_any_mode():
                     return CONSTRUCTION.contents([view])[0].tolist()
+        elif chooses_by_modes(func, args, kwargs or {}) and not _is_for_gradients((args, kwargs)):
+            args, kwargs = mapped((args, kwargs or {}), _with_data)
+            with without_any_mode():
+                return func(*args, **kwargs)
         elif func is _Tensor.__deepcopy__:
             view = CONSTRUCTION.view_of(args[0])
             if view is not None:
                 return _deep_copy(args[0], view, *args[1:])
         return func(*args, **(kwargs or {}))
+
+
+def _is_for_gradients(arguments: Any) -> bool:
+    found: list[bool] = []
+    mapped(arguments, lambda item: found.append(isinstance(item, torch.Tensor) and item.requires_grad))
+    return torch.is_grad_enabled() and any(found)
+
+
+def _with_data(item: Any) -> Any:
+    """Returns a copy that holds data of what does not."""
+    view = CONSTRUCTION.view_of(item) if isinstance(item, torch.Tensor) else None
+    return item if view is None else CONSTRUCTION.contents([view])[0]
 
 
 def _deep_copy(tensor: torch.Tensor, view: View, memo: dict[Any, Any]) -> torch.Tensor:
@@ -90,13 +120,24 @@ def _fill(args: Any, *, with_sources: bool = False) -> bool:
     found: list[Any] = []
 
     def fill(item: Any) -> None:
-        memory = CONSTRUCTION.memory_of(item) if isinstance(item, torch.Tensor) else None
+        memory = CONSTRUCTION.memory_of(innermost(item)) if isinstance(item, torch.Tensor) else None
         if memory is not None:
             CONSTRUCTION.fill(memory, with_sources=with_sources)
             found.append(memory)
 
-    mapped(args, fill)
+    _each_in(args, fill)
     return bool(found)
+
+
+def _each_in(item: Any, use: Callable[[Any], None]) -> None:
+    """Calls `use` with all that torch finds in arguments: lists and tuples may be of the program's own classes."""
+    if isinstance(item, (list, tuple)):
+        for each in item:
+            _each_in(each, use)
+    elif isinstance(item, dict):
+        _each_in(list(item.values()), use)
+    else:
+        use(item)
 
 
 # After the constructor.
@@ -109,9 +150,12 @@ def _used(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -
     if func not in WITHOUT_DATA and not is_constructing():
         if _fill((args, kwargs), with_sources=True):
             _say_once()
-        mapped((args, kwargs), _unguard)
+        _each_in((args, kwargs), _unguard)
     with DisableTorchFunctionSubclass():
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+    if func is _Tensor.detach and type(args[0]) is nn.Parameter and sys._getframe(1).f_code is _NEW_PARAMETER:
+        found.__class__ = nn.Parameter  # it took its argument for one of another class, which detaches to the same
+    return found
 
 
 def _deep_copied(self: Any, memo: Any) -> Any:

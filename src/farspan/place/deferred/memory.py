@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from farspan.torch_private import key_of_storage, tensor_on
+from farspan.torch_private import Settings, key_of_storage, tensor_on
 
 __all__ = ["Memory", "Operation", "RandomState", "View", "mapped", "new_storage"]
 
@@ -96,7 +96,7 @@ class Operation:
         results: Where what it returns goes, if that is new.
         reads: All memory that it reads, or writes only in part.
         random: What it draws from.
-        default_dtype: torch's at that time, which decides what numbers alone become.
+        settings: What its kernel chooses by, as it was at that time.
         overwrites: Memory of which nothing is left that was there before.
     """
 
@@ -107,7 +107,7 @@ class Operation:
     results: tuple[View | None, ...]
     reads: tuple[Memory, ...]
     random: RandomState | None
-    default_dtype: torch.dtype
+    settings: Settings
     overwrites: Memory | None
 
     @property
@@ -132,7 +132,7 @@ class Operation:
 def _shown(item: Any) -> Any:
     """Returns what represents an argument in a digest."""
     if isinstance(item, torch.Tensor):
-        data = item.detach().contiguous().flatten().view(torch.uint8) if item.device.type == "cpu" else item
+        data = item.detach().contiguous().flatten().view(torch.uint8)
         return f"{item.dtype}{tuple(item.shape)}{hashlib.blake2b(data.numpy().tobytes(), digest_size=16).hexdigest()}"
     return "generator" if isinstance(item, torch.Generator) else item
 

@@ -81,8 +81,9 @@ class Offered(Mapping[str, torch.Tensor]):
 
 
 def _tensors_of(model: nn.Module) -> list[torch.Tensor]:
-    """Returns parameters, buffers and whatever else its modules hold."""
+    """Returns parameters, their gradients, buffers and whatever else its modules hold."""
     found: dict[int, torch.Tensor] = {id(item): item for item in chain(model.parameters(), model.buffers())}
+    found.update((id(item.grad), item.grad) for item in model.parameters() if item.grad is not None)
     for module in model.modules():
         for name, value in vars(module).items():
             if name not in ("_parameters", "_buffers", "_modules"):

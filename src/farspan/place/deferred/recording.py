@@ -32,6 +32,7 @@ __all__ = ["LEAST_BYTES", "Recording"]
 
 LEAST_BYTES = 16 << 10
 """Smaller memory is filled at once: the state of a generator alone takes 5 KiB."""
+_QUANTIZED = frozenset([torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4])
 _deterministic: Any = torch.utils.deterministic
 _EMPTY = frozenset(["empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"])
 _OVERWRITING = frozenset(
@@ -51,11 +52,7 @@ class Recording(PlainMode):
         tensors: list[torch.Tensor] = []
         mapped((args, kwargs), lambda item: tensors.append(item) if isinstance(item, torch.Tensor) else None)
         if any(has_own_dispatch(type(item)) for item in tensors):
-            for item in tensors:
-                memory = CONSTRUCTION.memory_of(item)
-                if memory is not None:
-                    CONSTRUCTION.fill(memory)
-            return func(*args, **kwargs)
+            return NotImplemented  # it is seen again, as what their class makes of it
         with DisableTorchFunction(), CONSTRUCTION.lock:
             return self._run(func, args, kwargs, tensors)
 
@@ -70,10 +67,13 @@ class Recording(PlainMode):
             if form.name.startswith("resize"):
                 self._fill(views)
             return func(*args, **kwargs)
+        if form.writes_more:
+            self._fill(views)
+            return func(*args, **kwargs)
         written = _written(form, args, kwargs)
         if form.written:
             return self._in_place(func, form, args, kwargs, tensors, views, written)
-        return self._functional(func, form, args, kwargs, views)
+        return self._functional(func, form, args, kwargs, tensors, views)
 
     def _in_place(
         self,
@@ -88,7 +88,7 @@ class Recording(PlainMode):
         targets: list[torch.Tensor] = []
         mapped(written, lambda item: targets.append(item) if isinstance(item, torch.Tensor) else None)
         given = [item for item in tensors if id(item) not in views]
-        if any(id(item) not in views for item in targets) or any(_size(item) >= LEAST_BYTES for item in given):
+        if any(id(item) not in views for item in targets) or any(map(_stays, given)):
             for item in targets:
                 if id(item) in views:
                     CONSTRUCTION.fill(views[id(item)].memory)
@@ -121,9 +121,20 @@ class Recording(PlainMode):
             return None
         return written[0] if form.num_results == 1 else tuple(written)
 
-    def _functional(self, func: Any, form: Form, args: Any, kwargs: dict[str, Any], views: dict[int, View]) -> Any:
+    def _functional(
+        self,
+        func: Any,
+        form: Form,
+        args: Any,
+        kwargs: dict[str, Any],
+        tensors: Sequence[torch.Tensor],
+        views: dict[int, View],
+    ) -> Any:
+        if any(_stays(item) for item in tensors if id(item) not in views):
+            return func(*self._real(args, views), **self._real(kwargs, views))
         is_by_shape = form.name.endswith("_like") or form.name.startswith("new_")
-        if not form.needs_data and (not form.is_random or is_by_shape):
+        is_known = form.is_known_by_form or all(item.is_contiguous() for item in tensors)
+        if not form.needs_data and is_known and (not form.is_random or is_by_shape):
             metas = self._inferred(func, args, kwargs)
             if metas is not None:
                 return self._without_data(func, form, args, kwargs, views, metas)
@@ -137,7 +148,7 @@ class Recording(PlainMode):
         """No argument is without data; the result may be large all the same."""
         if form.written or form.is_view:
             return func(*args, **kwargs)
-        if not tensors and form.name in _EMPTY and not _fills_empty():
+        if form.name in _EMPTY and not _fills_empty():
             result = func(*args, **kwargs)
             return CONSTRUCTION.adopt(result) if _size(result) >= LEAST_BYTES else result
         if not tensors:
@@ -145,7 +156,7 @@ class Recording(PlainMode):
             if metas is not None and all(meta.numel() * meta.element_size() >= LEAST_BYTES for meta in metas):
                 return self._without_data(func, form, args, kwargs, {}, metas)
             return func(*args, **kwargs)
-        if any(_size(item) >= LEAST_BYTES for item in tensors):
+        if any(map(_stays, tensors)):
             return func(*args, **kwargs)
         random = CONSTRUCTION.draws.before(kwargs) if form.is_random else None
         return self._forgotten(func, args, kwargs, {}, func(*args, **kwargs), random)
@@ -167,6 +178,8 @@ class Recording(PlainMode):
                 results=[CONSTRUCTION.view_of(item) for item in results],
                 random=random,
             )
+        if form.returns_list:
+            return results
         return results[0] if form.num_results == 1 else tuple(results)
 
     def _forgotten(
@@ -202,7 +215,8 @@ class Recording(PlainMode):
         except (NotImplementedError, RuntimeError):  # the run that follows raises it again if the program is wrong
             return None
         items = list(result) if type(result) in (tuple, list) else [result]
-        return items if all(isinstance(item, torch.Tensor) and item.is_meta for item in items) else None
+        is_known = all(isinstance(item, torch.Tensor) and item.is_meta and _is_dense(item) for item in items)
+        return items if is_known else None
 
     def _put(self, item: Any, views: dict[int, View]) -> Any:
         """Arguments with views for what has no data."""
@@ -239,13 +253,31 @@ def _meta(item: Any) -> Any:
     return torch.empty_strided(tuple(item.shape), item.stride(), dtype=item.dtype, device="meta")
 
 
+def _is_dense(item: torch.Tensor) -> bool:
+    return item.layout is torch.strided and item.dtype not in _QUANTIZED
+
+
+def _is_plain(item: Any) -> bool:
+    """Returns whether it is a tensor in memory of this process, which could have been without data."""
+    return (
+        isinstance(item, torch.Tensor)
+        and item.device.type == "cpu"
+        and _is_dense(item)
+        and not has_own_dispatch(type(item))
+        and has_storage(item)
+        and not (item.is_conj() or item.is_neg())
+    )
+
+
 def _size(item: Any) -> int:
-    """Returns the bytes of the memory that a tensor is in."""
-    if not isinstance(item, torch.Tensor) or item.device.type != "cpu" or item.layout is not torch.strided:
-        return 0
-    if has_own_dispatch(type(item)) or not has_storage(item):
-        return item.numel() * item.element_size()
-    return item.untyped_storage().nbytes()
+    """Returns the bytes of the memory that a tensor is in, if that could be without data."""
+    return item.untyped_storage().nbytes() if _is_plain(item) else 0
+
+
+def _stays(item: torch.Tensor) -> bool:
+    """Returns whether a tensor with data is too large to be copied for later, or cannot be: what is done with it is
+    done at once."""
+    return not _is_plain(item) or _size(item) >= LEAST_BYTES
 
 
 def _written(form: Form, args: Any, kwargs: dict[str, Any]) -> list[Any]:

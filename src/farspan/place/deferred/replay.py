@@ -6,16 +6,13 @@ wanted: head.weight      normal_(head.weight)         the latest write that leav
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import torch
 
 from farspan.place.deferred.draws import drawing_from
 from farspan.place.deferred.memory import Memory, Operation, View, mapped, new_storage
-from farspan.torch_private import form_of, num_users_of, without_any_mode
+from farspan.torch_private import alone, form_of, num_users_of
 
 __all__ = ["Replay"]
 
@@ -105,8 +102,9 @@ def _run(operations: Sequence[Operation], known: Mapping[Memory, Any], wanted: s
     for operation in operations:
         for memory in operation.memories:
             last[memory] = operation.number
-    with without_any_mode(), torch.no_grad():
+    with alone():
         for operation in operations:
+            operation.settings.put()
             _do(operation, storages)
             for memory in operation.memories:
                 if last[memory] == operation.number and memory not in wanted:
@@ -121,12 +119,12 @@ def _do(operation: Operation, storages: dict[Memory, Any]) -> None:
     args, kwargs = mapped(operation.args, real), mapped(operation.kwargs, real)
     takes_generator = operation.random is not None and form_of(operation.function).takes_generator
     draws = drawing_from(operation.random, kwargs, takes_generator=takes_generator)
-    with _default_dtype(operation.default_dtype), draws as kwargs:
+    with draws as kwargs:
         result = operation.function(*args, **kwargs)
     if not operation.results:
         return
     for view, item in zip(operation.results, result if type(result) in (tuple, list) else [result], strict=True):
-        if view is None:
+        if view is None or item is None:  # torch gives nothing where nobody needs it, but for meta tensors
             continue
         storage = item.untyped_storage()
         is_alike = item.stride() == view.stride and item.storage_offset() == view.offset == 0 and storage.resizable()
@@ -134,19 +132,6 @@ def _do(operation: Operation, storages: dict[Memory, Any]) -> None:
             storages[view.memory] = storage
         else:
             view.on(_storage(view.memory, storages)).copy_(item)
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """For the body, torch's default is what it was in the constructor."""
-    before = torch.get_default_dtype()
-    if dtype != before:
-        torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        if dtype != before:
-            torch.set_default_dtype(before)
 
 
 def _storage(memory: Memory, storages: dict[Memory, Any]) -> Any:
