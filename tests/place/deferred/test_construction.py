@@ -116,11 +116,12 @@ def keeps(compute: Callable[[torch.Tensor], Any]) -> Callable[[], nn.Module]:
     return linear(keep)
 
 
-def in_grad_mode(weight: torch.Tensor) -> list[torch.Tensor]:
-    layer = nn.LSTM(WIDTH, WIDTH)
-    with torch.no_grad():
-        quiet = layer(weight[:, None])[0]
-    return [quiet, layer(weight[:, None])[0].detach()]
+def in_grad_mode(weight: torch.Tensor) -> torch.Tensor:
+    return nn.LSTM(WIDTH, WIDTH)(weight[:, None])[0].detach()
+
+
+def in_channels_last(weight: torch.Tensor) -> torch.Tensor:
+    return weight.view(1, 4, WIDTH // 2, WIDTH // 2).to(memory_format=torch.channels_last)
 
 
 def in_deterministic_mode(module: nn.Linear) -> None:
@@ -189,8 +190,8 @@ BUILDS: dict[str, Callable[[], nn.Module]] = {
     "embedding_bag": keeps(lambda w: nn.functional.embedding_bag(torch.randint(0, WIDTH, (900, 5)), w)),
     "quantized": keeps(lambda w: torch.quantize_per_tensor(w, 0.01, 3, torch.qint8).dequantize()),
     "sparse values": keeps(lambda w: torch.sparse.mm(w.to_sparse(), w)),
-    "strides": keeps(lambda w: [w.t().flip(0), w.t().index_select(0, torch.arange(90)), w.t().cumsum(0)]),
-    "small and strided": keeps(lambda w: [torch.mv(w[:40], torch.ones(2 * WIDTH)[::2]), w + torch.ones(1).expand(96)]),
+    "channels last": keeps(lambda w: nn.functional.pad(in_channels_last(w), (2, 2, 2, 2), "reflect")),
+    "small and expanded": keeps(lambda w: torch.rand(64)[:, None].expand(64, 9000).sum(0)),
     "conjugate": keeps(lambda w: torch.mm(torch.complex(w, w), torch.rand(WIDTH, 1, dtype=torch.complex64).conj())),
     "transformer": lambda: nn.Transformer(64, 4, 1, 1, 256, batch_first=True),
     "lstm": lambda: nn.LSTM(64, WIDTH, 2, bidirectional=True),
