@@ -116,8 +116,11 @@ def keeps(compute: Callable[[torch.Tensor], Any]) -> Callable[[], nn.Module]:
     return linear(keep)
 
 
-def in_grad_mode(weight: torch.Tensor) -> torch.Tensor:
-    return nn.LSTM(WIDTH, WIDTH)(weight[:, None])[0].detach()
+def in_grad_mode(weight: torch.Tensor) -> list[torch.Tensor]:
+    layer = nn.LSTM(WIDTH, WIDTH)
+    with torch.no_grad():
+        quiet = layer(weight[:, None])[0]
+    return [quiet, layer(weight[:, None])[0].detach()]
 
 
 def in_channels_last(weight: torch.Tensor) -> torch.Tensor:
@@ -191,7 +194,7 @@ BUILDS: dict[str, Callable[[], nn.Module]] = {
     "quantized": keeps(lambda w: torch.quantize_per_tensor(w, 0.01, 3, torch.qint8).dequantize()),
     "sparse values": keeps(lambda w: torch.sparse.mm(w.to_sparse(), w)),
     "channels last": keeps(lambda w: nn.functional.pad(in_channels_last(w), (2, 2, 2, 2), "reflect")),
-    "small and expanded": keeps(lambda w: torch.rand(64)[:, None].expand(64, 9000).sum(0)),
+    "small and expanded": keeps(lambda w: [torch.rand(n)[:, None].expand(n, 5000).sum(0) for n in range(500, 520)]),
     "conjugate": keeps(lambda w: torch.mm(torch.complex(w, w), torch.rand(WIDTH, 1, dtype=torch.complex64).conj())),
     "transformer": lambda: nn.Transformer(64, 4, 1, 1, 256, batch_first=True),
     "lstm": lambda: nn.LSTM(64, WIDTH, 2, bidirectional=True),
