@@ -124,7 +124,7 @@ def _do(operation: Operation, storages: dict[Memory, Any]) -> None:
     if not operation.results:
         return
     for view, item in zip(operation.results, result if type(result) in (tuple, list) else [result], strict=True):
-        if view is None or item is None:  # torch gives nothing where nobody needs it, but for meta tensors
+        if view is None:
             continue
         storage = item.untyped_storage()
         is_alike = item.stride() == view.stride and item.storage_offset() == view.offset == 0 and storage.resizable()
