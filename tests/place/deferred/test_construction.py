@@ -177,6 +177,20 @@ def of_another_class(weight: torch.Tensor) -> torch.Tensor:
     return twice.a
 
 
+def goes_on_after_errors(module: nn.Linear) -> None:
+    for change in (
+        lambda: module.weight.data.add_(torch.ones(7, 7)),
+        lambda: module.weight.data.copy_(torch.ones(7)),
+        lambda: module.weight.data.mul_(torch.ones(WIDTH, dtype=torch.complex64)),
+        lambda: module.weight.data @ torch.ones(7, 7),
+        lambda: module.weight.data.normal_(0, -1),
+        lambda: module.weight.add_(1),
+    ):
+        with pytest.raises(RuntimeError):
+            change()
+    module.weight.data.add_(1)
+
+
 BUILDS: dict[str, Callable[[], nn.Module]] = {
     "grad mode": keeps(in_grad_mode),
     "deterministic mode": linear(in_deterministic_mode),
@@ -184,6 +198,7 @@ BUILDS: dict[str, Callable[[], nn.Module]] = {
     "batch_norm": linear(counts_batches),
     "torch.func": linear(watches_gradients),
     "memory": linear(reads_memory),
+    "errors": linear(goes_on_after_errors),
     "another class": keeps(of_another_class),
     "list of results": keeps(lambda w: torch._foreach_mul([w, w], 2.0)),
     "noise that is written": keeps(lambda w: nn.functional.rrelu(w, training=True)),

@@ -83,10 +83,10 @@ class Offered(Mapping[str, torch.Tensor]):
 def _tensors_of(model: nn.Module) -> list[torch.Tensor]:
     """Returns parameters, their gradients, buffers and whatever else its modules hold."""
     found: dict[int, torch.Tensor] = {id(item): item for item in chain(model.parameters(), model.buffers())}
-    found.update((id(item.grad), item.grad) for item in model.parameters() if item.grad is not None)
     for module in model.modules():
         for name, value in vars(module).items():
             if name not in ("_parameters", "_buffers", "_modules"):
                 items: list[Any] = tree_leaves(value) if type(value) in (list, tuple, dict) else [value]
                 found.update({id(item): item for item in items if isinstance(item, torch.Tensor)})
-    return list(found.values())
+    gradients = [item.grad for item in found.values() if item.is_leaf and item.grad is not None]
+    return [*found.values(), *gradients]

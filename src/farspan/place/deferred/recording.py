@@ -88,7 +88,8 @@ class Recording(PlainMode):
         targets: list[torch.Tensor] = []
         mapped(written, lambda item: targets.append(item) if isinstance(item, torch.Tensor) else None)
         given = [item for item in tensors if id(item) not in views]
-        if any(id(item) not in views for item in targets) or any(map(_stays, given)):
+        is_at_once = any(id(item) not in views for item in targets) or any(map(_stays, given))
+        if is_at_once or not (form.is_random or _is_possible(func, args, kwargs)):
             for item in targets:
                 if id(item) in views:
                     CONSTRUCTION.fill(views[id(item)].memory)
@@ -251,6 +252,17 @@ def _meta(item: Any) -> Any:
     if not isinstance(item, torch.Tensor):
         return None if isinstance(item, torch.Generator) else item
     return torch.empty_strided(tuple(item.shape), item.stride(), dtype=item.dtype, device="meta")
+
+
+def _is_possible(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns False where shapes or dtypes are wrong: the program is to be told where it does it, and may go on."""
+    try:
+        func(*mapped(args, _meta), **mapped(kwargs, _meta))
+    except NotImplementedError:
+        return True
+    except (IndexError, RuntimeError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _is_dense(item: torch.Tensor) -> bool:
