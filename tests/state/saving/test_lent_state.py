@@ -337,3 +337,32 @@ def test_a_save_that_fails_gives_back_what_it_was_lent(tmp_path: Path, monkeypat
 
 def failing(*args: Any) -> None:
     raise MemoryError("no memory")
+
+
+class Keeper:
+    """An object of the program's that keeps what it has seen when its own state was asked for."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.held: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        parameter, name = next(self.program.model.parameters()), "exp_avg"
+        self.held = self.program.optimizer.state[parameter][name]
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+def test_code_of_the_program_that_a_save_runs_may_keep_what_it_finds(tmp_path: Path) -> None:
+    program = Program(OPTIMIZERS["AdamW"], is_distributed=False)
+    objects = {"model": program.model, "optimizer": program.optimizer, "extra": {"keeper": Keeper(program)}}
+    first = farspan.save(tmp_path, **objects, step=1, wait=True).wait()
+    keeper = objects["extra"]["keeper"] = Keeper(program)
+    with holding() as hold:
+        second = farspan.save(tmp_path, **objects, step=2)
+        keeper.held.zero_()
+        hold.release()
+        check_same(first, second.wait())
+    assert (hold.num_waits, hold.num_lent) == (0, 0)
