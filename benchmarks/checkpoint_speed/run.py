@@ -94,13 +94,16 @@ class Sides:
     def __init__(self, folder: Path, size_mib: int) -> None:
         self.folder = folder
         self.model, self.optimizer = build(size_mib)
-        self.tensors = tensors_of(self.model, self.optimizer)
-        self.size_bytes = sum(item.nbytes for item in self.tensors.values())
+        self.size_bytes = sum(item.nbytes for item in self.tensors().values())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What is saved; a program that trains does not hold it beside its optimizer."""
+        return tensors_of(self.model, self.optimizer)
 
     def save_raw(self) -> None:
         self.folder.joinpath("raw").mkdir()
         file = os.open(self.folder / "raw" / "file", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        for item in self.tensors.values():
+        for item in self.tensors().values():
             data = buffer_of(item)
             for begin in range(0, len(data), BLOCK_BYTES):
                 os.write(file, data[begin : begin + BLOCK_BYTES])
@@ -123,10 +126,10 @@ class Sides:
         farspan.load(self.folder / "farspan", model=self.model, optimizer=optimizer)
 
     def save_dcp(self) -> None:
-        dcp.save(dict(self.tensors), checkpoint_id=str(self.folder / "dcp"))
+        dcp.save(self.tensors(), checkpoint_id=str(self.folder / "dcp"))
 
     def load_dcp(self) -> None:
-        fresh = {name: torch.empty_like(item) for name, item in self.tensors.items()}
+        fresh = {name: torch.empty_like(item) for name, item in self.tensors().items()}
         dcp.load(fresh, checkpoint_id=str(self.folder / "dcp"))
 
     def turn(self, order: list[str]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import os
 import pickle
 import threading
@@ -282,7 +283,24 @@ def test_parameters_are_copied_at_once(tmp_path: Path) -> None:
     assert (hold.num_waits, hold.num_lent > 0) == (0, True)
 
 
-# What may be done with an optimizer while its state is lent.
+# What may be done with an optimizer while its state is lent, and after that.
+
+
+def test_each_save_is_lent_as_much_as_the_first_one(tmp_path: Path) -> None:
+    """A loan that was over went with Python's next collection of garbage, and used the state until then."""
+    program = Program(OPTIMIZERS["AdamW"], is_distributed=False)
+    found: list[int] = []
+    gc.disable()
+    try:
+        for _ in range(3):
+            with holding() as hold:
+                saved = farspan.save(tmp_path, model=program.model, optimizer=program.optimizer)
+                program.step()
+                saved.wait()
+            found.append(hold.num_lent)
+    finally:
+        gc.enable()
+    assert found == [4, 4, 4]
 
 
 def test_it_is_the_same_optimizer_whatever_is_asked_of_it_meanwhile(tmp_path: Path) -> None:

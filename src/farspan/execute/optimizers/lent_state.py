@@ -55,7 +55,7 @@ class Loan:
         self._lock = Lock()
         self._is_begun = False
         self._copied = Event()
-        self._gate = attributes["state"] = LentState(self)
+        attributes["state"] = LentState(self)  # which alone knows the loan: it goes when the state is back
 
     def begin(self) -> set[int]:
         """Returns the ids of what is still lent; from now on who wants it waits until `end` is called."""
@@ -75,7 +75,8 @@ class Loan:
         """
         if os.getpid() == self._process:  # in a child process nobody copies it
             self._wait()
-        if self._attributes.get("state") is self._gate:
+        gate = self._attributes.get("state")
+        if type(gate) is LentState and gate.is_of(self):
             self._attributes["state"] = self.state
         return self.state
 
@@ -98,6 +99,9 @@ class LentState:
 
     def __init__(self, loan: Loan) -> None:
         self._loan = loan
+
+    def is_of(self, loan: Loan) -> bool:
+        return self._loan is loan
 
     def give_back(self) -> Any:
         return self._loan.give_back()
