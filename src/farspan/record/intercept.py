@@ -356,7 +356,7 @@ def install() -> None:
     torch.random.default_generator = SeenGenerator()  # type: ignore[assignment]
     watch_autocast_regions()
     watch_backward_hooks(lambda module, hook: watched(_recorder_of_module.get(id(module)), hook))
-    recompute_through(functools.partial(replayed, is_first=False), lambda item: type(item) is LazyTensor)
+    recompute_through(functools.partial(replayed, is_first=False), lambda item: isinstance(item, LazyTensor))
     compile_what_it_calls(_call_module)  # as it does with the one of torch
     nn.Module.__call__ = _call_module  # type: ignore[method-assign]
     nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]

@@ -40,12 +40,12 @@ def apply(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any
     if function is CheckpointFunction and _is_in_a_container():
         return _run_checkpointed(*args)
     for item in args:
-        if type(item) is LazyTensor:
+        if isinstance(item, LazyTensor):
             if function is CheckpointFunction:
                 return _run_checkpointed(*args)
             call = FunctionCall(function)
             item._recorder.held_objects.see_function(call)
-            return item._recorder.dispatch(call, args, kwargs)
+            return item._recorder.splitting.takes_operations.dispatch(call, args, kwargs)
     if active.scope is None and active.recorder is None:
         return _original(function, *args, **kwargs)
     if function is CheckpointFunction:  # the reentrant checkpoint: runs its first argument now, and in the backward

@@ -134,12 +134,18 @@ def tried(
 
 @contextlib.contextmanager
 def _plainly() -> Iterator[None]:
-    """Computes in single precision, without what would round otherwise."""
-    with torch.inference_mode(False), torch.enable_grad(), contextlib.ExitStack() as stack:
+    """Computes in single precision, without what would round otherwise, and without the program's hooks on what is
+    saved (a checkpoint's)."""
+    own = torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+    with torch.inference_mode(False), torch.enable_grad(), own, contextlib.ExitStack() as stack:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _forward(

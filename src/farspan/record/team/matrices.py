@@ -9,7 +9,7 @@ parameter has one owner; a slice of it comes to the member that uses it when it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,7 +86,10 @@ class Matrices:
         split = x._split if type(x) is TeamTensor else current
         if placed is None or split is None or not placed.is_parameter or weight.dim() != 2 or not x.dim():
             return NotImplemented
-        if not isinstance(x, LazyTensor) or not x.is_floating_point():
+        is_plain = type(x) is torch.Tensor
+        if not (is_plain or isinstance(x, LazyTensor)) or not x.dtype.is_floating_point:
+            return NotImplemented
+        if is_plain and x.requires_grad:
             return NotImplemented
         bias_placed = None if bias is None else recorder.placed.get(id(bias))
         if bias is not None and (bias_placed is None or bias.dim() != 1):
@@ -104,7 +107,8 @@ class Matrices:
             self.kept_whole.setdefault(name, f"{num_columns} columns for {num_parts} ranks")
         elif name not in self.kept_whole:
             self.split[name] = "column"
-            return self._column(function, kind, self.everywhere(x, split), placed, bias_placed)
+            parts = [x] * num_parts if is_plain else used(self.everywhere(x, split))._parts
+            return self._column(function, kind, parts, split, placed, bias_placed)
         if type(near) is TeamTensor:  # the copy of the member that owns the matrix, if one of them does
             owners = split.owners
             near = used(near)._parts[owners.index(placed.stage) if placed.stage in owners else 0]
@@ -128,14 +132,22 @@ class Matrices:
                 value.data = sliced(placed.tensor.detach(), name)
         return LazyTensor.make(value, self.recorder)
 
-    def _column(self, function: Any, kind: Product, x: TeamTensor, weight: Placed, bias: Placed | None) -> TeamTensor:
+    def _column(
+        self,
+        function: Any,
+        kind: Product,
+        given: Sequence[torch.Tensor],
+        split: SplitStage,
+        weight: Placed,
+        bias: Placed | None,
+    ) -> TeamTensor:
         parts: list[Any] = []
-        num_parts = len(x._split.members)
-        for member, (part, stage) in enumerate(zip(used(x)._parts, x._split.members, strict=True)):
+        num_parts = len(split.members)
+        for member, (part, stage) in enumerate(zip(given, split.members, strict=True)):
             own = self.slice_of(weight, kind.out_dim, member, num_parts)
             own_bias = None if bias is None else self.slice_of(bias, 0, member, num_parts)
             parts.append(self.record(*kind.call(function, part, own, own_bias), stage))
-        return TeamTensor.of(self.splitting, x._split, parts, parts[0].dim() - 1, frozenset([weight.name]))
+        return TeamTensor.of(self.splitting, split, parts, parts[0].dim() - 1, frozenset([weight.name]))
 
     def _row(self, function: Any, kind: Product, x: TeamTensor, weight: Placed, bias: Any) -> TeamTensor:
         members = x._split.members

@@ -21,7 +21,7 @@ import torch
 
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Recent, Unknown, meta_of
-from farspan.call.leaf import WholeError
+from farspan.call.leaf import LeakError, WholeError
 from farspan.call.modes import current_modes
 from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild
@@ -45,6 +45,8 @@ _LIKE_ANOTHER: dict[Any, Any] = {
     torch.Tensor.reshape_as: torch.Tensor.reshape,
     torch.Tensor.expand_as: torch.Tensor.expand,
 }
+_T: Any = torch.Tensor
+_WRITES = frozenset([_T.data.__set__, _T.apply_, _T.map_, _T.map2_])
 
 
 class _Writes(str):
@@ -97,6 +99,8 @@ class Splitting:
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a torch function of which an argument is a team's tensor, or that runs in a module of a split
         stage."""
+        if not (self.recorder.is_recording or self.recorder.is_in_optimizer):
+            raise LeakError("a module uses a tensor of another module that it is not given.")
         if function in PASS_THROUGH and function not in SHOWS:
             with DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
@@ -118,6 +122,8 @@ class Splitting:
             return TeamTensor.of(self, team._split, parts, team._dim)
         elif self.recorder.is_recording and _has_rules(function, args, kwargs):
             return self._part_by_part(function, args, kwargs, template, tensors, team)
+        if type(args[0]) is TeamTensor and _writes_apart(function):
+            raise _refusal(function)
         return self._on_whole(function, args, kwargs, tensors, name_of(function))
 
     def join(self, item: Any, reason: str) -> Any:
@@ -186,11 +192,7 @@ class Splitting:
         if way is None:
             way = self._ways[key] = self._found(function, template, part_template, tensors, split, modes)
         if type(way) is _Writes:
-            raise WholeError(
-                f"{name_of(function)} writes into a tensor of which the members of a split stage have parts.",
-                why="it cannot be done part by part, and the parts would not see it.",
-                hint="write out of place: y = y + 1",
-            )
+            raise _refusal(function)
         if isinstance(way, str):
             return self._on_whole(function, args, kwargs, tensors, way)
         weights = frozenset[str]()
@@ -308,7 +310,23 @@ def _has_rules(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if function is PLAIN_TO:
         given = (*args[1:], *kwargs.values())
         return all(isinstance(item, (torch.dtype, bool, torch.Tensor, torch.memory_format)) for item in given)
-    return not (function in HANDLERS or type(function) is FunctionCall)
+    if type(function) is FunctionCall or function in HANDLERS or function.__name__.startswith("_foreach_"):
+        return False
+    return not (getattr(function, "__module__", None) or "").startswith("torch.distributed")
+
+
+def _writes_apart(function: Any) -> bool:
+    """Returns whether a function writes into its first argument in a way of its own."""
+    return function in _WRITES or (name_of(function).startswith("_foreach_") and name_of(function).endswith("_"))
+
+
+def _refusal(function: Any) -> WholeError:
+    """Returns the error of what can be done by a module that is called as one unit."""
+    return WholeError(
+        f"{name_of(function)} writes into a tensor of which the ranks of a stage have parts.",
+        why="it cannot be done part by part, and the parts would not see it.",
+        hint="write out of place (y = y + 1), or leave out tensor_parallel= of farspan.distribute",
+    )
 
 
 def _candidates(operands: Sequence[Operand]) -> list[tuple[int | None, ...]]:

@@ -123,7 +123,7 @@ class TeamTensor(LazyTensor):
     def backward(
         self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
     ) -> None:
-        self.join().backward(gradient, retain_graph, create_graph, inputs)
+        self.join().backward(joined(gradient), retain_graph, create_graph, inputs)
 
     def register_hook(self, hook: Any) -> Any:
         self._refuse_gradient("register_hook")

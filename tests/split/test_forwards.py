@@ -1,0 +1,154 @@
+"""What modules of split stages do in their forwards, as in one process."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.ranks import run_threads
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import farspan
+from farspan.execute.process.world import current_engine
+
+X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1))
+HEADS = 4
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * gradients[0]
+
+
+def attention(net: Any, x: Tensor) -> Tensor:
+    q, k, v = [net.by_heads(part(x)) for part in (net.q, net.k, net.v)]
+    return net.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape))
+
+
+def attention_by_hand(net: Any, x: Tensor) -> Tensor:
+    """With a mask, and with a bias for each head that the model computes."""
+    q, k, v = [net.by_heads(part(x)) for part in (net.q, net.k, net.v)]
+    scores = q @ k.transpose(-1, -2) / 2 + net.bias.permute(2, 0, 1)
+    scores = scores.masked_fill(torch.ones(6, 6).tril() == 0, -torch.inf)
+    return net.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape))
+
+
+def own_function(net: Any, x: Tensor) -> Tensor:
+    return net.out(Square.apply(net.q(x)))
+
+
+def checkpointed(net: Any, x: Tensor) -> Tensor:
+    x = net.k(x)
+    for use_reentrant in (False, True):
+        x = x + checkpoint(lambda y: net.out(torch.tanh(net.q(y))), x, use_reentrant=use_reentrant)
+    return x
+
+
+def in_place(net: Any, x: Tensor) -> Tensor:
+    h = net.q(x)
+    view = h.view(4, 6, HEADS, -1)
+    view.mul_(2)
+    h += 1
+    x = x + net.out(h)
+    x += 1
+    return x
+
+
+def dropped(net: Any, x: Tensor) -> Tensor:
+    return net.out(F.dropout(net.q(x), 0.5))
+
+
+def statistics(net: Any, x: Tensor) -> Tensor:
+    return net.out(net.batch_norm(net.q(x).transpose(1, 2)).transpose(1, 2))
+
+
+def needed_whole(net: Any, x: Tensor) -> Tensor:
+    h = net.q(x)
+    if h.abs().max() > 100 or torch.isinf(h).any():
+        h = h * 0
+    return net.out(h / h.norm(dim=-1, keepdim=True)) + net.k(x).cumsum(-1)
+
+
+def fused(net: Any, x: Tensor) -> Tensor:
+    q, k, v = [net.by_heads(part) for part in net.qkv(x).split(8, dim=2)]
+    return net.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape))
+
+
+class Net(nn.Module):
+    def __init__(self, forward: Any) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = [nn.Linear(8, 8) for _ in range(4)]
+        self.qkv = nn.Linear(8, 24)
+        self.bias = nn.Parameter(torch.randn(6, 6, HEADS))
+        self.batch_norm = nn.BatchNorm1d(8)
+        self.does = forward
+
+    def by_heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], HEADS, x.shape[2] // HEADS).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.does(self, x)
+
+
+def train(net: Any) -> Any:
+    torch.manual_seed(2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    losses: list[float] = []
+    for step in range(3):
+        optimizer.zero_grad()
+        losses_of_step = [net(X + step + number).square().mean() for number in range(2)]
+        for loss in losses_of_step:
+            loss.backward()
+        optimizer.step()
+        losses += [loss.item() for loss in losses_of_step]
+    return losses, {name: tensor.tolist() for name, tensor in net.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        attention,
+        attention_by_hand,
+        own_function,
+        checkpointed,
+        in_place,
+        dropped,
+        statistics,
+        needed_whole,
+        fused,
+    ],
+)
+def test_as_in_one_process(forward: Any) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        net = Net(forward)
+        wanted_losses, wanted = train(copy.deepcopy(net))
+        nets = [copy.deepcopy(net) for _ in range(2)]
+        for losses, state in run_threads(2, lambda rank: train(farspan.distribute(nets[rank], tensor_parallel=2))):
+            assert losses == pytest.approx(wanted_losses, rel=2e-6)
+            for name, numbers in wanted.items():
+                assert torch.allclose(torch.tensor(state[name]), torch.tensor(numbers), rtol=1e-5, atol=2e-6), name
+
+
+def test_nothing_runs_before_it_is_needed() -> None:
+    """What splits a layer asks no recorded tensor for its data."""
+
+    def on_rank(rank: int) -> int:
+        net = farspan.distribute(Net(attention_by_hand), tensor_parallel=2)
+        for number in range(2):
+            net(X + number).square().mean().backward()
+        engine = current_engine()
+        assert engine is not None
+        return engine.num_flushes
+
+    assert run_threads(2, on_rank) == [0, 0]
