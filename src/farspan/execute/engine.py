@@ -168,7 +168,9 @@ class Engine:
         draws = self.recorder.noted_draws.take()
         self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}", draws)
         start = StepStart(self.side, self._history, step, self.deadline_s)
-        if resolving is not None or self.recorder.runs_each_backward or changes_state(graphs):
+        has_backward = any(graph.backwards for graph in graphs)
+        is_read = changes_state(graphs) or (has_backward and self.values.gradients.may_be_read())
+        if resolving is not None or self.recorder.runs_each_backward or is_read:
             start.wait()  # a slower rank may still read what the step will change
         elif not self.channels.checks_sizes(self.num_ranks):
             start.announce()
@@ -198,7 +200,6 @@ class Engine:
             self.recorder.draws.end_flush()
             if resolving is not None:
                 resolving[1]()
-        has_backward = any(graph.backwards for graph in graphs)
         self.executor.replicas.end_step(graphs, program.replicas)
         self.settle(graphs, program)
         self.last_step = StepRecord(
@@ -317,13 +318,17 @@ class Engine:
         """Returns a sparse gradient that is there: the own one itself, or a copy of another rank's."""
         return self.values.sparse_gradient(placed, self.teams[placed.stage].leader.rank)
 
+    def show_gradient(self, placed: Placed, value: Value) -> None:
+        """The program gets `value` as the gradient of a parameter."""
+        self.values.gradients.show(placed, value)
+
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:
         self.events.set_gradient(placed.name, gradient)
-        set_gradient(self.masks, self.values, placed, gradient)
+        set_gradient(self.masks, self.values.gradients, placed, gradient)
 
     def clear_gradients(self, items: Sequence[Placed]) -> None:
         self.events.clear_gradients(
-            clear_gradients(self.masks, self.values, [item for item in items if self.has_gradient(item)])
+            clear_gradients(self.masks, self.values.gradients, [item for item in items if self.has_gradient(item)])
         )
 
     def accumulate(self, placed: Placed, gradient: torch.Tensor | None) -> None:
@@ -362,7 +367,10 @@ class Engine:
         if value.state_of is not None:
             number, name, place = value.state_of
             return self.values.pull_kept(self.owner_of(value), number, name, [place])[0]
-        kind, what = ("gradient", value.gradient_of) if value.is_gradient else ("value", list(value.key))
+        if value.is_gradient:
+            kind, what = "gradient", [value.gradient_of, value.gradient_number]
+        else:
+            kind, what = "value", list(value.key)
         return self.values.pull(self.owner_of(value), kind, what, part)
 
     def fetch(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]:

@@ -3,7 +3,7 @@ results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -25,7 +25,7 @@ _NONE, _DENSE, _SPARSE = range(3)
 class KeepsGradients(Protocol):
     """Keeps what others may still ask for."""
 
-    def keep_gradient(self, placed: Placed) -> None: ...
+    def replace(self, items: Iterable[Placed], gradient: torch.Tensor | None) -> None: ...
 
 
 class GradientMasks:
@@ -121,26 +121,18 @@ def accumulate(masks: GradientMasks, recorder: Recorder, placed: Placed, gradien
         recorder.is_recording = True
 
 
-def clear_gradients(masks: GradientMasks, values: KeepsGradients, items: Sequence[Placed]) -> list[str]:
+def clear_gradients(masks: GradientMasks, kept: KeepsGradients, items: Sequence[Placed]) -> list[str]:
     """Deletes the gradients of parameters that have one; returns their names."""
     with DisableTorchFunction():
         masks.clear(items)
-        for item in items:
-            if item.is_owned:
-                values.keep_gradient(item)
-                set_raw_grad(item.tensor, None)
+        kept.replace(items, None)
     return [item.name for item in items]
 
 
 def set_gradient(
-    masks: GradientMasks, values: KeepsGradients, placed: Placed, gradient: Value | torch.Tensor | None
+    masks: GradientMasks, kept: KeepsGradients, placed: Placed, gradient: Value | torch.Tensor | None
 ) -> None:
     """Put a gradient in the place of a parameter's, or none; only its owner has it."""
     is_sparse = isinstance(gradient, torch.Tensor) and gradient.layout is not torch.strided
     masks.set(placed, has_gradient=gradient is not None, is_sparse=is_sparse)
-    if not placed.is_owned:
-        return
-    if isinstance(gradient, Value):
-        gradient = gradient.data
-    values.keep_gradient(placed)
-    set_raw_grad(placed.tensor, gradient)
+    kept.replace([placed], gradient.data if isinstance(gradient, Value) else gradient)

@@ -23,9 +23,9 @@ from farspan.errors import RecordError
 from farspan.execute.abort.halts import Halts
 from farspan.execute.optimizers.states import OptimizerStates
 from farspan.execute.reading.ahead import ParametersAhead
+from farspan.execute.reading.gradients import SharedGradients
 from farspan.graph import Meta, Value
 from farspan.plan import Team
-from farspan.torch_private import raw_grad
 
 __all__ = ["ValueSlice", "SharedValues"]
 
@@ -44,12 +44,12 @@ class SharedValues:
         self.offered: Mapping[str, torch.Tensor] = {}
         """By name, what this rank gives all others between two barriers."""
         self._kept: dict[tuple[int, int, int], Value] = {}
-        self._old_gradients: dict[str, torch.Tensor] = {}
         self.ahead = ParametersAhead(self._pull_parameters)
         self.halts = Halts(side, deadline_s)
         self._progress = 0
         self._is_over = False
         self._progressed = threading.Condition()
+        self.gradients = SharedGradients(parameters, self._progressed, has_others=side.world_size > 1)
         self.pulls = Pulls(side, self._answer, deadline_s)
         side.serve(lambda request: self.pulls.listen() if "listen" in request else self.halts.answer(request))
 
@@ -75,7 +75,7 @@ class SharedValues:
             if value.is_readable:
                 value.is_kept = True
                 self._kept[value.key] = value
-        self._old_gradients.clear()
+        self.gradients.release()
 
     def keep_inputs(self, values: Iterable[Value]) -> None:
         """Keeps a batch that this rank has read."""
@@ -90,27 +90,18 @@ class SharedValues:
         for value in values:
             self._kept.pop(value.key, None)
 
-    def keep_gradient(self, placed: Placed) -> None:
-        """The program replaces a gradient that slower ranks may still read."""
-        gradient = raw_grad(placed.tensor) if self.side.world_size > 1 else None
-        if gradient is not None:
-            self._old_gradients.setdefault(placed.name, gradient)
-
     def sparse_gradient(self, placed: Placed, rank: int) -> torch.Tensor:
         """Returns a gradient for the program, which may write into it: the own gradient itself, or a copy of that of
         `rank`."""
         if placed.is_owned:
-            gradient = raw_grad(placed.tensor)
-            assert gradient is not None
-            if placed.name not in self._old_gradients:
-                self._old_gradients[placed.name] = gradient.detach().clone()  # for slower ranks, as it is now
-            return gradient
-        indices, values, is_coalesced = self._ask(rank, "sparse", placed.name)[1]
+            return self.gradients.written_into(placed)
+        indices, values, is_coalesced = self._ask(rank, "sparse", self.gradients.key_of(placed))[1]
         meta = placed.meta
         return sparse_tensor(indices, values, meta.shape, bool(is_coalesced)).to(meta.device)
 
     def pull(self, rank: int, kind: str, what: Any, part: ValueSlice | None = None) -> torch.Tensor:
-        """Ask `rank` for a "gradient" or what is "offered" by name, or for a "value", or part of one, by key."""
+        """Ask `rank` for what is "offered" by name, a "gradient" by name and number, or a "value", or part of one, by
+        key."""
         if part is not None:
             kind, what = "part", [what, *map(list, part[:2]), part[2]]
         return self._ask(rank, kind, what)[1][0]
@@ -156,11 +147,15 @@ class SharedValues:
 
     def _answer(self, request: dict[str, Any]) -> Answer:
         """Answers another rank's question; called in a worker thread."""
-        wanted = request["progress"]
+        wanted, gradient = request["progress"], request.get("sparse", request.get("gradient"))
+
+        def has_come() -> bool:
+            return self._progress >= wanted and (gradient is None or self.gradients.has_come(*gradient))
+
         with self._progressed:
-            if not self._progressed.wait_for(lambda: self._is_over or self._progress >= wanted, self.deadline_s):
+            if not self._progressed.wait_for(lambda: self._is_over or has_come(), self.deadline_s):
                 raise TimeoutError(f"rank {self.side.rank} has not got as far as the program that asks")
-            if self._progress < wanted:
+            if not has_come():
                 raise RecordError(
                     f"rank {self.side.rank} has ended before it got as far as the program that asks.",
                     why="its program is over, or has failed, while another one reads a value of it.",
@@ -187,12 +182,11 @@ class SharedValues:
             if len(found) < len(kept):
                 raise self._gone("what an optimizer kept")
             return found
-        name = request.get("sparse", request.get("gradient"))
-        if name is not None:
-            gradient = self._old_gradients.get(name)
-            gradient = raw_grad(self.parameters[name].tensor) if gradient is None else gradient
+        of_gradient = request.get("sparse", request.get("gradient"))
+        if of_gradient is not None:
+            gradient = self.gradients.find(*of_gradient)
             if gradient is None:
-                raise self._gone(f"the gradient of {name}")
+                raise self._gone(f"the gradient of {of_gradient[0]}")
             if "sparse" in request:
                 return [gradient._indices(), gradient._values(), torch.tensor(gradient.is_coalesced())]
             return [gradient]

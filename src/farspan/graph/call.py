@@ -62,6 +62,7 @@ class Value:
         "__weakref__",
         "call",
         "data",
+        "gradient_number",
         "gradient_of",
         "index",
         "is_kept",
@@ -92,6 +93,8 @@ class Value:
         """True if it is a parameter or made of parameters alone; None until that is asked for."""
         self.gradient_of = ""
         """The parameter's name, for a source that is its gradient, and for what has been written into one since."""
+        self.gradient_number = 0
+        """How many gradients that parameter had before this one."""
         self.state_of: tuple[int, str, int] | None = None
         """Identifies a tensor of an optimizer's state: the optimizer, the parameter, its place among the tensors of
         that parameter."""

@@ -54,7 +54,7 @@ def place_elsewhere(engine: Engine, model: nn.Module, plan: ModelPlan) -> int | 
         engine.agreement.barrier("parameters have come")  # from here on nobody asks for them
         leaving = [move.item for move in found if move.item.is_owned and not _is_mine(plan, move)]
         for item in leaving:
-            engine.values.keep_gradient(item)
+            engine.values.gradients.keep(item)
         data = {each.name: each.value for each in coming}
         repartition(model, engine.recorder, plan, found, data)
         engine.parameters.clear()
@@ -108,7 +108,7 @@ def _fetched(engine: Engine, plan: ModelPlan, move: Move) -> _Coming:
     gradient, states = None, dict[int, Any]()
     if item.is_parameter and move.stage is not None:
         if engine.has_gradient(item):
-            gradient = engine.values.pull(owner, "gradient", item.name)
+            gradient = engine.values.pull(owner, "gradient", list(engine.values.gradients.key_of(item)))
         for number, optimizer in engine.values.optimizers.numbered():
             if item in placed_in(optimizer, engine.recorder.placed):
                 device = plan.device_of(move.stage)

@@ -39,18 +39,30 @@ def apply(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any
     """Record the call if a lazy tensor is among its arguments, else run it."""
     if function is CheckpointFunction and _is_in_a_container():
         return _run_checkpointed(*args)
-    for item in args:
-        if isinstance(item, LazyTensor):
-            if function is CheckpointFunction:
-                return _run_checkpointed(*args)
-            call = FunctionCall(function)
-            item._recorder.held_objects.see_function(call)
-            return item._recorder.splitting.takes_operations.dispatch(call, args, kwargs)
+    recorder = _recorder_for(args)
+    if recorder is not None:
+        if function is CheckpointFunction:
+            return _run_checkpointed(*args)
+        call = FunctionCall(function)
+        recorder.held_objects.see_function(call)
+        return recorder.splitting.takes_operations.dispatch(call, args, kwargs)
     if active.scope is None and active.recorder is None:
         return _original(function, *args, **kwargs)
     if function is CheckpointFunction:  # the reentrant checkpoint: runs its first argument now, and in the backward
         return _original(function, replayed(args[0], is_first=True), *args[1:], **kwargs)
     return called_inside(key_of_function(FunctionCall(function)), _original, function, *args, **kwargs)
+
+
+def _recorder_for(args: tuple[Any, ...]) -> Recording | None:
+    """Returns what records the call: that of a recorded tensor, or of a parameter of the model."""
+    recorder = active.recorder
+    placed = recorder.placed if recorder is not None and recorder.is_recording else ()
+    for item in args:
+        if type(item) is LazyTensor:
+            return item._recorder
+        if id(item) in placed:
+            return recorder
+    return None
 
 
 def _is_in_a_container() -> bool:

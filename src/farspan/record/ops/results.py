@@ -31,7 +31,7 @@ def answer(recorder: Recording, call: Call, entry: Entry, tensors: list[torch.Te
         if type(tensor) is not LazyTensor:
             continue  # a parameter, which stays what it is
         old, new = tensor._value, call.outputs[entry.num_results + number]
-        new.gradient_of = old.gradient_of  # still the same memory
+        new.gradient_of, new.gradient_number = old.gradient_of, old.gradient_number  # still the same memory
         put_value(tensor, new)
     results: list[torch.Tensor] = []
     for i in range(entry.num_results):

@@ -14,7 +14,6 @@ from farspan.call.pytree.template import flatten_arguments
 from farspan.graph import Meta, Value
 from farspan.record.across_ranks.prefetch import Reads
 from farspan.record.tensor import LazyTensor
-from farspan.torch_private import raw_grad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,9 +52,7 @@ class Gradients:
                 return self._get_sparse(placed)
             meta = placed.meta
             value = Value(intern(Meta(meta.shape, meta.stride, meta.dtype, meta.device, False)), placed.stage)
-            value.gradient_of = placed.name
-            if placed.is_owned:
-                value.data = raw_grad(placed.tensor)
+            engine.show_gradient(placed, value)
             view = self._views[placed.name] = LazyTensor.make(value, self.recorder)
             view._is_gradient = True
         return view
