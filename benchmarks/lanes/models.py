@@ -839,6 +839,41 @@ def triplets():
     return mlp(), lambda model: F.triplet_margin_loss(model(a), model(p), model(n))
 
 
+class _Scaled(torch.autograd.Function):
+    """Its backward divides by the norm of what it was given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.norm = x.norm()
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * gradients[0] / ctx.norm
+
+
+@case
+def autograd_function_in_the_loop():
+    x, y = rows(), torch.randint(0, 5, (12,))
+
+    def step(model: nn.Module) -> Tensor:
+        out = model(x)
+        return F.cross_entropy(out, y) + _Scaled.apply(out).square().mean()
+
+    return mlp(), step
+
+
+@case
+def the_same_output_given_twice():
+    x = rows()
+
+    def step(model: nn.Module) -> Tensor:
+        out = model(x)
+        return torch.einsum("bi,bj->ij", out, out).square().mean()
+
+    return mlp(), step
+
+
 @case
 def hook_on_the_output():
     x, y = rows(), torch.randn(12, 5)

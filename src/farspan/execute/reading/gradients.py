@@ -28,9 +28,7 @@ Key = tuple[str, int]
 class SharedGradients:
     """The gradients of one rank's parameters, by name and number."""
 
-    def __init__(
-        self, parameters: Mapping[str, Placed], progressed: threading.Condition, *, has_others: bool
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, Placed], progressed: threading.Condition, *, has_others: bool) -> None:
         self._parameters = parameters
         self._has_others = has_others
         """Whether there are other ranks; if not, nothing is kept for them."""

@@ -77,8 +77,6 @@ class LaneTensor(LazyTensor):
 
     def join(self) -> LazyTensor:
         """Become one recorded tensor: the lanes are brought together where they are needed."""
-        if type(self) is not LaneTensor:
-            return self
         is_torn = any(is_shared(lane) or lane._is_torn for lane in self._lanes)
         if is_torn:  # who shares the memory of the lanes does not share the joined one's
             for root in map(root_of, self._lanes):
@@ -120,4 +118,5 @@ def lane_tensors(item: Any) -> list[LaneTensor]:
 def join_all(item: Any) -> None:
     """Join all lane tensors in `item`."""
     for tensor in lane_tensors(item):
-        tensor.join()
+        if type(tensor) is LaneTensor:  # it may be there twice
+            tensor.join()

@@ -45,6 +45,9 @@ def apply(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any
             return _run_checkpointed(*args)
         call = FunctionCall(function)
         recorder.held_objects.see_function(call)
+        for item in args:
+            if isinstance(item, LazyTensor) and type(item) is not LazyTensor:  # of a batch that is cut
+                return type(item).__torch_function__(call, (), args, kwargs)
         return recorder.splitting.takes_operations.dispatch(call, args, kwargs)
     if active.scope is None and active.recorder is None:
         return _original(function, *args, **kwargs)
@@ -58,7 +61,7 @@ def _recorder_for(args: tuple[Any, ...]) -> Recording | None:
     recorder = active.recorder
     placed = recorder.placed if recorder is not None and recorder.is_recording else ()
     for item in args:
-        if type(item) is LazyTensor:
+        if isinstance(item, LazyTensor):
             return item._recorder
         if id(item) in placed:
             return recorder
