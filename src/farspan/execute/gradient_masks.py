@@ -10,7 +10,7 @@ import torch
 
 from farspan.call.leaf import Placed
 from farspan.graph import Value
-from farspan.torch_private import DisableTorchFunction, raw_grad, set_raw_grad, without_modes_of
+from farspan.torch_private import DisableTorchFunction, raw_grad, without_modes_of
 
 if TYPE_CHECKING:
     from farspan.execute.exchange import Exchange
