@@ -364,14 +364,7 @@ class Engine:
             return value.data.detach()
         if value.name:
             return self.read_parameter(self.parameters[value.name])
-        if value.state_of is not None:
-            number, name, place = value.state_of
-            return self.values.pull_kept(self.owner_of(value), number, name, [place])[0]
-        if value.is_gradient:
-            kind, what = "gradient", [value.gradient_of, value.gradient_number]
-        else:
-            kind, what = "value", list(value.key)
-        return self.values.pull(self.owner_of(value), kind, what, part)
+        return self.values.pull_value(self.owner_of(value), value, part)
 
     def fetch(self, values: Sequence[Value]) -> dict[Value, torch.Tensor]:
         """Returns the data of values that have been computed and that other ranks have: one request to each."""

@@ -99,12 +99,20 @@ class SharedValues:
         meta = placed.meta
         return sparse_tensor(indices, values, meta.shape, bool(is_coalesced)).to(meta.device)
 
-    def pull(self, rank: int, kind: str, what: Any, part: ValueSlice | None = None) -> torch.Tensor:
-        """Ask `rank` for what is "offered" by name, a "gradient" by name and number, or a "value", or part of one, by
-        key."""
-        if part is not None:
-            kind, what = "part", [what, *map(list, part[:2]), part[2]]
+    def pull(self, rank: int, kind: str, what: Any) -> torch.Tensor:
+        """Ask `rank` for what is "offered" by name, or a "gradient" by name and number."""
         return self._ask(rank, kind, what)[1][0]
+
+    def pull_value(self, rank: int, value: Value, part: ValueSlice | None = None) -> torch.Tensor:
+        """Ask `rank` for a value that it has, or for part of one that a call has made."""
+        if value.state_of is not None:
+            number, name, place = value.state_of
+            return self.pull_kept(rank, number, name, [place])[0]
+        if value.is_gradient:
+            return self.pull(rank, "gradient", [value.gradient_of, value.gradient_number])
+        if part is None:
+            return self._ask(rank, "value", list(value.key))[1][0]
+        return self._ask(rank, "part", [list(value.key), *map(list, part[:2]), part[2]])[1][0]
 
     def fetch(self, values: Iterable[tuple[Value, int]]) -> dict[Value, torch.Tensor]:
         """Returns the data of values, each with its owner: one request to each of these."""
