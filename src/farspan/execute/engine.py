@@ -169,8 +169,8 @@ class Engine:
         self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}", draws)
         start = StepStart(self.side, self._history, step, self.deadline_s)
         has_backward = any(graph.backwards for graph in graphs)
-        is_read = changes_state(graphs) or (has_backward and self.values.gradients.may_be_read())
-        if resolving is not None or self.recorder.runs_each_backward or is_read:
+        changes = changes_state(graphs) or (has_backward and self.values.gradients.may_be_read())
+        if changes or resolving is not None or self.recorder.runs_each_backward:
             start.wait()  # a slower rank may still read what the step will change
         elif not self.channels.checks_sizes(self.num_ranks):
             start.announce()
@@ -319,7 +319,6 @@ class Engine:
         return self.values.sparse_gradient(placed, self.teams[placed.stage].leader.rank)
 
     def show_gradient(self, placed: Placed, value: Value) -> None:
-        """The program gets `value` as the gradient of a parameter."""
         self.values.gradients.show(placed, value)
 
     def set_gradient(self, placed: Placed, gradient: Value | torch.Tensor | None) -> None:

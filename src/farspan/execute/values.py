@@ -108,11 +108,11 @@ class SharedValues:
         if value.state_of is not None:
             number, name, place = value.state_of
             return self.pull_kept(rank, number, name, [place])[0]
+        if part is not None:
+            return self._ask(rank, "part", [list(value.key), *map(list, part[:2]), part[2]])[1][0]
         if value.is_gradient:
             return self.pull(rank, "gradient", [value.gradient_of, value.gradient_number])
-        if part is None:
-            return self._ask(rank, "value", list(value.key))[1][0]
-        return self._ask(rank, "part", [list(value.key), *map(list, part[:2]), part[2]])[1][0]
+        return self._ask(rank, "value", list(value.key))[1][0]
 
     def fetch(self, values: Iterable[tuple[Value, int]]) -> dict[Value, torch.Tensor]:
         """Returns the data of values, each with its owner: one request to each of these."""
