@@ -152,3 +152,21 @@ def test_nothing_runs_before_it_is_needed() -> None:
         return engine.num_flushes
 
     assert run_threads(2, on_rank) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("forward", "columns", "rows"),
+    [(attention, "q k v", "out"), (attention_by_hand, "q k v", "out"), (fused, "qkv", "out"), (needed_whole, "", "")],
+)
+def test_which_matrices_are_split(forward: Any, columns: str, rows: str) -> None:
+    def on_rank(rank: int) -> Any:
+        net = farspan.distribute(Net(forward), tensor_parallel=2)
+        for number in range(2):
+            net(X + number).square().mean().backward()
+        engine = current_engine()
+        assert engine is not None
+        farspan.flush()
+        forms = {name: engine.recorder.splitting.matrices.form_of(name)[0] for name, _ in net.named_parameters()}
+        return [" ".join(name[:-7] for name in forms if forms[name] == form) for form in ("column", "row")]
+
+    assert run_threads(2, on_rank) == [[columns, rows]] * 2

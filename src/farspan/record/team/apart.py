@@ -21,7 +21,7 @@ import torch
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.graph import Meta
 
-__all__ = ["Operand", "Trial", "tried"]
+__all__ = ["Operand", "Trial", "share_of", "tried"]
 
 _TOLERANCE = 1e-5
 """Of differences, relative to the largest number, in single precision."""
@@ -35,6 +35,7 @@ class Operand:
     Attributes:
         whole: Metadata of the whole.
         dim: Along which each member has a part; None where it has all.
+        sections: Into how many equal ones it falls along that, of each of which a member has its share.
         part: Metadata of a part.
         data: The tensor itself, if its numbers are known here.
         is_fixed: Whether it is none that the model computes: a parameter, or a tensor from outside.
@@ -45,6 +46,7 @@ class Operand:
     part: Meta
     data: torch.Tensor | None = None
     is_fixed: bool = False
+    sections: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,12 @@ class Trial:
 
     Attributes:
         dims: Along which each member takes its part of an operand, by number; None for all of it.
-        results: Along which the results are split, then those operands that it writes into.
+        results: Along which the results are split, and into how many sections; then those operands that it writes into.
         metas: Metadata of the whole results; nothing where each member has all of them.
     """
 
     dims: tuple[int | None, ...]
-    results: tuple[int, ...]
+    results: tuple[tuple[int, int], ...]
     metas: tuple[Meta, ...] = ()
 
 
@@ -90,31 +92,36 @@ def tried(
             seeds = [torch.randn(one.shape, generator=generator).to(one.device, one.dtype) for one in outputs]
             gradients = _gradients(outputs, seeds, wholes)
             sums: list[torch.Tensor | None] = [None] * len(operands)
-            results: tuple[int, ...] | None = None
+            results: tuple[tuple[int, int], ...] | None = None
+            sections = max(operand.sections for operand in operands)
             for member in range(num_parts):
 
-                def cut(tensor: torch.Tensor, dim: int, member: int = member) -> torch.Tensor:
-                    size = tensor.shape[dim] // num_parts
-                    return tensor.narrow(dim, member * size, size)
+                def cut(tensor: torch.Tensor, dim: int, sections: int = 1, member: int = member) -> torch.Tensor:
+                    return share_of(tensor, dim, sections, member, num_parts)
 
                 leaves = [
-                    _like(one if dim is None else cut(one, dim), one.requires_grad, operand, dim)
+                    _like(one if dim is None else cut(one, dim, operand.sections), one.requires_grad, operand, dim)
                     for one, dim, operand in zip(wholes, dims, operands, strict=True)
                 ]
                 found, parts = _forward(function, part_template, leaves, written)
-                split = tuple([_split_dim(one, part, num_parts) for one, part in zip(outputs, parts, strict=True)])
-                if found != structure or -1 in split or results not in (None, split):
+                split = tuple(
+                    [
+                        _split_of(one, part, member, num_parts, sections)
+                        for one, part in zip(outputs, parts, strict=True)
+                    ]
+                )
+                if found != structure or (-1, 1) in split or results not in (None, split):
                     return None
                 results = split
-                own = _gradients(parts, [cut(seed, dim) for seed, dim in zip(seeds, split, strict=True)], leaves)
-                pairs = [(cut(one, dim), part) for one, dim, part in zip(outputs, split, parts, strict=True)]
+                own = _gradients(parts, [cut(seed, *axis) for seed, axis in zip(seeds, split, strict=True)], leaves)
+                pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
                 for number, (one, part) in enumerate(zip(gradients, own, strict=True)):
                     dim = dims[number]
                     if one is None or part is None:
                         if one is not part:
                             return None
                     elif dim is not None:
-                        pairs.append((cut(one, dim), part))
+                        pairs.append((cut(one, dim, operands[number].sections), part))
                     else:
                         before = sums[number]
                         sums[number] = part if before is None else before + part
@@ -127,7 +134,8 @@ def tried(
         return None
     assert results is not None
     behind = len(results) - len(written)
-    if any(operands[number].dim != dim for number, dim in zip(written, results[behind:], strict=True)):
+    axes = [(operands[number].dim, operands[number].sections) for number in written]
+    if axes != list(results[behind:]):
         return None
     return Trial(tuple(dims), results)
 
@@ -200,14 +208,26 @@ def _like(tensor: torch.Tensor, is_trained: bool, operand: Operand, dim: int | N
     return detached.clone().requires_grad_(is_trained)
 
 
-def _split_dim(whole: torch.Tensor, part: torch.Tensor, num_parts: int) -> int:
-    """Returns along which a result is split; -1 where that is not plain."""
+def share_of(tensor: torch.Tensor, dim: int, sections: int, member: int, num_parts: int) -> torch.Tensor:
+    """Returns a member's share of each section of `tensor` along `dim`, behind each other."""
+    size = tensor.shape[dim] // (sections * num_parts)
+    if sections == 1:
+        return tensor.narrow(dim, member * size, size)
+    return tensor.unflatten(dim, (sections, num_parts, size)).select(dim + 1, member).flatten(dim, dim + 1)
+
+
+def _split_of(whole: torch.Tensor, part: torch.Tensor, member: int, num_parts: int, sections: int) -> tuple[int, int]:
+    """Returns along which a result is split, and into how many sections; (-1, 1) where `part` is no part of it."""
     if whole.dim() != part.dim() or whole.dtype != part.dtype:
-        return -1
+        return -1, 1
     found = [dim for dim, size in enumerate(whole.shape) if part.shape[dim] != size]
     if len(found) != 1 or part.shape[found[0]] * num_parts != whole.shape[found[0]]:
-        return -1
-    return found[0]
+        return -1, 1
+    for number in dict.fromkeys((1, sections)):
+        fits = whole.shape[found[0]] % (number * num_parts) == 0
+        if fits and _are_close(share_of(whole, found[0], number, member, num_parts), part):
+            return found[0], number
+    return -1, 1
 
 
 def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:

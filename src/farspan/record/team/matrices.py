@@ -57,6 +57,12 @@ class Matrices:
         """Names of the parameters that have been used in slices."""
         self.sliced_now: set[str] = set()
         """Names of the parameters that the current graph uses in slices."""
+        self._sections: dict[str, int] = {}
+        """Into how many sections the columns of a matrix fall, by its name, if not into one."""
+        self._columns: dict[str, int] = {}
+        """How many columns a matrix has that has been split by them, by its name."""
+        self._is_provisional = False
+        """True if a matrix of the current graph will be split otherwise in the next one."""
         self._slices: dict[SliceName, Value] = {}
 
     def forget_slices(self) -> None:
@@ -68,6 +74,25 @@ class Matrices:
         if name in self.kept_whole:
             return "whole", self.kept_whole[name]
         return self.split.get(name, ""), ""
+
+    def let_fall(self, name: str, sections: int, num_parts: int) -> bool:
+        """Let the columns of a matrix fall into sections from now on; returns whether they can, and did not before."""
+        placed = self._columns.get(name)
+        if sections < 2 or name in self._sections or placed is None or placed % (sections * num_parts):
+            return False
+        self._sections[name] = sections
+        self._is_provisional = True
+        return True
+
+    def keep_whole(self, name: str, reason: str) -> None:
+        """Let a matrix be whole from now on; not for what follows from one that will be split otherwise."""
+        if not self._is_provisional:
+            self.kept_whole.setdefault(name, reason)
+
+    def end_graph(self) -> None:
+        """The micro-batch that has been recorded ends."""
+        self.sliced_now.clear()
+        self._is_provisional = False
 
     def product(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: SplitStage | None) -> Any:
         """Record a product with one of the model's matrices; NotImplemented if it is none that can be split.
@@ -99,12 +124,13 @@ class Matrices:
             self.kept_whole.setdefault(name, "it has a hook")
         near: Any = x
         if type(x) is TeamTensor and x._dim is not None:
-            if x._dim == x.dim() - 1 and weight.shape[kind.in_dim] == x.shape[-1] and name not in self.kept_whole:
+            is_last = x._dim == x.dim() - 1 and x._sections == 1
+            if is_last and weight.shape[kind.in_dim] == x.shape[-1] and name not in self.kept_whole:
                 self.split[name] = "row"
                 return self._row(function, kind, x, placed, bias)
             near = self.splitting.join(x, f"{name} takes it as a whole")
         elif num_columns % num_parts or num_columns < 2 * num_parts:
-            self.kept_whole.setdefault(name, f"{num_columns} columns for {num_parts} ranks")
+            self.keep_whole(name, f"{num_columns} columns for {num_parts} ranks")
         elif name not in self.kept_whole:
             self.split[name] = "column"
             parts = [x] * num_parts if is_plain else used(self.everywhere(x, split))._parts
@@ -142,12 +168,23 @@ class Matrices:
         bias: Placed | None,
     ) -> TeamTensor:
         parts: list[Any] = []
-        num_parts = len(split.members)
+        num_parts, sections = len(split.members), self._sections.get(weight.name, 1)
+        self._columns[weight.name] = weight.meta.shape[kind.out_dim]
         for member, (part, stage) in enumerate(zip(given, split.members, strict=True)):
-            own = self.slice_of(weight, kind.out_dim, member, num_parts)
-            own_bias = None if bias is None else self.slice_of(bias, 0, member, num_parts)
+            own = self._share_of(weight, kind.out_dim, member, num_parts, sections, stage)
+            own_bias = None if bias is None else self._share_of(bias, 0, member, num_parts, sections, stage)
             parts.append(self.record(*kind.call(function, part, own, own_bias), stage))
-        return TeamTensor.of(self.splitting, split, parts, parts[0].dim() - 1, frozenset([weight.name]))
+        weights = frozenset([weight.name])
+        return TeamTensor.of(self.splitting, split, parts, parts[0].dim() - 1, weights, sections=sections)
+
+    def _share_of(self, placed: Placed, dim: int, member: int, num_parts: int, sections: int, stage: int) -> LazyTensor:
+        """Returns a member's share of each section of a parameter, behind each other."""
+        if sections == 1:
+            return self.slice_of(placed, dim, member, num_parts)
+        slices = [
+            self.slice_of(placed, dim, number * num_parts + member, sections * num_parts) for number in range(sections)
+        ]
+        return self.record(torch.cat, (slices, dim), stage)
 
     def _row(self, function: Any, kind: Product, x: TeamTensor, weight: Placed, bias: Any) -> TeamTensor:
         members = x._split.members

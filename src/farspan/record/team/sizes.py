@@ -1,6 +1,7 @@
 """Sizes in the arguments of an operation, as a member of a split stage gives them for its part.
 
-    x [2, 7, 64], split along 2     x.view(2, 7, 8, -1)   ->   part [2, 7, 32]   part.view(2, 7, 4, 8)
+    x [2, 7, 64], split along 2                  x.view(2, 7, 8, -1)      part [2, 7, 32]   part.view(2, 7, 4, 8)
+    x [2, 7, 96], in three sections (q, k, v)    x.view(2, 7, 3, 4, 8)    part [2, 7, 48]   part.view(2, 7, 3, 2, 8)
 
 Whether that is the part of what the operation gives is compared by numbers elsewhere (`apart`).
 """
@@ -13,14 +14,20 @@ from typing import Any
 
 import torch
 
-__all__ = ["TAKES_SIZES", "sizes_of_part"]
+__all__ = ["CHUNKS", "SPLITS", "TAKES_SIZES", "sections_asked_for", "sizes_of_part"]
 
 _T: Any = torch.Tensor
-_Sizes = Callable[[Sequence[int], int, int, Sequence[int]], "list[int] | None"]
+_Sizes = Callable[[Sequence[int], int, int, Sequence[int], int], "list[int] | None"]
 
 
 def sizes_of_part(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shape: Sequence[int], dim: int, num_parts: int
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shape: Sequence[int],
+    dim: int,
+    num_parts: int,
+    sections: int = 1,
 ) -> tuple[Any, ...] | None:
     """Returns the arguments with the sizes for a part, behind the tensor itself; None where there are none.
 
@@ -31,7 +38,13 @@ def sizes_of_part(
         shape: Of the whole tensor.
         dim: Along which it is split.
         num_parts: Into how many.
+        sections: Into how many the whole falls along `dim`, each of which is split.
     """
+    if function in SPLITS:
+        sizes, at = _split_given(args, kwargs, shape)
+        if at != dim or any(size % num_parts for size in sizes):
+            return None
+        return [size // num_parts for size in sizes], dim
     if kwargs:
         return None
     given = list(args[1:])
@@ -40,25 +53,56 @@ def sizes_of_part(
             return None
         at = given[0] % len(shape)
         whole = [*shape[:at], *_without_unknown(given[1], shape[at]), *shape[at + 1 :]]
-        sizes = _reshaped(shape, dim, num_parts, whole)
+        sizes = _reshaped(shape, dim, num_parts, whole, sections)
         return None if sizes is None else (at, sizes[at : at + len(given[1])])
     listed = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
     if not listed or not all(isinstance(size, int) for size in listed):
         return None
-    sizes = TAKES_SIZES[function](shape, dim, num_parts, listed)
+    sizes = TAKES_SIZES[function](shape, dim, num_parts, listed, sections)
     return None if sizes is None else (sizes,)
 
 
-def _reshaped(shape: Sequence[int], dim: int, num_parts: int, sizes: Sequence[int]) -> list[int] | None:
+def sections_asked_for(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shape: Sequence[int], dim: int
+) -> int:
+    """Returns into how many equal sections an operation lets a tensor fall along `dim`; 1 if that is not plain."""
+    if function in CHUNKS:
+        given = dict(zip(("chunks", "dim"), args[1:], strict=False)) | kwargs
+        return given["chunks"] if given.get("dim", 0) % len(shape) == dim else 1
+    if function in SPLITS:
+        sizes, at = _split_given(args, kwargs, shape)
+        return len(sizes) if at == dim and len(set(sizes)) == 1 else 1
+    if function not in TAKES_SIZES or kwargs:
+        return 1
+    listed = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    if TAKES_SIZES[function] is not _reshaped or not all(isinstance(size, int) for size in listed):
+        return 1
+    sizes, before = _without_unknown(listed, math.prod(shape)), math.prod(shape[:dim])
+    found = [size for number, size in enumerate(sizes) if size > 1 and math.prod(sizes[:number]) == before]
+    return found[0] if found else 1
+
+
+def _split_given(args: tuple[Any, ...], kwargs: dict[str, Any], shape: Sequence[int]) -> tuple[list[int], int]:
+    """Returns the sizes that `x.split` gives, and along which dimension."""
+    given = dict(zip(("sizes", "dim"), args[1:], strict=False)) | kwargs
+    sizes, dim = given.get("sizes", given.get("split_size", given.get("split_size_or_sections"))), given.get("dim", 0)
+    dim %= len(shape)
+    if isinstance(sizes, int):
+        sizes = [sizes] * (shape[dim] // sizes) + [shape[dim] % sizes] * (shape[dim] % sizes > 0)
+    return list(sizes or ()), dim
+
+
+def _reshaped(shape: Sequence[int], dim: int, num_parts: int, sizes: Sequence[int], sections: int) -> list[int] | None:
     sizes = _without_unknown(sizes, math.prod(shape))
     before = math.prod(shape[:dim])
-    for number, size in enumerate(sizes):
-        if math.prod(sizes[:number]) == before and size % num_parts == 0:
-            return [*sizes[:number], size // num_parts, *sizes[number + 1 :]]
+    for within, multiple in {(before, sections * num_parts): None, (before * sections, num_parts): None}:
+        for number, size in enumerate(sizes):
+            if math.prod(sizes[:number]) == within and size % multiple == 0:
+                return [*sizes[:number], size // num_parts, *sizes[number + 1 :]]
     return None
 
 
-def _expanded(shape: Sequence[int], dim: int, num_parts: int, sizes: Sequence[int]) -> list[int] | None:
+def _expanded(shape: Sequence[int], dim: int, num_parts: int, sizes: Sequence[int], sections: int) -> list[int] | None:
     found, number = list(sizes), dim + len(sizes) - len(shape)
     if found[number] not in (-1, shape[dim]):
         return None
@@ -71,9 +115,12 @@ def _without_unknown(sizes: Sequence[int], numel: int) -> list[int]:
     return [numel // known if size == -1 and known else size for size in sizes]
 
 
+CHUNKS = frozenset([torch.chunk, _T.chunk])
+SPLITS = frozenset([torch.split, _T.split])
 _UNFLATTEN = frozenset([_T.unflatten, torch.unflatten])
 TAKES_SIZES: dict[Any, _Sizes] = {
     **dict.fromkeys([_T.view, _T.reshape, torch.reshape, *_UNFLATTEN], _reshaped),
     **dict.fromkeys([_T.expand, torch.broadcast_to, _T.broadcast_to], _expanded),
+    **dict.fromkeys(SPLITS, _expanded),  # which are told apart before
 }
 """Operations whose sizes depend on how their first argument is split."""

@@ -29,7 +29,7 @@ from farspan.record.ops.explicit_placement import PLAIN_TO
 from farspan.record.ops.overrides import HANDLERS
 from farspan.record.team.apart import Operand, Trial, tried
 from farspan.record.team.matrices import Matrices
-from farspan.record.team.sizes import TAKES_SIZES, sizes_of_part
+from farspan.record.team.sizes import TAKES_SIZES, sections_asked_for, sizes_of_part
 from farspan.record.team.team_tensor import SplitStage, TeamTensor, joined, used
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunctionSubclass
@@ -94,7 +94,7 @@ class Splitting:
     def end_graph(self) -> None:
         """The micro-batch that has been recorded ends."""
         self._copies.clear()
-        self.matrices.sliced_now.clear()
+        self.matrices.end_graph()
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a torch function of which an argument is a team's tensor, or that runs in a module of a split
@@ -119,7 +119,7 @@ class Splitting:
             return self.recorder.dispatch(function, (outputs, *args[1:]), kwargs)
         if function is torch.Tensor.detach:
             parts = [self.recorder.dispatch(function, (part,), {}) for part in used(team)._parts]
-            return TeamTensor.of(self, team._split, parts, team._dim)
+            return TeamTensor.of(self, team._split, parts, team._dim, team._weights, sections=team._sections)
         elif self.recorder.is_recording and _has_rules(function, args, kwargs):
             return self._part_by_part(function, args, kwargs, template, tensors, team)
         if type(args[0]) is TeamTensor and _writes_apart(function):
@@ -131,7 +131,7 @@ class Splitting:
         if type(item) is not TeamTensor:
             return item
         for name in used(item)._weights:
-            self.matrices.kept_whole.setdefault(name, reason)
+            self.matrices.keep_whole(name, reason)
         return item.join()
 
     def left(self, result: Any) -> Any:
@@ -154,7 +154,12 @@ class Splitting:
 
     def gathered(self, tensor: TeamTensor) -> LazyTensor:
         """Returns the parts behind each other, where what is not split runs."""
-        return self._record(torch.cat, (list(tensor._parts), tensor._dim), tensor._split.home)
+        assert tensor._dim is not None
+        dim, home, parts = tensor._dim, tensor._split.home, list(tensor._parts)
+        if tensor._sections == 1:
+            return self._record(torch.cat, (parts, dim), home)
+        apart = [self._record(torch.unflatten, (part, dim, (tensor._sections, -1)), home) for part in parts]
+        return self._record(torch.flatten, (self._record(torch.cat, (apart, dim + 1), home), dim, dim + 1), home)
 
     def _everywhere(self, x: Any, split: SplitStage) -> TeamTensor:
         """Returns `x` as each member has it: a copy of its own, whose gradient comes back once."""
@@ -176,7 +181,7 @@ class Splitting:
         for item in tensors:
             if type(item) is TeamTensor:
                 numbers = item._value.meta.number, item._parts[0]._value.meta.number
-                kinds.append((*numbers, item._dim, item._split == split))
+                kinds.append((*numbers, item._dim, item._sections, item._split == split))
             elif type(item) is LazyTensor:
                 kinds.append((item._value.meta.number, type(item._value.call).__name__))
             else:
@@ -187,12 +192,14 @@ class Splitting:
         way = self._ways.get(key)
         part_template = template
         if function in TAKES_SIZES and tensors[0] is team and team._dim is not None:
-            sizes = sizes_of_part(function, args, kwargs, team.shape, team._dim, num_parts)
+            sizes = sizes_of_part(function, args, kwargs, team.shape, team._dim, num_parts, team._sections)
             part_template = None if sizes is None else flatten_arguments((args[0], *sizes), {})[0]
         if way is None:
             way = self._ways[key] = self._found(function, template, part_template, tensors, split, modes)
         if type(way) is _Writes:
             raise _refusal(function)
+        if isinstance(way, str) and tensors[0] is team and self._falls_into(function, args, kwargs, team):
+            return function(used(team).join(), *args[1:], **kwargs)
         if isinstance(way, str):
             return self._on_whole(function, args, kwargs, tensors, way)
         weights = frozenset[str]()
@@ -208,13 +215,23 @@ class Splitting:
             results.append(self._record(function, own_args, stage, own_kwargs))
         found = [flatten(result) for result in results]
         made = [*zip(*(parts for _, parts in found), strict=True)]
-        dims, metas = way.results or (None,) * len(made), way.metas or (None,) * len(made)
+        axes, metas = way.results or ((None, 1),) * len(made), way.metas or (None,) * len(made)
         known = {id(column[0]): item for column, item in zip(columns, tensors, strict=True) if type(item) is TeamTensor}
         whole = [
-            known[id(parts[0])] if id(parts[0]) in known else TeamTensor.of(self, split, parts, dim, weights, meta)
-            for parts, dim, meta in zip(made, dims, metas, strict=False)
+            known[id(parts[0])]
+            if id(parts[0]) in known
+            else TeamTensor.of(self, split, parts, dim, weights, meta, sections)
+            for parts, (dim, sections), meta in zip(made, axes, metas, strict=False)
         ]
         return rebuild(found[0][0], whole)
+
+    def _falls_into(self, function: Any, args: Any, kwargs: Any, team: TeamTensor) -> bool:
+        """Returns whether an operation takes a product apart into equal sections (a fused q, k and v); from the next
+        call on the members have a share of each."""
+        if team._dim is None or team._sections > 1 or team._dim != team.dim() - 1 or len(team._weights) != 1:
+            return False
+        number = sections_asked_for(function, args, kwargs, team.shape, team._dim)
+        return self.matrices.let_fall(next(iter(team._weights)), number, len(team._parts))
 
     def _found(
         self, function: Any, template: Any, part_template: Any, tensors: Sequence[Any], split: SplitStage, modes: Any
@@ -243,6 +260,7 @@ class Splitting:
                 part=item._parts[0]._value.meta if type(item) is TeamTensor else meta,
                 data=item if known is None and not isinstance(item, LazyTensor) else None,
                 is_fixed=not isinstance(item, LazyTensor),
+                sections=item._sections if type(item) is TeamTensor else 1,
             )
             for item, meta, known in zip(tensors, metas, placed, strict=True)
         ]

@@ -21,7 +21,7 @@ from farspan.graph import EVERYWHERE, Meta, Value
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import make_wrapper
 
-__all__ = ["SplitStage", "Splits", "TeamTensor", "joined", "split_meta", "used"]
+__all__ = ["SplitStage", "Splits", "TeamTensor", "joined", "split_meta", "used", "whole_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ class TeamTensor(LazyTensor):
     _parts: Sequence[LazyTensor]
     _dim: int | None
     """Along which the parts lie behind each other; None where each member has all."""
+    _sections: int
+    """Into how many equal sections the whole falls along it (q, k and v), of each of which a member has a share."""
     _weights: frozenset[str]
     """Names of the parameters whose split has made it one of parts."""
     _is_used: bool = False
@@ -69,6 +71,7 @@ class TeamTensor(LazyTensor):
         dim: int | None,
         weights: frozenset[str] = frozenset(),
         meta: Meta | None = None,
+        sections: int = 1,
     ) -> TeamTensor:
         """Returns the tensor of which the members have `parts`.
 
@@ -79,6 +82,7 @@ class TeamTensor(LazyTensor):
             dim: See the attribute.
             weights: See the attribute.
             meta: Of the whole, if that is known.
+            sections: See the attribute.
         """
         first = parts[0]._value.meta
         meta = split_meta(first, dim, len(parts)) if meta is None else meta
@@ -92,6 +96,7 @@ class TeamTensor(LazyTensor):
             _split=split,
             _parts=tuple(parts),
             _dim=dim,
+            _sections=sections,
             _weights=weights,
         )
         return tensor
@@ -118,7 +123,7 @@ class TeamTensor(LazyTensor):
     def read(self) -> torch.Tensor:
         """Returns the data of the whole, as a plain tensor."""
         parts = [part.read() for part in (self._parts[:1] if self._dim is None else self._parts)]
-        return parts[0] if self._dim is None else torch.cat(parts, self._dim)
+        return parts[0] if self._dim is None else whole_of(parts, self._dim, self._sections)
 
     def backward(
         self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
@@ -150,6 +155,13 @@ def split_meta(part: Meta, dim: int | None, num_parts: int) -> Meta:
     for number in range(len(shape) - 1, 0, -1):
         strides[number - 1] = strides[number] * max(shape[number], 1)
     return intern(Meta(tuple(shape), tuple(strides), part.dtype, part.device, part.requires_grad))
+
+
+def whole_of(parts: Sequence[torch.Tensor], dim: int, sections: int) -> torch.Tensor:
+    """Returns the whole of which each of `parts` has a share of each section."""
+    if sections == 1:
+        return torch.cat(list(parts), dim)
+    return torch.cat([part.unflatten(dim, (sections, -1)) for part in parts], dim + 1).flatten(dim, dim + 1)
 
 
 def joined(item: Any) -> Any:
