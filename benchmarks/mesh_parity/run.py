@@ -1,4 +1,5 @@
-"""Every way to use 2, 3 and 4 ranks in groups, and in stages of several ranks: the numbers of one process.
+"""Every way to use 2, 3 and 4 ranks in groups, and in stages of several ranks, which take micro-batches in turn or run
+each layer together: the numbers of one process.
 
 A GPT of four blocks with tied embedding and dropout, three steps of five micro-batches, clipping, AdamW. Each rank is a
 process. "exact" must give the losses, norms, gradients and weights of the plain loop to the last bit; "sum" its losses,
@@ -163,10 +164,10 @@ def widths_of(num_ranks: int, num_groups: int) -> Iterator[tuple[int, ...]]:
             yield tuple(end - begin for begin, end in itertools.pairwise(ends))
 
 
-def plan_of(widths: tuple[int, ...]) -> farspan.Plan:
+def plan_of(widths: tuple[int, ...], sign: str) -> farspan.Plan:
     names = ["embed", *(f"blocks.{number}" for number in range(NUM_BLOCKS)), "head"]
     ranks = iter(range(sum(widths)))
-    stages = ["+".join(f"rank:{next(ranks)}" for _ in range(width)) for width in widths]
+    stages = [sign.join(f"rank:{next(ranks)}" for _ in range(width)) for width in widths]
     placement = {name: number * len(widths) // len(names) for number, name in enumerate(names)}
     return farspan.Plan(stages=tuple(stages), placement={**placement, "position": 0})
 
@@ -193,12 +194,14 @@ def worker(args: Any) -> None:
     group, dropout = dist.get_rank() // size, DROPOUT if num_groups == 1 else 0.0
     rows: list[dict[str, Any]] = []
     for widths in widths_of(dist.get_world_size(), num_groups):
-        for reduction in ("exact", "sum"):
+        for sign, reduction in (("+", "exact"), ("+", "sum"), ("&", "sum")):
+            if sign == "&" and max(widths) == 1:
+                continue
             runs: list[Found] = []
             owned: list[str] = []
             for _ in range(2):
                 model = farspan.distribute(
-                    built(dropout), plan=plan_of(widths), gradient_reduction=reduction, data_parallel=num_groups
+                    built(dropout), plan=plan_of(widths, sign), gradient_reduction=reduction, data_parallel=num_groups
                 )
                 owned = owned_here(model)
                 *_, found = train(model, group)
@@ -213,7 +216,8 @@ def worker(args: Any) -> None:
             rows.append(
                 {
                     "groups": num_groups,
-                    "widths": "-".join(map(str, widths)),
+                    "widths": "-".join(f"{width}{'&' * (sign == '&' and width > 1)}" for width in widths),
+                    "is_tensor": sign == "&",
                     "reduction": reduction,
                     "off": {name: max(part[0][name] for part in parts) for name in off},
                     "is_equal": all(part[1] for part in parts),
@@ -248,12 +252,21 @@ def main() -> None:
         print(f"{shape:10} {row['reduction']:6} {said}{'' if row['repeats'] else ', OTHERWISE WHEN RUN AGAIN'}")
     exact = [row for row in rows if row["reduction"] == "exact"]
     sums = [row for row in rows if row["reduction"] == "sum"]
-    largest = max(max(row["off"][name] for name in ("losses", "norms", "gradients")) for row in sums)
+    largest = {
+        is_tensor: max(
+            row["off"][name]
+            for row in sums
+            for name in ("losses", "norms", "gradients")
+            if row["is_tensor"] == is_tensor
+        )
+        for is_tensor in (False, True)
+    }
     finish(
         args,
         rows=rows,
         figure=f"exact: {sum(row['is_equal'] for row in exact)} of {len(exact)} plans equal to one process to the last "
-        f"bit; sum: within {largest:.1e}; {sum(row['repeats'] for row in rows)} of {len(rows)} repeat",
+        f"bit; sum: within {largest[False]:.1e}; layers over several ranks: within {largest[True]:.1e}; "
+        f"{sum(row['repeats'] for row in rows)} of {len(rows)} repeat",
         holds=all(map(holds, rows)),
     )
 

@@ -79,6 +79,16 @@ def needed_whole(net: Any, x: Tensor) -> Tensor:
     return net.out(h / h.norm(dim=-1, keepdim=True)) + net.k(x).cumsum(-1)
 
 
+def shares_memory(net: Any, x: Tensor) -> Tensor:
+    """What is written into a view of a tensor that the ranks have copies of shows in it."""
+    x, h = net.k(x).cumsum(-1), net.q(x)
+    same, seen = x.to(h), torch.broadcast_tensors(x, h)[0]
+    y = net.out(h + x)
+    seen[0].mul_(2)
+    same[1].mul_(3)
+    return y + x + net.v(x)
+
+
 def fused(net: Any, x: Tensor) -> Tensor:
     q, k, v = [net.by_heads(part) for part in net.qkv(x).split(8, dim=2)]
     return net.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape))
@@ -125,6 +135,7 @@ def train(net: Any) -> Any:
         dropped,
         statistics,
         needed_whole,
+        shares_memory,
         fused,
     ],
 )

@@ -46,7 +46,9 @@ def apply(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any
         call = FunctionCall(function)
         recorder.held_objects.see_function(call)
         for item in args:
-            if isinstance(item, LazyTensor) and type(item) is not LazyTensor:  # of a batch that is cut, or of a split stage
+            if (
+                isinstance(item, LazyTensor) and type(item) is not LazyTensor
+            ):  # of a batch that is cut, or of a split stage
                 return type(item).__torch_function__(call, (), args, kwargs)
         return recorder.splitting.takes_operations.dispatch(call, args, kwargs)
     if active.scope is None and active.recorder is None:

@@ -120,7 +120,7 @@ class Splitting:
         if function is torch.Tensor.detach:
             parts = [self.recorder.dispatch(function, (part,), {}) for part in used(team)._parts]
             return TeamTensor.of(self, team._split, parts, team._dim, team._weights, sections=team._sections)
-        elif self.recorder.is_recording and _has_rules(function, args, kwargs):
+        if _has_rules(function, args, kwargs):
             return self._part_by_part(function, args, kwargs, template, tensors, team)
         if type(args[0]) is TeamTensor and _writes_apart(function):
             raise _refusal(function)
@@ -216,7 +216,7 @@ class Splitting:
         found = [flatten(result) for result in results]
         made = [*zip(*(parts for _, parts in found), strict=True)]
         axes, metas = way.results or ((None, 1),) * len(made), way.metas or (None,) * len(made)
-        known = {id(column[0]): item for column, item in zip(columns, tensors, strict=True) if type(item) is TeamTensor}
+        known = {id(column[0]): item for column, item in zip(columns, tensors, strict=True)}
         whole = [
             known[id(parts[0])]
             if id(parts[0]) in known
@@ -250,7 +250,14 @@ class Splitting:
         copies = set(map(id, self._copies.values()))
         if any(type(tensors[number]) is not TeamTensor or id(tensors[number]) in copies for number in entry.mutated):
             return kind(name_of(function))
+        if any(shared >= 0 and type(tensors[shared]) is not TeamTensor for shared in entry.shares):
+            return kind(f"{name_of(function)} gives a view of what the ranks have copies of")
         placed = [recorder.placed.get(id(item)) for item in tensors]
+        outside = [
+            item for item, known in zip(tensors, placed, strict=True) if type(item) is torch.Tensor and not known
+        ]
+        if any(item.requires_grad for item in outside):
+            return kind(f"{name_of(function)} with a tensor from outside that gets gradient")
         if any(item is not None and item.is_parameter and len(item.meta.shape) > 1 for item in placed):
             return kind(f"{name_of(function)} with a parameter")
         operands = [
