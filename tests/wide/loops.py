@@ -282,6 +282,18 @@ def hooks_on_values(model: Any) -> Any:
 
 
 @loop
+def a_hook_on_a_value_of_the_second_micro_batch(model: Any) -> Any:
+    """The gradient comes to another member than the first one."""
+    loss_of(model, 0).backward()
+    y = X + 1
+    for block in model.blocks:
+        y = block(y)
+    y.register_hook(lambda gradient: gradient / gradient.norm())
+    F.cross_entropy(model.head(y), Y).backward()
+    return [item.grad.tolist() for item in model.parameters()]
+
+
+@loop
 def gradients_asked_for(model: Any) -> Any:
     found: list[Any] = []
     inputs = X.clone().requires_grad_()

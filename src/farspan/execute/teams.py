@@ -157,11 +157,21 @@ def stage_of_inputs(teams: list[Team], rank: int, device: torch.device) -> int:
 
 
 def settle_values(graphs: Sequence[Graph], teams: list[Team]) -> None:
-    """Places what a wide or split stage has made, once it has run, on a stage of the member that made it."""
+    """Places what a wide or split stage has made, once it has run, on a stage of the member that made it: values, and
+    gradients that have come to where a backward stops.
+    """
+
+    def home_of(stage: int, turn: int) -> int:
+        return stage_number(teams, Team((teams[stage].member(turn),)), 0)
+
     for segment in [segment for graph in graphs for segment in graph.segments if not teams[segment.stage].owns]:
-        home = stage_number(teams, Team((teams[segment.stage].member(segment.turn),)), 0)
+        home = home_of(segment.stage, segment.turn)
         for value in [value for call in segment.calls for value in call.outputs]:
             value.stage = home
+    waiting = [backward.stops.waiting for graph in graphs for backward in graph.backwards if backward.stops is not None]
+    for stop in [stop for by_call in waiting for stops in by_call.values() for stop in stops]:
+        if not teams[stop.stage].owns:
+            stop.stage = home_of(stop.stage, stop.turn)
 
 
 def _is_on(device: torch.device, wanted: torch.device) -> bool:
