@@ -59,6 +59,7 @@ from farspan.torch_private.mode_stack import run_without_modes_of as run_without
 from farspan.torch_private.mode_stack import take_modes_of as take_modes_of
 from farspan.torch_private.mode_stack import without_any_mode as without_any_mode
 from farspan.torch_private.mode_stack import without_modes_of as without_modes_of
+from farspan.torch_private.operations.data_access import NEW_PARAMETER as NEW_PARAMETER
 from farspan.torch_private.operations.data_access import PAST_OPERATIONS as PAST_OPERATIONS
 from farspan.torch_private.operations.data_access import WITHOUT_DATA as WITHOUT_DATA
 from farspan.torch_private.operations.data_access import chooses_by_modes as chooses_by_modes
@@ -113,6 +114,7 @@ __all__ = [
     "DynamicOutputShapeException",
     "FakeTensorMode",
     "Form",
+    "NEW_PARAMETER",
     "PAST_OPERATIONS",
     "PlainMode",
     "SYMBOLS",

@@ -69,6 +69,7 @@ def test_only_what_is_used_is_made_and_questions_about_shapes_make_nothing() -> 
         lambda item: torch.func.grad(lambda weight: weight.square().sum() / 2)(item),
         lambda item: torch.vmap(lambda row: item * 1 + row)(torch.zeros(2, 1))[0],
         lambda item: nn.Parameter(item).detach(),
+        lambda item: _made_a_parameter_in_a_mode(item).detach(),
     ],
     ids=[
         "numpy",
@@ -84,11 +85,17 @@ def test_only_what_is_used_is_made_and_questions_about_shapes_make_nothing() -> 
         "func.grad",
         "in vmap",
         "parameter",
+        "parameter in a mode",
     ],
 )
 def test_every_way_to_its_data_makes_them(use: object) -> None:
     plain = built(deferred=False)[0].get_parameter("weight")
     assert torch.equal(torch.as_tensor(use(built()[0].get_parameter("weight"))), plain)  # type: ignore[operator]
+
+
+def _made_a_parameter_in_a_mode(item: torch.Tensor) -> nn.Parameter:
+    with torch.device("cpu"):
+        return nn.Parameter(item)
 
 
 def _saved(item: torch.Tensor) -> torch.Tensor:

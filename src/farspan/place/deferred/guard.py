@@ -25,6 +25,7 @@ from farspan.outputs import write_line
 from farspan.place.deferred.construction import CONSTRUCTION
 from farspan.place.deferred.memory import View, mapped
 from farspan.torch_private import (
+    NEW_PARAMETER,
     PAST_OPERATIONS,
     WITHOUT_DATA,
     DisableTorchFunctionSubclass,
@@ -37,7 +38,8 @@ from farspan.torch_private import (
 __all__ = ["PlainReads", "guard", "guard_all", "is_constructing", "set_constructing", "unguarded"]
 
 _Tensor: Any = torch.Tensor
-_NEW_PARAMETER: Any = nn.Parameter.__new__.__code__
+_NEW_PARAMETER: Any = NEW_PARAMETER.__code__
+_MOST_FRAMES = 8
 _USED_EARLY = """\
 farspan: parameters of a model built in farspan.deferred_init() are used before farspan.distribute(model): every process
   makes and holds those. Do it in the `with`, where it is deferred, too; or after distribute.
@@ -153,9 +155,19 @@ def _used(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -
         _each_in((args, kwargs), _unguard)
     with DisableTorchFunctionSubclass():
         found = func(*args, **kwargs)
-    if func is _Tensor.detach and type(args[0]) is nn.Parameter and sys._getframe(1).f_code is _NEW_PARAMETER:
+    if func is _Tensor.detach and type(args[0]) is nn.Parameter and _is_made_a_parameter(args[0]):
         found.__class__ = nn.Parameter  # it took its argument for one of another class, which detaches to the same
     return found
+
+
+def _is_made_a_parameter(tensor: torch.Tensor) -> bool:
+    """Returns whether `nn.Parameter(tensor)` is what detaches a tensor; modes may lie between."""
+    frame: Any = sys._getframe(2)
+    for _ in range(_MOST_FRAMES):
+        if frame is None or frame.f_code is _NEW_PARAMETER:
+            return frame is not None and frame.f_locals.get("data") is tensor
+        frame = frame.f_back
+    return False
 
 
 def _deep_copied(self: Any, memo: Any) -> Any:

@@ -10,9 +10,11 @@ import torch._functorch.vmap
 import torch.utils.dlpack
 from torch.overrides import wrap_torch_function
 
-__all__ = ["PAST_OPERATIONS", "WITHOUT_DATA", "chooses_by_modes", "show_hidden"]
+__all__ = ["NEW_PARAMETER", "PAST_OPERATIONS", "WITHOUT_DATA", "chooses_by_modes", "show_hidden"]
 
 _Tensor: Any = torch.Tensor
+NEW_PARAMETER: Any = torch.nn.Parameter.__new__
+"""torch's own, before anything of farspan stands in for it."""
 
 
 def _methods(*names: str) -> list[Any]:
