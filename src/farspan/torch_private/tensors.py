@@ -51,12 +51,13 @@ def has_memory_of_its_own(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().resizable() and _users_of_memory(tensor) == _ONE_USER
 
 
-def _users_of_memory(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Returns how many references there are to the memory of `tensor`: torch's, those to its one object in Python, and
-    weak ones to that."""
+def _users_of_memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns how many references there are to the memory of `tensor`: torch's, and those to its one object in Python.
+    Weak ones do not count: a run on fakes leaves some, which go at another time on each rank.
+    """
     storage = tensor.untyped_storage()
     num_torch: int = torch._C._storage_Use_Count(storage._cdata)
-    return num_torch, sys.getrefcount(storage), weakref.getweakrefcount(storage)
+    return num_torch, sys.getrefcount(storage)
 
 
 _one = torch.empty(1, device="cpu")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import weakref
 from collections import defaultdict
 from threading import Event, Lock
 from typing import Any
@@ -177,5 +178,6 @@ def _is_lendable(item: Any) -> bool:
         and item.is_contiguous()
         and not (item.is_conj() or item.is_neg() or item.is_shared())
         and has_memory_of_its_own(item)
+        and not weakref.getweakrefcount(item.untyped_storage())
         and not has_other_users(item)
     )
