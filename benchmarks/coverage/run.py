@@ -1,8 +1,9 @@
 """Model families under `farspan.distribute(model, stages=N)`, in N processes, against the plain loop in one.
 
 For each family: find a tiny model that trains here in one process, the same way twice; train it in 2 and in 3
-processes; compare; and let torch.distributed.pipelining.pipeline() split it. A row is a JSON file in --out, so a run
-can be interrupted and taken up again, and several drivers can share a folder.
+processes; compare; and let torch.distributed.pipelining.pipeline() split it. With --tensor K each stage is K processes
+that run its layers together. A row is a JSON file in --out, so a run can be interrupted and taken up again, and several
+drivers can share a folder.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.common import arguments, finish  # noqa: E402
 from benchmarks.coverage.forks import Ended, die_with_parent, run_forked, warm_up  # noqa: E402
-from benchmarks.coverage.results import RIGHT, VERDICTS, Results, report  # noqa: E402
+from benchmarks.coverage.results import RIGHT, VERDICTS, Results, divided, report  # noqa: E402
 
 
 def work(names: list[str], args: Any) -> None:
@@ -67,11 +68,12 @@ def _work_on(name: str, columns: list[str], results: Results, args: Any) -> None
             _say(name, "local", prepared["recipe"]["class_name"])
         for column in columns:
             began = time.monotonic()
-            if column.isdigit():
-                rank = lambda number=int(column): run_rank(name, prepared, number, folder)  # noqa: E731
-                row = verdict_of(run_forked([rank] * int(column), timeout_s=args.timeout, as_ranks=True))
-            elif column == "torch":
+            if column == "torch":
                 row = torch_verdict(run_forked([lambda: split_by_torch(name, prepared)], timeout_s=args.timeout)[0])
+            elif column != "local":
+                stages, tensor = divided(column)
+                rank = lambda stages=stages, tensor=tensor: run_rank(name, prepared, stages, tensor, folder)  # noqa: E731
+                row = verdict_of(run_forked([rank] * (stages * tensor), timeout_s=args.timeout, as_ranks=True))
             else:
                 continue
             results.write(name, column, {**row, "time_s": time.monotonic() - began})
@@ -134,7 +136,8 @@ def main() -> None:
     parser.add_argument("--only", metavar="PATTERN", action="append", help="families whose name matches, as in a shell")
     parser.add_argument("--tenth", action="store_true", help="those of tenth.txt: quick ones of every kind")
     parser.add_argument("--sample", type=int, default=1, metavar="N", help="every Nth family by name")
-    parser.add_argument("--stages", nargs="+", default=["2", "3"], metavar="N")
+    parser.add_argument("--stages", nargs="+", metavar="N", help="2 3; with --tensor 1 2")
+    parser.add_argument("--tensor", type=int, metavar="K", help="processes that run each layer together")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds for a case")
     parser.add_argument("--no-torch", action="store_true", help="without the column of torch's pipeline()")
@@ -143,9 +146,11 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="only print what the rows say")
     parser.add_argument("--table", action="store_true", help="print a line for each family")
     args = parser.parse_args()
+    args.stages = args.stages or (["1", "2"] if args.tensor else ["2", "3"])
+    args.stages = [f"{number}x{args.tensor}" for number in args.stages] if args.tensor else args.stages
     if args.quick:
         args.sample, args.stages, args.no_torch = max(args.sample, 90), args.stages[:1], True
-    args.columns = [] if args.list else [*args.stages, *([] if args.no_torch else ["torch"])]
+    args.columns = [] if args.list else [*args.stages, *([] if args.no_torch or args.tensor else ["torch"])]
     args.columns = ["local", *args.columns] if args.list or args.again else args.columns
     warm_up(with_farspan=not (args.list or args.report))
     from benchmarks.coverage.families import family_names
