@@ -19,6 +19,8 @@ __all__ = ["prepare", "run_rank", "split_by_torch"]
 LEARNING_RATE, MOMENTUM = 1e-3, 0.9
 CLOSE, CLOSE_WITH_SUMS = 1e-6, 1e-5
 """The second where processes add up what each has of a layer."""
+NUDGE, NUM_NUDGES = 2.0**-24, 4
+"""How far parameters are moved to see what rounding does to a model, and how often that is allowed for."""
 SLOW_S = 40.0
 """Processor time that a plain run may take: three steps of a tiny model."""
 STAGES = ("config", "build", "inputs", "forward", "backward", "repeat")
@@ -31,6 +33,8 @@ class History:
     losses: list[list[float]]
     gradients: list[dict[str, Tensor | None]]
     state: dict[str, Tensor]
+    noise: dict[str, float] = dataclasses.field(default_factory=dict)
+    """By key, how far rounding moves a tensor: a gradient that is 0 in exact numbers is nothing else."""
 
 
 def train(model: nn.Module, batches: list[list[Any]], case: Case) -> History:
@@ -65,10 +69,11 @@ def _whole(tensor: Any) -> Tensor | None:
 # The plain loop.
 
 
-def prepare(name: str, folder: str, known: dict[str, Any] | None = None) -> dict[str, Any]:
+def prepare(name: str, folder: str, known: dict[str, Any] | None = None, *, with_noise: bool = False) -> dict[str, Any]:
     """Find the first recipe with which a family trains in one process, the same way twice, and keep what it gave.
 
-    A `known` recipe has been found so before: it is run once.
+    A `known` recipe has been found so before: it is run once. `with_noise`: and once with its parameters moved by a
+    rounding, which shows how far rounding goes.
     """
     failures: list[tuple[int, str]] = []
     unbuilt: set[tuple[str, str]] = set()
@@ -78,7 +83,7 @@ def prepare(name: str, folder: str, known: dict[str, Any] | None = None) -> dict
         key = recipe.class_name, recipe.way
         if key in unbuilt or time.process_time() - began > 2 * SLOW_S:
             continue
-        found = _try(name, recipe, folder, models, seeds=(1,) if known else (1, 2))
+        found = _try(name, recipe, folder, models, (1,) if known else (1, 2), with_noise)
         if isinstance(found, dict):
             return found
         failures.append(found)
@@ -89,7 +94,12 @@ def prepare(name: str, folder: str, known: dict[str, Any] | None = None) -> dict
 
 
 def _try(
-    name: str, recipe: Recipe, folder: str, models: dict[tuple[str, str], nn.Module], seeds: tuple[int, ...]
+    name: str,
+    recipe: Recipe,
+    folder: str,
+    models: dict[tuple[str, str], nn.Module],
+    seeds: tuple[int, ...],
+    with_noise: bool,
 ) -> dict[str, Any] | tuple[int, str]:
     stage = 0
     try:
@@ -127,9 +137,29 @@ def _try(
     result = compare(first, histories[-1])
     if result["verdict"] != "bitwise":
         return stage, f"{recipe.class_name}: two runs differ, {result['worst']}"
-    keep(first, folder)
+    keep(first, folder, noise_of(case, first) if with_noise else {})
     number = sum(item.numel() for item in model.parameters())
     return {"recipe": dataclasses.asdict(recipe), "digest": digest, "num_parameters": number, "losses": first.losses}
+
+
+def noise_of(case: Case, plain: History) -> dict[str, float]:
+    """How far the tensors of a history move, at most, where each parameter is moved by a rounding."""
+    model = case.build()
+    batches = case.batches(model)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for item in model.parameters():
+            if item.is_floating_point():
+                item.mul_(1 + NUDGE * torch.randn(item.shape, generator=generator).sign().to(item.dtype))
+    torch.manual_seed(1)
+    moved = train(model, batches, case)
+    pairs = [*zip(plain.gradients, moved.gradients, strict=True), (plain.state, moved.state)]
+    return {
+        f"{where} {name}": (one - other).abs().max().item()
+        for where, (wanted, got) in zip(("gradients 0", "gradients 1", "gradients 2", "state"), pairs, strict=True)
+        for name, one in wanted.items()
+        if one is not None and one.is_floating_point() and one.numel() and (other := got[name]) is not None
+    }
 
 
 def _is_finite(history: History) -> bool:
@@ -148,13 +178,13 @@ def digest_of(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-def keep(history: History, folder: str) -> None:
+def keep(history: History, folder: str, noise: dict[str, float]) -> None:
     tensors = {f"state {name}": item for name, item in history.state.items()}
     for step, gradients in enumerate(history.gradients):
         tensors.update({f"{step} {name}": item for name, item in gradients.items() if item is not None})
     save_file(tensors, f"{folder}/plain.safetensors")
     nothing = [[name for name, item in step.items() if item is None] for step in history.gradients]
-    Path(folder, "plain.json").write_text(json.dumps({"losses": history.losses, "nothing": nothing}))
+    Path(folder, "plain.json").write_text(json.dumps({"losses": history.losses, "nothing": nothing, "noise": noise}))
 
 
 def kept(folder: str) -> History:
@@ -168,7 +198,7 @@ def kept(folder: str) -> History:
             state[name] = item
         else:
             gradients[int(where)][name] = item
-    return History(rest["losses"], gradients, state)
+    return History(rest["losses"], gradients, state, rest["noise"])
 
 
 # As a rank.
@@ -198,6 +228,8 @@ def run_rank(name: str, prepared: dict[str, Any], num_stages: int, tensor: int, 
 def compare(wanted: History, got: History, close: float = CLOSE) -> dict[str, Any]:
     """The verdict (bitwise, close, wrong) and the worst differences: |d| / (max |wanted| + 1e-6), tensor by tensor.
 
+    Of |d| as much does not count as rounding may do to the tensor (`History.noise`).
+
     The verdict is on the first step's gradients, and on all parameters and buffers at the end.
     """
     complaints: list[str] = []
@@ -210,19 +242,19 @@ def compare(wanted: History, got: History, close: float = CLOSE) -> dict[str, An
                 complaints.append(f"step {step}: the gradient of {name} is {'None' if b is None else 'not None'}")
             elif a is not None and b is not None:
                 num_tensors += 1
-                num_equal += _note(largest, f"gradients {step}", name, a, b)
+                num_equal += _note(largest, f"gradients {step}", name, a, b, wanted.noise)
     for name in wanted.state.keys() | got.state.keys():
         if name not in wanted.state or name not in got.state:
             complaints.append(f"{name} is only in one of them")
             continue
         num_tensors += 1
-        is_equal = _note(largest, "state", name, wanted.state[name], got.state[name])
+        is_equal = _note(largest, "state", name, wanted.state[name], got.state[name], wanted.noise)
         num_equal += is_equal
         if not is_equal and not wanted.state[name].is_floating_point():
             complaints.append(f"the integers of {name} differ")
     for step, (mine, theirs) in enumerate(zip(wanted.losses, got.losses, strict=True)):
         num_tensors += 1
-        num_equal += _note(largest, f"losses {step}", "loss", torch.tensor(mine), torch.tensor(theirs))
+        num_equal += _note(largest, f"losses {step}", "loss", torch.tensor(mine), torch.tensor(theirs), {})
     judged = max(largest.get(key, (0.0, ""))[0] for key in ("gradients 0", "state"))
     is_close = judged <= close and not complaints
     verdict = "wrong" if not is_close else "bitwise" if num_equal == num_tensors else "close"
@@ -237,7 +269,14 @@ def compare(wanted: History, got: History, close: float = CLOSE) -> dict[str, An
     }
 
 
-def _note(largest: dict[str, tuple[float, str]], where: str, name: str, wanted: Tensor, got: Tensor) -> bool:
+def _note(
+    largest: dict[str, tuple[float, str]],
+    where: str,
+    name: str,
+    wanted: Tensor,
+    got: Tensor,
+    noise: dict[str, float],
+) -> bool:
     if wanted.shape != got.shape or wanted.dtype != got.dtype:
         largest[where] = (float("inf"), name)
         return False
@@ -246,7 +285,8 @@ def _note(largest: dict[str, tuple[float, str]], where: str, name: str, wanted: 
         return True
     a, b = wanted.double(), got.double()
     finite = torch.where(a.isfinite(), a, 0.0)
-    difference = ((a - b).abs().masked_fill((a == b) | both, 0.0).max() / (finite.abs().max() + 1e-6)).item()
+    farthest = (a - b).abs().masked_fill((a == b) | both, 0.0).max() - NUM_NUDGES * noise.get(f"{where} {name}", 0.0)
+    difference = (farthest.clamp(min=0.0) / (finite.abs().max() + 1e-6)).item()
     difference = difference if difference == difference else float("inf")
     if difference > largest.get(where, (-1.0, ""))[0]:
         largest[where] = (difference, name)

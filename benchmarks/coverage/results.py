@@ -29,7 +29,7 @@ def divided(column: str) -> tuple[int, int]:
 
 
 class Results:
-    """Rows in a folder: FAMILY.COLUMN.json, where a column is `local`, `torch`, a number of stages, or both axes (2x2)."""
+    """Rows in a folder: FAMILY.COLUMN.json. A column is `local`, `torch`, a number of stages, or both axes (2x2)."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -145,7 +145,7 @@ def _print_forms(rows: list[dict[str, Any]]) -> float:
             num_counted += 1
             num_split += bool(numbers["column"] and numbers["row"])
     print(f"{num_split} of {num_counted} of transformers' families split\n")
-    return num_split / max(num_counted, 1)
+    return num_split / num_counted if num_counted else 1.0
 
 
 def _print_causes(rows: Rows, columns: list[str]) -> None:

@@ -55,7 +55,8 @@ def _work_on(name: str, columns: list[str], results: Results, args: Any) -> None
     began = time.monotonic()
     try:
         known = None if "local" in columns else (results.read(name, "local") or {}).get("recipe")
-        (ended,) = run_forked([lambda: prepare(name, folder, known)], timeout_s=args.timeout)
+        entry = lambda: prepare(name, folder, known, with_noise=bool(args.tensor))  # noqa: E731
+        (ended,) = run_forked([entry], timeout_s=args.timeout)
         prepared: dict[str, Any] = ended.result or {
             "reason": f"{'late' if ended.is_late else 'died'}: {_reason(ended)}"
         }

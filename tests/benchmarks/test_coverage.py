@@ -20,6 +20,13 @@ KINDS = [
 """A family or two of each kind of the tenth: text, images with text, images, programs of torch alone."""
 
 
+def _run(*words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/coverage/run.py", *words], cwd=ROOT, capture_output=True, text=True, timeout=880
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("families", [KINDS, pytest.param([], marks=pytest.mark.slow)], ids=["each kind", "all"])
 def test_a_tenth_of_the_model_families_trains_as_in_one_process(families: Sequence[str], tmp_path: Path) -> None:
@@ -27,8 +34,14 @@ def test_a_tenth_of_the_model_families_trains_as_in_one_process(families: Sequen
     pytest.importorskip("transformers")
     words = ["--tenth", "--stages", "2", "--no-torch", "--check", "--out", str(tmp_path)]
     words += [word for name in families for word in ("--only", name)]
-    done = subprocess.run(
-        [sys.executable, "benchmarks/coverage/run.py", *words], cwd=ROOT, capture_output=True, text=True, timeout=880
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    _run(*words)
     assert len(list(tmp_path.glob("*2*.json"))) >= len(families)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("families", [["flaubert"], pytest.param([], marks=pytest.mark.slow)], ids=["one", "all"])
+def test_a_tenth_of_the_model_families_trains_with_split_stages(families: Sequence[str], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    words = ["--tenth", "--tensor", "2", "--stages", "1", "--check", "--out", str(tmp_path)]
+    _run(*words, *[word for name in families for word in ("--only", name)])
+    assert len(list(tmp_path.glob("*.1x2.json"))) >= len(families)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import farspan
+from farspan.errors import RecordError
 from farspan.execute.process.world import current_engine
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1))
@@ -62,6 +63,46 @@ def in_place(net: Any, x: Tensor) -> Tensor:
     x = x + net.out(h)
     x += 1
     return x
+
+
+def written(net: Any, x: Tensor) -> Tensor:
+    """What is written over a part of a member's part, and over all parts, is in them and in their views."""
+    h, y = net.q(x) * 1, net.out(net.k(x)) * 1
+    view = h.view(-1, 8)
+    heads = net.by_heads(net.v(x)) * 1
+    heads[:, :, 0] = 0
+    h[..., 0] = 0
+    view[:, 5] = 1
+    h += 1
+    y[:, 0] = 0
+    y[y > 0] = 0.5
+    return net.out(h + heads.transpose(1, 2).reshape(x.shape)) + net.out(torch.tanh(net.k(y))) + view.sum()
+
+
+def written_at_random(net: Any, x: Tensor) -> Tensor:
+    h = net.q(x) * 1
+    F.dropout(h, 0.5, inplace=True)
+    return net.out(h.cumsum_(-1).mul_(2))
+
+
+def like_a_part(net: Any, x: Tensor) -> Tensor:
+    """A plain tensor takes the shape of one that is in parts."""
+    scores = net.by_heads(net.q(x))
+    mask = (torch.arange(6) > 3).view(1, 1, 6, 1).expand_as(scores)
+    return net.out(scores.masked_fill(mask, 0).transpose(1, 2).reshape(x.shape))
+
+
+def view_of_whole(net: Any, x: Tensor) -> Tensor:
+    h = net.q(x) * 1
+    h[..., :5].mul_(2)
+    return net.out(h)
+
+
+def view_of_whole_from_before(net: Any, x: Tensor) -> Tensor:
+    h = net.q(x) * 1
+    first = h[..., :5]
+    h.mul_(2)
+    return net.out(h) + first.sum()
 
 
 def dropped(net: Any, x: Tensor) -> Tensor:
@@ -132,6 +173,9 @@ def train(net: Any) -> Any:
         own_function,
         checkpointed,
         in_place,
+        written,
+        written_at_random,
+        like_a_part,
         dropped,
         statistics,
         needed_whole,
@@ -149,6 +193,14 @@ def test_as_in_one_process(forward: Any) -> None:
             assert losses == pytest.approx(wanted_losses, rel=2e-6)
             for name, numbers in wanted.items():
                 assert torch.allclose(torch.tensor(state[name]), torch.tensor(numbers), rtol=1e-5, atol=2e-6), name
+
+
+@pytest.mark.parametrize("forward", [view_of_whole, view_of_whole_from_before])
+def test_a_view_of_what_was_gathered_is_not_written(forward: Any) -> None:
+    """It is a copy of the parts, which do not see the write, nor it theirs."""
+    nets = [Net(forward) for _ in range(2)]
+    with pytest.raises(RecordError, match="has been put together, and shares its memory with views"):
+        run_threads(2, lambda rank: train(farspan.distribute(nets[rank], tensor_parallel=2)))
 
 
 def test_nothing_runs_before_it_is_needed() -> None:

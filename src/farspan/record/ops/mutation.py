@@ -93,10 +93,12 @@ def write_apart(
         args, kwargs = rebuild(template, list(map(read_data, tensors)))
         return True, target(*args, **kwargs)
     written = [tensors[i] for i in entry.mutated]
-    if any(type(item) is LazyTensor and item._is_torn for item in written):
+    roots = [root_of(item) for item in written if type(item) is LazyTensor]
+    if any(type(item) is LazyTensor and item._is_torn for item in (*written, *roots)):
         recorder.refuse(
-            f"{entry.name} writes into a tensor of the whole batch that has views, or is one",
-            hint="write out of place (y = y + 1), or leave out micro_batches= of farspan.distribute",
+            f"{entry.name} writes into a tensor that has been put together, and shares its memory with views",
+            why="the parts that it was put together from would not change with it.",
+            hint="write out of place (y = y + 1), or leave out micro_batches= (tensor_parallel=) of farspan.distribute",
         )
     plain = [item for item in written if type(item) is not LazyTensor and id(item) not in recorder.placed]
     if len(plain) == len(written) and recorder.deferred.can_run(target, tensors):

@@ -27,6 +27,7 @@ from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild
 from farspan.record.ops.explicit_placement import PLAIN_TO
 from farspan.record.ops.overrides import HANDLERS
+from farspan.record.ops.views import is_shared, root_of
 from farspan.record.team.apart import Operand, Trial, tried
 from farspan.record.team.matrices import Matrices
 from farspan.record.team.sizes import TAKES_SIZES, sections_asked_for, sizes_of_part
@@ -107,6 +108,8 @@ class Splitting:
         if function in _LIKE_ANOTHER:
             other = kwargs.get("other") if len(args) < 2 else args[1]
             function, args, kwargs = _LIKE_ANOTHER[function], (args[0], other.shape), {}  # type: ignore[union-attr]
+            if type(args[0]) is torch.Tensor and id(args[0]) not in self.recorder.placed:
+                return function(*args)
         result = self.matrices.product(function, args, kwargs, self.current)
         if result is not NotImplemented:
             return result
@@ -139,7 +142,8 @@ class Splitting:
         objects inside (caches)."""
         if type(result) is TeamTensor:
             if result._dim is not None or not result._is_used:
-                return self.join(result, "the program gets what it gives")
+                whole = self.join(result, "the program gets what it gives")
+                return self.gathered(result) if whole._is_torn else whole
             return self._record(torch.clone, (result.join(),), result._split.home)  # with the whole gradient
         if isinstance(result, tuple):
             parts = [self.left(item) for item in result]
@@ -196,12 +200,9 @@ class Splitting:
             part_template = None if sizes is None else flatten_arguments((args[0], *sizes), {})[0]
         if way is None:
             way = self._ways[key] = self._found(function, template, part_template, tensors, split, modes)
-        if type(way) is _Writes:
-            raise _refusal(function)
-        if isinstance(way, str) and tensors[0] is team and self._falls_into(function, args, kwargs, team):
-            return function(used(team).join(), *args[1:], **kwargs)
         if isinstance(way, str):
-            return self._on_whole(function, args, kwargs, tensors, way)
+            falls = tensors[0] is team and self._falls_into(function, args, kwargs, team)
+            return self._on_whole(function, args, kwargs, tensors, None if falls else way)
         weights = frozenset[str]()
         columns: list[Sequence[Any]] = []
         for item, dim in zip(tensors, way.dims, strict=True):
@@ -242,13 +243,15 @@ class Splitting:
             return "two teams"
         metas = [item._value.meta if isinstance(item, LazyTensor) else self._meta_of(item) for item in tensors]
         entry = recorder.predict(function, template, metas, modes)
-        if isinstance(entry, Unknown) or not entry.has_tensors_only or not entry.num_results:
+        if isinstance(entry, Unknown) or not entry.has_tensors_only or not entry.metas:
             return name_of(function)
         kind = _Writes if any(type(tensors[number]) is TeamTensor for number in entry.mutated) else str
         if entry.is_random:
             return kind(f"{name_of(function)} draws random numbers")
         copies = set(map(id, self._copies.values()))
-        if any(type(tensors[number]) is not TeamTensor or id(tensors[number]) in copies for number in entry.mutated):
+        if any(id(tensors[number]) in copies for number in entry.mutated):
+            raise _refusal(function)
+        if any(type(tensors[number]) is not TeamTensor for number in entry.mutated):
             return kind(name_of(function))
         if any(shared >= 0 and type(tensors[shared]) is not TeamTensor for shared in entry.shares):
             return kind(f"{name_of(function)} gives a view of what the ranks have copies of")
@@ -316,14 +319,43 @@ class Splitting:
             for one, place, stage in zip(wholes, places, split.members, strict=True)
         ]
 
-    def _on_whole(self, function: Any, args: Any, kwargs: Any, tensors: Sequence[Any], reason: str) -> Any:
-        """Do it once, on whole tensors."""
+    def _on_whole(self, function: Any, args: Any, kwargs: Any, tensors: Sequence[Any], reason: str | None) -> Any:
+        """Do it once, on whole tensors; None: what has split them is split on, in another way."""
         if function in READERS or function in SHOWS:
             args, kwargs = map_tensors((args, kwargs), lambda item: item.read() if type(item) is TeamTensor else item)
             return function(*args, **kwargs)
-        wholes = {id(item): self.join(item, reason) for item in tensors if type(item) is TeamTensor}
+        teams = {id(item): item for item in tensors if type(item) is TeamTensor}
+        wholes = {
+            number: used(item).join() if reason is None else self.join(item, reason) for number, item in teams.items()
+        }
+        if type(reason) is _Writes:
+            wholes |= {number: self.gathered(item) for number, item in teams.items() if item._dim is not None}
+        before = {number: whole._value for number, whole in wholes.items()}
         args, kwargs = map_tensors((args, kwargs), lambda item: wholes.get(id(item), item))
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        for number, whole in wholes.items():
+            if whole._value is not before[number]:
+                self._write_back(teams[number], whole)
+            elif teams[number]._dim is not None and is_shared(whole):
+                for root in map(root_of, (whole, *teams[number]._parts)):  # of which one would not see what is
+                    if type(root) is LazyTensor:  # written into the other
+                        vars(root)["_is_torn"] = True
+        known = {id(whole): teams[number] for number, whole in wholes.items()}
+        return map_tensors(result, lambda item: known.get(id(item), item))
+
+    def _write_back(self, item: TeamTensor, whole: LazyTensor) -> None:
+        """Let the parts be those of the whole, into which an operation has written."""
+        dim, home = item._dim, item._split.home
+        for member, (part, stage) in enumerate(zip(item._parts, item._split.members, strict=True)):
+            if part is whole:
+                continue
+            own: Any = whole
+            if dim is not None:
+                own = self._record(torch.unflatten, (own, dim, (item._sections, len(item._parts), -1)), home)
+                own = self._record(
+                    torch.flatten, (self._record(torch.select, (own, dim + 1, member), home), dim, dim + 1), home
+                )
+            self._record(torch.Tensor.copy_, (part, own), stage)
 
     def _record(self, function: Any, args: tuple[Any, ...], stage: int, kwargs: dict[str, Any] | None = None) -> Any:
         self.recorder.number = -1  # it draws nothing
