@@ -27,11 +27,11 @@ from farspan.call.naming import PASS_THROUGH, READERS, SHOWS, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, map_tensors, rebuild
 from farspan.record.ops.explicit_placement import PLAIN_TO
 from farspan.record.ops.overrides import HANDLERS
-from farspan.record.ops.views import is_shared, root_of
 from farspan.record.team.apart import Operand, Trial, tried
 from farspan.record.team.matrices import Matrices
 from farspan.record.team.sizes import TAKES_SIZES, sections_asked_for, sizes_of_part
 from farspan.record.team.team_tensor import SplitStage, TeamTensor, joined, used
+from farspan.record.team.wholes import Writes, on_whole
 from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunctionSubclass
 
@@ -48,12 +48,6 @@ _LIKE_ANOTHER: dict[Any, Any] = {
 }
 _T: Any = torch.Tensor
 _WRITES = frozenset([_T.data.__set__, _T.apply_, _T.map_, _T.map2_])
-
-
-class _Writes(str):
-    """Why an operation that writes into a team's tensor is not done part by part."""
-
-    __slots__ = ()
 
 
 class Splitting:
@@ -127,7 +121,7 @@ class Splitting:
             return self._part_by_part(function, args, kwargs, template, tensors, team)
         if type(args[0]) is TeamTensor and _writes_apart(function):
             raise _refusal(function)
-        return self._on_whole(function, args, kwargs, tensors, name_of(function))
+        return self._on_whole(function, args, kwargs, name_of(function))
 
     def join(self, item: Any, reason: str) -> Any:
         """Returns the tensor that `item` is as a whole; what has split it stays whole from now on."""
@@ -202,7 +196,7 @@ class Splitting:
             way = self._ways[key] = self._found(function, template, part_template, tensors, split, modes)
         if isinstance(way, str):
             falls = tensors[0] is team and self._falls_into(function, args, kwargs, team)
-            return self._on_whole(function, args, kwargs, tensors, None if falls else way)
+            return self._on_whole(function, args, kwargs, None if falls else way)
         weights = frozenset[str]()
         columns: list[Sequence[Any]] = []
         for item, dim in zip(tensors, way.dims, strict=True):
@@ -245,7 +239,7 @@ class Splitting:
         entry = recorder.predict(function, template, metas, modes)
         if isinstance(entry, Unknown) or not entry.has_tensors_only or not entry.metas:
             return name_of(function)
-        kind = _Writes if any(type(tensors[number]) is TeamTensor for number in entry.mutated) else str
+        kind = Writes if any(type(tensors[number]) is TeamTensor for number in entry.mutated) else str
         if entry.is_random:
             return kind(f"{name_of(function)} draws random numbers")
         copies = set(map(id, self._copies.values()))
@@ -319,43 +313,12 @@ class Splitting:
             for one, place, stage in zip(wholes, places, split.members, strict=True)
         ]
 
-    def _on_whole(self, function: Any, args: Any, kwargs: Any, tensors: Sequence[Any], reason: str | None) -> Any:
+    def _on_whole(self, function: Any, args: Any, kwargs: Any, reason: str | None) -> Any:
         """Do it once, on whole tensors; None: what has split them is split on, in another way."""
         if function in READERS or function in SHOWS:
             args, kwargs = map_tensors((args, kwargs), lambda item: item.read() if type(item) is TeamTensor else item)
             return function(*args, **kwargs)
-        teams = {id(item): item for item in tensors if type(item) is TeamTensor}
-        wholes = {
-            number: used(item).join() if reason is None else self.join(item, reason) for number, item in teams.items()
-        }
-        if type(reason) is _Writes:
-            wholes |= {number: self.gathered(item) for number, item in teams.items() if item._dim is not None}
-        before = {number: whole._value for number, whole in wholes.items()}
-        args, kwargs = map_tensors((args, kwargs), lambda item: wholes.get(id(item), item))
-        result = function(*args, **kwargs)
-        for number, whole in wholes.items():
-            if whole._value is not before[number]:
-                self._write_back(teams[number], whole)
-            elif teams[number]._dim is not None and is_shared(whole):
-                for root in map(root_of, (whole, *teams[number]._parts)):  # of which one would not see what is
-                    if type(root) is LazyTensor:  # written into the other
-                        vars(root)["_is_torn"] = True
-        known = {id(whole): teams[number] for number, whole in wholes.items()}
-        return map_tensors(result, lambda item: known.get(id(item), item))
-
-    def _write_back(self, item: TeamTensor, whole: LazyTensor) -> None:
-        """Let the parts be those of the whole, into which an operation has written."""
-        dim, home = item._dim, item._split.home
-        for member, (part, stage) in enumerate(zip(item._parts, item._split.members, strict=True)):
-            if part is whole:
-                continue
-            own: Any = whole
-            if dim is not None:
-                own = self._record(torch.unflatten, (own, dim, (item._sections, len(item._parts), -1)), home)
-                own = self._record(
-                    torch.flatten, (self._record(torch.select, (own, dim + 1, member), home), dim, dim + 1), home
-                )
-            self._record(torch.Tensor.copy_, (part, own), stage)
+        return on_whole(self, self._record, function, args, kwargs, reason)
 
     def _record(self, function: Any, args: tuple[Any, ...], stage: int, kwargs: dict[str, Any] | None = None) -> Any:
         self.recorder.number = -1  # it draws nothing
