@@ -105,6 +105,7 @@ class Draws(Protocol):
 class SplitMatrices(Protocol):
     """How the matrices of split stages are split."""
 
+    kept_whole: dict[str, str]
     sliced: set[str]
     sliced_now: set[str]
 

@@ -43,8 +43,14 @@ def open_split(recorder: Recording, model: nn.Module, stages: Mapping[str, Split
             continue
         recorder.splitting.stages[id(module)] = split
         weakref.finalize(module, _forget, recorder.splitting, id(module))
-        if leaf.is_open or (leaf.buffers and len(leaf.modules) == 1):
-            continue  # what it writes into its buffers is part of it
+        if leaf.is_open:
+            continue
+        if leaf.buffers and len(leaf.modules) == 1:  # what it writes into its buffers is part of it
+            for item in module.parameters():
+                placed = recorder.placed.get(id(item))
+                if placed is not None and item.dim() > 1:
+                    recorder.splitting.matrices.kept_whole.setdefault(placed.name, "its module has buffers")
+            continue
         leaf.is_open = True
         recorder.splitting.opened.add(id(module))
 
