@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import farspan
+from farspan.call.leaf import WholeError
 from farspan.errors import RecordError
 from farspan.execute.process.world import current_engine
 
@@ -103,6 +104,14 @@ def view_of_whole_from_before(net: Any, x: Tensor) -> Tensor:
     first = h[..., :5]
     h.mul_(2)
     return net.out(h) + first.sum()
+
+
+def given_out(net: Any, x: Tensor) -> Tensor:
+    h = net.q(x)
+    twice = torch.empty(4, 6, 8)
+    with torch.no_grad():
+        torch.mul(h, 2, out=twice)
+    return net.out(h + twice)
 
 
 def dropped(net: Any, x: Tensor) -> Tensor:
@@ -200,6 +209,12 @@ def test_a_view_of_what_was_gathered_is_not_written(forward: Any) -> None:
     """It is a copy of the parts, which do not see the write, nor it theirs."""
     nets = [Net(forward) for _ in range(2)]
     with pytest.raises(RecordError, match="has been put together, and shares its memory with views"):
+        run_threads(2, lambda rank: train(farspan.distribute(nets[rank], tensor_parallel=2)))
+
+
+def test_out_is_refused() -> None:
+    nets = [Net(given_out) for _ in range(2)]
+    with pytest.raises(WholeError, match="mul writes into a tensor of which the ranks of a stage have parts"):
         run_threads(2, lambda rank: train(farspan.distribute(nets[rank], tensor_parallel=2)))
 
 

@@ -117,6 +117,8 @@ class Splitting:
         if function is torch.Tensor.detach:
             parts = [self.recorder.dispatch(function, (part,), {}) for part in used(team)._parts]
             return TeamTensor.of(self, team._split, parts, team._dim, team._weights, sections=team._sections)
+        if kwargs.get("out") is not None:
+            raise _refusal(function)
         if _has_rules(function, args, kwargs):
             return self._part_by_part(function, args, kwargs, template, tensors, team)
         if type(args[0]) is TeamTensor and _writes_apart(function):
