@@ -6,9 +6,8 @@ a dispatch mode, torch.func, dual levels  would see what runs later and elsewher
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = [
     "check_around",
     "check_cached",
-    "check_not_traced",
     "is_clear_around",
     "is_seen_inside",
+    "refuse_trace",
 ]
 
 _HINTS = {
@@ -80,18 +79,17 @@ def is_clear_around() -> bool:
     return transformation() is None and not dispatch_modes()
 
 
-def check_not_traced() -> None:
-    """Raise if a distributed model is called in `torch.jit.trace`, as by `torch.onnx.export(dynamo=False)`.
+def refuse_trace() -> NoReturn:
+    """A distributed model is called in `torch.jit.trace`, as by `torch.onnx.export(dynamo=False)`.
 
     Raises:
         RecordError: A trace sees operations as they run in one process.
     """
-    if torch.jit.is_tracing():
-        raise RecordError(
-            "a distributed model cannot be traced.",
-            why=f"its operations are recorded, and run later by all ranks; at {format_where(find_where())}",
-            hint="a plain one can: plain = Net(), plain.load_state_dict(model.state_dict()), torch.jit.trace(plain, x)",
-        )
+    raise RecordError(
+        "a distributed model cannot be traced.",
+        why=f"its operations are recorded, and run later by all ranks; at {format_where(find_where())}",
+        hint="a plain one can: plain = Net(), plain.load_state_dict(model.state_dict()), torch.jit.trace(plain, x)",
+    )
 
 
 def check_around() -> None:

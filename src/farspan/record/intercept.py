@@ -30,7 +30,7 @@ from farspan.call.user_hooks import (
     open_leaves,
 )
 from farspan.record.across_ranks.hook_traces import watched
-from farspan.record.around_calls import check_around, check_cached, check_not_traced, is_seen_inside
+from farspan.record.around_calls import check_around, check_cached, is_seen_inside, refuse_trace
 from farspan.record.lanes.batch import call_batch
 from farspan.record.lanes.lane_tensor import LaneTensor
 from farspan.record.lanes.losses import LOSSES, summed_inside
@@ -180,7 +180,8 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         activate(recorder)
     outer = recorder.frame
     if outer is recorder.root:
-        check_not_traced()
+        if torch.jit.is_tracing():
+            refuse_trace()
         if reserved_memory:
             fill_reserved()  # the module may find it among its globals
         recorder.begin_module(module)
@@ -203,7 +204,7 @@ def _call_module(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_leaf(leaf, args, kwargs)
     if module._backward_hooks:
         check_container(module)
-    around = recorder.splitting.enter(id(module))
+    around = recorder.splitting.enter(id(module)) if recorder.splitting.stages else None
     recorder.frame = outer.inside(key_of_module(module), is_apart=recorder.is_evaluation(module))
     num_begun = len(recorder.current.calls)
     attempt = None if id(module) in past_attempts else begin_attempt(recorder, module)

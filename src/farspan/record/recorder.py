@@ -321,7 +321,8 @@ class Recorder:
             self.pending.append(self.current)
             self.num_graphs += 1
             self.current = Graph(self.num_graphs - 1)
-            self.splitting.end_graph()
+            if self.splitting.stages:
+                self.splitting.end_graph()
 
     def take_pending(self) -> list[Graph]:
         """Returns all that waits, to be run. What is recorded from now on is a new micro-batch."""
@@ -365,8 +366,7 @@ class Recorder:
 
     def enter_optimizer(self) -> None:
         """Records nothing until `leave_optimizer`."""
-        self.is_in_optimizer = True
-        self.is_recording = False
+        self.is_in_optimizer, self.is_recording = True, False
         self._modes = take_modes_of(self)
 
     def leave_optimizer(self) -> None:
