@@ -370,8 +370,7 @@ class Recorder:
         self._modes = take_modes_of(self)
 
     def leave_optimizer(self) -> None:
-        self.is_in_optimizer = False
-        self.is_recording = True
+        self.is_in_optimizer, self.is_recording = False, True
         self.step_view = None
         put_modes(self._modes)
         self.gradients.forget()
@@ -392,7 +391,8 @@ class Recorder:
     def forget_parameter_values(self) -> None:
         """A step has ended: parameters may change, so their values are new sources."""
         self.parameter_values.forget()
-        self.splitting.matrices.forget_slices()
+        if self.splitting.stages:
+            self.splitting.matrices.forget_slices()
         self.outside.forget()
         self.copies.epoch += 1
 
