@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
-import torch
 from tests.support.ranks import run_threads
-from tests.wide.loops import LOOPS, Net, loss_of
+from tests.wide.loops import Net, loss_of, run
 from tests.wide.test_loops import largest_difference, same
 
 import farspan
@@ -29,33 +27,17 @@ CHOSEN = (
 )
 
 
-def run(loop: str, num_ranks: int, tensor_parallel: int) -> tuple[Any, list[Any]]:
-    """What the loop gives in one process, and on each rank."""
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = Net()
-        state = torch.get_rng_state()
-        wanted = LOOPS[loop](copy.deepcopy(model))
-        torch.set_rng_state(state)
-        models = [copy.deepcopy(model) for _ in range(num_ranks)]
-
-        def on_rank(rank: int) -> Any:
-            return LOOPS[loop](farspan.distribute(models[rank], tensor_parallel=tensor_parallel))
-
-        return wanted, run_threads(num_ranks, on_rank)
-
-
 @pytest.mark.parametrize("loop", CHOSEN)
 def test_one_process_within_rounding(loop: str) -> None:
-    wanted, found = run(loop, 2, 2)
+    wanted, found = run(loop, 2, tensor_parallel=2)
     assert all(same(item, found[0]) for item in found), "all ranks see the same"
     assert largest_difference(found[0], wanted) < 1e-5
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_the_same_in_every_run(num_ranks: int) -> None:
-    wanted, found = run("uneven_numbers", num_ranks, 2)
-    assert same(run("uneven_numbers", num_ranks, 2)[1], found), "to the last bit"
+    wanted, found = run("uneven_numbers", num_ranks, tensor_parallel=2)
+    assert same(run("uneven_numbers", num_ranks, tensor_parallel=2)[1], found), "to the last bit"
     assert largest_difference(found[0], wanted) < 1e-6
 
 
@@ -82,7 +64,7 @@ def test_what_is_split() -> None:
 
 def test_gradients_of_slices_are_not_returned() -> None:
     with pytest.raises(RecordError, match=r"torch\.autograd\.grad"):
-        run("gradients_asked_for", 2, 2)
+        run("gradients_asked_for", 2, tensor_parallel=2)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.support.ranks import run_threads
 from torch import Tensor, nn
 
-__all__ = ["LOOPS", "Net", "loss_of", "state_of"]
+import farspan
+
+__all__ = ["LOOPS", "Net", "loss_of", "run", "state_of"]
 
 _generator = torch.Generator().manual_seed(1)
 X = torch.randn(6, 8, generator=_generator)
@@ -339,3 +342,15 @@ def closures(model: Any) -> Any:
         return loss
 
     return [optimizer.step(closure).item() for _ in range(2)], state_of(model)  # type: ignore[arg-type]
+
+
+def run(loop: str, num_ranks: int, **options: Any) -> tuple[Any, list[Any]]:
+    """What the loop gives in one process, and on each rank where the model is distributed with these options."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = Net()
+        state = torch.get_rng_state()
+        wanted = LOOPS[loop](copy.deepcopy(model))
+        torch.set_rng_state(state)
+        models = [copy.deepcopy(model) for _ in range(num_ranks)]
+        return wanted, run_threads(num_ranks, lambda rank: LOOPS[loop](farspan.distribute(models[rank], **options)))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
-from tests.support.ranks import run_threads
-from tests.wide.loops import LOOPS, Net
-
-import farspan
+from tests.wide import loops
+from tests.wide.loops import LOOPS
 
 WIDTHS: dict[str, tuple[int, dict[str, str]]] = {
     "2": (2, {"": "rank:0+rank:1"}),
@@ -23,20 +20,8 @@ WIDTHS: dict[str, tuple[int, dict[str, str]]] = {
 
 
 def run(loop: str, width: str, gradient_reduction: str) -> tuple[Any, list[Any]]:
-    """What the loop gives in one process, and on each rank."""
     num_ranks, plan = WIDTHS[width]
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = Net()
-        state = torch.get_rng_state()
-        wanted = LOOPS[loop](copy.deepcopy(model))
-        torch.set_rng_state(state)
-        models = [copy.deepcopy(model) for _ in range(num_ranks)]
-
-        def on_rank(rank: int) -> Any:
-            return LOOPS[loop](farspan.distribute(models[rank], plan=plan, gradient_reduction=gradient_reduction))
-
-        return wanted, run_threads(num_ranks, on_rank)
+    return loops.run(loop, num_ranks, plan=plan, gradient_reduction=gradient_reduction)
 
 
 @pytest.mark.parametrize("width", ["2", "2-1"])

@@ -136,7 +136,7 @@ def test_groups_of_ranks_share_what_has_been_taken() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_goes_on_between_two_epochs_and_in_a_loader_that_has_run(kind: str) -> None:
-    """Workers that stay have drawn in the epochs before: new ones began anew, and so did the order."""
+    """Workers that stay have drawn in the epochs before: new ones, and the order, began with their first draws."""
     options = dict(KINDS[kind])
     has_generator, dataset = options.pop("generator", False), options.pop("dataset", Noisy())
 

@@ -33,14 +33,14 @@ class SharedGradients:
         self._has_others = has_others
         """Whether there are other ranks; if not, nothing is kept for them."""
         self._progressed = progressed
-        """Of who answers the other ranks."""
+        """The condition of this rank's logical clock, held where other ranks are answered."""
         self._num_before: defaultdict[str, int] = defaultdict(int)
         """By parameter how many gradients it had before its present one."""
         self._replaced: dict[Key, torch.Tensor] = {}
         self._shown: set[str] = set()
-        """Whose present gradient the program has got since the last step: slower ranks may still read it."""
+        """The parameters whose present gradient the program has got since the last step; slow ranks may read it."""
         self._values: defaultdict[Key, weakref.WeakSet[Value]] = defaultdict(weakref.WeakSet)
-        """Through which the program holds them."""
+        """The values through which the program holds gradients."""
 
     def key_of(self, placed: Placed) -> Key:
         """Returns the name and number of its present gradient."""

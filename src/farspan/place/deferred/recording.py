@@ -255,7 +255,7 @@ def _meta(item: Any) -> Any:
 
 
 def _is_possible(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Returns False where shapes or dtypes are wrong: the program is to be told where it does it, and may go on."""
+    """Returns False where shapes or dtypes are wrong: the error is raised where the program does it."""
     try:
         func(*mapped(args, _meta), **mapped(kwargs, _meta))
     except NotImplementedError:

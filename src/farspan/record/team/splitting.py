@@ -58,7 +58,7 @@ class Splitting:
         self.takes_operations: Any = recorder
         """Takes what is recorded: the recorder itself, while no stage is split."""
         self.stages: dict[int, SplitStage] = {}
-        """By id of a module."""
+        """The split stages, by the id of the module that is placed on each."""
         self.opened: set[int] = set()
         """Ids of modules that are called part by part for no other reason."""
         self.current: SplitStage | None = None

@@ -40,7 +40,7 @@ class SplitStage:
 
 
 class Splits(Protocol):
-    """What records operations on a team's tensors."""
+    """The protocol of what records operations on the tensors of a split stage."""
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def join(self, item: Any, reason: str) -> Any: ...

@@ -131,7 +131,7 @@ def unlock(file: int) -> None:
 
 
 def is_at(file: int, path: str) -> bool:
-    """Whether an open file has this name still."""
+    """Returns whether an open file still has the name `path`."""
     try:
         found = posix.lstat(path)
     except FileNotFoundError:
