@@ -15,7 +15,8 @@ __all__ = ["add_command", "split_script"]
 
 _MOST_PROCESSES = 4096
 _SUFFIXES = (".html", ".svg", ".json")
-_WITH_VALUE = ("-n", "--num-processes", "--log-dir", "--report", "--files")
+_WITH_VALUE = ("-n", "--num-processes", "--log-dir", "--report", "--files", "--max-restarts")
+_MOST_RESTARTS = 1_000_000
 _EXAMPLES = """\
 everything after the script or module belongs to it:
   farspan run -n 4 train.py --lr 3e-4
@@ -53,6 +54,13 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         "--files",
         choices=("first", "all"),
         help="whose files are the script's: those of the first rank (the others' are removed at the end), or of all",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=whole_number(0, _MOST_RESTARTS),
+        metavar="N",
+        default=0,
+        help="how often all ranks are started again after one has failed (default: 0)",
     )
     parser.add_argument("--verbose", action="store_true", help="say more, here and in the script")
     parser.set_defaults(execute=_execute)
@@ -98,6 +106,7 @@ def _execute(arguments: argparse.Namespace) -> int:
         environment=environment,
         files=arguments.files,
         verbose=arguments.verbose,
+        max_restarts=arguments.max_restarts,
     )
 
 

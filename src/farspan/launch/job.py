@@ -31,7 +31,7 @@ from farspan.launch.rank_process import Rank
 from farspan.launch.terminal import say
 from farspan.settings import PREFIX
 
-__all__ = ["Job", "signals_to"]
+__all__ = ["Events", "Job", "signals_to"]
 
 _KILL_AFTER_S = 3.0
 _INTERRUPT_GRACE_S = 30.0
@@ -43,22 +43,29 @@ class _Ended:
     returncode: int
 
 
+Events = queue.SimpleQueue[_Ended | signal.Signals]
+"""Ends of ranks, and signals to the launcher."""
+
+
 class Job:
     """The ranks of a job, and the reactions to the end of one of them and to signals.
 
     Args:
+        events: What it waits on; signals come by it (`signals_to`), also while no job runs.
         num_processes: Number of ranks.
         log_dir: Folder of their logs.
         run_folder: Where they and this process leave notes for each other (`notes.py`); None for one rank.
         grace_s: Seconds between the first failure and SIGTERM.
     """
 
-    def __init__(self, *, num_processes: int, log_dir: Path, run_folder: str | None, grace_s: float) -> None:
+    def __init__(
+        self, events: Events, *, num_processes: int, log_dir: Path, run_folder: str | None, grace_s: float
+    ) -> None:
+        self.events = events
         self.num_processes = num_processes
         self.log_dir = log_dir
         self.run_folder = run_folder
         self.grace_s = grace_s
-        self.events: queue.SimpleQueue[_Ended | signal.Signals] = queue.SimpleQueue()
         self.ranks: list[Rank] = []
         self.ended: list[Rank] = []  # in the order of their ends
         self.never_joined: list[Rank] = []
@@ -100,11 +107,15 @@ class Job:
             else:
                 self._pass_on(event)
 
-    def close(self) -> None:
-        """Ends what is left over: helpers of a job that failed, or everything after an error of ours."""
+    def close(self, *, kills: bool = False) -> None:
+        """Ends what is left over: helpers of a job that failed, or everything after an error of ours.
+
+        Args:
+            kills: Whether helpers get no time to end by themselves.
+        """
         failed = any(rank.returncode != 0 for rank in self.ended)
         # SIGTERM while nobody had to be ended, SIGKILL once that has been tried.
-        leftover_signal = self._next_signal
+        leftover_signal = signal.SIGKILL if kills else self._next_signal
         for rank in self.ranks:
             if not rank.has_ended:
                 rank.send(signal.SIGKILL, group=True)
@@ -179,7 +190,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def signals_to(events: queue.SimpleQueue[_Ended | signal.Signals]) -> Generator[None, None, None]:
+def signals_to(events: Events) -> Generator[None, None, None]:
     """Turns SIGINT and SIGTERM into events; those that are ignored (nohup, `&` in a script) stay ignored.
 
     A handler written in Python runs when the main thread comes to its next line: not before a wait has ended that began

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["TAIL_BYTES", "find_cause", "find_exception", "find_word_of", "only_heard_of_it"]
+__all__ = ["TAIL_BYTES", "find_cause", "find_exception", "find_place", "find_word_of", "only_heard_of_it"]
 
 TAIL_BYTES = 1 << 20
 """Bytes at the end of a log that are kept and read."""
@@ -15,6 +15,9 @@ _MESSAGE_LINES = 40
 _REMOTE = re.compile(r"(?:farspan\.errors\.)?RemoteError(?::|$)")
 _OWN = re.compile(r"(?:Deadline|Divergence|Launch|Plan|Record|Remote)Error: ")
 """The beginning of a line with which farspan reports an error without a traceback."""
+_NOT_OF_THE_PROGRAM = ("RemoteError", "DeadlineError")
+"""What a rank raises because of another one, or of the way to it."""
+_FRAME = re.compile(r' +(?:\| *)*File ".*", line \d+')
 _TRACEBACK = "Traceback (most recent call last):"
 _HEADER = re.compile(r"(?:Traceback|  \+ Exception Group Traceback) \(most recent call last\):")
 _CHAIN = re.compile(r"(?:The above exception was the direct|During handling of the above exception)")
@@ -42,6 +45,22 @@ def find_exception(log: str) -> str:
     else:
         found = next((line for line in reversed(lines) if _OWN.match(line)), "")
     return "" if found.startswith(" ") else found.removeprefix("farspan.errors.")
+
+
+def find_place(log: str) -> str:
+    """Returns where in the program the last exception in a log was raised, and its class: equal for an error that comes
+    again, whatever numbers it names. Returns "" where there is none, or where it is about another rank.
+    """
+    found = find_exception(log)
+    kind = found.partition(":")[0]
+    if not found or kind in _NOT_OF_THE_PROGRAM:
+        return ""
+    lines = _split_lines(log)
+    start = next(reversed(_headers(lines)), None)
+    if start is None:
+        return found
+    frames = [line.strip() for line in lines[start : _exception_line(lines, start)] if _FRAME.match(line)]
+    return "\n".join([*frames, kind])
 
 
 def find_word_of(rank: int, log: str) -> str:

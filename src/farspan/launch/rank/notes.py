@@ -6,7 +6,8 @@
     ended-1       by launcher  rank 1 has ended before that
     heard-1       by rank 1    it ends because another rank has failed: its log may be on a full disk
 
-Each note is an empty file in the folder of the run.
+Each note is an empty file in the folder of the run. Where a run is started again after a failure, rank 0 also writes
+the step of the newest checkpoint into a file that outlives each start.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from farspan.launch.rank.imports import when_imported
 
 __all__ = [
+    "PROGRESS_VARIABLE",
     "end_noting_training",
     "has_ended",
     "has_joined",
@@ -25,12 +27,16 @@ __all__ = [
     "note_end",
     "note_hearing",
     "note_joining",
+    "note_saving",
     "note_training",
     "note_waiting",
+    "saved_step",
     "trains_copies",
     "waiting_ranks",
 ]
 
+PROGRESS_VARIABLE = "FARSPAN_PROGRESS"
+"""Names the file for the step of the newest checkpoint."""
 _TRAINED, _JOINED = "trained", "joined"
 _WAITING, _ENDED, _HEARD = "waiting-", "ended-", "heard-"
 _training_hooks: list[Any] = []
@@ -90,6 +96,24 @@ def note_hearing(rank: int) -> None:
 def heard_ranks(folder: str) -> set[int]:
     """Returns the ranks that ended because another one has failed."""
     return _ranks_that_noted(folder, _HEARD)
+
+
+def note_saving(step: int) -> None:
+    """Say to `farspan run`, if it may start this program again, that a checkpoint of this step is on the disk."""
+    path = os.environ.get(PROGRESS_VARIABLE, "")
+    if path:
+        with open(f"{path}.new", "w") as file:
+            file.write(str(step))
+        os.replace(f"{path}.new", path)
+
+
+def saved_step(path: os.PathLike[str]) -> int | None:
+    """Returns the step that was noted last, None if there is none."""
+    try:
+        with open(path) as file:
+            return int(file.read())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def has_joined(folder: str) -> bool:

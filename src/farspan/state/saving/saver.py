@@ -22,6 +22,7 @@ from typing import Any
 from farspan.errors import CheckpointError, DeadlineError, FarspanError
 from farspan.execute.engine import Engine
 from farspan.execute.process.program_end import fail_at_end
+from farspan.launch.rank.notes import note_saving
 from farspan.launch.rank.process_end import at_process_end
 from farspan.state.format import Draft, Lock, discard
 from farspan.state.saving.commit import Vote, commit_votes
@@ -219,6 +220,7 @@ class Saver:
             return self._abandoned(task, [error.what, error.why, error.hint])
         except Exception as error:
             return self._abandoned(task, ["a checkpoint could not be written.", f"{type(error).__name__}: {error}", ""])
+        note_saving(int(task.head["step"]))
         return {}
 
     def _abandoned(self, task: Task, error: list[str]) -> dict[str, Any]:

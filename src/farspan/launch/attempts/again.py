@@ -1,0 +1,68 @@
+"""Decides whether a run that has failed is started again.
+
+killed, or an error about another rank            again, `max_restarts` times
+an error of the program's own                     again: it may have come by chance
+the same in the same place, nothing saved since   not again: it would come for ever
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+from farspan.launch.attempts.outcome import Outcome
+from farspan.launch.rank.notes import PROGRESS_VARIABLE, saved_step
+
+__all__ = ["Restarts"]
+
+
+class Restarts:
+    """How often a run has been started again, and what the ranks have saved.
+
+    Args:
+        most: How often it may be.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.num_done = 0
+        self._place = ""
+        self._step: int | None = None
+        self._file = Path(tempfile.gettempdir()) / f"farspan-saved-{os.getpid()}-{secrets.token_hex(8)}"
+
+    def variables(self) -> dict[str, str]:
+        """Returns the variables by which a rank knows where to note what it has saved, and how often it was started."""
+        return {PROGRESS_VARIABLE: str(self._file), "FARSPAN_RESTART": str(self.num_done)} if self.most else {}
+
+    def starts_again(self, outcome: Outcome) -> tuple[bool, str]:
+        """Returns whether the run is to be started again, and what is to be said about it.
+
+        Args:
+            outcome: Of the start before.
+        """
+        if outcome.code == 0 or outcome.was_interrupted or not self.most:
+            return False, ""
+        step = saved_step(self._file)
+        is_further = step is not None and (self._step is None or step > self._step)
+        self._step = step if is_further else self._step
+        is_repeated = bool(outcome.place) and outcome.place == self._place and not is_further
+        self._place = outcome.place
+        if is_repeated:
+            return False, _REPEATED.format(where=outcome.place.splitlines()[-2:][0])
+        if self.num_done == self.most:
+            return False, f"farspan run: not started again: this was restart {self.num_done} of {self.most}"
+        self.num_done += 1
+        saved = "no checkpoint was saved yet" if self._step is None else f"step {self._step} is saved"
+        return True, f"farspan run: restart {self.num_done} of {self.most}; {saved}"
+
+    def close(self) -> None:
+        """Removes what the ranks have noted."""
+        self._file.unlink(missing_ok=True)
+
+
+_REPEATED = """\
+farspan run: not started again: the same error came twice in the same place, and nothing was saved in between.
+  why   {where}
+  try   mend the program; an error that comes by chance is started again"""

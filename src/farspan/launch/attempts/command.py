@@ -1,0 +1,60 @@
+"""Finds the command line that starts a rank: a python file, a module or an executable, tied to the launcher's life."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from farspan.errors import LaunchError
+
+__all__ = ["find_command"]
+
+_EXAMPLE = "farspan run -n 4 train.py"
+
+
+def find_command(script_argv: Sequence[str]) -> list[str]:
+    """Returns the command line that runs a python file, a module or an executable, tied to our life on Linux."""
+    argv = list(script_argv)
+    if not argv or argv == ["-m"]:
+        raise LaunchError(
+            "no script to run.",
+            why="the command line ends before it." if not argv else "-m needs the name of a module.",
+            hint=f"{_EXAMPLE}\nfarspan run -n 4 -m package.module",
+        )
+    script = Path(argv[0])
+    if argv[0] == "-m" or (argv[0].endswith(".py") and script.is_file()):
+        command = [sys.executable, *argv]
+    elif script.is_file() and os.access(script, os.X_OK):
+        command = [str(script.absolute()), *argv[1:]]
+    elif (found := shutil.which(argv[0])) is not None and not script.is_file():
+        command = [found, *argv[1:]]
+    else:
+        raise _explain_missing(script)
+    if sys.platform == "linux":
+        shim = Path(__file__).parents[1] / "child.py"
+        command = [sys.executable, "-I", "-S", str(shim), str(os.getpid()), *command]
+    return command
+
+
+def _explain_missing(script: Path) -> LaunchError:
+    if script.is_file():
+        return LaunchError(
+            f"{script} is neither a python file nor executable.",
+            why="its name does not end in .py and its x permission is not set.",
+            hint=f"chmod +x {script}     or farspan run -n 4 python {script}",
+        )
+    if script.is_dir():
+        return LaunchError(
+            f"{script} is a folder, not a script.",
+            why="farspan run starts a .py file, -m and a module, or an executable.",
+            hint=f"farspan run -n 4 -m {'.'.join(script.parts)}",
+        )
+    near = sorted(p.name for p in Path(".").glob("*.py"))[:5]
+    return LaunchError(
+        f"there is no script {script}.",
+        why=f"looked in {Path.cwd()}" + (f", which has {', '.join(near)}." if near else "."),
+        hint=f"{_EXAMPLE}     (options of farspan run come before the script)",
+    )

@@ -1,0 +1,117 @@
+"""What has become of one start of all ranks: who failed first, how, and what is said about it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from farspan.launch.job import Job
+from farspan.launch.logs import find_cause, find_exception, find_place, find_word_of, only_heard_of_it
+from farspan.launch.rank_process import Rank
+
+__all__ = ["Outcome", "conclude"]
+
+_CODE_OF_EXCEPTION = 1
+_REASON_CHARACTERS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The end of one start of all ranks.
+
+    Attributes:
+        code: Exit code of the whole.
+        text: What is said about a failure; "" where there is none.
+        was_interrupted: Whether a signal to the launcher has ended it.
+        place: Where in the program its own error was raised, and of which kind it is; "" where the end was none, as
+            that of a killed rank.
+    """
+
+    code: int
+    text: str = ""
+    was_interrupted: bool = False
+    place: str = ""
+
+
+def conclude(job: Job, heard: Collection[int]) -> Outcome:
+    """Returns what has become of a job that is over.
+
+    Args:
+        job: All of whose ranks have ended.
+        heard: Ranks that say that they ended because another one failed.
+    """
+
+    def only_heard(rank: Rank) -> bool:
+        return rank.number in heard or only_heard_of_it(rank.read_tail())
+
+    failed = [rank for rank in job.ended if rank.returncode != 0]
+    own = [rank for rank in failed if not rank.was_stopped]
+    if not failed:
+        return Outcome(code=0, was_interrupted=job.interrupted_by is not None)
+    if job.interrupted_by is not None and not job.failed_before_interrupt:
+        text = f"farspan run: ended by {job.interrupted_by.name}; logs in {job.log_dir}"
+        return Outcome(code=128 + job.interrupted_by, text=text, was_interrupted=True)
+    was_interrupted = job.interrupted_by is not None
+    # A rank that only noticed the failure of another may well have ended before it.
+    culprit = next((rank for rank in own if not only_heard(rank)), [*own, *failed][0])
+    stopped = [rank for rank in job.ended if rank.was_stopped]
+    if job.never_joined and (culprit.was_stopped or only_heard(culprit)):
+        text = _describe_absence(job, job.never_joined[0])
+        return Outcome(code=1, text=text, was_interrupted=was_interrupted, place="before farspan.distribute")
+    code = culprit.returncode
+    return Outcome(
+        code=code if code > 0 else 128 - code,
+        text=_describe_failure(job, culprit, stopped),
+        was_interrupted=was_interrupted,
+        place="" if code < 0 or only_heard(culprit) else find_place(culprit.read_tail()) or f"exit code {code}",
+    )
+
+
+def _describe_failure(job: Job, culprit: Rank, stopped: Sequence[Rank]) -> str:
+    code = culprit.returncode
+    how = f"exit code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
+    lines = [f"farspan run: rank {culprit.number} of {job.num_processes} failed: {how}."]
+    reason = _find_reason(job, culprit) if code == _CODE_OF_EXCEPTION else ""
+    if reason:
+        lines += [f"  why   {reason}"]
+    if culprit.log is None:
+        lines += ["  Its own output is above."]
+    else:
+        said = find_cause(culprit.read_tail(), killed=code < 0 and code != -signal.SIGABRT)
+        lines += ["", said, ""] if said else ["  It wrote nothing."]
+    if code == -signal.SIGKILL:
+        lines += ["  why   often the kernel, for want of memory: see dmesg"]
+    if stopped:
+        names = ", ".join(str(rank.number) for rank in sorted(stopped, key=lambda rank: rank.number))
+        lines += [f"  then  ended after {job.grace_s:g} s, still running: rank {names}"]
+    if job.num_processes > 1:
+        lines += [f"  logs  {culprit.log or job.log_dir / 'rank*.log'}"]
+    return "\n".join(lines)
+
+
+def _find_reason(job: Job, culprit: Rank) -> str:
+    """Returns the exception that a rank ended with: its log says it, or, where the disk is full, what others heard of
+    it."""
+    own = find_exception(culprit.read_tail())
+    heard = (find_word_of(culprit.number, rank.read_tail()) for rank in job.ranks if rank is not culprit)
+    return (own or next(filter(None, heard), ""))[:_REASON_CHARACTERS]
+
+
+def _describe_absence(job: Job, absent: Rank) -> str:
+    waited = sorted(rank.number for rank in job.ended if rank.returncode != 0)
+    names = ", ".join(map(str, waited))
+    lines = [
+        f"farspan run: rank {absent.number} of {job.num_processes} ended before it called farspan.distribute.",
+        f"  why   its program was over (exit code 0), while rank {names} waited for it.",
+        "  try   let every rank call farspan.distribute, or none",
+        f"  logs  {absent.log or job.log_dir / 'rank*.log'}",
+    ]
+    return "\n".join(lines)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

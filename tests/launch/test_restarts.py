@@ -1,0 +1,115 @@
+"""Runs that are started again after a rank has failed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+import pytest
+from tests.support.launcher import READY, Job, is_running, wait_until
+
+from farspan.launch.logs import find_place
+
+TIMES = """
+path = f'{here}/times{rank}'
+times = int(open(path).read()) + 1 if os.path.exists(path) else 1
+open(path, 'w').write(str(times))
+assert os.environ['FARSPAN_RESTART'] == str(times - 1)
+"""
+"""How often this rank was started."""
+
+TRAINS = """
+import json, torch, farspan
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+model = farspan.distribute(nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]), measure=False)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+loader = farspan.resumable(DataLoader(TensorDataset(torch.randn(40, 8)), batch_size=4, shuffle=True))
+folder, step = f'{here}/checkpoints', 0
+if farspan.latest(folder):
+    step = farspan.load(folder, model=model, optimizer=optimizer).step
+while step < 12:
+    for x, in loader:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        step += 1
+        if rank == 0:
+            with open(f'{here}/losses', 'a') as file: print(json.dumps([step, loss.item()]), file=file)
+        if step % 4 == 0:
+            farspan.save(folder, model=model, optimizer=optimizer, step=step).wait()
+        if step == 6 and rank == 1 and times == 1: os.kill(os.getpid(), signal.SIGKILL)
+        if step == 12: break
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    job = Job(tmp_path)
+    yield job
+    job.close()
+
+
+def test_a_program_that_is_killed_goes_on_from_its_checkpoint_with_the_same_numbers(job):
+    code, _, err = job.run("import random, torch\ntorch.manual_seed(1)\n" + TIMES + TRAINS, max_restarts=5)
+    assert code == 0 and (job.folder / "times0").read_text() == "2", err
+    assert "rank 1 of 2 failed: killed by SIGKILL" in err and "restart 1 of 5; step 4 is saved" in err
+    losses = [json.loads(line) for line in (job.folder / "losses").read_text().splitlines()]
+    steps = [step for step, _ in losses]
+    assert steps in ([1, 2, 3, 4, 5, 6, *range(5, 13)], [1, 2, 3, 4, 5, *range(5, 13)])
+    assert len(set(map(tuple, losses))) == 12  # a step that was taken again has the loss that it had, bit for bit
+
+
+def test_an_error_of_the_program_s_own_that_comes_again_in_the_same_place_ends_the_run(job):
+    script = TIMES + "print('draws', os.environ['PYTHONHASHSEED'])\n"
+    script += "if rank == 1: raise ValueError(f'time {times}')\n"
+    code, out, err = job.run(script, max_restarts=10)
+    assert code == 1
+    assert (job.folder / "times1").read_text() == "2" and err.count("ValueError: time 2") == 2
+    assert "not started again: the same error came twice in the same place, and nothing was saved in between.\n" in err
+    assert "script.py\", line " in err[err.index("not started again") :]
+    assert len(set(out.splitlines())) == 1  # what all ranks draw by, in all starts
+    assert (job.logs / "rank1.log").exists() and (job.logs / "restart-1" / "rank1.log").exists()
+
+
+def test_an_error_that_comes_again_after_more_was_saved_may_have_come_by_chance(job):
+    script = "from farspan.launch.rank.notes import note_saving\n" + TIMES
+    script += "if rank == 0: note_saving(min(times, 4))\n"
+    code, _, err = job.run(script + "raise ValueError", 1, max_restarts=10)
+    assert code == 1 and (job.folder / "times0").read_text() == "5"
+    assert "restart 4 of 10; step 4 is saved" in err and "nothing was saved in between" in err
+
+
+def test_a_rank_that_is_always_killed_is_started_again_as_often_as_asked(job):
+    code, _, err = job.run(TIMES + "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)", max_restarts=2)
+    assert code == 128 + signal.SIGKILL and (job.folder / "times1").read_text() == "3"
+    assert "not started again: this was restart 2 of 2" in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a group is killed with its rank")
+def test_what_a_rank_has_started_is_gone_before_the_next_start(job):
+    script = TIMES + "if times == 1:\n"
+    script += "    child = os.fork()\n    if child == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)\n"
+    script += "    open(f'{here}/child', 'w').write(str(child))\n    sys.exit(3)\n"
+    script += "pid = int(open(f'{here}/child').read())\n"
+    script += "print(open(f'/proc/{pid}/stat').read().split()[2] if os.path.exists(f'/proc/{pid}') else 'Z')\n"
+    code, out, _ = job.run(script, 1, max_restarts=1)
+    assert (code, out) == (0, "Z\n")
+
+
+def test_ctrl_c_is_not_answered_by_a_restart(job):
+    job.start(READY + "time.sleep(60)", max_restarts=5)
+    pids = [job.pid(0), job.pid(1)]
+    job.process.send_signal(signal.SIGINT)
+    code, _, err = job.end()
+    assert code == 130 and "restart" not in err
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def test_the_place_of_an_error_does_not_depend_on_the_numbers_that_it_names():
+    log = 'Traceback (most recent call last):\n  File "a.py", line {}, in f\n    boom\nValueError: {}\n'
+    assert find_place(log.format(3, 1)) == find_place(log.format(3, 2)) == 'File "a.py", line 3, in f\nValueError'
+    assert find_place(log.format(4, 1)) != find_place(log.format(3, 1))
+    assert find_place("farspan.errors.RemoteError: rank 1 failed") == find_place("killed") == ""
