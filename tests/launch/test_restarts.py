@@ -69,7 +69,7 @@ def test_an_error_of_the_program_s_own_that_comes_again_in_the_same_place_ends_t
     assert code == 1
     assert (job.folder / "times1").read_text() == "2" and err.count("ValueError: time 2") == 2
     assert "not started again: the same error came twice in the same place, and nothing was saved in between.\n" in err
-    assert "script.py\", line " in err[err.index("not started again") :]
+    assert 'script.py", line ' in err[err.index("not started again") :]
     assert len(set(out.splitlines())) == 1  # what all ranks draw by, in all starts
     assert (job.logs / "rank1.log").exists() and (job.logs / "restart-1" / "rank1.log").exists()
 
@@ -91,7 +91,8 @@ def test_a_rank_that_is_always_killed_is_started_again_as_often_as_asked(job):
 @pytest.mark.skipif(sys.platform != "linux", reason="a group is killed with its rank")
 def test_what_a_rank_has_started_is_gone_before_the_next_start(job):
     script = TIMES + "if times == 1:\n"
-    script += "    child = os.fork()\n    if child == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)\n"
+    script += "    child = os.fork()\n    if child == 0:\n"
+    script += "        signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)\n"
     script += "    open(f'{here}/child', 'w').write(str(child))\n    sys.exit(3)\n"
     script += "pid = int(open(f'{here}/child').read())\n"
     script += "print(open(f'/proc/{pid}/stat').read().split()[2] if os.path.exists(f'/proc/{pid}') else 'Z')\n"

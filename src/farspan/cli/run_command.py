@@ -5,23 +5,38 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from farspan import settings
-from farspan.cli.arguments import Parser, whole_number
+from farspan.cli.arguments import Parser, host_range, whole_number
 from farspan.errors import LaunchError
 from farspan.outputs import check_outputs
+
+if TYPE_CHECKING:
+    from farspan.launch.hosts import Fleet
 
 __all__ = ["add_command", "split_script"]
 
 _MOST_PROCESSES = 4096
 _SUFFIXES = (".html", ".svg", ".json")
-_WITH_VALUE = ("-n", "--num-processes", "--log-dir", "--report", "--files", "--max-restarts")
+_WITH_VALUE = (
+    "-n",
+    "--num-processes",
+    "--log-dir",
+    "--report",
+    "--files",
+    "--max-restarts",
+    "--hosts",
+    "--ssh",
+    "--nnodes",
+)
 _MOST_RESTARTS = 1_000_000
 _EXAMPLES = """\
 everything after the script or module belongs to it:
   farspan run -n 4 train.py --lr 3e-4
   farspan run -n 4 -m package.train --lr 3e-4
   farspan run -n 4 --report step.html train.py
+  farspan run --hosts a:2,b:4 --max-restarts 10 train.py
 """
 
 
@@ -32,7 +47,7 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         help="start a script in several processes on this machine",
         description="Starts a script in several processes on this machine. Rank 0 has the console, the "
         "others write to files; if a rank fails, its traceback is shown once.",
-        usage="farspan run -n N [options] (script.py | -m module | executable) [args ...]",
+        usage="farspan run (-n N | --hosts HOSTS) [options] (script.py | -m module | executable) [args ...]",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -43,6 +58,20 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         type=whole_number(1, _MOST_PROCESSES),
         metavar="N",
         help="number of processes (ranks)",
+    )
+    parser.add_argument(
+        "--hosts",
+        metavar="HOSTS",
+        help="a:2,b:4 for two processes on a and four on b, or a file with a line for each host; by ssh from here",
+    )
+    parser.add_argument(
+        "--nnodes",
+        metavar="MIN[:MAX]",
+        type=host_range,
+        help="how many hosts the run needs (default: all), so that it starts or goes on without the others",
+    )
+    parser.add_argument(
+        "--ssh", metavar="COMMAND", default="ssh", help="what runs a line on a host, instead of ssh: COMMAND HOST LINE"
     )
     parser.add_argument("--log-dir", metavar="DIR", help="folder for rank1.log, ... (default: a fresh one)")
     parser.add_argument(
@@ -87,10 +116,10 @@ def _execute(arguments: argparse.Namespace) -> int:
     from farspan.launch.run_job import run
 
     script_argv: list[str] = arguments.script_argv
-    if arguments.num_processes is None:
+    if arguments.hosts is None and arguments.num_processes is None:
         raise LaunchError(
             "how many processes?",
-            why="-n is missing; options of farspan run come before the script.",
+            why="-n is missing, or --hosts; options of farspan run come before the script.",
             hint=f"farspan run -n 4 {' '.join(script_argv) or 'train.py'}",
         )
     settings.check()
@@ -99,15 +128,37 @@ def _execute(arguments: argparse.Namespace) -> int:
         environment["FARSPAN_REPORT"] = _check_report(arguments.report)
     if arguments.verbose:
         environment["FARSPAN_VERBOSE"] = "1"
+    fleet = None if arguments.hosts is None else _fleet(arguments)
     return run(
         script_argv,
-        arguments.num_processes,
+        fleet.num_processes if fleet is not None else arguments.num_processes,
         log_dir=arguments.log_dir,
         environment=environment,
         files=arguments.files,
         verbose=arguments.verbose,
         max_restarts=arguments.max_restarts,
+        fleet=fleet,
     )
+
+
+def _fleet(arguments: argparse.Namespace) -> Fleet:
+    from farspan.launch.hosts import Fleet, read_hosts
+
+    if arguments.num_processes is not None:
+        raise LaunchError(
+            f"-n {arguments.num_processes} and --hosts say the number of processes twice.",
+            why="--hosts has a number for each host.",
+            hint=f"--hosts {arguments.hosts}",
+        )
+    hosts = read_hosts(arguments.hosts)
+    fewest, most = arguments.nnodes or (len(hosts), len(hosts))
+    if not fewest <= len(hosts) <= most:
+        raise LaunchError(
+            f"--nnodes {fewest}:{most} and {len(hosts)} hosts in --hosts.",
+            why="--nnodes says how many of the hosts in --hosts the run needs.",
+            hint=f"--nnodes 1:{len(hosts)}",
+        )
+    return Fleet(hosts, arguments.script_argv, ssh=arguments.ssh, fewest=fewest)
 
 
 def _check_report(file: str) -> str:

@@ -8,10 +8,10 @@
     srun                         SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_TASKS_PER_NODE
     nothing of these             0, 1, 0, 1
 
-The first row that is there wins; with it the address of rank 0, MASTER_ADDR and MASTER_PORT, or for farspan run, which
-is on one machine, FARSPAN_STORE, a file. farspan run hides the variables of all other rows from the script, which is to
-see one process. SLURM comes last because its variables are inherited: `mpirun`, called
-from a batch script, hands the script's own SLURM_PROCID=0 to every rank of that machine.
+The first row that is there wins; with it the address of rank 0, MASTER_ADDR and MASTER_PORT, or for farspan run
+FARSPAN_STORE, a file on one machine, and on several tcp://ADDRESS:PORT. farspan run hides the variables of all other
+rows from the script, which is to see one process. SLURM comes last because its variables are inherited: `mpirun`,
+called from a batch script, hands the script's own SLURM_PROCID=0 to every rank of that machine.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Environment:
         world_size: Number of processes of the job.
         local_rank: Number of this process among those of its machine.
         local_world_size: Number of processes on its machine; the world size where no launcher said it.
-        launcher: "run" (farspan run), "torchrun", "plain" (RANK set by something else), "openmpi", "pmi",
-            "slurm", or "none".
+        launcher: "run" (farspan run on one machine), "hosts" (on several), "torchrun", "plain" (RANK set by something
+            else), "openmpi", "pmi", "slurm", or "none".
         master_addr: Host at which rank 0 listens; None where the world size is 1, or there is a `store`.
         master_port: Its port; None as well.
         store: A file by which the processes of one machine find each other, where the launcher gives one.
@@ -108,6 +108,7 @@ _SOURCES = (
     ),
 )
 
+_TCP_STORE = re.compile(r"tcp://([0-9A-Za-z._-]{1,255}|[0-9A-Fa-f:.%]{2,255}):([0-9]{1,5})")
 _MASTER_HINTS = {
     "openmpi": "mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 ...",
     "pmi": "mpirun -genv MASTER_ADDR $(hostname) -genv MASTER_PORT 29500 ...",
@@ -157,13 +158,9 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
             why=f"{size_name}={world_size}, but {' and '.join(missing)} not set (launcher: {launcher}).",
             hint=_MASTER_HINTS.get(launcher, "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500\n" + _START_HINT),
         )
+    found: dict[str, Any] = {"launcher": launcher, **_read_rendezvous(given, source)}
     return Environment(
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_world_size=local_world_size,
-        launcher=launcher,
-        **_read_rendezvous(given, source),
+        rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=local_world_size, **found
     )
 
 
@@ -251,7 +248,10 @@ def _read_rendezvous(given: Mapping[str, str], source: _Source) -> dict[str, Any
     """`store`, or `master_addr` and `master_port`, of an `Environment`."""
     first, *port = source.rendezvous
     if not port:
-        return {"store": given.get(first)}
+        match = _TCP_STORE.fullmatch(given.get(first, ""))
+        if match is None:
+            return {"store": given.get(first)}
+        return {"launcher": "hosts", "master_addr": match[1].strip("[]"), "master_port": int(match[2])}
     host = given[first].strip() if first in given else None
     if host is not None and not re.fullmatch(r"[A-Za-z0-9._:%\[\]-]{1,255}", host):
         raise LaunchError(

@@ -14,36 +14,72 @@ same queue; the deadlines are its timeouts.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import signal
 import socket
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from farspan.errors import LaunchError
-from farspan.launch.environment import launch_variables
 from farspan.launch.rank.notes import has_joined, note_end, waiting_ranks
-from farspan.launch.rank_process import Rank
 from farspan.launch.terminal import say
-from farspan.settings import PREFIX
 
-__all__ = ["Events", "Job", "signals_to"]
+__all__ = ["Crew", "Events", "Job", "Noted", "Started", "signals_to"]
 
 _KILL_AFTER_S = 3.0
 _INTERRUPT_GRACE_S = 30.0
 
 
+class Started(Protocol):
+    """A rank that was started, here or on another host."""
+
+    number: int
+    returncode: int
+    """As in subprocess, once it has ended."""
+    was_stopped: bool
+    has_ended: bool
+    log: Path | None
+    lost: str
+    """Why nothing is known of its end, where that is so."""
+
+    def wait(self) -> int: ...
+    def handles(self, number: signal.Signals) -> bool: ...
+    def send(self, number: signal.Signals, *, group: bool) -> None: ...
+    def read_tail(self) -> str: ...
+    def close(self) -> None: ...
+
+
+class Crew(Protocol):
+    """Where the ranks of one start run: on this machine, or on several."""
+
+    num_processes: int
+
+    def start(self, number: int, log_dir: Path) -> Started: ...
+    def note_end(self, number: int) -> None:
+        """Lets the ranks on other hosts know that one has ended before all had found each other."""
+        ...
+
+    def finish(self, *, kills: bool) -> None:
+        """Ends what the ranks on other hosts have left over, all of which have ended."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ended:
-    rank: Rank
+    rank: Started
     returncode: int
 
 
-Events = queue.SimpleQueue[_Ended | signal.Signals]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """Another host has left notes in the folder of the run."""
+
+
+Events = queue.SimpleQueue[_Ended | Noted | signal.Signals]
 """Ends of ranks, and signals to the launcher."""
 
 
@@ -52,40 +88,36 @@ class Job:
 
     Args:
         events: What it waits on; signals come by it (`signals_to`), also while no job runs.
-        num_processes: Number of ranks.
+        crew: Where the ranks run.
         log_dir: Folder of their logs.
         run_folder: Where they and this process leave notes for each other (`notes.py`); None for one rank.
         grace_s: Seconds between the first failure and SIGTERM.
     """
 
-    def __init__(
-        self, events: Events, *, num_processes: int, log_dir: Path, run_folder: str | None, grace_s: float
-    ) -> None:
+    def __init__(self, events: Events, crew: Crew, *, log_dir: Path, run_folder: str | None, grace_s: float) -> None:
         self.events = events
-        self.num_processes = num_processes
+        self.crew = crew
+        self.num_processes = crew.num_processes
         self.log_dir = log_dir
         self.run_folder = run_folder
         self.grace_s = grace_s
-        self.ranks: list[Rank] = []
-        self.ended: list[Rank] = []  # in the order of their ends
-        self.never_joined: list[Rank] = []
+        self.ranks: list[Started] = []
+        self.ended: list[Started] = []  # in the order of their ends
+        self.never_joined: list[Started] = []
         """Ranks that have ended well before all had found each other, in the order of their ends."""
         self.interrupted_by: signal.Signals | None = None
         self.failed_before_interrupt = False
         self._deadline: float | None = None
         self._next_signal = signal.SIGTERM
 
-    def start(self, command: Sequence[str], shared: Mapping[str, str]) -> None:
-        hidden = launch_variables(os.environ)
-        inherited = {name: text for name, text in os.environ.items() if name not in hidden}
+    def start(self) -> None:
         for number in range(self.num_processes):
-            own = {f"{PREFIX}RANK": str(number), f"{PREFIX}LOCAL_RANK": str(number)}
             try:
-                rank = Rank(number, command, inherited | dict(shared) | own, self.log_dir)
+                rank = self.crew.start(number, self.log_dir)
             except OSError as error:
                 raise LaunchError(
                     f"rank {number} of {self.num_processes} could not be started.",
-                    why=f"{command[0]}: {error.strerror or error}.",
+                    why=f"{error.filename or ''}: {error.strerror or error}.".removeprefix(": "),
                     hint="fewer processes, or see ulimit -u and ulimit -n",
                 ) from None
             self.ranks.append(rank)
@@ -102,6 +134,8 @@ class Job:
                 continue
             if isinstance(event, _Ended):
                 self._note_end(event)
+            elif isinstance(event, Noted):
+                self._end_who_waits()
             elif event is signal.SIGUSR1:
                 self._show_stacks()
             else:
@@ -123,8 +157,9 @@ class Job:
                 rank.send(leftover_signal, group=True)
         for rank in self.ranks:
             rank.close()
+        self.crew.finish(kills=kills)
 
-    def _watch(self, rank: Rank) -> None:
+    def _watch(self, rank: Started) -> None:
         try:
             returncode = rank.wait()
         except ChildProcessError:  # reaped by close()
@@ -142,18 +177,19 @@ class Job:
             for rank in self._running():
                 rank.send(signal.SIGCONT, group=False)  # one that is stopped cannot hear that it is over
         if self.run_folder is not None and not has_joined(self.run_folder):
-            self._end_who_waits_for(event.rank, self.run_folder)
+            if event.returncode == 0:
+                self.never_joined.append(event.rank)
+            note_end(self.run_folder, event.rank.number)
+            self.crew.note_end(event.rank.number)
+            self._end_who_waits()
 
-    def _running(self) -> list[Rank]:
+    def _running(self) -> list[Started]:
         return [rank for rank in self.ranks if not rank.has_ended]
 
-    def _end_who_waits_for(self, absent: Rank, run_folder: str) -> None:
-        """Ends the ranks that wait for this one in farspan.distribute, which would go on until their deadline; later
-        ones see the note."""
-        note_end(run_folder, absent.number)
-        if absent.returncode == 0:
-            self.never_joined.append(absent)
-        numbers = waiting_ranks(run_folder)
+    def _end_who_waits(self) -> None:
+        """Ends the ranks that wait for one that has ended in farspan.distribute, which would go on until their
+        deadline; later ones see the note."""
+        numbers = set[int]() if self.run_folder is None or not self.ended else waiting_ranks(self.run_folder)
         waiting = [rank for rank in self._running() if rank.number in numbers]
         for rank in waiting:
             rank.was_stopped = True

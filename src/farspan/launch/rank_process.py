@@ -1,4 +1,4 @@
-"""Starts one process of a job, reads its output, and ends it."""
+"""Starts one process of a job on this machine, reads its output, and ends it."""
 
 from __future__ import annotations
 
@@ -15,37 +15,40 @@ from farspan.errors import LaunchError
 from farspan.launch.logs import TAIL_BYTES
 from farspan.launch.terminal import Tee
 
-__all__ = ["Rank"]
+__all__ = ["Process", "Rank", "open_log", "read_end"]
 
 
-class Rank:
-    """One process and its output; `returncode` is as in subprocess, once it has ended."""
+class Process:
+    """One process of a job; `returncode` is as in subprocess, once it has ended.
 
-    def __init__(self, number: int, command: Sequence[str], variables: Mapping[str, str], log_dir: Path):
+    Args:
+        number: Its rank.
+        command: What it runs.
+        variables: All of its environment.
+        stdin: As in subprocess.
+        stdout: As in subprocess.
+        stderr: As in subprocess.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        stdin: int | None,
+        stdout: int | None,
+        stderr: int | None,
+    ) -> None:
         self.number = number
         self.returncode = 0
         self.was_stopped = False
         self.has_ended = False
         self.log: Path | None = None
-        self._tee: Tee | None = None
-        stdin: int | None = None
-        stdout: int | None = None
-        if number == 0:
-            self._tee = Tee()
-            stderr = self._tee.write_fd
-        else:
-            self.log = log_dir / f"rank{number}.log"
-            stdin = subprocess.DEVNULL
-            stdout = stderr = _open_log(self.log)
-        try:
-            self.process = subprocess.Popen(
-                command, stdin=stdin, stdout=stdout, stderr=stderr, env=variables, start_new_session=True
-            )
-        finally:
-            if self._tee is not None:
-                self._tee.start()
-            else:
-                os.close(stderr)
+        self.lost = ""
+        self.process = subprocess.Popen(
+            command, stdin=stdin, stdout=stdout, stderr=stderr, env=variables, start_new_session=True
+        )
 
     def wait(self) -> int:
         """Blocks until the process ends, and leaves it unreaped, so that its number stays its own."""
@@ -72,23 +75,59 @@ class Rank:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             (os.killpg if group else os.kill)(self.process.pid, number)
 
+    def close(self) -> None:
+        self.process.wait()
+
+
+class Rank(Process):
+    """A process whose output goes to the console, if it is rank 0, or to a log."""
+
+    def __init__(self, number: int, command: Sequence[str], variables: Mapping[str, str], log_dir: Path) -> None:
+        log = log_dir / f"rank{number}.log" if number else None
+        self._tee = Tee() if log is None else None
+        if log is not None:
+            output = open_log(log)
+        else:
+            assert self._tee is not None
+            output = self._tee.write_fd
+        try:
+            super().__init__(
+                number,
+                command,
+                variables,
+                stdin=None if log is None else subprocess.DEVNULL,
+                stdout=None if log is None else output,
+                stderr=output,
+            )
+        finally:
+            if self._tee is not None:
+                self._tee.start()
+            else:
+                os.close(output)
+        self.log = log
+
     def read_tail(self) -> str:
         """Returns the end of what it wrote: its log, or for rank 0 its stderr."""
         if self.log is None:
             data = bytes(self._tee.tail) if self._tee is not None else b""
         else:
-            with self.log.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-                data = file.read()
+            data = read_end(self.log)
         return data.decode("utf-8", errors="replace")
 
     def close(self) -> None:
-        self.process.wait()
+        super().close()
         if self._tee is not None:
             self._tee.stop()
 
 
-def _open_log(path: Path) -> int:
+def read_end(path: Path) -> bytes:
+    """Returns the last bytes of a log."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read()
+
+
+def open_log(path: Path) -> int:
     """Returns a file descriptor of an empty log.
 
     Raises:

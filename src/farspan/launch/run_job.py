@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from farspan.errors import LaunchError
-from farspan.launch.attempts import Restarts, attempt, find_command, shared_variables
-from farspan.launch.job import Events, signals_to
+from farspan.launch.attempts import Here, Restarts, attempt, find_command, shared_variables
+from farspan.launch.hosts import Fleet
+from farspan.launch.job import Crew, Events, signals_to
 from farspan.launch.rank.entropy import entropy_variables
 from farspan.launch.terminal import say
 
@@ -38,6 +39,7 @@ def run(
     files: str | None = None,
     verbose: bool = False,
     max_restarts: int = 0,
+    fleet: Fleet | None = None,
     grace_s: float = 5.0,
 ) -> int:
     """Runs `num_processes` processes of a script on this machine, until all have ended.
@@ -61,6 +63,8 @@ def run(
         max_restarts: How often all ranks are started again after one has failed; the logs of the k-th time go to
             `restart-k` in the folder of logs. An error of the program's own that comes twice in the same place, with no
             checkpoint saved in between, is not started again.
+        fleet: The hosts that the ranks run on; None for this machine alone. `num_processes` is then that of all hosts,
+            and after a restart that of those that are left.
         grace_s: Seconds between the first failure and SIGTERM; SIGKILL follows 3 seconds later.
 
     Returns:
@@ -85,13 +89,21 @@ def run(
         shared |= entropy_variables(os.environ | shared)  # one for all starts: what was drawn once is drawn again
     events: Events = queue.SimpleQueue()
     restarts = Restarts(max_restarts)
+
+    def open_crew(variables: dict[str, str]) -> Crew:
+        return fleet.open(events, variables, files) if fleet is not None else Here(command, num_processes, variables)
+
     try:
         with signals_to(events):
             while True:
+                if fleet is not None:
+                    fleet.gather()
+                    num_processes = fleet.num_processes
+                    say(f"farspan run: {fleet.describe()}; logs in {folder}")
                 logs = folder / f"restart-{restarts.num_done}" if restarts.num_done else folder
                 outcome = attempt(
                     events,
-                    command,
+                    open_crew,
                     num_processes,
                     log_dir=_make_log_dir(logs),
                     variables=shared | {"FARSPAN_LOG_DIR": str(logs)} | restarts.variables(),
@@ -106,6 +118,8 @@ def run(
                     return outcome.code
     finally:
         restarts.close()
+        if fleet is not None:
+            fleet.close()
         if log_dir is None:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only if nobody wrote: one rank has no log

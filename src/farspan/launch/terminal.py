@@ -15,7 +15,7 @@ import threading
 from farspan.errors import printable
 from farspan.launch.logs import TAIL_BYTES
 
-__all__ = ["Tee", "say"]
+__all__ = ["Tee", "say", "write_stderr"]
 
 
 class Tee:
@@ -52,7 +52,7 @@ class Tee:
                     break
                 self.tail += data
                 del self.tail[:-TAIL_BYTES]
-                _write_stderr(data)
+                write_stderr(data)
         os.close(self._read_fd)
         os.close(self._stop_read)
 
@@ -72,10 +72,10 @@ def _open_terminal() -> tuple[int, int]:
 
 def say(text: str) -> None:
     """Writes a line to stderr."""
-    _write_stderr(f"{printable(text)}\n".encode(errors="backslashreplace"))
+    write_stderr(f"{printable(text)}\n".encode(errors="backslashreplace"))
 
 
-def _write_stderr(data: bytes) -> None:
+def write_stderr(data: bytes) -> None:
     """Straight to the file descriptor, as rank 0 itself would; a reader that went away is not our error."""
     with contextlib.suppress(OSError):
         while data:

@@ -9,7 +9,10 @@ from typing import NoReturn
 from farspan.errors import LaunchError, quoted
 from farspan.units import parse_count
 
-__all__ = ["Parser", "whole_number"]
+__all__ = ["Parser", "host_range", "whole_number"]
+
+
+_MOST_HOSTS = 4096
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,3 +34,17 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
         return value
 
     return read
+
+
+def host_range(text: str) -> tuple[int, int]:
+    """Reads the fewest and the most hosts of a run, as an argument type.
+
+    >>> host_range("1:4"), host_range("2")
+    ((1, 4), (2, 2))
+    """
+    fewest, _, most = text.partition(":")
+    numbers = [parse_count(each) for each in (fewest, most or fewest)]
+    low, high = numbers
+    if low is None or high is None or not 1 <= low <= high <= _MOST_HOSTS:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no range of hosts, as 2 or 1:4")
+    return low, high

@@ -147,7 +147,7 @@ def _set_up(seed: int | None, num_groups: int | Callable[[int], int]) -> Engine:
         raise
     watch_end(engine, peers.rank, router, remove_files)
     watch_signal(joined.side)
-    if peers.rank == 0 and peers.launcher not in ("run", "program"):
+    if peers.rank == 0 and peers.launcher not in ("run", "hosts", "program"):
         write_line(_VISIBLE.format(launcher=_NAMES[peers.launcher], n=peers.world_size).rstrip())
     activate(recorder)
     return engine
@@ -188,7 +188,7 @@ def _keep_files_apart(peers: Peers, agreement: Agreement) -> Callable[[], None]:
     """Leaves the script's files to rank 0, and lets the launcher know that all have joined; returns what ends it."""
     if peers.launcher == "program":
         return lambda: None  # a script for several processes
-    if peers.launcher == "run":
+    if peers.launcher in ("run", "hosts"):
         note_joining()
     return install_late(peers.rank, lambda blob: agreement.gather("files", blob))
 

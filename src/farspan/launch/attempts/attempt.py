@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from farspan.launch.attempts.outcome import Outcome, conclude
 from farspan.launch.attempts.variables import make_run_folder
-from farspan.launch.job import Events, Job
+from farspan.launch.job import Crew, Events, Job
 from farspan.launch.rank.notes import heard_ranks, trains_copies
 from farspan.launch.sweep import Sweeper
 from farspan.launch.terminal import say
@@ -22,7 +22,7 @@ farspan run: nothing called farspan.distribute(model): {n} copies of the model w
 
 def attempt(
     events: Events,
-    command: Sequence[str],
+    open_crew: Callable[[dict[str, str]], Crew],
     num_processes: int,
     *,
     log_dir: Path,
@@ -35,7 +35,7 @@ def attempt(
 
     Args:
         events: By which signals to the launcher come.
-        command: What each rank runs.
+        open_crew: Gives where the ranks run, from the variables that all of them get.
         num_processes: Number of ranks.
         log_dir: Folder of their logs.
         variables: That all ranks get.
@@ -46,12 +46,14 @@ def attempt(
     shared = dict(variables)
     run_folder = make_run_folder(shared, num_processes, files)
     sweeper = None if run_folder is None else Sweeper(run_folder)
-    job = Job(events, num_processes=num_processes, log_dir=log_dir, run_folder=run_folder, grace_s=grace_s)
     try:
-        job.start(command, shared)
-        job.wait()
+        job = Job(events, open_crew(shared), log_dir=log_dir, run_folder=run_folder, grace_s=grace_s)
+        try:
+            job.start()
+            job.wait()
+        finally:
+            job.close(kills=comes_again)
     finally:
-        job.close(kills=comes_again)
         are_copies = run_folder is not None and trains_copies(run_folder)
         heard = set[int]() if run_folder is None else heard_ranks(run_folder)
         if run_folder is not None and not comes_again:  # else the sweeper waits for those who still use it

@@ -6,9 +6,8 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from farspan.launch.job import Job
+from farspan.launch.job import Job, Started
 from farspan.launch.logs import find_cause, find_exception, find_place, find_word_of, only_heard_of_it
-from farspan.launch.rank_process import Rank
 
 __all__ = ["Outcome", "conclude"]
 
@@ -42,7 +41,7 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
         heard: Ranks that say that they ended because another one failed.
     """
 
-    def only_heard(rank: Rank) -> bool:
+    def only_heard(rank: Started) -> bool:
         return rank.number in heard or only_heard_of_it(rank.read_tail())
 
     failed = [rank for rank in job.ended if rank.returncode != 0]
@@ -60,17 +59,18 @@ def conclude(job: Job, heard: Collection[int]) -> Outcome:
         text = _describe_absence(job, job.never_joined[0])
         return Outcome(code=1, text=text, was_interrupted=was_interrupted, place="before farspan.distribute")
     code = culprit.returncode
+    is_own = code > 0 and not culprit.lost and not only_heard(culprit)
     return Outcome(
         code=code if code > 0 else 128 - code,
         text=_describe_failure(job, culprit, stopped),
         was_interrupted=was_interrupted,
-        place="" if code < 0 or only_heard(culprit) else find_place(culprit.read_tail()) or f"exit code {code}",
+        place=(find_place(culprit.read_tail()) or f"exit code {code}") if is_own else "",
     )
 
 
-def _describe_failure(job: Job, culprit: Rank, stopped: Sequence[Rank]) -> str:
+def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) -> str:
     code = culprit.returncode
-    how = f"exit code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
+    how = culprit.lost or f"exit code {code}" if code > 0 else f"killed by {_signal_name(-code)}"
     lines = [f"farspan run: rank {culprit.number} of {job.num_processes} failed: {how}."]
     reason = _find_reason(job, culprit) if code == _CODE_OF_EXCEPTION else ""
     if reason:
@@ -90,7 +90,7 @@ def _describe_failure(job: Job, culprit: Rank, stopped: Sequence[Rank]) -> str:
     return "\n".join(lines)
 
 
-def _find_reason(job: Job, culprit: Rank) -> str:
+def _find_reason(job: Job, culprit: Started) -> str:
     """Returns the exception that a rank ended with: its log says it, or, where the disk is full, what others heard of
     it."""
     own = find_exception(culprit.read_tail())
@@ -98,7 +98,7 @@ def _find_reason(job: Job, culprit: Rank) -> str:
     return (own or next(filter(None, heard), ""))[:_REASON_CHARACTERS]
 
 
-def _describe_absence(job: Job, absent: Rank) -> str:
+def _describe_absence(job: Job, absent: Started) -> str:
     waited = sorted(rank.number for rank in job.ended if rank.returncode != 0)
     names = ", ".join(map(str, waited))
     lines = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from farspan.launch.files import keeps_apart
 from farspan.settings import PREFIX
 
-__all__ = ["make_run_folder", "shared_variables"]
+__all__ = ["make_run_folder", "own_threads", "shared_variables"]
 
 
 def make_run_folder(shared: dict[str, str], num_processes: int, files: str | None) -> str | None:
@@ -31,15 +31,20 @@ def make_run_folder(shared: dict[str, str], num_processes: int, files: str | Non
 
 def shared_variables(num_processes: int, log_dir: Path) -> dict[str, str]:
     """Returns the variables that all ranks of a run on this machine get, but those of one start."""
-    if hasattr(os, "sched_getaffinity"):
-        num_cores = len(os.sched_getaffinity(0))
-    else:
-        num_cores = os.cpu_count() or 1
     return {
         f"{PREFIX}WORLD_SIZE": str(num_processes),
         f"{PREFIX}LOCAL_WORLD_SIZE": str(num_processes),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores // num_processes)),
+        **own_threads(num_processes),
         "PYTHONUNBUFFERED": "1",
         "FARSPAN_LAUNCHER": "run",
         "FARSPAN_LOG_DIR": str(log_dir),
     }
+
+
+def own_threads(num_processes: int) -> dict[str, str]:
+    """Returns the variable that gives each process of this machine its share of the cores."""
+    if hasattr(os, "sched_getaffinity"):
+        num_cores = len(os.sched_getaffinity(0))
+    else:
+        num_cores = os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores // num_processes))}

@@ -28,6 +28,10 @@ def keeps_apart(choice: str | None = None) -> bool:
     return found == "first" and os.name == "posix"
 
 
+ELSEWHERE = "first-is-elsewhere"
+"""A note of the launcher in the folder of the run: rank 0's folder is on another host."""
+
+
 def install(folder: str, rank: int, *, sees_first: bool = True) -> None:
     """Let rank 0 keep what it changes in `folder`, or another rank write into a folder of its own there.
 
@@ -41,6 +45,7 @@ def install(folder: str, rank: int, *, sees_first: bool = True) -> None:
     from farspan.launch.sweep import use
 
     use(folder)
+    sees_first = sees_first and not os.path.exists(f"{folder}/{ELSEWHERE}")
     if rank == 0:
         from farspan.launch.files.patches import install_journal
 

@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from farspan.launch.rank.imports import when_imported
 
 __all__ = [
     "PROGRESS_VARIABLE",
+    "add_notes",
+    "all_notes",
     "end_noting_training",
     "has_ended",
     "has_joined",
@@ -39,6 +43,7 @@ PROGRESS_VARIABLE = "FARSPAN_PROGRESS"
 """Names the file for the step of the newest checkpoint."""
 _TRAINED, _JOINED = "trained", "joined"
 _WAITING, _ENDED, _HEARD = "waiting-", "ended-", "heard-"
+_OF_RANKS = re.compile(rf"{_TRAINED}|{_JOINED}|(?:{_WAITING}|{_HEARD})[0-9]{{1,9}}")
 _training_hooks: list[Any] = []
 
 
@@ -98,9 +103,14 @@ def heard_ranks(folder: str) -> set[int]:
     return _ranks_that_noted(folder, _HEARD)
 
 
-def note_saving(step: int) -> None:
-    """Say to `farspan run`, if it may start this program again, that a checkpoint of this step is on the disk."""
-    path = os.environ.get(PROGRESS_VARIABLE, "")
+def note_saving(step: int, path: str | None = None) -> None:
+    """Say to `farspan run`, if it may start this program again, that a checkpoint of this step is on the disk.
+
+    Args:
+        step: Of the checkpoint.
+        path: The file; None for that of this process.
+    """
+    path = os.environ.get(PROGRESS_VARIABLE, "") if path is None else path
     if path:
         with open(f"{path}.new", "w") as file:
             file.write(str(step))
@@ -124,6 +134,18 @@ def has_joined(folder: str) -> bool:
 def trains_copies(folder: str) -> bool:
     """Returns whether a process has trained while none has looked for the others."""
     return os.path.exists(f"{folder}/{_TRAINED}") and not has_joined(folder)
+
+
+def all_notes(folder: str) -> list[str]:
+    """Returns the names of what ranks have noted, for the launcher on another host."""
+    return sorted(name for name in os.listdir(folder) if _OF_RANKS.fullmatch(name))
+
+
+def add_notes(folder: str, names: Iterable[str]) -> None:
+    """Notes here what ranks on another host have noted there."""
+    for name in names:
+        if _OF_RANKS.fullmatch(name):
+            _note(folder, name)
 
 
 def _ranks_that_noted(folder: str, prefix: str) -> set[int]:

@@ -1,0 +1,49 @@
+"""The ranks of one start that are on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from farspan.launch.environment import launch_variables
+from farspan.launch.rank_process import Rank
+from farspan.settings import PREFIX
+
+__all__ = ["Here", "inherited_variables"]
+
+
+class Here:
+    """All ranks, on this machine.
+
+    Args:
+        command: What each runs.
+        num_processes: How many.
+        shared: The variables that all of them get.
+        first: The first rank that is here, where others are elsewhere.
+    """
+
+    def __init__(
+        self, command: Sequence[str], num_processes: int, shared: Mapping[str, str], *, first: int = 0
+    ) -> None:
+        self.num_processes = num_processes
+        self._command = command
+        self._variables = inherited_variables() | dict(shared)
+        self._first = first
+
+    def start(self, number: int, log_dir: Path) -> Rank:
+        """Starts one."""
+        own = {f"{PREFIX}RANK": str(number), f"{PREFIX}LOCAL_RANK": str(number - self._first)}
+        return Rank(number, self._command, self._variables | own, log_dir)
+
+    def note_end(self, number: int) -> None:
+        """Nothing: the launcher's own note is for all."""
+
+    def finish(self, *, kills: bool) -> None:
+        """Nothing: there is no other host."""
+
+
+def inherited_variables() -> dict[str, str]:
+    """Returns the variables of this process but those by which a launcher gives a process its place."""
+    hidden = launch_variables(os.environ)
+    return {name: text for name, text in os.environ.items() if name not in hidden}

@@ -1,0 +1,189 @@
+"""All hosts of a run: who is there, which ranks each gets, and by which address they find each other.
+
+hosts           a:2 (this machine)    b:4              c:1
+ranks           0 1                   2 3 4 5          6
+store           in rank 0, at an address of a that leads to the host that is to reach it
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from farspan.errors import LaunchError
+from farspan.launch.attempts import Here, find_command
+from farspan.launch.attempts.here import inherited_variables
+from farspan.launch.attempts.variables import own_threads
+from farspan.launch.hosts.address import free_port, own_address_towards, resolved
+from farspan.launch.hosts.code import check_same, code_of, versions
+from farspan.launch.hosts.connection import LostError
+from farspan.launch.hosts.host import Host, is_this_machine
+from farspan.launch.hosts.remote import RemoteHost
+from farspan.launch.hosts.ssh import connect_by_ssh
+from farspan.launch.job import Events, Started
+from farspan.launch.terminal import say
+from farspan.settings import PREFIX
+
+__all__ = ["Crew", "Fleet"]
+
+
+class Fleet:
+    """The hosts of a run, over all its starts.
+
+    Args:
+        hosts: In the order of their ranks.
+        script_argv: What each rank runs.
+        ssh: How other hosts are reached.
+        fewest: With how many hosts the run starts, or goes on after others are lost; None for all.
+    """
+
+    def __init__(self, hosts: Sequence[Host], script_argv: Sequence[str], *, ssh: str, fewest: int | None) -> None:
+        self.hosts = list(hosts)
+        self.script_argv = list(script_argv)
+        self.ssh = ssh
+        self.fewest = len(self.hosts) if fewest is None else fewest
+        self._remote: dict[str, RemoteHost] = {}
+        self._present: list[Host] = self.hosts
+
+    @property
+    def num_processes(self) -> int:
+        """How many ranks the hosts that are there have."""
+        return sum(host.num_processes for host in self._present)
+
+    def describe(self) -> str:
+        """Returns which ranks are on which host, for the console."""
+        first, parts = 0, list[str]()
+        for host in self._present:
+            last = first + host.num_processes - 1
+            parts.append(f"{host.name} has rank {first}" + (f" to {last}" if last > first else ""))
+            first = last + 1
+        return ", ".join(parts)
+
+    def gather(self) -> None:
+        """Connects with the hosts that are not connected, and compares their program with the one here.
+
+        Raises:
+            LaunchError: Too few hosts are there, or one has another program.
+        """
+        gone = [name for name, remote in self._remote.items() if remote.is_lost]
+        for name in gone:
+            self._remote.pop(name).close()
+        missing = [host for host in self.hosts if not is_this_machine(host.name) and host.name not in self._remote]
+        failures: dict[str, LaunchError] = {}
+        if missing:
+            here, code = versions(), code_of(self.script_argv)
+            with ThreadPoolExecutor(max_workers=min(64, len(missing))) as pool:
+                for host, found in zip(missing, pool.map(self._reach, missing), strict=True):
+                    if isinstance(found, LaunchError):
+                        failures[host.name] = found
+                        continue
+                    remote, theirs = found
+                    self._remote[host.name] = remote
+                    check_same(host, theirs, here, code)
+        self._present = [host for host in self.hosts if is_this_machine(host.name) or host.name in self._remote]
+        if failures and len(self._present) < self.fewest:
+            raise next(iter(failures.values()))
+        for name, error in failures.items():
+            say(f"farspan run: without {name}: {error.what} {error.why}")
+
+    def open(self, events: Events, variables: dict[str, str], files: str | None) -> Crew:
+        """Returns the places of the ranks of one start.
+
+        Args:
+            events: By which other hosts' notes come.
+            variables: That all ranks get.
+            files: As in `run`.
+
+        Raises:
+            LaunchError: A host is lost, or cannot begin.
+        """
+        return Crew(self._present, self._remote, self.script_argv, events, variables, files)
+
+    def close(self) -> None:
+        """Ends all agents."""
+        for remote in self._remote.values():
+            remote.close()
+
+    def _reach(self, host: Host) -> tuple[RemoteHost, dict[str, str]] | LaunchError:
+        connection, last_words = connect_by_ssh(host, self.ssh)
+        remote = RemoteHost(host, connection)
+        question = {"do": "check", "argv": self.script_argv, "folder": host.folder or os.getcwd()}
+        try:
+            has = remote.ask(question, "checked")["has"]
+        except LostError as error:
+            remote.close()
+            why = last_words() or str(error)
+            hint = f"ssh {host.name} {host.python or 'python'} -c 'import farspan'     must work without a password"
+            return LaunchError(f"{host.name} cannot be reached.", why=f"{why}.", hint=hint)
+        return remote, {str(name): str(text) for name, text in has.items()}
+
+
+class Crew:
+    """The places of all ranks of one start."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        remote: dict[str, RemoteHost],
+        script_argv: Sequence[str],
+        events: Events,
+        variables: dict[str, str],
+        files: str | None,
+    ) -> None:
+        self.num_processes = sum(host.num_processes for host in hosts)
+        self._remote = [remote[host.name] for host in hosts if host.name in remote]
+        self._places: list[Here | tuple[RemoteHost, str]] = []
+        settings = {name: text for name, text in inherited_variables().items() if name.startswith(PREFIX)}
+        shared = {f"{PREFIX}SECRET": secrets.token_hex(32), **settings, **variables}
+        shared[f"{PREFIX}WORLD_SIZE"] = str(self.num_processes)
+        first, port = 0, 0
+        is_first_here = hosts[0].name not in remote
+        try:
+            for host in hosts:
+                away = remote.get(host.name)
+                own = {**shared, f"{PREFIX}LOCAL_WORLD_SIZE": str(host.num_processes)}
+                if away is None:
+                    free = free_port()
+                else:
+                    count = host.num_processes
+                    free = away.begin(events, own, first=first, num_ranks=count, files=files)
+                port = port or free
+                store = f"tcp://{_address(hosts[0], host, remote, is_first_here=is_first_here)}:{port}"
+                if away is not None:
+                    self._places += [(away, store)] * host.num_processes
+                else:
+                    own |= {f"{PREFIX}STORE": store, **own_threads(host.num_processes)}
+                    own |= {"CUDA_VISIBLE_DEVICES": host.devices} if host.devices else {}
+                    here = Here(find_command(script_argv), host.num_processes, own, first=first)
+                    self._places += [here] * host.num_processes
+                first += host.num_processes
+        except LostError as error:
+            raise LaunchError("a host is lost.", why=f"{error}.", hint="farspan run --hosts without it") from None
+
+    def start(self, number: int, log_dir: Path) -> Started:
+        """Starts a rank on its host."""
+        place = self._places[number]
+        if isinstance(place, Here):
+            return place.start(number, log_dir)
+        return place[0].start(number, place[1], log_dir)
+
+    def note_end(self, number: int) -> None:
+        """Lets all other hosts' ranks know that one has ended."""
+        for each in self._remote:
+            each.note_end(number)
+
+    def finish(self, *, kills: bool) -> None:
+        """Ends what is left on other hosts."""
+        for each in self._remote:
+            each.finish(kills=kills)
+
+
+def _address(first: Host, host: Host, remote: dict[str, RemoteHost], *, is_first_here: bool) -> str:
+    """Returns the address at which a host reaches the first one."""
+    if not is_first_here:
+        return resolved(first.name)
+    towards = host.name if host.name in remote else next(iter(remote), "")
+    return own_address_towards(towards) if towards else "127.0.0.1"

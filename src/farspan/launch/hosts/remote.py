@@ -1,0 +1,202 @@
+"""Another host and its ranks, as the launcher sees them."""
+
+from __future__ import annotations
+
+import base64
+import os
+import queue
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from farspan.errors import LaunchError
+from farspan.launch.hosts.connection import Connection, LostError, Message
+from farspan.launch.hosts.host import Host
+from farspan.launch.job import Events, Noted
+from farspan.launch.logs import TAIL_BYTES
+from farspan.launch.rank.notes import PROGRESS_VARIABLE, add_notes, note_saving
+from farspan.launch.rank_process import open_log, read_end
+from farspan.launch.terminal import write_stderr
+
+__all__ = ["RemoteHost", "RemoteRank"]
+
+_ANSWER_S = 60.0
+_ENDING_S = 10.0
+_CODE_OF_LOST = 255
+
+
+class RemoteRank:
+    """A rank on another host; what it writes goes to a log here, or, of rank 0, to the console."""
+
+    def __init__(self, number: int, connection: Connection, log_dir: Path) -> None:
+        self.number = number
+        self.returncode = 0
+        self.was_stopped = False
+        self.has_ended = False
+        self.lost = ""
+        self.log: Path | None = log_dir / f"rank{number}.log" if number else None
+        self._file = open_log(self.log) if self.log is not None else -1
+        self._tail = bytearray()
+        self._connection = connection
+        self._end = threading.Event()
+        self._code = 0
+
+    def wait(self) -> int:
+        """Blocks until its host says that it has ended, or is lost."""
+        self._end.wait()
+        return self._code
+
+    def handles(self, number: signal.Signals) -> bool:
+        """Nothing is known of that."""
+        return False
+
+    def send(self, number: signal.Signals, *, group: bool) -> None:
+        """Signals it, or it and all that it started."""
+        try:
+            self._connection.send({"do": "signal", "number": self.number, "signal": int(number), "group": group})
+        except LostError:  # its end has come, or will
+            return
+
+    def read_tail(self) -> str:
+        """Returns the end of what it wrote."""
+        data = bytes(self._tail) if self.log is None else read_end(self.log)
+        return data.decode("utf-8", errors="replace")
+
+    def write(self, data: bytes, stream: int) -> None:
+        """Takes what it has written."""
+        if self.log is not None:
+            while data:
+                data = data[os.write(self._file, data) :]
+        elif stream == 2:
+            self._tail += data
+            del self._tail[:-TAIL_BYTES]
+            write_stderr(data)
+        else:
+            while data:
+                data = data[os.write(1, data) :]
+
+    def end(self, code: int, lost: str = "") -> None:
+        """Takes how it ended."""
+        self._code, self.lost = code, lost
+        self._end.set()
+
+    def close(self) -> None:
+        self._end.wait(_ENDING_S)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class RemoteHost:
+    """The agent on another host.
+
+    Args:
+        host: Which.
+        connection: With it.
+    """
+
+    def __init__(self, host: Host, connection: Connection) -> None:
+        self.host = host
+        self.is_lost = False
+        self._connection = connection
+        self._ranks: dict[int, RemoteRank] = {}
+        self._answers: queue.SimpleQueue[Message | LostError] = queue.SimpleQueue()
+        self._events: Events | None = None
+        self._variables: dict[str, str] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def ask(self, message: Message, answer: str) -> Message:
+        """Says something to which there is an answer, and returns it.
+
+        Raises:
+            LostError: The host does not answer.
+            LaunchError: It cannot do it, and says why.
+        """
+        self._connection.send(message)
+        try:
+            found = self._answers.get(timeout=_ANSWER_S)
+        except queue.Empty:
+            raise LostError(f"it has not answered {message['do']!r} for {_ANSWER_S:g} s") from None
+        if isinstance(found, LostError):
+            raise found
+        if found["is"] == "error":
+            what, why, hint = (str(text) for text in found["error"])
+            raise LaunchError(f"{self.host.name}: {what}", why=why, hint=hint)
+        if found["is"] != answer:
+            raise LostError(f"it answered {found['is']!r} and not {answer!r}")
+        return found
+
+    def begin(self, events: Events, variables: dict[str, str], *, first: int, num_ranks: int, files: str | None) -> int:
+        """Lets it get ready for ranks; returns a free port there."""
+        self._events, self._variables = events, variables
+        given = {name: text for name, text in variables.items() if name.startswith(("FARSPAN_", "PYTHONHASHSEED"))}
+        if self.host.devices:
+            given["CUDA_VISIBLE_DEVICES"] = self.host.devices
+        message = {"do": "begin", "variables": given, "first": first, "num_here": num_ranks, "files": files}
+        return int(self.ask(message, "begun")["port"])
+
+    def start(self, number: int, store: str, log_dir: Path) -> RemoteRank:
+        """Starts a rank there."""
+        rank = RemoteRank(number, self._connection, log_dir)
+        self._ranks[number] = rank
+        try:
+            self._connection.send({"do": "start", "number": number, "store": store})
+        except LostError as error:
+            rank.end(_CODE_OF_LOST, f"its host {self.host.name} is lost: {error}")
+        return rank
+
+    def note_end(self, number: int) -> None:
+        """Lets its ranks know that one has ended."""
+        try:
+            self._connection.send({"do": "note_end", "number": number})
+        except LostError:
+            return
+
+    def finish(self, *, kills: bool) -> None:
+        """Ends what is left there."""
+        if not self.is_lost:
+            try:
+                self.ask({"do": "finish", "kills": kills}, "finished")
+            except LostError:
+                self.is_lost = True
+        self._ranks = {}
+
+    def close(self) -> None:
+        """Hangs up: its agent ends."""
+        self._connection.close()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._connection.receive()
+                try:
+                    self._take(message)
+                except (KeyError, TypeError, ValueError):
+                    raise LostError("it said what is no message") from None
+        except LostError as error:
+            self.is_lost = True
+            for rank in list(self._ranks.values()):
+                rank.end(_CODE_OF_LOST, f"its host {self.host.name} is lost: {error}")
+            self._answers.put(error)
+            self._connection.close()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        kind = message.get("is")
+        rank = self._ranks.get(message.get("number", -1))
+        if kind == "output" and rank is not None:
+            rank.write(base64.b64decode(message["data"]), message["stream"])
+        elif kind == "ended" and rank is not None:
+            self._add_notes(message["notes"])
+            if message["saved"] is not None:
+                note_saving(int(message["saved"]), self._variables.get(PROGRESS_VARIABLE, ""))
+            rank.end(int(message["code"]))
+        elif kind == "notes":
+            self._add_notes(message["notes"])
+        elif kind in ("checked", "begun", "finished", "error"):
+            self._answers.put(message)
+
+    def _add_notes(self, notes: list[str]) -> None:
+        add_notes(self._variables.get("FARSPAN_RUN_FOLDER", ""), notes)
+        if self._events is not None:
+            self._events.put(Noted())
