@@ -21,7 +21,7 @@ def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 @pytest.fixture(autouse=True)
 def no_engine_is_left() -> Iterator[None]:
-    """A test that distributes a model in this thread leaves it as it was."""
+    """A test that distributes a model leaves this thread, and what finds the recorder of a module, as they were."""
     yield
     world = sys.modules.get("farspan.execute.process.world")
     engine = world.current_engine() if world is not None else None
@@ -30,6 +30,10 @@ def no_engine_is_left() -> Iterator[None]:
         modes.take_modes_of(engine.recorder)
         scope.active.recorder = None
         world.forget_engine()
+    intercept = sys.modules.get("farspan.record.intercept")
+    if intercept is not None:  # or every engine of every test stays, and each collection of garbage takes longer
+        intercept._recorder_of_module.clear()
+        sys.modules["farspan.record.parameters.gradient_property"]._recorders.clear()
 
 
 collect_ignore_glob = ["programs/*"]  # run as programs of their own, with a rank
