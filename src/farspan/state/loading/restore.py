@@ -1,7 +1,7 @@
 """Restoring what the program gives from a checkpoint: first everything is verified, then everything is changed.
 
 plan        each tensor that this rank needs, and each value that is no tensor; names and shapes must fit
-verify      tensors that are read in place are verified; others are read, verified, into memory of their own
+verify      tensors that are read in place are verified; others are read, and verified, into memory of their own
 (all ranks vote)
 apply       in place, verified again
 """
@@ -25,7 +25,7 @@ from farspan.execute.optimizers.watched_steps import GivenState
 from farspan.record.memory.exchanged import become_plain
 from farspan.record.tensor import LazyTensor
 from farspan.state.aside import aside
-from farspan.state.format import Manifest, Reader, damaged
+from farspan.state.format import Manifest, Reader
 from farspan.state.generators import is_generator, one_from_json
 from farspan.state.names import named_tensors, touch
 from farspan.state.saving.collect import has_plain_state, is_stateful
@@ -54,6 +54,8 @@ class Restorer:
         self.folder = folder
         self.in_place: list[tuple[str, torch.Tensor]] = []
         """What is read into a tensor of the program's."""
+        self.new: list[tuple[str, torch.Tensor]] = []
+        """What is read into memory of its own."""
         self.actions: list[Callable[[], object]] = []
         """What else is done, in this order."""
 
@@ -95,26 +97,34 @@ class Restorer:
         return self.decode(saved["value"], path) if kind == "value" else _NOT_PLAIN
 
     def verify(self) -> None:
-        """Raise if anything that is to be read in place is damaged."""
-        for name, _ in self.in_place:
-            for damage in self.reader.verify(name):
-                raise damaged(damage)
+        """Raise if anything is damaged; else what was planned to be read into memory of its own has been read."""
+        new: list[tuple[str, memoryview | None]] = [(name, buffer_of(tensor)) for name, tensor in self.new]
+        self.reader.read_all(new + [(name, None) for name, _ in self.in_place])
 
     def decode(self, saved: Any, path: str) -> Any:
-        return decode(saved, self.read_new, f"{path} in {self.folder}")
+        return decode(saved, self.read_later, f"{path} in {self.folder}")
 
-    def read_new(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns a stored tensor in memory of its own: laid out as `like`, if it has the same sizes."""
+    def read_later(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns memory for a stored tensor, which `verify` fills: laid out as `like`, if it has the same sizes."""
+        stored = self._stored(name)
+        if like is not None and _is_laid_out(like, stored.shape):
+            with DisableTorchFunction():
+                laid_out = torch.empty_like(like, dtype=torch_dtype(stored.dtype), requires_grad=False)
+                return laid_out.copy_(self.read_now(name))  # at once: its copy in row-major order is in no one's way
+        plain = self._empty(name)
+        self.new.append((name, plain))
+        return plain
+
+    def read_now(self, name: str) -> torch.Tensor:
+        """Returns a stored tensor in memory of its own."""
+        plain = self._empty(name)
+        self.reader.read(name, buffer_of(plain))
+        return plain
+
+    def _empty(self, name: str) -> torch.Tensor:
         stored = self._stored(name)
         with DisableTorchFunction():
-            dtype = torch_dtype(stored.dtype)
-            plain = torch.empty(stored.shape, dtype=dtype)
-            self.reader.read(name, buffer_of(plain))
-            if like is None or like.device.type == "meta" or tuple(like.shape) != stored.shape:
-                return plain
-            if like.is_contiguous() and like.device.type == "cpu":
-                return plain
-            return torch.empty_like(like, dtype=dtype, requires_grad=False).copy_(plain)
+            return torch.empty(stored.shape, dtype=torch_dtype(stored.dtype))
 
     def _stored(self, name: Any) -> Any:
         stored = self.manifest.tensors.get(name) if isinstance(name, str) else None
@@ -216,7 +226,7 @@ class Restorer:
         item = self.placed.get(id(parameter))
         where = f"{path} in {self.folder}"
         if item is None or item.is_owned:
-            found = decode(saved, lambda name: self.read_new(name, parameter), where)
+            found = decode(saved, lambda name: self.read_later(name, parameter), where)
             if item is not None:
                 given[item.name] = found
             return found
@@ -228,7 +238,7 @@ class Restorer:
 
         def without_memory(name: str) -> torch.Tensor:
             if is_small(name):
-                return self.read_new(name)
+                return self.read_later(name)
             stored = self._stored(name)
             return torch.zeros((), dtype=torch_dtype(stored.dtype)).expand(stored.shape)
 
@@ -248,26 +258,42 @@ class Restorer:
     def apply(self) -> None:
         """Read what is read in place, and do all that was planned."""
         with aside(self.engine):
-            for name, tensor in self.in_place:
-                self._read_in_place(name, tensor)
+            is_direct = [self._is_direct(name, tensor) for name, tensor in self.in_place]
+            both = list(zip(self.in_place, is_direct, strict=True))
+            direct = [item for item, is_it in both if is_it]
+            with torch.no_grad(), DisableTorchFunction():
+                self.reader.read_all([(name, buffer_of(tensor.detach())) for name, tensor in direct])
+            for _, tensor in direct:
+                torch.autograd.graph.increment_version(tensor)
+            for (name, tensor), is_it in both:
+                if not is_it:
+                    self._overwrite(name, tensor)
         self.engine.parameters_changed()
         for act in self.actions:
             act()
 
-    def _read_in_place(self, name: str, tensor: torch.Tensor) -> None:
-        stored = self.manifest.tensors[name]
+    def _is_direct(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether what was stored can be read into a tensor's own memory."""
         if id(tensor) not in self.placed:
             touch(tensor)
+        if type(tensor) is LazyTensor or not tensor.is_contiguous() or tensor.device.type != "cpu":
+            return False
+        is_alike = tensor.dtype == torch_dtype(self._stored(name).dtype)
+        return is_alike and not tensor.is_conj() and not tensor.is_neg()
+
+    def _overwrite(self, name: str, tensor: torch.Tensor) -> None:
+        stored = self.read_now(name)
         if type(tensor) is LazyTensor:
-            become_plain(self.engine.recorder, tensor, self.read_new(name).to(tensor.dtype))
-            return
-        with torch.no_grad(), DisableTorchFunction():
-            is_direct = tensor.is_contiguous() and tensor.device.type == "cpu"
-            if is_direct and tensor.dtype == torch_dtype(stored.dtype) and not tensor.is_conj() and not tensor.is_neg():
-                self.reader.read(name, buffer_of(tensor.detach()))
-                torch.autograd.graph.increment_version(tensor)
-            else:
-                overwrite(tensor, self.read_new(name))
+            become_plain(self.engine.recorder, tensor, stored.to(tensor.dtype))
+        else:
+            with torch.no_grad(), DisableTorchFunction():
+                overwrite(tensor, stored)
+
+
+def _is_laid_out(like: torch.Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether a new tensor of these sizes shall lie as `like` does, other than in row-major order on the CPU."""
+    is_plain = like.is_contiguous() and like.device.type == "cpu"
+    return not is_plain and like.device.type != "meta" and tuple(like.shape) == shape
 
 
 class _NotPlain:
