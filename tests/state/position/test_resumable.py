@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from collections.abc import Iterator
@@ -104,6 +105,25 @@ def test_the_given_loader_is_as_it_was_and_its_length_too() -> None:
     assert len(loader) == 4 and loader.batch_size == 4 and loader.dataset is given.dataset
     assert [batch.shape[0] for batch in loader] == [4, 4, 4, 1]
     assert loader.epoch == 1 and vars(given) == before
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_loader_that_nobody_holds_any_more_ends_its_workers(is_resumed: bool) -> None:
+    """It held itself while an epoch went on. Python collects such rings in an order in which torch's workers are not
+    asked to end: it waited 5 s for each."""
+    loader = resumable(DataLoader(Noisy(), batch_size=3, num_workers=1, persistent_workers=True))
+    if is_resumed:
+        next(iter(loader))
+        loader.from_json(loader.to_json(1), 1, "a test")
+    gc.disable()
+    try:
+        next(iter(loader))
+        (worker,) = loader._loader._iterator._workers  # type: ignore[union-attr]
+        del loader
+        worker.join(60)
+        assert worker.exitcode == 0  # not that of one that was killed
+    finally:
+        gc.enable()
 
 
 def test_an_epoch_that_is_left_early_is_an_epoch() -> None:

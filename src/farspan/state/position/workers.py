@@ -51,6 +51,7 @@ class Order:
         skipped = sum(1 for _ in itertools.islice(order, num_skipped))
         first = list(itertools.islice(order, 1)) if skipped else []  # what draws its order at the first one has drawn
         on_found()
+        del on_begin, on_found  # through these the loader would hold itself while an epoch goes on
         for _ in range(num_blanks if first or not skipped else 0):
             yield []
         for item in itertools.chain(first, order):

@@ -127,8 +127,13 @@ class Saver:
                 self._note_life(None)
 
         self._note_life(2 * self.deadline_s)
-        self._thread = threading.Thread(target=run, name=f"farspan-save-{self.side.rank}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=run, name=f"farspan-save-{self.side.rank}", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError):  # the system has no more threads; the other ranks wait for this one's vote
+            run()
+        else:
+            self._thread = thread
         return saved
 
     def finish(self) -> None:
