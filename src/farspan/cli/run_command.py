@@ -29,6 +29,8 @@ _WITH_VALUE = (
     "--hosts",
     "--ssh",
     "--nnodes",
+    "--join",
+    "--node-rank",
 )
 _MOST_RESTARTS = 1_000_000
 _EXAMPLES = """\
@@ -69,6 +71,15 @@ def add_command(commands: argparse._SubParsersAction[Parser]) -> None:  # pyrigh
         metavar="MIN[:MAX]",
         type=host_range,
         help="how many hosts the run needs (default: all), so that it starts or goes on without the others",
+    )
+    parser.add_argument(
+        "--join", metavar="HOST:PORT", help="where there is no ssh: the first host, which listens there, and the others"
+    )
+    parser.add_argument(
+        "--node-rank",
+        metavar="K",
+        type=whole_number(0, _MOST_PROCESSES),
+        help="with --join: 0 for the first host; of the others their order (default: as they come)",
     )
     parser.add_argument(
         "--ssh", metavar="COMMAND", default="ssh", help="what runs a line on a host, instead of ssh: COMMAND HOST LINE"
@@ -128,7 +139,15 @@ def _execute(arguments: argparse.Namespace) -> int:
         environment["FARSPAN_REPORT"] = _check_report(arguments.report)
     if arguments.verbose:
         environment["FARSPAN_VERBOSE"] = "1"
-    fleet = None if arguments.hosts is None else _fleet(arguments)
+    fleet: Fleet | None = None
+    if arguments.join is not None:
+        from farspan.launch.hosts import join_run, read_address
+
+        if arguments.node_rank != 0:
+            return join_run(script_argv, read_address(arguments.join), arguments.num_processes, arguments.node_rank)
+        fleet = _listening_fleet(arguments)
+    elif arguments.hosts is not None:
+        fleet = _fleet(arguments)
     return run(
         script_argv,
         fleet.num_processes if fleet is not None else arguments.num_processes,
@@ -159,6 +178,23 @@ def _fleet(arguments: argparse.Namespace) -> Fleet:
             hint=f"--nnodes 1:{len(hosts)}",
         )
     return Fleet(hosts, arguments.script_argv, ssh=arguments.ssh, fewest=fewest)
+
+
+def _listening_fleet(arguments: argparse.Namespace) -> Fleet:
+    from farspan.launch.hosts import Host, JoinedFleet, read_address
+
+    if arguments.hosts is not None or arguments.nnodes is None:
+        raise LaunchError(
+            "how many hosts?" if arguments.nnodes is None else "--join and --hosts do not go together.",
+            why="the first host, --node-rank 0, waits for that many."
+            if arguments.nnodes is None
+            else "--hosts starts the other hosts by ssh; with --join they come by themselves.",
+            hint="farspan run -n 2 --nnodes 2 --node-rank 0 --join HOST:29400 train.py",
+        )
+    fewest, most = arguments.nnodes
+    own = Host(name="localhost", num_processes=arguments.num_processes)
+    port = read_address(arguments.join)[1]
+    return JoinedFleet(own, arguments.script_argv, port=port, fewest=fewest, most=most)
 
 
 def _check_report(file: str) -> str:

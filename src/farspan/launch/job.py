@@ -92,15 +92,29 @@ class Job:
         log_dir: Folder of their logs.
         run_folder: Where they and this process leave notes for each other (`notes.py`); None for one rank.
         grace_s: Seconds between the first failure and SIGTERM.
+        comes_again: Whether all ranks may be started again, so that none gets time to end by itself before all have
+            found each other.
     """
 
-    def __init__(self, events: Events, crew: Crew, *, log_dir: Path, run_folder: str | None, grace_s: float) -> None:
+    def __init__(
+        self,
+        events: Events,
+        crew: Crew,
+        *,
+        log_dir: Path,
+        run_folder: str | None,
+        grace_s: float,
+        comes_again: bool = False,
+    ) -> None:
+        self.comes_again = comes_again
         self.events = events
         self.crew = crew
         self.num_processes = crew.num_processes
         self.log_dir = log_dir
         self.run_folder = run_folder
         self.grace_s = grace_s
+        self.given_s = grace_s
+        """What the others were given."""
         self.ranks: list[Started] = []
         self.ended: list[Started] = []  # in the order of their ends
         self.never_joined: list[Started] = []
@@ -173,6 +187,10 @@ class Job:
         if event.returncode != 0 and self._deadline is None and self._next_signal == signal.SIGTERM:
             self.failed_before_interrupt = self.interrupted_by is None
             grace_s = self.grace_s if self.failed_before_interrupt else _INTERRUPT_GRACE_S
+            is_early = self.run_folder is not None and not has_joined(self.run_folder)
+            if self.comes_again and is_early and self.failed_before_interrupt:
+                grace_s = 0.0
+            self.given_s = grace_s
             self._deadline = time.monotonic() + grace_s
             for rank in self._running():
                 rank.send(signal.SIGCONT, group=False)  # one that is stopped cannot hear that it is over

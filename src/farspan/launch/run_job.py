@@ -88,7 +88,7 @@ def run(
     if num_processes > 1:
         shared |= entropy_variables(os.environ | shared)  # one for all starts: what was drawn once is drawn again
     events: Events = queue.SimpleQueue()
-    restarts = Restarts(max_restarts)
+    restarts, code = Restarts(max_restarts), 1
 
     def open_crew(variables: dict[str, str]) -> Crew:
         return fleet.open(events, variables, files) if fleet is not None else Here(command, num_processes, variables)
@@ -115,11 +115,12 @@ def run(
                 if text:
                     say(text)
                 if not goes_on:
-                    return outcome.code
+                    code = outcome.code
+                    return code
     finally:
         restarts.close()
         if fleet is not None:
-            fleet.close()
+            fleet.close(code)
         if log_dir is None:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only if nobody wrote: one rank has no log

@@ -146,3 +146,60 @@ def test_a_signal_reaches_the_ranks_of_other_hosts(hosts: Hosts, tmp_path: Path)
     run.process.send_signal(signal.SIGTERM)
     code, output = run.end(30.0)
     assert code == 0 and "heard" in output and "heard" in log.read_text(), output
+
+
+class Joined:
+    """A launcher on each host: no ssh."""
+
+    def __init__(self, hosts: Hosts, folder: Path, script: str, *words: str, secrets: list[str]) -> None:
+        self.folder = folder
+        (folder / "train.py").write_text(script)
+        self.outputs = [folder / f"output{host}" for host in range(len(secrets))]
+        self.processes = []
+        for host, secret in enumerate(secrets):
+            options = ["--log-dir", str(folder / "logs"), "--join", f"{ADDRESSES[0]}:29400", "-n", str(1 + host)]
+            options += ["--nnodes", "2", "--node-rank", "0"] if host == 0 else []
+            command = ["ip", "netns", "exec", f"{hosts.name}{host}", sys.executable, "-m", "farspan", "run", *options]
+            variables = {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "FARSPAN_SECRET": secret}
+            variables |= {"FARSPAN_DEADLINE": "3" if "wrong" in secrets else "60"}
+            with self.outputs[host].open("wb") as file:
+                self.processes.append(
+                    subprocess.Popen(
+                        [*command, "train.py", *words],
+                        cwd=folder,
+                        env=os.environ | variables,
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=file,
+                    )
+                )
+
+    def end(self, limit_s: float = 100.0) -> tuple[list[int], list[str]]:
+        until = time.monotonic() + limit_s
+        try:
+            codes = [process.wait(max(0.0, until - time.monotonic())) for process in self.processes]
+            return codes, [output.read_text() for output in self.outputs]
+        except subprocess.TimeoutExpired:
+            raise AssertionError("\n".join(output.read_text() for output in self.outputs)) from None
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+
+
+@pytest.mark.slow
+def test_hosts_that_join_train_as_those_that_are_started(hosts: Hosts, tmp_path: Path) -> None:
+    run = Joined(hosts, tmp_path, TRAINS, "3", secrets=["known", "known"])
+    codes, outputs = run.end()
+    assert codes == [0, 0], outputs
+    assert len(steps(outputs[0])) == 3 and f"host tcp://{ADDRESSES[0]} 0 3" in outputs[0], outputs[0]
+    log = (tmp_path / "logs" / "rank2.log").read_text()
+    assert steps(log) == steps(outputs[0]) and "step" not in outputs[1]
+
+
+def test_a_host_that_does_not_know_the_secret_is_not_let_in(hosts: Hosts, tmp_path: Path) -> None:
+    run = Joined(hosts, tmp_path, "print('ran')\n", secrets=["known", "wrong"])
+    codes, outputs = run.end(60.0)
+    assert codes == [2, 2] and "is not let in: it does not know FARSPAN_SECRET" in outputs[0], outputs
+    assert "1 of at least 2 hosts have come" in outputs[0]
+    assert "does not let this host in.\n  why  it does not know FARSPAN_SECRET.\n  try  FARSPAN_SECRET=" in outputs[1]

@@ -47,7 +47,14 @@ def attempt(
     run_folder = make_run_folder(shared, num_processes, files)
     sweeper = None if run_folder is None else Sweeper(run_folder)
     try:
-        job = Job(events, open_crew(shared), log_dir=log_dir, run_folder=run_folder, grace_s=grace_s)
+        job = Job(
+            events,
+            open_crew(shared),
+            log_dir=log_dir,
+            run_folder=run_folder,
+            grace_s=grace_s,
+            comes_again=comes_again,
+        )
         try:
             job.start()
             job.wait()

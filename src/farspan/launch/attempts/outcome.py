@@ -84,7 +84,7 @@ def _describe_failure(job: Job, culprit: Started, stopped: Sequence[Started]) ->
         lines += ["  why   often the kernel, for want of memory: see dmesg"]
     if stopped:
         names = ", ".join(str(rank.number) for rank in sorted(stopped, key=lambda rank: rank.number))
-        lines += [f"  then  ended after {job.grace_s:g} s, still running: rank {names}"]
+        lines += [f"  then  ended after {job.given_s:g} s, still running: rank {names}"]
     if job.num_processes > 1:
         lines += [f"  logs  {culprit.log or job.log_dir / 'rank*.log'}"]
     return "\n".join(lines)

@@ -11,5 +11,8 @@ has the same program, `agent` what runs there, `remote` is how the launcher sees
 from farspan.launch.hosts.fleet import Fleet as Fleet
 from farspan.launch.hosts.host import Host as Host
 from farspan.launch.hosts.host import read_hosts as read_hosts
+from farspan.launch.hosts.joining import JoinedFleet as JoinedFleet
+from farspan.launch.hosts.joining import join_run as join_run
+from farspan.launch.hosts.joining import read_address as read_address
 
-__all__ = ["Fleet", "Host", "read_hosts"]
+__all__ = ["Fleet", "Host", "JoinedFleet", "join_run", "read_address", "read_hosts"]

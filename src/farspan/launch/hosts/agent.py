@@ -59,6 +59,8 @@ class Agent:
         self._connection = connection
         self._argv = own_argv
         self._is_own = own_argv is not None
+        self.code: int | None = None
+        """Of the whole run, once the launcher has said it."""
         self._processes: dict[int, Process] = {}
         self._codes: dict[int, int] = {}
         self._variables: dict[str, str] = {}
@@ -68,12 +70,15 @@ class Agent:
         self._sweeper: Sweeper | None = None
 
     def run(self) -> str:
-        """Does what the launcher says until the connection is lost; returns why it was."""
+        """Does what the launcher says until it is over, or the connection is lost; returns what is to be said of it."""
         actions = {"check": self._check, "begin": self._begin, "start": self._start, "signal": self._signal}
         actions |= {"note_end": self._note_end, "finish": self._finish}
         try:
             while True:
                 message = self._connection.receive()
+                if message["do"] == "over":
+                    self.code = int(message["code"])
+                    return str(message["text"])
                 try:
                     actions[str(message["do"])](message)
                 except (FarspanError, OSError) as error:

@@ -32,13 +32,17 @@ class Connection:
         silence_s: After which time without any message the other end is given up.
         hang_up: Lets the other end, and who reads here, know that it is over. It closes no file descriptor that is
             read from: its number could be another file's by then.
+        owner: Of the file descriptors; it lives as long as the connection.
     """
 
-    def __init__(self, read_fd: int, write_fd: int, *, silence_s: float, hang_up: Callable[[], None]) -> None:
+    def __init__(
+        self, read_fd: int, write_fd: int, *, silence_s: float, hang_up: Callable[[], None], owner: object = None
+    ) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._silence_s = silence_s
         self._hang_up = hang_up
+        self._owner = owner
         self._lock = threading.Lock()
         self._buffer = bytearray()
         self._is_over = threading.Event()

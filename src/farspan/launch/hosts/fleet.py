@@ -102,8 +102,12 @@ class Fleet:
         """
         return Crew(self._present, self._remote, self.script_argv, events, variables, files)
 
-    def close(self) -> None:
-        """Ends all agents."""
+    def close(self, code: int) -> None:
+        """Ends all agents.
+
+        Args:
+            code: Exit code of the run.
+        """
         for remote in self._remote.values():
             remote.close()
 
@@ -186,4 +190,6 @@ def _address(first: Host, host: Host, remote: dict[str, RemoteHost], *, is_first
     if not is_first_here:
         return resolved(first.name)
     towards = host.name if host.name in remote else next(iter(remote), "")
+    if towards and remote[towards].own_address:
+        return remote[towards].own_address.removeprefix("::ffff:")
     return own_address_towards(towards) if towards else "127.0.0.1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import queue
 import signal
@@ -94,10 +95,12 @@ class RemoteHost:
     Args:
         host: Which.
         connection: With it.
+        own_address: Of this machine, as that host sees it; "" if that is not known.
     """
 
-    def __init__(self, host: Host, connection: Connection) -> None:
+    def __init__(self, host: Host, connection: Connection, *, own_address: str = "") -> None:
         self.host = host
+        self.own_address = own_address
         self.is_lost = False
         self._connection = connection
         self._ranks: dict[int, RemoteRank] = {}
@@ -161,6 +164,11 @@ class RemoteHost:
             except LostError:
                 self.is_lost = True
         self._ranks = {}
+
+    def say_over(self, code: int, text: str) -> None:
+        """Lets it know that the run is over, or that it does not take part."""
+        with contextlib.suppress(LostError):  # it has ended first
+            self._connection.send({"do": "over", "code": code, "text": text})
 
     def close(self) -> None:
         """Hangs up: its agent ends."""

@@ -1,0 +1,134 @@
+"""The first host, as it listens for the others and takes them in."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from farspan import settings
+from farspan.errors import FarspanError, LaunchError
+from farspan.launch.hosts.code import check_same, code_of, versions
+from farspan.launch.hosts.connection import LostError
+from farspan.launch.hosts.fleet import Fleet
+from farspan.launch.hosts.host import Host
+from farspan.launch.hosts.joining.proof import prove
+from farspan.launch.hosts.remote import RemoteHost
+from farspan.launch.terminal import say
+
+__all__ = ["JoinedFleet"]
+
+_SILENCE_S = 10.0
+_LAST_CALL_S = 10.0
+"""How long enough hosts wait for further ones, after the last one has come."""
+
+
+class JoinedFleet(Fleet):
+    """This host, and those that connect to it.
+
+    Args:
+        own: This host.
+        script_argv: What each rank runs.
+        port: Where it listens.
+        fewest: With how many hosts the run starts, and goes on.
+        most: How many there are at most.
+    """
+
+    def __init__(self, own: Host, script_argv: Sequence[str], *, port: int, fewest: int, most: int) -> None:
+        super().__init__([own], script_argv, ssh="", fewest=fewest)
+        self.most = most
+        self._own = own
+        self._arrivals: queue.SimpleQueue[tuple[int, RemoteHost]] = queue.SimpleQueue()
+        self._order: dict[str, int] = {}
+        self._listener = _listen(port)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def gather(self) -> None:
+        """Waits for hosts: for all that there may be, or for a while once there are enough.
+
+        Raises:
+            LaunchError: Too few have come in time.
+        """
+        self._forget_lost()
+        until = time.monotonic() + settings.seconds("DEADLINE", default=300.0)
+        while len(self.hosts) < self.most:
+            is_enough = len(self.hosts) >= self.fewest
+            limit_s = _LAST_CALL_S if is_enough else max(0.0, until - time.monotonic())
+            try:
+                order, remote = self._arrivals.get(timeout=limit_s)
+            except queue.Empty:
+                if is_enough:
+                    break
+                raise LaunchError(
+                    f"{len(self.hosts)} of at least {self.fewest} hosts have come.",
+                    why="the others have not connected in time (FARSPAN_DEADLINE).",
+                    hint=f"farspan run -n 4 --join {socket.gethostname()}:{self._listener.getsockname()[1]} train.py",
+                ) from None
+            self._take(order, remote)
+        self._forget_lost()
+        self._present = self.hosts
+
+    def close(self, code: int) -> None:
+        """Lets all hosts know that it is over."""
+        for remote in self._remote.values():
+            remote.say_over(code, "")
+        self._listener.close()
+        super().close(code)
+
+    def _take(self, order: int, remote: RemoteHost) -> None:
+        """Takes in a host that has come, if it has the same program."""
+        name = remote.host.name
+        try:
+            has = remote.ask({"do": "check"}, "checked")["has"]
+            theirs = {str(key): str(text) for key, text in has.items()}
+            check_same(remote.host, theirs, versions(), code_of(self.script_argv))
+        except (LostError, FarspanError) as error:
+            say(f"farspan run: {name} does not take part: {error}")
+            remote.say_over(2, str(error))
+            remote.close()
+            return
+        self._remote[name], self._order[name] = remote, order
+        others = [each.host for each in self._remote.values()]
+        self.hosts = [self._own, *sorted(others, key=lambda host: self._order[host.name])]
+
+    def _forget_lost(self) -> None:
+        for name in [name for name, remote in self._remote.items() if remote.is_lost]:
+            self._remote.pop(name).close()
+        self.hosts = [host for host in self.hosts if host is self._own or host.name in self._remote]
+
+    def _accept(self) -> None:
+        num_come = 0
+        while True:
+            try:
+                link, address = self._listener.accept()
+            except OSError:  # it is over
+                return
+            num_come += 1
+            threading.Thread(target=self._let_in, args=(link, address[0], num_come), daemon=True).start()
+
+    def _let_in(self, link: socket.socket, address: str, number: int) -> None:
+        try:
+            connection = prove(link, "launcher", silence_s=_SILENCE_S)
+            hello = connection.receive()
+            count, order = int(hello["num_processes"]), hello["node_rank"]
+            host = Host(name=f"{hello['name']}({address})-{number}", num_processes=count)
+        except (LostError, OSError, KeyError, TypeError, ValueError) as error:
+            say(f"farspan run: who came from {address} is not let in: {error}")
+            link.close()
+            return
+        remote = RemoteHost(host, connection, own_address=link.getsockname()[0])
+        say(f"farspan run: {host.name} has come, with {count} processes")
+        self._arrivals.put((number if order is None else int(order), remote))
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except OSError as error:
+        raise LaunchError(
+            f"this host cannot listen at port {port}.", why=f"{error.strerror}.", hint="--join HOST:29401, on all hosts"
+        ) from None
