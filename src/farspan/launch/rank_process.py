@@ -15,7 +15,7 @@ from farspan.errors import LaunchError
 from farspan.launch.logs import TAIL_BYTES
 from farspan.launch.terminal import Tee
 
-__all__ = ["Process", "Rank", "open_log", "read_end"]
+__all__ = ["Process", "Rank", "handles_signal", "open_log", "read_end", "send_signal", "wait_unreaped"]
 
 
 class Process:
@@ -52,28 +52,16 @@ class Process:
 
     def wait(self) -> int:
         """Blocks until the process ends, and leaves it unreaped, so that its number stays its own."""
-        if not hasattr(os, "waitid"):
-            return self.process.wait()
-        info = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        if info is None or info.si_code == os.CLD_EXITED:
-            return 0 if info is None else info.si_status
-        return -info.si_status
+        return wait_unreaped(self.process.pid) if hasattr(os, "waitid") else self.process.wait()
 
     def handles(self, number: signal.Signals) -> bool:
         """Returns whether the process handles a signal instead of being ended by it; False where that is not known."""
-        try:
-            lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        except OSError:
-            return False
-        caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
-        return bool(caught >> (number - 1) & 1)
+        return handles_signal(self.process.pid, number)
 
     def send(self, number: signal.Signals, *, group: bool) -> None:
         """Signals the process, or it and all that it started and that stayed in its group."""
-        if self.process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            (os.killpg if group else os.kill)(self.process.pid, number)
+        if self.process.returncode is None:
+            send_signal(self.process.pid, number, group=group)
 
     def close(self) -> None:
         self.process.wait()
@@ -118,6 +106,30 @@ class Rank(Process):
         super().close()
         if self._tee is not None:
             self._tee.stop()
+
+
+def wait_unreaped(pid: int) -> int:
+    """Blocks until a process ends, and returns how, as in subprocess."""
+    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if info is None or info.si_code == os.CLD_EXITED:
+        return 0 if info is None else info.si_status
+    return -info.si_status
+
+
+def handles_signal(pid: int, number: signal.Signals) -> bool:
+    """Returns whether a process handles a signal; False where that is not known."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
+    return bool(caught >> (number - 1) & 1)
+
+
+def send_signal(pid: int, number: signal.Signals, *, group: bool) -> None:
+    """Signals a process that is not reaped, or its group; one that has ended hears nothing."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        (os.killpg if group else os.kill)(pid, number)
 
 
 def read_end(path: Path) -> bytes:

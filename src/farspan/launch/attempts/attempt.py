@@ -30,6 +30,7 @@ def attempt(
     files: str | None,
     grace_s: float,
     comes_again: bool,
+    says: Callable[[str], None] = say,
 ) -> Outcome:
     """Starts all ranks, and returns what has become of them when all have ended and nothing of theirs is left.
 
@@ -42,6 +43,7 @@ def attempt(
         files: As in `run`.
         grace_s: Seconds between the first failure and SIGTERM.
         comes_again: Whether another start may follow, which what a rank has left running must not meet.
+        says: Shows a text on the console.
     """
     shared = dict(variables)
     run_folder = make_run_folder(shared, num_processes, files)
@@ -69,7 +71,7 @@ def attempt(
             sweeper.close()
     outcome = conclude(job, heard)
     if outcome.text:
-        say(outcome.text)
+        says(outcome.text)
     elif are_copies:
-        say(_ALONE.format(n=num_processes))
+        says(_ALONE.format(n=num_processes))
     return outcome

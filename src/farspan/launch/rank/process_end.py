@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 
-__all__ = ["at_process_end"]
+__all__ = ["at_process_end", "end_process"]
 
 _actions: list[Callable[[], None]] = []
 
@@ -20,6 +20,7 @@ def at_process_end(action: Callable[[], None]) -> None:
 
 
 @atexit.register
-def _end() -> None:
+def end_process() -> None:
+    """Does it now: for a process that ends in another way than Python's own."""
     while _actions:
         _actions.pop()()

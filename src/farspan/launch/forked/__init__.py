@@ -1,0 +1,1 @@
+"""Ranks that are forks of this process: for notebooks, where there is no script to start."""

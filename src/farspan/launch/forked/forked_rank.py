@@ -1,0 +1,174 @@
+"""One rank that is a fork of this process."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from farspan.launch.attempts.here import inherited_variables
+from farspan.launch.logs import TAIL_BYTES
+from farspan.launch.rank.process_end import end_process
+from farspan.launch.rank_process import handles_signal, open_log, read_end, send_signal, wait_unreaped
+from farspan.settings import PREFIX
+
+__all__ = ["ForkedCrew"]
+
+_CODE_OF_EXCEPTION = 1
+
+
+class ForkedCrew:
+    """All ranks, as forks of this process.
+
+    Args:
+        function: What each runs.
+        num_processes: How many.
+        shared: The variables that all of them get.
+    """
+
+    def __init__(self, function: Callable[[], Any], num_processes: int, shared: Mapping[str, str]) -> None:
+        self.num_processes = num_processes
+        self._function = function
+        self._variables = inherited_variables() | dict(shared)
+
+    def start(self, number: int, log_dir: Path) -> ForkedRank:
+        """Forks one."""
+        own = {f"{PREFIX}RANK": str(number), f"{PREFIX}LOCAL_RANK": str(number)}
+        return ForkedRank(number, self._function, self._variables | own, log_dir)
+
+    def note_end(self, number: int) -> None:
+        """Nothing: there is no other host."""
+
+    def finish(self, *, kills: bool) -> None:
+        """Nothing: there is no other host."""
+
+
+class ForkedRank:
+    """A fork that runs a function; what rank 0 writes goes to `sys.stdout` and `sys.stderr`, which a notebook shows."""
+
+    def __init__(self, number: int, function: Callable[[], Any], variables: Mapping[str, str], log_dir: Path) -> None:
+        self.number = number
+        self.returncode = 0
+        self.was_stopped = False
+        self.has_ended = False
+        self.lost = ""
+        self.log = log_dir / f"rank{number}.log" if number else None
+        self._tail = bytearray()
+        self._readers: list[threading.Thread] = []
+        self._is_reaped = False
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        pipes = [os.pipe(), os.pipe()] if self.log is None else []
+        outputs = [entrance for _, entrance in pipes] if self.log is None else [open_log(self.log)] * 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a process with threads: see _run
+            self.pid = os.fork()
+        if self.pid == 0:
+            _run(function, variables, outputs)
+        for output in set(outputs):
+            os.close(output)
+        for (exit_fd, _), stream in zip(pipes, (sys.stdout, sys.stderr), strict=False):
+            self._readers.append(threading.Thread(target=self._copy, args=(exit_fd, stream), daemon=True))
+            self._readers[-1].start()
+
+    def wait(self) -> int:
+        """Blocks until the process ends, and leaves it unreaped, so that its number stays its own."""
+        return wait_unreaped(self.pid)
+
+    def handles(self, number: signal.Signals) -> bool:
+        """Returns whether the process handles a signal instead of being ended by it."""
+        return handles_signal(self.pid, number)
+
+    def send(self, number: signal.Signals, *, group: bool) -> None:
+        """Signals the process, or it and all that it started."""
+        if not self._is_reaped:
+            send_signal(self.pid, number, group=group)
+
+    def read_tail(self) -> str:
+        """Returns the end of what it wrote."""
+        data = bytes(self._tail) if self.log is None else read_end(self.log)
+        return data.decode("utf-8", errors="replace")
+
+    def close(self) -> None:
+        """Reaps it, and waits until all that it has written is shown."""
+        if not self._is_reaped:
+            os.waitpid(self.pid, 0)
+            self._is_reaped = True
+        for reader in self._readers:
+            reader.join(2.0)
+
+    def _copy(self, exit_fd: int, stream: TextIO) -> None:
+        decoder = io.TextIOWrapper(io.FileIO(exit_fd), encoding="utf-8", errors="replace", newline="")
+        with decoder:
+            while text := decoder.readline():
+                if stream is sys.stderr:
+                    self._tail += text.encode()
+                    del self._tail[:-TAIL_BYTES]
+                stream.write(text)
+                stream.flush()
+
+
+def _run(function: Callable[[], Any], variables: Mapping[str, str], outputs: list[int]) -> NoReturn:
+    """The life of the fork: it never returns to what this process was about."""
+    code = _CODE_OF_EXCEPTION
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for target, file in enumerate([nothing, *outputs]):
+            os.dup2(file, target)
+        os.environ.clear()
+        os.environ.update(variables)
+        _be_rank()
+        try:
+            function()
+            code = 0
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except BaseException as error:
+            sys.last_value = error  # what ends an ordinary program is found there, too
+            traceback.print_exc()
+        end_process()
+    except BaseException:
+        traceback.print_exc()
+        code = code or _CODE_OF_EXCEPTION
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _be_rank() -> None:
+    """Makes this fork what a process of `farspan run` is when it starts."""
+    import ctypes
+
+    from farspan.launch.files import install, keeps_apart
+    from farspan.launch.rank.notes import note_training
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # as in child.py
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            io.FileIO(each, "w", closefd=False), encoding="utf-8", errors="backslashreplace", write_through=True
+        )
+        for each in (1, 2)
+    )
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)  # OpenMP's threads are not in a fork, and it would wait for them
+    folder = os.environ.get("FARSPAN_RUN_FOLDER", "")
+    if folder:
+        if keeps_apart():
+            install(folder, int(os.environ[f"{PREFIX}RANK"]))
+        note_training(folder)

@@ -1,0 +1,101 @@
+"""`farspan.launch(function, processes=4)`: runs a function in several ranks, from a notebook or a session.
+
+    this process --fork--> rank 0 --pipes--> this process's sys.stdout and sys.stderr: the cell
+                 --fork--> rank 1 --> LOG_DIR/rank1.log
+                 ...
+
+Each rank begins with a copy of all that is in memory here; what it changes there is not seen here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from farspan.errors import LaunchError
+
+__all__ = ["launch"]
+
+
+def launch(function: Callable[..., Any], *args: Any, processes: int, **kwargs: Any) -> None:
+    """Runs a function in several ranks that are forks of this process, and returns when all have ended.
+
+    What rank 0 prints appears here. Nothing is returned: let the function save what is to stay (`farspan.save`).
+
+    Args:
+        function: What each rank runs; it calls `farspan.distribute`. It may be defined in a notebook.
+        *args: What it is given.
+        processes: Number of ranks.
+        **kwargs: What it is given, by name.
+
+    Raises:
+        LaunchError: A rank has failed, or this process cannot be forked: it uses a GPU, or has distributed a model.
+    """
+    import queue
+    import shutil
+    import tempfile
+    from pathlib import Path
+
+    from farspan.launch.attempts import attempt, shared_variables
+    from farspan.launch.forked.forked_rank import ForkedCrew
+    from farspan.launch.job import Events, signals_to
+
+    _check(processes)
+    folder = Path(tempfile.mkdtemp(prefix="farspan-"))
+    events: Events = queue.SimpleQueue()
+    try:
+        with signals_to(events):
+            outcome = attempt(
+                events,
+                lambda variables: ForkedCrew(lambda: function(*args, **kwargs), processes, variables),
+                processes,
+                log_dir=folder,
+                variables=shared_variables(processes, folder),
+                files=None,
+                grace_s=5.0,
+                comes_again=False,
+                says=_write,
+            )
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if outcome.code:
+        lines = outcome.text.splitlines()
+        first = lines[0].removeprefix("farspan run: ") if lines else "a rank has failed."
+        raise LaunchError(first, why="its own output is above.", hint=f"the logs of the other ranks are in {folder}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(text: str) -> None:
+    """Writes where a notebook shows it, which the file descriptor of standard error is not."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _check(processes: int) -> None:
+    if processes < 1:
+        raise LaunchError(
+            f"cannot start {processes} processes.",
+            why="the number of processes is at least 1.",
+            hint="farspan.launch(train, processes=4)",
+        )
+    if not hasattr(os, "fork"):
+        raise LaunchError(
+            "this system cannot fork a process.", why=sys.platform, hint="farspan run -n 4 train.py, with a script"
+        )
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise LaunchError(
+            "this process already uses a GPU.",
+            why="a fork of it cannot use CUDA.",
+            hint="restart the kernel, and let nothing but the function touch a GPU",
+        )
+    world: Any = sys.modules.get("farspan.execute.process.world")
+    if world is not None and world.current_engine() is not None:
+        raise LaunchError(
+            "this process has distributed a model.",
+            why="its ranks would be forks of a process that is a rank itself.",
+            hint="restart the kernel, and call farspan.distribute in the function alone",
+        )
