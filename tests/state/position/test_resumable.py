@@ -73,9 +73,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_goes_on_at_the_next_batch_wherever_it_stopped(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # torch waits so long, 5 s, for a worker that is over and does not end, once for each loader that goes
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
+def test_it_goes_on_at_the_next_batch_wherever_it_stopped(kind: str) -> None:
     options = dict(KINDS[kind])
     has_generator, dataset = options.pop("generator", False), options.pop("dataset", Noisy())
 
