@@ -127,12 +127,13 @@ class Homes:
         self._of_member: dict[Worker, int] = {}
         self.first = [self._home_of(team.leader) if team.is_wide else stage for stage, team in enumerate(teams)]
         loads = [[0] * len(team.members) for team in teams]
-        self.owner: dict[str, int] = {}
-        for name, stage in stage_of.items():
-            members, load = teams[stage].members, loads[stage]
+        self.owner = dict(stage_of)
+        wide = [name for name, stage in stage_of.items() if teams[stage].is_wide]
+        for name in sorted(wide, key=lambda name: -size_bytes[name]):  # the largest first: what is small fills up
+            members, load = teams[stage_of[name]].members, loads[stage_of[name]]
             number = load.index(min(load))
             load[number] += size_bytes[name]
-            self.owner[name] = self._home_of(members[number]) if teams[stage].is_wide else stage
+            self.owner[name] = self._home_of(members[number])
         self.first += range(len(self.first), len(self.teams))
 
     def _home_of(self, worker: Worker) -> int:

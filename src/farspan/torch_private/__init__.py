@@ -84,6 +84,7 @@ from farspan.torch_private.symbols import units_of as units_of
 from farspan.torch_private.symbols import without_assumptions as without_assumptions
 from farspan.torch_private.tensors import copy_all as copy_all
 from farspan.torch_private.tensors import has_compatible_type as has_compatible_type
+from farspan.torch_private.tensors import has_gradient_hooks as has_gradient_hooks
 from farspan.torch_private.tensors import has_memory_of_its_own as has_memory_of_its_own
 from farspan.torch_private.tensors import has_other_users as has_other_users
 from farspan.torch_private.tensors import has_weak_references as has_weak_references
@@ -139,6 +140,7 @@ __all__ = [
     "forget_workers",
     "has_compatible_type",
     "has_full_backward_hooks",
+    "has_gradient_hooks",
     "has_memory_of_its_own",
     "has_other_users",
     "has_own_dispatch",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunction
 
 __all__ = [
     "copy_all",
@@ -25,6 +26,7 @@ __all__ = [
     "set_raw_grad",
     "set_version",
     "storage_at",
+    "has_gradient_hooks",
     "tensor_of_class",
     "unscale_",
     "update_scale_",
@@ -81,6 +83,12 @@ def has_weak_references(tensor: torch.Tensor) -> bool:
 def is_used_below(tensor: torch.Tensor) -> bool:
     """Returns whether something below Python uses `tensor` itself, such as an autograd graph."""
     return tensor._use_count() > 1  # type: ignore[attr-defined]
+
+
+def has_gradient_hooks(tensor: torch.Tensor) -> bool:
+    """Returns whether hooks are called with the gradient that autograd brings to a tensor, or behind it."""
+    with DisableTorchFunction():
+        return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 def tensor_of_class(cls: Any, data: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:

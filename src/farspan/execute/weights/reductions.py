@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from farspan.call.draws.program_draws import around_backward
-from farspan.call.leaf import Placed, tensor_of
+from farspan.call.leaf import Placed, sliced, tensor_of
 from farspan.call.modes import apply_modes
-from farspan.graph import BackwardSegment, Edge, whole_name
+from farspan.graph import BackwardSegment, Edge, SliceName, whole_name
 from farspan.program.program import Channel, Message, Program
+from farspan.torch_private import DisableTorchFunction, has_gradient_hooks, raw_grad, set_raw_grad
 
 __all__ = ["Reductions", "add_gradients"]
 
@@ -137,7 +138,30 @@ def add_gradients(
 ) -> None:
     """Let autograd add `gradients` to those of the parameters that `parts` are of; all are of one backward."""
     backward = parts[0].backward
-    roots = [tensor_of(parameters, part.brought) for part in parts]
-    backward.moment.go_to()
-    with apply_modes(backward.modes), around_backward(parts[0].describe):
-        torch.autograd.backward(roots, list(gradients))
+    roots: list[torch.Tensor] = []
+    seeds: list[torch.Tensor] = []
+    for part, gradient in zip(parts, gradients, strict=True):
+        name = part.brought
+        if type(name) is not SliceName or not _has_added(parameters[name.whole].tensor, name, gradient):
+            roots.append(tensor_of(parameters, name))
+            seeds.append(gradient)
+    if roots:
+        backward.moment.go_to()
+        with apply_modes(backward.modes), around_backward(parts[0].describe):
+            torch.autograd.backward(roots, seeds)
+
+
+def _has_added(parameter: torch.Tensor, name: SliceName, gradient: torch.Tensor) -> bool:
+    """Adds the gradient of a slice where it lies, for autograd would first make a whole tensor of zeros around it;
+    returns False where that is left to autograd."""
+    total = raw_grad(parameter)
+    if gradient.layout is not torch.strided or gradient.dtype != parameter.dtype or has_gradient_hooks(parameter):
+        return False
+    with DisableTorchFunction(), torch.no_grad():
+        if total is None:
+            total = torch.zeros_like(parameter)
+            set_raw_grad(parameter, total)
+        elif total.requires_grad or total.layout is not torch.strided or total.dtype != gradient.dtype:
+            return False
+        sliced(total, name).add_(gradient)
+    return True
