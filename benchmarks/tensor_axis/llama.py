@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-__all__ = ["Blocks", "parallelized", "sharded"]
+__all__ = ["HEAD_SIZE", "Blocks", "parallelized", "sharded"]
 
 HEAD_SIZE = 64
 
@@ -30,9 +30,11 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Causal, with rotary positions."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, num_parts: int) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        inner = width // num_parts
+        self.q, self.k, self.v = (nn.Linear(width, inner, bias=False) for _ in range(3))
+        self.o = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -44,9 +46,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, num_parts: int) -> None:
         super().__init__()
-        inner = width * 11 // 4
+        inner = width * 11 // 4 // num_parts
         self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
         self.down = nn.Linear(inner, width, bias=False)
 
@@ -57,10 +59,10 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, num_parts: int) -> None:
         super().__init__()
-        self.norm1, self.attention = RMSNorm(width), Attention(width)
-        self.norm2, self.mlp = RMSNorm(width), MLP(width)
+        self.norm1, self.attention = RMSNorm(width), Attention(width, num_parts)
+        self.norm2, self.mlp = RMSNorm(width), MLP(width, num_parts)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x), cos, sin)
@@ -68,11 +70,17 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Maps hidden states [batch, length, width] to hidden states."""
+    """Maps hidden states [batch, length, width] to hidden states.
 
-    def __init__(self, width: int, num_blocks: int) -> None:
+    Args:
+        width: Of the states.
+        num_blocks: How many.
+        num_parts: Each matrix is one of so many parts of a whole one's columns, or rows.
+    """
+
+    def __init__(self, width: int, num_blocks: int, num_parts: int = 1) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(width) for _ in range(num_blocks)])
+        self.blocks = nn.ModuleList([Block(width, num_parts) for _ in range(num_blocks)])
         self.norm = RMSNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ class Engine:
         began_ns = time.perf_counter_ns()
         draws = self.recorder.noted_draws.take()
         self._history.begin_flush(graphs, f"{reason}, at {format_where(find_where())}", draws)
-        start = StepStart(self.side, self._history, step, self.deadline_s)
+        start = StepStart(self.side, self._history, step, self.deadline_s, self.values.gradients.release)
         has_backward = any(graph.backwards for graph in graphs)
         changes = changes_state(graphs) or (has_backward and self.values.gradients.may_be_read())
         if changes or resolving is not None or self.recorder.runs_each_backward:
@@ -184,7 +184,7 @@ class Engine:
             end.begin()
             self.groups.note(graphs, program, start.data, ends_window=ends_window)
             is_foreseen = resolving is None or resolving[0].entry.is_foreseen
-            self.executor.run(program, end.interruption, at_leisure=start.announce)
+            self.executor.run(program, end.interruption, start)
             end.contribute()
         self.check()  # a device may have waited too long for what has just been read from it
         start.wait()

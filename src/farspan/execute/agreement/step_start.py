@@ -9,6 +9,7 @@ ranks have agreed; so it need not keep the first rank's first task, for which al
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,20 +28,31 @@ class StepStart:
         history: What this rank does in the step.
         step: Its number.
         deadline_s: How long this rank waits for the others.
+        when_begun: Called at most once, while the step runs, when all ranks have been seen to have begun it: none asks
+            any more for what it could read before.
     """
 
-    def __init__(self, side: SideChannel, history: History, step: int, deadline_s: float) -> None:
+    def __init__(
+        self, side: SideChannel, history: History, step: int, deadline_s: float, when_begun: Callable[[], None]
+    ) -> None:
         self._side = side
         self._history = history
         self._step = step
         self._deadline_s = deadline_s
         self._data: Checksum | None = None
+        self._when_begun: Callable[[], None] | None = when_begun
 
     def announce(self) -> None:
         """Give this rank's word, if it has not given it. Does not wait."""
         if self._data is None:
             digest, self._data = self._history.digests()
             self._side.start(self._step, digest, self._data)
+
+    def look(self) -> None:
+        """Look whether all ranks have begun the step. Does not wait."""
+        if self._when_begun is not None and self._side.has_agreed(self._step):
+            self._when_begun()
+            self._when_begun = None
 
     def data(self) -> Checksum:
         """The checksums of the data that the step is given."""

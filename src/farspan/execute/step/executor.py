@@ -15,6 +15,7 @@ from farspan.comm.channels import Channels
 from farspan.errors import FarspanError, RecordError
 from farspan.execute.abort.interruption import Interruption
 from farspan.execute.abort.order import Place, place_of_call
+from farspan.execute.agreement.step_start import StepStart
 from farspan.execute.backward.split import Deferred
 from farspan.execute.step.rematerialized import Remat
 from farspan.execute.step.segment import run_backward, run_forward
@@ -60,37 +61,35 @@ class Executor:
         """Called with the number of each action that has run; for one step, of one worker."""
         self.interruption: Interruption
         """The interruption of the step that runs; none between steps, for it knows what has run."""
-        self._at_leisure: Callable[[], None] | None = None
-        """Until it is called."""
+        self._start: StepStart | None = None
+        """Of the step that runs."""
         self._reductions: Reductions | None = None
         self._running: Program | None = None
         self._number = 0
         """Number of the task that runs, or that is to run next."""
 
-    def run(
-        self, program: Program, interruption: Interruption, *, at_leisure: Callable[[], None] | None = None
-    ) -> None:
+    def run(self, program: Program, interruption: Interruption, start: StepStart | None = None) -> None:
         """Run all steps of `program`; where the user's code raises an exception, what comes before that in the
         program's order.
 
         Args:
             program: Of this rank.
             interruption: Of the step.
-            at_leisure: Called once, when the first action has run and nothing waits for this rank, or when it would
-                wait before that; and however the run ends.
+            start: Announced when the first action has run and nothing waits for this rank, or when it would wait before
+                that; and however the run ends.
         """
         self.interruption = interruption
-        self._at_leisure = at_leisure
+        self._start = start
         try:
             self._run_all(program, interruption)
         finally:
             self._be_at_leisure()
+            self._start = None
         del self.interruption
 
     def _be_at_leisure(self) -> None:
-        at_leisure, self._at_leisure = self._at_leisure, None
-        if at_leisure is not None:
-            at_leisure()
+        if self._start is not None:
+            self._start.announce()
 
     def _run_all(self, program: Program, interruption: Interruption) -> None:
         with self.remat.running(program):
@@ -221,8 +220,9 @@ class Executor:
                 _drop_if_over(value)
         if isinstance(action.work, Segment):
             self._drop_received(action.work)
-        if self._at_leisure is not None:
-            self._be_at_leisure()
+        if self._start is not None:
+            self._start.announce()
+            self._start.look()
         if self._reductions is not None:
             self._reductions.advance()
 

@@ -23,6 +23,7 @@ from farspan.call.infer.watch import storage_id
 from farspan.call.leaf import Leaf
 from farspan.errors import FarspanError, PlanError
 from farspan.execute.abort.interruption import Interruption
+from farspan.execute.agreement.step_start import StepStart
 from farspan.execute.engine import Engine
 from farspan.execute.step.executor import Executor
 from farspan.execute.teams import device_of
@@ -115,9 +116,7 @@ class ProfilingExecutor(Executor):
             is_dry=self.is_dry,
         )
 
-    def run(
-        self, program: Program, interruption: Interruption, *, at_leisure: Callable[[], None] | None = None
-    ) -> None:
+    def run(self, program: Program, interruption: Interruption, start: StepStart | None = None) -> None:
         if self.is_dry:
             self._refuse_unknown(program)
         self._num_known += len(program.actions)
@@ -139,10 +138,10 @@ class ProfilingExecutor(Executor):
             first = [work for work in works if self._number_of(work) == _LOOKED_AT]
             self.about_to_time((num_trained, *((self._key(work), self._note_of(work).likeness) for work in first)))
         if self.mode is None or not any(map(_is_trained, program.actions)):
-            super().run(program, interruption, at_leisure=at_leisure)
+            super().run(program, interruption, start)
             return
-        if at_leisure is not None:
-            at_leisure()  # which looks at data: fakes have none
+        if start is not None:
+            start.announce()  # which looks at data: fakes have none
         chosen = (_LOOKED_AT, self._split_micro_batch, -1)
         program.actions = [action for action in program.actions if self._number_of(action.work) in chosen]
         program.reductions = [each for each in program.reductions if self._number_of(each.part) in chosen]
