@@ -178,7 +178,7 @@ class Engine:
         end = StepEnd(self, step, graphs, [position for _, _, position in draws])
         with self.executing():
             self.inputs.check(graphs)
-            self.executor.replicas.check()
+            self.executor.replicas.begin_step(ends_window=ends_window and has_backward)
             program = self.programs.program_of(graphs, settings := self._settings())
             built_ns = time.perf_counter_ns()
             end.begin()

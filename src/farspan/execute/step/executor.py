@@ -115,6 +115,9 @@ class Executor:
             if action.sends:
                 for value in _values_in(action.sends):
                     value.num_readers += 1
+        if self._start is not None and self.replicas.are_brief(program):
+            self._start.wait()  # so that replaced gradients can go before slices come
+            self._start.look()
         for message in program.prologue_receives:
             self._post(message)
         for message in program.prologue_sends:
@@ -247,7 +250,7 @@ class Executor:
 
     def _forward(self, segment: Segment) -> None:
         device, interruption = self.device_of(segment), self.interruption
-        self._take_replicas(segment, device)
+        self.replicas.bring(segment, device)
         run_forward(segment, device, self._around, before=interruption.begin_call)
         segment.executed = True
 
@@ -256,18 +259,12 @@ class Executor:
         chosen = {call for call in segment.calls if place_of_call(call) < end}
         if chosen:
             device, interruption = self.device_of(segment), self.interruption
-            self._take_replicas(segment, device)
+            self.replicas.bring(segment, device)
             run_forward(segment, device, self._around, before=interruption.begin_call, chosen=chosen)
 
     @property
     def _around(self) -> Callable[[Segment], contextlib.AbstractContextManager[None]] | None:
         return self.remat.around if self.remat.modules else None
-
-    def _take_replicas(self, segment: Segment, device: torch.device) -> None:
-        """Let the parameters be here that have come in an earlier step."""
-        for value in segment.inputs:
-            if value.data is None and value.name:
-                value.data = self.replicas.find(value, str(device))
 
     def _reduce(self, parts: Sequence[BackwardSegment]) -> None:
         """Add gradients that have arrived at their owner, all of one backward."""
@@ -289,7 +286,7 @@ class Executor:
                 self._run_weights(earlier)
         device = self.device_of(part)
         if part.segment is not None:
-            self._take_replicas(part.segment, device)
+            self.replicas.bring(part.segment, device)
         incoming = {edge: self.gradients.pop(edge).to(device) for edge in part.incoming}
         if part.brings_outside:
             arrived = self.arrived.setdefault(part.backward, [])
@@ -327,6 +324,7 @@ class Executor:
         for value in work.inputs:
             value.num_readers -= 1
             _drop_if_over(value)
+            self.replicas.release_used(value)
             users = value.num_users
             if users > 0:
                 value.num_users = users - 1

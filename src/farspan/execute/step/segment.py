@@ -32,7 +32,7 @@ from farspan.call.user_hooks import without_user_hooks
 from farspan.errors import RecordError
 from farspan.execute.backward.around import caught_at, holding_foreign, passed_on
 from farspan.execute.backward.split import Deferred, split_backward
-from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, Value
+from farspan.graph import EVERYWHERE, BackwardSegment, Call, Edge, Segment, SliceName, Value
 from farspan.record.across_ranks.resolved_calls import noting_raised, registering_nothing, resolve_from_run
 from farspan.record.tensor import PassedBy, plain_versions
 from farspan.torch_private import raw_grad, set_raw_grad
@@ -372,6 +372,9 @@ def _release(part: BackwardSegment) -> None:
             if not isinstance(edge.key, str) and edge.key.stage != EVERYWHERE:
                 segment.leaves.pop(edge.key, None)
                 segment.entries.pop(edge.key, None)
+        for value in [value for value in segment.leaves if type(value.name) is SliceName]:
+            segment.leaves.pop(value)
+            segment.entries.pop(value, None)
     for call in part.calls:
         for value in call.outputs:
             if value is not None and value.data is not None and value.data.requires_grad:

@@ -4,6 +4,8 @@
     w changes           w arrives    w        w changes           w arrives
 
 All ranks know which member has what: what changes parameters is recorded, or an optimizer's step, on every rank alike.
+Slices (of split stages) are released as they have been used where an optimizer is likely to come next: when the last
+gradients are there, the first slices are gone.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import torch
 
 from farspan.call.leaf import Placed
 from farspan.errors import RecordError
-from farspan.graph import Graph, Value, whole_name
+from farspan.graph import Graph, Segment, SliceName, Value, whole_name
 from farspan.plan import Worker
+from farspan.program.program import Program
 
 __all__ = ["Replicas"]
 
@@ -29,6 +32,8 @@ class Replicas:
         """The parameters that members have as they are now, on all ranks."""
         self._tensors: dict[tuple[str, str], torch.Tensor] = {}
         """This rank's own copies, by name and device."""
+        self._ends_window = False
+        """Whether parameters are likely to change after the step that runs."""
         self._versions: dict[str, int] = {}
         """Versions of this rank's parameters that others have."""
 
@@ -40,11 +45,27 @@ class Replicas:
 
     def put(self, value: Value, device: str) -> None:
         """A parameter has come to a worker of this rank."""
-        self._tensors[value.name, device] = value.data
+        if not self.is_brief(value):
+            self._tensors[value.name, device] = value.data
 
-    def find(self, value: Value, device: str) -> torch.Tensor | None:
-        """Returns the parameter as a worker of this rank has it."""
-        return self._tensors.get((value.name, device))
+    def release_used(self, value: Value) -> None:
+        """A forward has used `value`: release it, if that was the last one and nobody else is to have it."""
+        if value.num_readers == 0 and self.is_brief(value) and not self._owned_as(value.name).is_owned:
+            value.data = None
+
+    def are_brief(self, program: Program) -> bool:
+        """Returns whether slices are on their way in a step that is the last before they are likely to change."""
+        return self._ends_window and any(type(name) is SliceName for name, _ in program.replicas)
+
+    def is_brief(self, value: Value) -> bool:
+        """Returns whether a parameter is held by those who use it alone."""
+        return self._ends_window and type(value.name) is SliceName
+
+    def bring(self, segment: Segment, device: torch.device) -> None:
+        """Let the parameters that `segment` uses be here, of those that have come in an earlier step."""
+        for value in segment.inputs:
+            if value.data is None and value.name:
+                value.data = self._tensors.get((value.name, str(device)))
 
     def end_step(self, graphs: Sequence[Graph], sent: frozenset[tuple[str, Worker]]) -> None:
         """A step has run.
@@ -55,7 +76,7 @@ class Replicas:
         """
         if not (self.known or sent):
             return
-        if _writes_parameters(graphs):
+        if self._ends_window or _writes_parameters(graphs):
             self.forget()
             return
         fixed = [entry for entry in sent if not self._owned_as(entry[0]).is_written]
@@ -68,8 +89,13 @@ class Replicas:
     def _owned_as(self, name: str) -> Placed:
         return self.parameters[whole_name(name)]
 
-    def check(self) -> None:
-        """Raise if a parameter has changed that others have as it was."""
+    def begin_step(self, *, ends_window: bool) -> None:
+        """Raise if a parameter has changed that others have as it was.
+
+        Args:
+            ends_window: Whether what runs next is the last before parameters are likely to change.
+        """
+        self._ends_window = ends_window
         for name, version in self._versions.items():
             if self._owned_as(name).tensor._version != version:
                 raise RecordError(
