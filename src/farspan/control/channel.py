@@ -156,10 +156,9 @@ class SideChannel:
         with self._condition:
             if self._started is None or step > self._started:
                 raise ValueError(f"wait for step {step}, which this rank has not begun")
-        self._wait_for_others(lambda: self.has_agreed(step), deadline_s, f"to begin step {step}", {"step": step})
+        self._wait_for_others(lambda: self._has_agreed(step), deadline_s, f"to begin step {step}", {"step": step})
 
-    def has_agreed(self, step: int) -> bool:
-        """Returns whether every rank has begun `step` with the same digest, as far as this one knows."""
+    def _has_agreed(self, step: int) -> bool:
         return self._agreed is not None and self._agreed >= step
 
     # -- gathers ------------------------------------------------------------------------------------------------------

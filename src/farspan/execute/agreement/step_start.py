@@ -28,8 +28,8 @@ class StepStart:
         history: What this rank does in the step.
         step: Its number.
         deadline_s: How long this rank waits for the others.
-        when_begun: Called at most once, while the step runs, when all ranks have been seen to have begun it: none asks
-            any more for what it could read before.
+        when_begun: Called when this rank knows that all have begun the step: none asks any more for what the program
+            had released before.
     """
 
     def __init__(
@@ -40,19 +40,13 @@ class StepStart:
         self._step = step
         self._deadline_s = deadline_s
         self._data: Checksum | None = None
-        self._when_begun: Callable[[], None] | None = when_begun
+        self._when_begun = when_begun
 
     def announce(self) -> None:
         """Give this rank's word, if it has not given it. Does not wait."""
         if self._data is None:
             digest, self._data = self._history.digests()
             self._side.start(self._step, digest, self._data)
-
-    def look(self) -> None:
-        """Look whether all ranks have begun the step. Does not wait."""
-        if self._when_begun is not None and self._side.has_agreed(self._step):
-            self._when_begun()
-            self._when_begun = None
 
     def data(self) -> Checksum:
         """The checksums of the data that the step is given."""
@@ -68,3 +62,4 @@ class StepStart:
         """
         self.announce()
         self._side.wait_agreed(self._step, self._deadline_s)
+        self._when_begun()

@@ -62,9 +62,10 @@ class Executor:
         self.interruption: Interruption
         """The interruption of the step that runs; none between steps, for it knows what has run."""
         self._start: StepStart | None = None
-        """Of the step that runs."""
+        """Of the step that runs, until it is announced."""
         self._reductions: Reductions | None = None
         self._running: Program | None = None
+        self._has_slices = False
         self._number = 0
         """Number of the task that runs, or that is to run next."""
 
@@ -84,12 +85,12 @@ class Executor:
             self._run_all(program, interruption)
         finally:
             self._be_at_leisure()
-            self._start = None
         del self.interruption
 
     def _be_at_leisure(self) -> None:
-        if self._start is not None:
-            self._start.announce()
+        start, self._start = self._start, None
+        if start is not None:
+            start.announce()
 
     def _run_all(self, program: Program, interruption: Interruption) -> None:
         with self.remat.running(program):
@@ -115,9 +116,9 @@ class Executor:
             if action.sends:
                 for value in _values_in(action.sends):
                     value.num_readers += 1
-        if self._start is not None and self.replicas.are_brief(program):
-            self._start.wait()  # so that replaced gradients can go before slices come
-            self._start.look()
+        self._has_slices = self.replicas.are_brief(program)
+        if self._has_slices and self._start is not None:
+            self._start.wait()  # so that replaced gradients go before slices come
         for message in program.prologue_receives:
             self._post(message)
         for message in program.prologue_sends:
@@ -224,8 +225,7 @@ class Executor:
         if isinstance(action.work, Segment):
             self._drop_received(action.work)
         if self._start is not None:
-            self._start.announce()
-            self._start.look()
+            self._be_at_leisure()
         if self._reductions is not None:
             self._reductions.advance()
 
@@ -250,7 +250,8 @@ class Executor:
 
     def _forward(self, segment: Segment) -> None:
         device, interruption = self.device_of(segment), self.interruption
-        self.replicas.bring(segment, device)
+        if self.replicas.tensors:
+            self.replicas.bring(segment, device)
         run_forward(segment, device, self._around, before=interruption.begin_call)
         segment.executed = True
 
@@ -259,7 +260,8 @@ class Executor:
         chosen = {call for call in segment.calls if place_of_call(call) < end}
         if chosen:
             device, interruption = self.device_of(segment), self.interruption
-            self.replicas.bring(segment, device)
+            if self.replicas.tensors:
+                self.replicas.bring(segment, device)
             run_forward(segment, device, self._around, before=interruption.begin_call, chosen=chosen)
 
     @property
@@ -285,7 +287,7 @@ class Executor:
             for earlier in list(self.deferred):  # they hold what has been computed again: of one backward at most
                 self._run_weights(earlier)
         device = self.device_of(part)
-        if part.segment is not None:
+        if part.segment is not None and self.replicas.tensors:
             self.replicas.bring(part.segment, device)
         incoming = {edge: self.gradients.pop(edge).to(device) for edge in part.incoming}
         if part.brings_outside:
@@ -324,7 +326,8 @@ class Executor:
         for value in work.inputs:
             value.num_readers -= 1
             _drop_if_over(value)
-            self.replicas.release_used(value)
+            if self._has_slices:
+                self.replicas.release_used(value)
             users = value.num_users
             if users > 0:
                 value.num_users = users - 1

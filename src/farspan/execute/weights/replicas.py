@@ -30,7 +30,7 @@ class Replicas:
         self.parameters = parameters
         self.known: frozenset[tuple[str, Worker]] = frozenset()
         """The parameters that members have as they are now, on all ranks."""
-        self._tensors: dict[tuple[str, str], torch.Tensor] = {}
+        self.tensors: dict[tuple[str, str], torch.Tensor] = {}
         """This rank's own copies, by name and device."""
         self._ends_window = False
         """Whether parameters are likely to change after the step that runs."""
@@ -40,13 +40,13 @@ class Replicas:
     def forget(self) -> None:
         """Parameters may have changed."""
         self.known = frozenset()
-        self._tensors.clear()
+        self.tensors.clear()
         self._versions.clear()
 
     def put(self, value: Value, device: str) -> None:
         """A parameter has come to a worker of this rank."""
         if not self.is_brief(value):
-            self._tensors[value.name, device] = value.data
+            self.tensors[value.name, device] = value.data
 
     def release_used(self, value: Value) -> None:
         """A forward has used `value`: release it, if that was the last one and nobody else is to have it."""
@@ -65,7 +65,7 @@ class Replicas:
         """Let the parameters that `segment` uses be here, of those that have come in an earlier step."""
         for value in segment.inputs:
             if value.data is None and value.name:
-                value.data = self._tensors.get((value.name, str(device)))
+                value.data = self.tensors.get((value.name, str(device)))
 
     def end_step(self, graphs: Sequence[Graph], sent: frozenset[tuple[str, Worker]]) -> None:
         """A step has run.
