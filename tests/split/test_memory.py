@@ -1,0 +1,67 @@
+"""What a rank of a split stage holds while a step runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tests.support.ranks import run_threads
+from tests.wide.loops import Net, loss_of
+
+import farspan
+from farspan.execute.process.world import current_engine
+from farspan.graph import Segment, SliceName
+
+
+def test_slices_and_replaced_gradients_are_gone_before_the_last_gradients_are_there() -> None:
+    """The slices that a rank is sent were held until the optimizer had stepped, and gradients that `zero_grad` had
+    dropped until the next step was over: at the most, half as much again as one process's share."""
+
+    def on_rank(rank: int) -> list[tuple[int, int]]:
+        model = farspan.distribute(Net(), tensor_parallel=2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        engine = current_engine()
+        assert engine is not None
+        seen: list[tuple[int, int]] = []
+
+        def look(number: int) -> None:
+            running: Any = engine.executor._running
+            works = [action.work for action in running.actions if isinstance(action.work, Segment)]
+            slices = {value for work in works for value in work.leaves if type(value.name) is SliceName}
+            slices |= {v for w in works for v in w.inputs if type(v.name) is SliceName and v.data is not None}
+            received = [value for value in slices if not engine.parameters[value.name.whole].is_owned]
+            seen.append((len(received), len(engine.values.gradients._replaced)))
+
+        for number in range(3):
+            optimizer.zero_grad()
+            loss_of(model, number).backward()
+            seen.clear()
+            engine.executor.after_action = look
+            optimizer.step()
+        assert not engine.executor.replicas.tensors
+        return seen
+
+    for seen in run_threads(2, on_rank):
+        slices, replaced = zip(*seen, strict=True)
+        assert max(slices) > 1
+        assert slices[-1] == 0
+        assert max(replaced) == 0
+        assert slices[len(slices) * 3 // 4] < max(slices), "they go one after another"
+
+
+def test_slices_stay_where_parameters_do() -> None:
+    """What is evaluated twice is sent once."""
+
+    def on_rank(rank: int) -> list[int]:
+        model = farspan.distribute(Net(), tensor_parallel=2).eval()
+        engine = current_engine()
+        assert engine is not None
+        known: list[int] = []
+        with torch.no_grad():
+            for number in range(3):
+                loss_of(model, number).item()
+                known.append(len(engine.executor.replicas.known))
+        return known
+
+    for known in run_threads(2, on_rank):
+        assert known[-1] == known[-2] > 0
