@@ -10,7 +10,7 @@ from tests.wide.loops import Net, loss_of
 
 import farspan
 from farspan.execute.process.world import current_engine
-from farspan.graph import Segment, SliceName
+from farspan.graph import Segment, SliceName, whole_name
 
 
 def test_slices_and_replaced_gradients_are_gone_before_the_last_gradients_are_there() -> None:
@@ -29,7 +29,7 @@ def test_slices_and_replaced_gradients_are_gone_before_the_last_gradients_are_th
             works = [action.work for action in running.actions if isinstance(action.work, Segment)]
             slices = {value for work in works for value in work.leaves if type(value.name) is SliceName}
             slices |= {v for w in works for v in w.inputs if type(v.name) is SliceName and v.data is not None}
-            received = [value for value in slices if not engine.parameters[value.name.whole].is_owned]
+            received = [value for value in slices if not engine.parameters[whole_name(value.name)].is_owned]
             seen.append((len(received), len(engine.values.gradients._replaced)))
 
         for number in range(3):
