@@ -170,6 +170,23 @@ def test_a_step_of_several_ranks_waits_too(tmp_path: Path, name: str) -> None:
     assert (hold.num_waits, hold.num_lent) == (2, 2 * (1 + (name == "AdamW")))
 
 
+def test_a_step_with_a_closure_waits_too(tmp_path: Path) -> None:
+    """What LBFGS keeps is of all parameters together, some of it in lists."""
+    program = Program(lambda items: torch.optim.SGD(items, lr=0.1), is_distributed=False)
+    program.optimizer = torch.optim.LBFGS(program.model.parameters(), lr=0.1, max_iter=3)
+
+    def closure() -> torch.Tensor:
+        program.optimizer.zero_grad()
+        loss = program.model(program.inputs).square().mean()
+        loss.backward()
+        return loss
+
+    program.optimizer.step(closure)  # type: ignore[arg-type]
+    with holding() as hold:
+        save_twice(program, tmp_path, lambda: program.optimizer.step(closure), hold)  # type: ignore[arg-type]
+    assert hold.num_lent > 0 and hold.num_waits >= 1
+
+
 def through_attributes(program: Program, parameter: Any, name: str) -> None:
     vars(program.optimizer)["state"][parameter][name].zero_()
 
@@ -195,8 +212,13 @@ def by_loading(program: Program, parameter: Any, name: str) -> None:
     program.step()
 
 
+def with_another_group(program: Program, parameter: Any, name: str) -> None:
+    program.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    program.step()
+
+
 @pytest.mark.parametrize(
-    "write", [through_attributes, through_state, through_a_wrapper, through_state_dict, by_loading]
+    "write", [through_attributes, through_state, through_a_wrapper, through_state_dict, by_loading, with_another_group]
 )
 def test_who_writes_into_what_is_kept_waits(tmp_path: Path, write: Callable[[Program, Any, str], None]) -> None:
     program = Program(OPTIMIZERS["AdamW"], is_distributed=False)
