@@ -149,30 +149,33 @@ def test_a_signal_reaches_the_ranks_of_other_hosts(hosts: Hosts, tmp_path: Path)
 
 
 class Joined:
-    """A launcher on each host: no ssh."""
+    """Launchers on both hosts: no ssh. The first is `--node-rank 0`, on host 0."""
 
-    def __init__(self, hosts: Hosts, folder: Path, script: str, *words: str, secrets: list[str]) -> None:
+    def __init__(self, hosts: Hosts, folder: Path, script: str, *words: str) -> None:
+        self.hosts = hosts
         self.folder = folder
+        self.words = words
         (folder / "train.py").write_text(script)
-        self.outputs = [folder / f"output{host}" for host in range(len(secrets))]
-        self.processes = []
-        for host, secret in enumerate(secrets):
-            options = ["--log-dir", str(folder / "logs"), "--join", f"{ADDRESSES[0]}:29400", "-n", str(1 + host)]
-            options += ["--nnodes", "2", "--node-rank", "0"] if host == 0 else []
-            command = ["ip", "netns", "exec", f"{hosts.name}{host}", sys.executable, "-m", "farspan", "run", *options]
-            variables = {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "FARSPAN_SECRET": secret}
-            variables |= {"FARSPAN_DEADLINE": "3" if "wrong" in secrets else "60"}
-            with self.outputs[host].open("wb") as file:
-                self.processes.append(
-                    subprocess.Popen(
-                        [*command, "train.py", *words],
-                        cwd=folder,
-                        env=os.environ | variables,
-                        stdin=subprocess.DEVNULL,
-                        stdout=file,
-                        stderr=file,
-                    )
+        self.outputs: list[Path] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, host: int, *options: str, secret: str = "known", deadline_s: int = 60) -> None:
+        command = ["ip", "netns", "exec", f"{self.hosts.name}{host}", sys.executable, "-m", "farspan", "run", *options]
+        command += ["--join", f"{ADDRESSES[0]}:29400", "--log-dir", str(self.folder / "logs"), "train.py", *self.words]
+        variables = {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "FARSPAN_SECRET": secret}
+        variables |= {"FARSPAN_DEADLINE": str(deadline_s)}
+        self.outputs.append(self.folder / f"output{len(self.outputs)}")
+        with self.outputs[-1].open("wb") as file:
+            self.processes.append(
+                subprocess.Popen(
+                    command,
+                    cwd=self.folder,
+                    env=os.environ | variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
                 )
+            )
 
     def end(self, limit_s: float = 100.0) -> tuple[list[int], list[str]]:
         until = time.monotonic() + limit_s
@@ -189,7 +192,9 @@ class Joined:
 
 @pytest.mark.slow
 def test_hosts_that_join_train_as_those_that_are_started(hosts: Hosts, tmp_path: Path) -> None:
-    run = Joined(hosts, tmp_path, TRAINS, "3", secrets=["known", "known"])
+    run = Joined(hosts, tmp_path, TRAINS, "3")
+    run.start(0, "-n", "1", "--nnodes", "2", "--node-rank", "0")
+    run.start(1, "-n", "2")
     codes, outputs = run.end()
     assert codes == [0, 0], outputs
     assert len(steps(outputs[0])) == 3 and f"host tcp://{ADDRESSES[0]} 0 3" in outputs[0], outputs[0]
@@ -197,8 +202,44 @@ def test_hosts_that_join_train_as_those_that_are_started(hosts: Hosts, tmp_path:
     assert steps(log) == steps(outputs[0]) and "step" not in outputs[1]
 
 
+COMES_AND_GOES = (
+    TRAINS
+    + """
+    time.sleep(0.05)
+    while start == "1" and step == 20:
+        if os.path.exists("come"): os.kill(os.getpid(), 9)
+        time.sleep(0.01)
+"""
+)
+
+
+@pytest.mark.slow
+def test_a_host_that_is_cut_off_is_left_out_and_one_that_comes_is_taken_in(hosts: Hosts, tmp_path: Path) -> None:
+    run = Joined(hosts, tmp_path, COMES_AND_GOES, "25")
+    run.start(0, "-n", "1", "--nnodes", "1:2", "--node-rank", "0", "--max-restarts", "3")
+    run.start(1, "-n", "1")
+    wait_until(lambda: "step 5 " in run.outputs[0].read_text())
+    hosts.cut(0, 1)
+    wait_until(lambda: "restart 1 of 3" in run.outputs[0].read_text())
+    hosts.mend(0, 1)
+    run.start(1, "-n", "2")
+    wait_until(lambda: run.outputs[0].read_text().count("has come") == 2)
+    (tmp_path / "come").touch()
+    codes, outputs = run.end()
+    assert codes == [0, 1, 0], outputs
+    assert "is lost: nothing has come from it for 10 s" in outputs[0], outputs[0]
+    sizes = [line.split()[3] for line in outputs[0].splitlines() if line.startswith("host ")]
+    assert sizes == ["2", "1", "3"]
+    taken = {line.split()[1]: line for line in steps(outputs[0])}
+    assert (
+        len(taken) == 25 and len(set(steps(outputs[0]))) == 25
+    )  # a step that was taken again has the loss that it had
+
+
 def test_a_host_that_does_not_know_the_secret_is_not_let_in(hosts: Hosts, tmp_path: Path) -> None:
-    run = Joined(hosts, tmp_path, "print('ran')\n", secrets=["known", "wrong"])
+    run = Joined(hosts, tmp_path, "print('ran')\n")
+    run.start(0, "-n", "1", "--nnodes", "2", "--node-rank", "0", deadline_s=3)
+    run.start(1, "-n", "2", secret="wrong", deadline_s=3)
     codes, outputs = run.end(60.0)
     assert codes == [2, 2] and "is not let in: it does not know FARSPAN_SECRET" in outputs[0], outputs
     assert "1 of at least 2 hosts have come" in outputs[0]

@@ -40,13 +40,15 @@ class JoinedFleet(Fleet):
         super().__init__([own], script_argv, ssh="", fewest=fewest)
         self.most = most
         self._own = own
+        self._has_begun = False
+        """A later start takes the hosts that are there: one that was lost may never come back."""
         self._arrivals: queue.SimpleQueue[tuple[int, RemoteHost]] = queue.SimpleQueue()
         self._order: dict[str, int] = {}
         self._listener = _listen(port)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def gather(self) -> None:
-        """Waits for hosts: for all that there may be, or for a while once there are enough.
+        """Waits for hosts: before the first start for all that there may be, or for a while once there are enough.
 
         Raises:
             LaunchError: Too few have come in time.
@@ -55,7 +57,8 @@ class JoinedFleet(Fleet):
         until = time.monotonic() + settings.seconds("DEADLINE", default=300.0)
         while len(self.hosts) < self.most:
             is_enough = len(self.hosts) >= self.fewest
-            limit_s = _LAST_CALL_S if is_enough else max(0.0, until - time.monotonic())
+            last_call_s = 0.0 if self._has_begun else _LAST_CALL_S
+            limit_s = last_call_s if is_enough else max(0.0, until - time.monotonic())
             try:
                 order, remote = self._arrivals.get(timeout=limit_s)
             except queue.Empty:
@@ -68,7 +71,7 @@ class JoinedFleet(Fleet):
                 ) from None
             self._take(order, remote)
         self._forget_lost()
-        self._present = self.hosts
+        self._present, self._has_begun = self.hosts, True
 
     def close(self, code: int) -> None:
         """Lets all hosts know that it is over."""
@@ -106,7 +109,9 @@ class JoinedFleet(Fleet):
             except OSError:  # it is over
                 return
             num_come += 1
-            threading.Thread(target=self._let_in, args=(link, address[0], num_come), daemon=True).start()
+            threading.Thread(
+                target=self._let_in, args=(link, address[0].removeprefix("::ffff:"), num_come), daemon=True
+            ).start()
 
     def _let_in(self, link: socket.socket, address: str, number: int) -> None:
         try:
