@@ -4,6 +4,9 @@ Each rank is a process whose layers sleep, as in `schedule_efficiency`. The mode
 long as the other: no plan without width can use more ranks than there are layers. "2-1" is two ranks that take
 micro-batches in turn on the first layer, and one on the second. The bound is `planner.simulate` of the very orders that
 farspan runs, with the times that the layers sleep and messages that take none.
+
+"found" is a model of four layers on three ranks, of which the first takes four times as long as the others: once with
+distribute(stages="wide"), once with distribute alone. Both plans are found from what the first step takes.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import dataclasses
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -34,6 +38,8 @@ from farspan.schedule import Kind, Schedule  # noqa: E402
 BAR = 1.05
 SHAPES = {"2-1": (2, 1), "3-1": (3, 1), "2-2": (1, 1)}
 """Seconds of each layer in units, by the number of ranks that each has."""
+FOUND = (4, 1, 1, 1)
+"""The same of the model whose plan is found."""
 
 
 def widths_of(shape: str) -> list[int]:
@@ -92,6 +98,43 @@ def worker(args: Any) -> None:
     dist.barrier()
 
 
+def found_worker(args: Any) -> None:
+    """One rank of a program whose plan is found: steps behind the one that is measured."""
+    torch.set_num_threads(1)
+    rank, unit = int(os.environ["RANK"]), args.unit / 1e3
+    dist.init_process_group("gloo")  # for barriers
+    paces = [Pace(forward=unit * work, input=unit * work, weight=unit * work) for work in FOUND]
+    model = farspan.distribute(Model(paces), stages=args.stages, measure=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    x = torch.randn(args.micro_batches, WIDTH, generator=torch.Generator().manual_seed(1))
+    spans: list[float] = []
+    for _ in range(args.turns + 2):
+        dist.barrier()
+        began = time.perf_counter()
+        for part in x.chunk(args.micro_batches):
+            (model(part).square().mean() / args.micro_batches).backward()
+        optimizer.step()
+        dist.barrier()
+        spans.append(time.perf_counter() - began)
+        optimizer.zero_grad()
+    if rank == 0:
+        plan = farspan.plan_of(model)
+        row = {"shape": "found", "plan": list(plan.stages), "step_s": median(spans[2:]), "spans": spans}
+        Path(args.worker).write_text(json.dumps(row))
+    dist.barrier()
+
+
+def measure_found(args: Any) -> list[dict[str, Any]]:
+    """The wide plan that is found, and the best without width."""
+    rows: list[dict[str, Any]] = []
+    for stages in ("wide", "auto"):
+        words = ["--shape", "found", "--stages", stages, "--unit", str(args.unit / 2)]
+        words += ["--micro-batches", str(args.micro_batches), "--turns", str(args.turns)]
+        with tempfile.TemporaryDirectory() as folder:  # nothing is known of an earlier run
+            rows.append(run_ranks(__file__, 3, words, timeout_s=600, environment={"XDG_CACHE_HOME": folder}))
+    return rows
+
+
 def show(rank: int) -> None:
     engine = current_engine()
     assert engine is not None
@@ -123,7 +166,8 @@ def bound_of(paces: list[Pace]) -> float:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", default=[*SHAPES, "found"], choices=[*SHAPES, "found"])
+    parser.add_argument("--stages", default="wide", help="of a worker whose plan is found")
     parser.add_argument("--shape", default="2-1", help="of a worker")
     parser.add_argument("--unit", type=float, default=100.0, help="milliseconds of a forward of one unit")
     parser.add_argument("--micro-batches", type=int, default=12)
@@ -133,13 +177,20 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     if args.worker:
-        worker(args)
+        (found_worker if args.shape == "found" else worker)(args)
         return
     shapes = ["2-1"] if args.quick else args.shapes
     rows: list[dict[str, Any]] = []
     figures: list[str] = []
     is_near = is_faster = True
     for shape in shapes:
+        if shape == "found":
+            rows += measure_found(args)
+            gain = rows[-1]["step_s"] / rows[-2]["step_s"]
+            figures.append(f"found {'-'.join(rows[-2]['plan'])}, {gain:.2f} x the plan found without width")
+            print(f"{figures[-1]} ({rows[-2]['step_s']:.3f} s, {rows[-1]['step_s']:.3f} s)", flush=True)
+            is_faster = is_faster and gain > 1.0
+            continue
         words = ["--shape", shape, "--unit", str(args.unit), "--micro-batches", str(args.micro_batches)]
         words += ["--turns", str(args.turns), "--schedule", args.schedule, "--reduction", args.reduction]
         words += ["--verbose"] if args.verbose else []

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
@@ -24,12 +25,12 @@ from farspan.execute.process.world import (
 from farspan.execute.step.step_record import StepRecord
 from farspan.execute.teams import stages_at
 from farspan.place.alone import runs_as_it_is
-from farspan.place.asked_plan import choose_plan, hints_of
+from farspan.place.asked_plan import check_wide, choose_plan, hints_of
 from farspan.place.deferred.context import deferred_init as deferred_init
 from farspan.place.deferred.models import fill_all, guarded_on_error, open_model
-from farspan.place.kept_plan import KeptPlan
+from farspan.place.kept_plan import Widths
 from farspan.place.measure.trial import current_trial
-from farspan.place.measured import is_measuring, measure_first
+from farspan.place.measured import begin_measured, is_measuring
 from farspan.place.mesh.groups import GroupsChoice
 from farspan.place.mesh.lanes import check_micro_batches, cut_batches
 from farspan.place.mesh.tensor import check_tensor_parallel, places_of, with_sums
@@ -39,7 +40,6 @@ from farspan.place.suitable import check_model
 from farspan.place.weights import agree_on_model
 from farspan.plan import Plan
 from farspan.planner import Hints
-from farspan.profile import units_of
 from farspan.record.ops.explicit_placement import ops_at
 from farspan.record.parameters.copying import plan_by_model
 from farspan.state.counts import count_on
@@ -94,7 +94,9 @@ def distribute(
         plan: "auto"; a `Plan`; the path of a plan's JSON file; or a mapping from names of modules or parameters (or
             glob patterns of them) to "rank:R" or "rank:R/device"; R alone, a number, will do.
         stages: How many pipeline stages an automatic plan has; one for each rank by default. If there are fewer stages
-            than ranks, slow ones get several, which take micro-batches in turn.
+            than ranks, slow ones get several, which take micro-batches in turn. "wide": as many stages, of as many
+            ranks each, as have the shortest step, found from what the first step takes. Gradients are then added up
+            as `gradient_reduction` says; where it says nothing exactly, if that hides behind compute, else as sums.
         remat: Which activations are computed again in the backward instead of being kept from the forward; gradients
             are the same to the last bit. True: those of each repeated block, one block at a time (the entries of
             module lists, and of a `Sequential` of several of a kind; in a model without any, each module that is
@@ -192,7 +194,7 @@ def distribute(
         estimated = chosen = trial.plan_for(model, hints)
         place_first(engine, model, chosen)
     else:
-        chosen = choose_plan(model, plan, hints, engine.num_ranks, split_places)
+        chosen = choose_plan(model, plan, hints, engine.num_ranks, split_places, may_be_wide=stages == "wide")
         if isinstance(micro_batches, int):
             chosen = dataclasses.replace(chosen, micro_batches=micro_batches)
         if remat is not None:
@@ -216,8 +218,13 @@ def distribute(
                 "(data_parallel=), which would measure different times.",
                 hint="leave out the one or the other",
             )
+        if stages == "wide":
+            check_wide(is_open=is_open, is_measured=is_measuring(measure))
         if is_open and is_measuring(measure):
-            chosen = _begin_measured(engine, model, chosen, hints, schedule)
+            widths = Widths(gradient_reduction) if stages == "wide" else None
+            chosen = begin_measured(
+                engine, model, chosen, hints, schedule, widths, settled=partial(_settled, engine, model)
+            )
         else:
             place_first(engine, model, chosen)
     watch_optimizers()
@@ -244,24 +251,11 @@ def _built(model: _Model | Callable[[], _Model]) -> _Model:
     return built  # type: ignore[return-value]
 
 
-def _begin_measured(engine: Engine, model: nn.Module, estimated: Plan, hints: Hints, schedule: str | None) -> Plan:
-    """Place `model` where it was when its first step was measured before, or as estimated; and measure it (again)."""
-    units = [unit.name for unit in units_of(model, engine.num_ranks, hints.patterns)]
-    kept = KeptPlan(engine, model, units, hints, schedule)
-    ways = {"micro_batches": estimated.micro_batches, "gradient_reduction": estimated.gradient_reduction}
-    begun = dataclasses.replace(kept.load() or estimated, **ways)
-    if schedule is not None:
-        begun = dataclasses.replace(begun, schedule=schedule)
-
-    def settled(plan: Plan, said: str) -> None:
-        plan_by_model[model] = plan = dataclasses.replace(plan, micro_batches=plan_by_model[model].micro_batches)
-        engine.console.say(said)
-        engine.console.show_plan(plan)
-
-    is_measured = not begun.remat and measure_first(engine, model, begun, kept=kept, settled=settled)
-    if not is_measured:
-        place_first(engine, model, begun)
-    return begun
+def _settled(engine: Engine, model: nn.Module, plan: Plan, said: str) -> None:
+    """The first step was measured."""
+    plan_by_model[model] = plan = dataclasses.replace(plan, micro_batches=plan_by_model[model].micro_batches)
+    engine.console.say(said)
+    engine.console.show_plan(plan)
 
 
 def plan_of(model: nn.Module) -> Plan:

@@ -114,6 +114,48 @@ def test_a_plan_that_is_good_enough_stays() -> None:
         assert found[2] == [0, 0, 0, 1, 1, 1]
 
 
+def wide_run(model: nn.Module) -> tuple[list[float], dict[str, Tensor], tuple[str, ...], str]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(1)
+    losses: list[float] = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        queued: list[Tensor] = []
+        for _ in range(6):
+            loss = model(torch.randn(4, 8, generator=generator)).square().mean()
+            loss.backward()
+            queued.append(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses += [loss.item() for loss in queued]
+    state = {name: item.clone() for name, item in model.state_dict().items()}
+    if model not in plan_by_model:
+        return losses, state, (), ""
+    engine().agreement.barrier("the end")
+    plan = farspan.plan_of(model)
+    return losses, state, plan.stages, plan.gradient_reduction
+
+
+def test_a_slow_stage_gets_several_ranks_where_it_may() -> None:
+    """No cut between layers makes a stage shorter than its slowest layer; two ranks take its micro-batches in turn.
+
+    The next run begins with that plan.
+    """
+    seconds = [4 * LONG_S, *[LONG_S] * 3]
+    losses, state, _, _ = wide_run(build(seconds))
+    for _ in range(2):
+        for found in on_ranks(3, seconds, wide_run, stages="wide", measure=True):
+            assert any("+" in place for place in found[2]) and found[3] == "exact"
+            assert found[0] == losses
+            assert all(torch.equal(found[1][name], item) for name, item in state.items())
+
+
+@pytest.mark.parametrize("options", [{"measure": False}, {"plan": {"": 0}}, {"remat": True}])
+def test_stages_are_wide_only_where_that_can_be_found(options: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match="wide"):
+        on_ranks(2, [SHORT_S] * 6, trained, stages="wide", **options)
+
+
 def test_it_is_measured_unless_somebody_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [LONG_S, *[SHORT_S] * 5]
     monkeypatch.delenv("FARSPAN_MEASURE", raising=False)

@@ -185,7 +185,7 @@ def test_the_others_say_why_they_lost() -> None:
     by_what = {each.what: each for each in result.rejected}
     assert by_what["one device"].step_s == pytest.approx(0.48)
     assert by_what["2 devices"].why == "rank:0 takes 60.0 ms for each micro-batch, not 30.0 ms"
-    assert "replicas" in by_what["4 x 1 gpu"].why
+    assert by_what["stages of 4 devices"].why == 'stages="wide" runs it'
 
 
 def test_no_cut_beats_the_bound() -> None:

@@ -14,7 +14,9 @@ from farspan.plan import Plan
 from farspan.planner import Hints, auto_plan
 from farspan.profile import units_of
 
-__all__ = ["choose_plan", "hints_of"]
+__all__ = ["check_wide", "choose_plan", "hints_of"]
+
+_OWN_WIDTHS = 'leave it out, or write wide stages yourself: plan={"blocks.*": "rank:0+rank:1", "head": "rank:2"}'
 
 
 def hints_of(
@@ -29,7 +31,7 @@ def hints_of(
         pins={} if pins is None else pins,
         together=together,
         max_memory=max_memory,
-        stages=None if stages == "auto" else stages,
+        stages=None if stages in ("auto", "wide") else stages,
         remat=remat,
     )
     if hints.are_about_places and plan != "auto":
@@ -38,10 +40,44 @@ def hints_of(
             why="plan= says where everything lies.",
             hint='leave out plan=, or change the plan: "head": "rank:1"',
         )
+    if stages == "wide" and (hints.are_about_places or remat is not None or plan != "auto"):
+        raise PlanError(
+            'stages="wide" is for automatic plans of which nothing else is asked.',
+            why="pins, together, max_memory, remat or plan= was given, too.",
+            hint=_OWN_WIDTHS,
+        )
     return hints
 
 
-def choose_plan(model: nn.Module, plan: Any, hints: Hints, num_ranks: int, split_places: Sequence[str] = ()) -> Plan:
+def check_wide(*, is_open: bool, is_measured: bool) -> None:
+    """Raise if stages="wide" would be without effect.
+
+    Args:
+        is_open: Whether the plan is automatic, for one group.
+        is_measured: Whether its first step is measured.
+
+    Raises:
+        PlanError: It would.
+    """
+    if not (is_open and is_measured):
+        raise PlanError(
+            'stages="wide" needs a first step that is measured.',
+            why="measure=False or FARSPAN_MEASURE=0 says that none is."
+            if is_open
+            else "there are groups (data_parallel=), or layers are split (tensor_parallel=).",
+            hint=_OWN_WIDTHS,
+        )
+
+
+def choose_plan(
+    model: nn.Module,
+    plan: Any,
+    hints: Hints,
+    num_ranks: int,
+    split_places: Sequence[str] = (),
+    *,
+    may_be_wide: bool = False,
+) -> Plan:
     """Returns the plan that `plan`, an argument of `farspan.distribute`, stands for: an automatic one is an estimate.
 
     Args:
@@ -50,6 +86,7 @@ def choose_plan(model: nn.Module, plan: Any, hints: Hints, num_ranks: int, split
         hints: For an automatic plan.
         num_ranks: How many there are.
         split_places: The places of an automatic plan's stages, if their members run each layer together.
+        may_be_wide: Whether a model of fewer units than there are ranks gets wide stages.
 
     Raises:
         PlanError: It is none, or contradicts the hints.
@@ -57,9 +94,10 @@ def choose_plan(model: nn.Module, plan: Any, hints: Hints, num_ranks: int, split
     if isinstance(plan, str) and plan == "auto":
         places = split_places or [f"rank:{rank}" for rank in range(num_ranks)]
         num_stages = len(places) if hints.stages is None else hints.stages
-        return auto_plan(
-            units_of(model, num_stages, hints.patterns), num_stages=num_stages, devices=places, hints=hints
-        )
+        units = units_of(model, num_stages, hints.patterns)
+        if may_be_wide:
+            num_stages = max(1, min(num_stages, len(units)))
+        return auto_plan(units, num_stages=num_stages, devices=places, hints=hints)
     if isinstance(plan, Plan):
         chosen = plan
     elif isinstance(plan, Mapping):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,10 +19,21 @@ from farspan.plan import Plan
 from farspan.plan.hints import Hints
 from farspan.profile import cache_folder, this_device
 
-__all__ = ["KeptPlan"]
+__all__ = ["KeptPlan", "Widths"]
 
 _log = logging.getLogger(__name__)
 _VERSION = "farspan-measured/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """What is asked of a plan that may have wide stages.
+
+    Attributes:
+        reduction: How their gradients are added up; None: exactly, where that hides behind compute.
+    """
+
+    reduction: str | None
 
 
 class KeptPlan:
@@ -33,18 +45,26 @@ class KeptPlan:
         units: Names of what is placed as a whole, in the model's order; together they hold every parameter.
         hints: What is asked of its plan.
         schedule: The schedule that it is to have; None for any.
+        widths: What is asked of its wide stages; None where it has none.
     """
 
     def __init__(
-        self, engine: Engine, model: nn.Module, units: Sequence[str], hints: Hints, schedule: str | None
+        self,
+        engine: Engine,
+        model: nn.Module,
+        units: Sequence[str],
+        hints: Hints,
+        schedule: str | None,
+        widths: Widths | None = None,
     ) -> None:
         self._engine = engine
         self.units = units
         self.hints = hints
         self.schedule = schedule
+        self.widths = widths
         shapes = [(name, tuple(item.shape), str(item.dtype)) for name, item in model.named_parameters()]
         here = (_VERSION, torch.__version__, this_device(), torch.get_num_threads(), engine.num_ranks)
-        signature = (here, units, shapes, hints, schedule)
+        signature = (here, units, shapes, hints, schedule, widths)
         digest = hashlib.sha256(repr(signature).encode()).hexdigest()
         self.path: Path = cache_folder("plans") / f"{digest[:32]}.json"
 
@@ -69,7 +89,7 @@ class KeptPlan:
         except PlanError as error:
             _log.warning("%s is no plan (%s): a new one is searched", self.path, error.what)
             return ""
-        ranks = sorted(plan.rank_of(stage) for stage in range(plan.num_stages))
+        ranks = sorted(rank for stage in range(plan.num_stages) for rank in plan.ranks_of(stage))
         is_whole = all(any(each in plan.placement for each in _above(name)) for name in self.units)
         if not is_whole or ranks != list(range(self._engine.num_ranks)):
             _log.warning("%s is another model's plan: a new one is searched", self.path)

@@ -23,7 +23,7 @@ from farspan.cluster import Cluster
 from farspan.errors import PlanError
 from farspan.execute.engine import Engine
 from farspan.execute.teams import device_of
-from farspan.place.kept_plan import KeptPlan
+from farspan.place.kept_plan import KeptPlan, Widths
 from farspan.place.measure.assemble import assemble
 from farspan.place.measure.measurements import Measured
 from farspan.place.measure.profiling_executor import ProfilingExecutor
@@ -31,12 +31,14 @@ from farspan.place.places import place_first, replace_plan
 from farspan.place.repartition.device_speeds import speeds_of_ranks
 from farspan.place.repartition.gathered_profile import RankMeasured, exchanged
 from farspan.place.repartition.link_speeds import links_of_hosts
-from farspan.plan import Plan, format_place, parse_place
+from farspan.place.undivided import has_undivided
+from farspan.plan import Plan, format_places, parse_places
+from farspan.plan.hints import Hints
 from farspan.planner.optimize import Prediction, best_plan, predict_stages
-from farspan.profile import HostLink, RankDevice, StepProfile, cluster_of_ranks, costed_graph
+from farspan.profile import HostLink, RankDevice, StepProfile, cluster_of_ranks, costed_graph, units_of
 from farspan.units import format_bytes, format_seconds
 
-__all__ = ["is_measuring", "measure_first"]
+__all__ = ["begin_measured", "is_measuring", "measure_first"]
 
 _log = logging.getLogger(__name__)
 _LEAST_MEASURED = 4
@@ -53,6 +55,39 @@ def is_measuring(measure: bool | None) -> bool:
     """Returns whether a first step is to be measured: as `distribute` was asked, else unless FARSPAN_MEASURE says
     no."""
     return settings.flag("MEASURE", default=True) if measure is None else measure
+
+
+def begin_measured(
+    engine: Engine,
+    model: nn.Module,
+    estimated: Plan,
+    hints: Hints,
+    schedule: str | None,
+    widths: Widths | None,
+    *,
+    settled: Callable[[Plan, str], None],
+) -> Plan:
+    """Place `model` where it was when its first step was measured before, or as estimated; and measure it (again).
+
+    A plan with wide stages that was found before is not measured again: members of a stage have other times than units.
+
+    Returns:
+        The plan that it begins with.
+    """
+    units = [unit.name for unit in units_of(model, engine.num_ranks, hints.patterns)]
+    kept = KeptPlan(engine, model, units, hints, schedule, widths)
+    ways: dict[str, Any] = {"micro_batches": estimated.micro_batches}
+    begun = kept.load() or estimated
+    if widths is None or widths.reduction is not None:
+        ways["gradient_reduction"] = estimated.gradient_reduction
+    begun = dataclasses.replace(begun, **ways)
+    if schedule is not None:
+        begun = dataclasses.replace(begun, schedule=schedule)
+    is_narrow = all(len(begun.ranks_of(stage)) == 1 for stage in range(begun.num_stages))
+    may_measure = is_narrow and not begun.remat
+    if not (may_measure and measure_first(engine, model, begun, kept=kept, settled=settled)):
+        place_first(engine, model, begun)
+    return begun
 
 
 def measure_first(
@@ -185,7 +220,15 @@ class _FirstSteps:
         profile = self._profile(shares, speeds)
         graph = costed_graph(profile, cluster)
         hints = dataclasses.replace(self.kept.hints, stages=len(ranks)).renumbered(ranks)
-        best = best_plan(graph, cluster, self.num_micro_batches, hints=hints).best
+        widths = self.kept.widths
+        best = best_plan(
+            graph,
+            cluster,
+            self.num_micro_batches,
+            hints=hints,
+            may_be_wide=widths is not None and not has_undivided(self.model),
+            reduction="exact" if widths is None else widths.reduction,
+        ).best
         now = predict_stages(graph, cluster, self._begun_stages(cluster, ranks), self.num_micro_batches)
         error = max(profile.spread, _LEAST_GAIN)
         said = (
@@ -194,8 +237,10 @@ class _FirstSteps:
         )
         if best.step_s < (1 - error) * now.step_s or not self._fits(now):
             stages = tuple(
-                format_place(dataclasses.replace(place, rank=ranks[place.rank]))
-                for place in map(parse_place, best.plan.stages)
+                format_places(
+                    tuple([dataclasses.replace(place, rank=ranks[place.rank]) for place in parse_places(text)])
+                )
+                for text in best.plan.stages
             )
             plan = dataclasses.replace(best.plan, stages=stages)
         else:
@@ -203,7 +248,9 @@ class _FirstSteps:
             plan = dataclasses.replace(self.begun, estimates={**self.begun.estimates, **now.plan.estimates})
         if self.kept.schedule is not None:
             plan = dataclasses.replace(plan, schedule=self.kept.schedule)
-        return dataclasses.replace(plan, gradient_reduction=self.begun.gradient_reduction), said
+        if widths is None or widths.reduction is not None:
+            plan = dataclasses.replace(plan, gradient_reduction=self.begun.gradient_reduction)
+        return plan, said
 
     def _begun_stages(self, cluster: Cluster, ranks: Sequence[int]) -> list[tuple[str, list[str]]]:
         kinds = [each.name for each in cluster.classes for _ in range(each.num_devices)]

@@ -17,7 +17,12 @@ from torch import nn
 from farspan.plan import Plan, Resolved, format_place, parse_places
 from farspan.profile import keeps_statistics
 
-__all__ = ["said_of", "with_undivided"]
+__all__ = ["has_undivided", "said_of", "with_undivided"]
+
+
+def has_undivided(model: nn.Module) -> bool:
+    """Returns whether some module of it is such a one."""
+    return any(map(_is_undivided, model.modules()))
 
 
 def with_undivided(plan: Plan, model: nn.Module, resolved: Resolved) -> tuple[Plan, list[str]]:

@@ -68,18 +68,27 @@ class StepWork(NamedTuple):
     backwards: tuple[BackwardWork, ...]
 
     def repeated(self, count: int) -> StepWork:
-        """Returns the step of so many micro-batches that are like this one."""
+        """Returns the step of so many micro-batches that are like this one.
+
+        The ranks of a wide stage follow one another, from the one given here; each adds up gradients by itself.
+        """
         num_forwards, num_backwards = len(self.forwards), len(self.backwards)
         forwards = [
-            each._replace(micro_batch=number, uses=_shifted(each.uses, number * num_forwards))
+            each._replace(
+                rank=each.rank + number % each.width,
+                micro_batch=number,
+                uses=_shifted(each.uses, number * num_forwards),
+            )
             for number in range(count)
             for each in self.forwards
         ]
         backwards = [
             each._replace(
+                rank=each.rank + number % each.width,
                 micro_batch=number,
                 forward=each.forward + number * num_forwards,
                 uses=_shifted(each.uses, number * num_backwards),
+                accumulates=_shifted(each.accumulates, number % each.width * num_forwards),
             )
             for number in range(count)
             for each in self.backwards

@@ -21,7 +21,7 @@ from farspan.torch_private import copy_all, raw_grad, set_raw_grad
 
 __all__ = ["Bucket", "bucket_layout"]
 
-_NUM_BUCKETS = 16
+_NUM_BUCKETS = 8
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 25 << 20
 """A bucket is large enough to use a link fully, and small enough to begin before the end: the last one to be complete
 is what no backward hides. The most is that of torch's DistributedDataParallel.

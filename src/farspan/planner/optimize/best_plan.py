@@ -10,11 +10,11 @@ from farspan.plan.hints import Hints
 from farspan.planner.bound import bound_of
 from farspan.planner.constraints import HintedProblem, hinted_problem
 from farspan.planner.cost_model import CostedGraph
-from farspan.planner.optimize.fitting import best_pipeline, fitting, rules_of
+from farspan.planner.mesh.wide import best_wide
+from farspan.planner.optimize.fitting import fitting, rules_of
 from farspan.planner.optimize.impossible import nothing_fits
 from farspan.planner.optimize.moves import Judge, improved
 from farspan.planner.optimize.orders import Orders
-from farspan.planner.partition_dp.stages import Rules
 from farspan.planner.pipeline import Pipeline
 from farspan.planner.prediction import Prediction, can_run
 from farspan.units import format_seconds
@@ -24,6 +24,8 @@ __all__ = ["SearchResult", "RejectedPlan", "best_plan"]
 _MOST_SINGLE_DEVICES = 8
 _WITHIN = (1.01, 1.06, 1.13, 1.25)
 """Times the bound: the devices that allow such steps are tried."""
+_WIDE_GAINS = 0.99
+"""A plan with wide stages, which sends more, takes so many times the step at most."""
 _OTHERS_WORK = 1e9
 """Elementary steps of searches after which no other plans than the best are tried; some 3 s."""
 
@@ -71,7 +73,13 @@ class SearchResult:
 
 
 def best_plan(
-    graph: CostedGraph, cluster: Cluster, num_micro_batches: int, *, hints: Hints | None = None
+    graph: CostedGraph,
+    cluster: Cluster,
+    num_micro_batches: int,
+    *,
+    hints: Hints | None = None,
+    may_be_wide: bool = False,
+    reduction: str | None = "exact",
 ) -> SearchResult:
     """Find the plan for a step.
 
@@ -81,6 +89,9 @@ def best_plan(
         num_micro_batches: Of a step.
         hints: What the user wants of the plan. Ranks in it are the devices of `cluster`, counted host by host; a plan
             has a stage on each rank up to the last that something is pinned to.
+        may_be_wide: Whether it may have wide stages; they are rejected otherwise. Hints about places, or about what is
+            computed again, rule them out.
+        reduction: How the gradients of these are added up, as for `predict_step`.
 
     Raises:
         PlanError: Hints name what is not there, or nothing fits: says which hint is in the way, or what would help.
@@ -103,8 +114,6 @@ def best_plan(
             )
         else:
             found.append(each)
-    if not hints and cluster.num_devices > 1 and work <= _OTHERS_WORK:
-        rejected += _wide(problem, num_micro_batches)
     # The search knows neither what runs beside a transfer nor what fills a gap: what is simulated decides.
     rules = replace(rules_of(problem, num_micro_batches), counts_working=False)
     orders = Orders(problem.searched, problem.cluster, rules)
@@ -121,6 +130,12 @@ def best_plan(
     for each in sorted(found, key=lambda each: each.step_s):
         by_count.setdefault(len(each.stages), each)
     rejected += [_rejected(each, best) for count, each in by_count.items() if count != len(best.stages)]
+    is_free = not problem.hints.are_about_places and problem.hints.remat is None
+    wide = best_wide(graph, cluster, num_micro_batches, reduction=reduction) if is_free else None
+    if wide is not None and wide.step_s < best.step_s * _WIDE_GAINS:
+        loser, why = (best, "wide stages keep more devices busy") if may_be_wide else (wide, 'stages="wide" runs it')
+        best = wide if may_be_wide else best
+        rejected.append(RejectedPlan(what=_what(loser), step_s=loser.step_s, why=why, pipeline=loser.pipeline))
     return SearchResult(
         best=_with_remat(best, problem),
         bound=bound.below(best.step_s),
@@ -142,14 +157,11 @@ def _with_remat(best: Prediction, problem: HintedProblem) -> Prediction:
     return replace(best, plan=replace(best.plan, remat=again), stages=stages)
 
 
-def _wide(problem: HintedProblem, num_micro_batches: int) -> list[RejectedPlan]:
-    """Returns the best plan with several replicas of a stage, if that is the best of all."""
-    wide = best_pipeline(problem.graph, problem.cluster, Rules(micro_batches=num_micro_batches))
-    if wide is None or can_run(wide):
-        return []
-    what = " + ".join(f"{stage.replicas} x {stage.tensor_parallel} {stage.device_class}" for stage in wide.stages)
-    why = "distribute cannot run several replicas of a stage yet"
-    return [RejectedPlan(what=what, step_s=wide.value, why=why, pipeline=wide)]
+def _what(each: Prediction) -> str:
+    """Returns a plan in words, with the devices of each stage where some have several."""
+    if can_run(each.pipeline):
+        return _devices(len(each.stages))
+    return f"stages of {'-'.join(str(stage.replicas) for stage in each.pipeline.stages)} devices"
 
 
 def _counts(problem: HintedProblem, most: int) -> list[int]:

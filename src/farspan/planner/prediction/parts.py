@@ -1,6 +1,11 @@
 """The stages of a pipeline as they run, and the step they make: the tasks and orders of the runtime, simulated.
 
 Both are made by `program.tasks`, of the same numbers: what is predicted is what runs.
+
+Of a wide stage each parameter has one owner. Its other members get the value before their first forward of a step, and
+send gradients home: with each micro-batch, beside the next one's tasks ("exact"), or once, behind the last ("sum").
+
+    rank 0   value | F0 .. B0 F2 .. B2 | gradient         what is not hidden is added to the first and the last task
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from farspan.cluster import Cluster, DeviceClass
-from farspan.plan import Place, format_place
+from farspan.plan import Place, format_places
 from farspan.planner.cost_model import CostedGraph, CostedNode
 from farspan.planner.cost_model.colocation import seconds_on
 from farspan.planner.links import Link
@@ -26,13 +31,14 @@ __all__ = ["Part", "Stages"]
 
 
 class Part:
-    """A stage on its device.
+    """A stage on its devices, several where it is wide.
 
     Attributes:
         nodes: Names of what runs there.
-        kind: Its device's class.
-        rank: Its number, as ranks count.
-        host: Class and number of its host.
+        kind: Its devices' class.
+        width: How many devices take micro-batches in turn.
+        rank: The number of the first one, as ranks count; the others follow.
+        hosts: Class and number of the host of each.
         remat: Names of the nodes that are run in another way than they are given.
         chosen: The nodes as they run there.
         costs_of: By name of a node, what it takes there of a micro-batch.
@@ -46,8 +52,9 @@ class Part:
         inside = set(stage.nodes)
         self.nodes = tuple(node.name for node in graph.nodes if node.name in inside)
         self.kind = kind
+        self.width = stage.replicas
         self.rank = 0
-        self.host: tuple[str, int] = ("", 0)
+        self.hosts: list[tuple[str, int]] = []
         self.remat = tuple(name for name in self.nodes if stage.options.get(name))
         self.chosen = [node.as_run(stage.options.get(node.name, "")) for node in graph.nodes if node.name in inside]
         self.costs_of = {node.name: _costs(node, kind) for node in self.chosen}
@@ -58,7 +65,16 @@ class Part:
 
     @property
     def where(self) -> str:
-        return format_place(Place(rank=self.rank, device=self.kind.device or None))
+        return format_places(tuple([Place(rank=rank, device=self.kind.device or None) for rank in self.ranks]))
+
+    @property
+    def ranks(self) -> range:
+        return range(self.rank, self.rank + self.width)
+
+    @property
+    def exchanged_bytes(self) -> float:
+        """What a member has not of the stage's parameters, about, and gets or gives in a step."""
+        return self.parameter_bytes * (self.width - 1) / self.width
 
     @property
     def device(self) -> str:
@@ -73,12 +89,16 @@ class Stages:
         cluster: Where they run.
         parts: The stages, in order.
         segments: In an order in which each comes after all that it uses.
-        ranks: The rank of each segment.
+        ranks: The rank of each segment; of a wide stage the first.
+        reduction: How gradients of wide stages are added up: "exact" or "sum".
     """
 
-    def __init__(self, graph: CostedGraph, cluster: Cluster, stages: Sequence[PipelineStage]) -> None:
+    def __init__(
+        self, graph: CostedGraph, cluster: Cluster, stages: Sequence[PipelineStage], reduction: str = "exact"
+    ) -> None:
         kinds = {each.name: each for each in cluster.classes}
         self.cluster = cluster
+        self.reduction = reduction
         self.parts = [Part(graph, stage, kinds[stage.device_class]) for stage in stages]
         self._give_ranks()
         self.segments = make_segments(graph, [part.chosen for part in self.parts])
@@ -88,18 +108,24 @@ class Stages:
             number for number in reversed(range(len(self.segments))) if self.segments[number].has_backward
         ]
         """Segments in the order of their backwards."""
-        self._part_of = {part.rank: part for part in self.parts}
+        self._part_of = {rank: part for part in self.parts for rank in part.ranks}
+        self.num_ranks = len(self._part_of)
         self._sent = self._bytes_by_rank(is_gradient=False)
         self._returned = self._bytes_by_rank(is_gradient=True)
 
     def _give_ranks(self) -> None:
         """Give each stage a device of its class; ranks count host by host, as the cluster names them."""
         for kind in self.cluster.classes:
-            own = (part for part in self.parts if part.kind.name == kind.name)
-            for part, (number, host) in zip(own, self.cluster.devices(kind), strict=False):
-                part.rank, part.host = number, (kind.whole, host)
-        for rank, part in enumerate(sorted(self.parts, key=lambda part: part.rank)):
-            part.rank = rank
+            own = [part for part in self.parts if part.kind.name == kind.name]
+            devices = list(self.cluster.devices(kind))
+            first = 0
+            for part in own:
+                mine = devices[first : first + part.width]
+                part.rank, part.hosts = mine[0][0], [(kind.whole, host) for _, host in mine]
+                first += part.width
+        rank = 0
+        for part in sorted(self.parts, key=lambda part: part.rank):
+            part.rank, rank = rank, rank + part.width
 
     def _bytes_by_rank(self, *, is_gradient: bool) -> list[tuple[tuple[int, float], ...]]:
         """Returns for each segment what each of its tasks sends to which ranks."""
@@ -114,19 +140,24 @@ class Stages:
         """Simulate a step by the schedule of that name, with what `lookahead` lets it have in flight."""
         run_ahead = run_ahead_of(schedule, lookahead)
         work = self._work(LEAST_WEIGHT_WORK_S[schedule])
-        found = _scheduled(work, num_micro_batches, schedule, len(self.parts), run_ahead)
+        found = _scheduled(work, num_micro_batches, schedule, self.num_ranks, run_ahead)
         tasks = self._timed(found, len(work.backwards))
         return simulate(Schedule(tasks=tasks, orders=found.schedule.orders), link_of=self._link)
 
     def _link(self, source: int, destination: int) -> Link:
         one, other = self._part_of[source], self._part_of[destination]
         ends = [one.kind, other.kind]
-        if one.host == other.host:
+        if one.hosts[source - one.rank] == other.hosts[destination - other.rank]:
             bandwidth = min(each.within_bytes_per_s for each in ends)
         else:
             bandwidth = min(map(self.cluster.link, ends))
         latency = max(each.latency_s for each in ends)
         return Link(name=f"{source}>{destination}", latency=latency, bandwidth=bandwidth)
+
+    def gradients_s(self, part: Part) -> float:
+        """Returns how long a micro-batch's gradients of a wide stage are on the wire to other members."""
+        links = [self._link(part.rank, rank) for rank in part.ranks[1:]]
+        return max((part.exchanged_bytes / link.bandwidth + link.latency for link in links), default=0.0)
 
     def _work(self, least_s: float) -> StepWork:
         """Returns what a micro-batch is to the tasks of a step; gradients of weights are deferred if they take
@@ -141,6 +172,7 @@ class Stages:
                 states=(),
                 holds=is_trained,
                 keeps=segment.has_backward,
+                width=self.parts[segment.stage].width,
             )
             for segment, rank in zip(self.segments, self.ranks, strict=True)
         ]
@@ -155,7 +187,8 @@ class Stages:
         backwards: list[BackwardWork] = []
         for number in self._backwards:
             segment, flops = self.segments[number], self._costs[number].weight_flops
-            is_worth_it = segment.has_weights and is_worth_splitting(flops, self.parts[segment.stage].device, least_s)
+            part = self.parts[segment.stage]
+            is_worth_it = segment.has_weights and part.width == 1 and is_worth_splitting(flops, part.device, least_s)
             backwards.append(
                 BackwardWork(
                     rank=self.ranks[number],
@@ -167,6 +200,7 @@ class Stages:
                     frees=True,
                     is_worth_splitting=is_worth_it,
                     feeds_another_rank=number in feeding,
+                    width=part.width,
                 )
             )
         return StepWork(tuple(forwards), tuple(backwards))
@@ -186,11 +220,11 @@ class Stages:
             weight_s = costs.weight_s if number in split else 0.0
             sent: tuple[tuple[int, float], ...] = ()
             if is_forward:
-                duration, sent = costs.forward_s, self._sent[own]
+                duration, sent = costs.forward_s, self._taken(self._sent[own], task.micro_batch)
             elif task.kind is Kind.WEIGHT:
                 duration = weight_s
             else:
-                duration, sent = costs.backward_s - weight_s, self._returned[own]
+                duration, sent = costs.backward_s - weight_s, self._taken(self._returned[own], task.micro_batch)
                 duration += 0.0 if found.leaves_weights(index) else weight_s
             timed.append(
                 Task(
@@ -205,7 +239,26 @@ class Stages:
                     output_bytes=sent,
                 )
             )
-        return tuple(timed)
+        return self._with_exchange(tuple(timed), found.schedule.orders)
+
+    def _taken(self, sent: Sequence[tuple[int, float]], micro_batch: int) -> tuple[tuple[int, float], ...]:
+        """Returns what is sent, to the members of wide stages whose turn it is."""
+        return tuple([(rank + micro_batch % self._part_of[rank].width, size) for rank, size in sent])
+
+    def _with_exchange(self, tasks: tuple[Task, ...], orders: Sequence[Sequence[int]]) -> tuple[Task, ...]:
+        """Returns the tasks, of wide stages with the time that values and gradients take and nothing hides."""
+        found = list(tasks)
+        for rank, part in self._part_of.items():
+            order = orders[rank]
+            if part.width == 1 or not order or not part.parameter_bytes:
+                continue
+            own = [index for index in order if tasks[index].kind is not Kind.FORWARD]
+            values_s = gradients_s = self.gradients_s(part)
+            if self.reduction == "exact":  # of all but the last one what takes longer than the next micro-batch
+                gradients_s += max(0, len(own) - 1) * max(0.0, gradients_s - part.forward_s - part.backward_s)
+            for index, seconds in [(order[0], values_s), *[(index, gradients_s) for index in own[-1:]]]:
+                found[index] = replace(found[index], duration=found[index].duration + seconds)
+        return tuple(found)
 
 
 class _Costs(NamedTuple):

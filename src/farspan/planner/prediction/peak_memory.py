@@ -48,9 +48,27 @@ def in_flight(simulation: Simulation, rank: int) -> int:
 def peak_bytes(stages: Stages, simulation: Simulation, schedule: str, lookahead: int) -> dict[int, float]:
     """Returns by rank the most that it holds in a step, as the runtime executes it."""
     channels = channels_of(simulation.schedule, lookahead=lookahead - run_ahead_of(schedule, lookahead))
+    if any(part.width > 1 for part in stages.parts):
+        return {
+            rank: _at_most(stages, part, simulation, rank, lookahead) for part in stages.parts for rank in part.ranks
+        }
     return {
         part.rank: max(_held(stages, part, simulation, channels), default=part.memory_bytes) for part in stages.parts
     }
+
+
+def _at_most(stages: Stages, part: Part, simulation: Simulation, rank: int, lookahead: int) -> float:
+    """Returns what a rank of a plan with wide stages holds at most: all that its stage has, as if it were the owner,
+    values and gradients of what others own, and all micro-batches in flight with what is received for them.
+    """
+    own = [number for number, each in enumerate(stages.segments) if stages.parts[each.stage] is part]
+    amounts = [_Amounts(stages, number) for number in own]
+    received = sum(hop.held_bytes for each in amounts for hop in (*each.segment.received, *each.segment.returned))
+    kept = sum(each.of_micro_batch + max(0.0, each.handed) for each in amounts)
+    copies = 2 * part.parameter_bytes if part.width > 1 else 0.0
+    working = max((max(each.forward_working, each.backward_working) for each in amounts), default=0.0)
+    in_all = in_flight(simulation, rank)
+    return part.memory_bytes + copies + in_all * kept + (in_all + lookahead) * received + working
 
 
 _Channels = Mapping[Channel, Sequence[Message]]

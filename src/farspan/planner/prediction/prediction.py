@@ -107,7 +107,7 @@ class Prediction:
 
 
 def can_run(pipeline: Pipeline) -> bool:
-    """Returns whether `distribute` can run it: one device for each stage."""
+    """Returns whether it has one device for each stage, as plans have where nobody asks for wide stages."""
     return all(stage.replicas == stage.tensor_parallel == 1 for stage in pipeline.stages)
 
 
@@ -118,8 +118,9 @@ def predict_step(
     num_micro_batches: int,
     *,
     schedules: Sequence[str] = _SCHEDULES,
+    reduction: str | None = "exact",
 ) -> Prediction:
-    """Simulate a step of `pipeline`, of which each stage has one device.
+    """Simulate a step of `pipeline`, whose stages have one device each, or several that take micro-batches in turn.
 
     Args:
         graph: Its nodes are modules or parameters of the model.
@@ -127,8 +128,13 @@ def predict_step(
         pipeline: Found for that graph and cluster.
         num_micro_batches: Of a step.
         schedules: Names of those to compare.
+        reduction: How gradients of wide stages are added up, "exact" or "sum". None: exactly, where that hides behind
+            compute.
     """
-    best = _best_schedule(Stages(graph, cluster, pipeline.stages), num_micro_batches, schedules)
+    stages = Stages(graph, cluster, pipeline.stages, reduction or "exact")
+    if reduction is None and any(stages.gradients_s(part) > part.forward_s + part.backward_s for part in stages.parts):
+        stages.reduction = "sum"
+    best = _best_schedule(stages, num_micro_batches, schedules)
     simulation = best.simulation
     link_bytes: dict[tuple[int, int], float] = {}
     transfer_s: dict[tuple[int, int], float] = {}
@@ -138,7 +144,7 @@ def predict_step(
         link_bytes[ends] = link_bytes.get(ends, 0.0) + transfer.message.size_bytes
         transfer_s[ends] = transfer_s.get(ends, 0.0) + transfer.free - transfer.start
     return Prediction(
-        plan=_plan(graph, best),
+        plan=_plan(graph, best, stages.reduction),
         pipeline=pipeline,
         simulation=simulation,
         stages=best.stages,
@@ -210,14 +216,14 @@ def _stage(stages: Stages, part: Part, simulation: Simulation, peaks: Mapping[in
         backward_s=part.backward_s,
         parameter_bytes=part.parameter_bytes,
         saved_bytes=saved_bytes(stages, part),
-        in_flight=in_flight(simulation, part.rank),
-        memory_bytes=peaks[part.rank],
+        in_flight=max(in_flight(simulation, rank) for rank in part.ranks),
+        memory_bytes=max(peaks[rank] for rank in part.ranks),
         limit_bytes=part.kind.memory_bytes,
-        busy=simulation.busy(part.rank) / simulation.step_time if simulation.step_time else 0.0,
+        busy=sum(map(simulation.busy, part.ranks)) / part.width / simulation.step_time if simulation.step_time else 0.0,
     )
 
 
-def _plan(graph: CostedGraph, run: _Run) -> Plan:
+def _plan(graph: CostedGraph, run: _Run, reduction: str) -> Plan:
     stages = run.stages
     stage_of = {name: number for number, stage in enumerate(stages) for name in stage.nodes}
     nodes = graph.nodes
@@ -231,6 +237,7 @@ def _plan(graph: CostedGraph, run: _Run) -> Plan:
         placement=placement,
         schedule=run.schedule,
         lookahead=run.lookahead,
+        gradient_reduction=reduction,
         remat=tuple(name for stage in stages for name in stage.remat) or False,
         estimates={
             "parameter_bytes": [stage.parameter_bytes for stage in stages],
