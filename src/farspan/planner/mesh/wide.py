@@ -37,9 +37,10 @@ def best_wide(
         num_micro_batches: Of a step.
         reduction: How gradients are added up, as for `predict_step`.
     """
-    if len(cluster.classes) > 1 or num_micro_batches < 2:
+    kinds = list(cluster.classes)
+    if len(kinds) != 1 or num_micro_batches < 2:
         return None
-    kind = cluster.classes[0]
+    kind = kinds[0]
     blocks = _blocks(graph)
     costs = [sum(seconds_on(node, kind) for node in block) for block in blocks]
     if not all(map(math.isfinite, costs)):
