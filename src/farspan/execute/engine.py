@@ -180,7 +180,6 @@ class Engine:
             self.inputs.check(graphs)
             self.executor.replicas.begin_step(ends_window=ends_window and has_backward)
             program = self.programs.program_of(graphs, settings := self._settings())
-            built_ns = time.perf_counter_ns()
             end.begin()
             self.groups.note(graphs, program, start.data, ends_window=ends_window)
             is_foreseen = resolving is None or resolving[0].entry.is_foreseen
@@ -208,7 +207,6 @@ class Engine:
             num_micro_batches=program.num_micro_batches,
             has_backward=has_backward,
             began_ns=began_ns,
-            build_s=(built_ns - began_ns) / 1e9,
             traces=tuple(self.executor.traces),
             exchange=end.exchange,
             schedule=program.schedule,

@@ -10,13 +10,12 @@ every rank makes the same changes to its caller's objects:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from farspan.call.pytree.template import Flattener, Rebuilder, flatten_arguments
+from farspan.call.pytree.template import Flattener, Rebuilder
 
 __all__ = [
     "ATTRIBUTES",
@@ -27,7 +26,6 @@ __all__ = [
     "describe_result",
     "objects_given",
     "rebuild_arguments",
-    "takes_tensors_only",
 ]
 
 ATTRIBUTES = -1
@@ -80,12 +78,6 @@ def apply_result(template: Any, changes: Changes, tensors: Sequence[Any], object
     for number, contents in changes:
         rebuilder.refill(objects[number], contents)
     return result
-
-
-@functools.lru_cache(maxsize=512)
-def takes_tensors_only(template: Any, number: int) -> bool:
-    """Returns whether the arguments of a call are so many tensors, given by position, and nothing else."""
-    return template == flatten_arguments(tuple([torch.empty(0) for _ in range(number)]), {})[0]
 
 
 def rebuild_arguments(

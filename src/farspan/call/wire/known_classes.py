@@ -63,12 +63,10 @@ class Known:
     Args:
         call: What the call at hand is made of, on this rank: its modules, or its function. What their code names,
             functions too, may come back from it.
-        has_program: Whether classes that the running program's code names may come, too.
     """
 
-    def __init__(self, call: Iterable[Any] = (), *, has_program: bool = True) -> None:
+    def __init__(self, call: Iterable[Any] = ()) -> None:
         self._call = [*call]
-        self._has_program = has_program
 
     def find(self, name: str) -> Any:
         """Returns the class, or the function of the call, of that name; None if this rank has none."""
@@ -76,7 +74,7 @@ class Known:
         if found is not None:
             return found
         found = _search(self._call, name, (type, *_FUNCTIONS, types.ModuleType))
-        if found is None and self._has_program:
+        if found is None:
             found = _search(of_program(), name, (type,))
         return found
 

@@ -35,8 +35,6 @@ class StepRecord:
     num_micro_batches: int
     has_backward: bool
     began_ns: int
-    build_s: float
-    """Time spent on the schedule, before the first task."""
     traces: tuple[Trace, ...]
     exchange: Exchange | None
     schedule: Schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -173,12 +173,11 @@ class Construction:
                 if with_sources:
                     todo += [each for write in memory.writes for each in write.memories]
 
-    def sweep(self, except_for: Iterable[Memory] = ()) -> None:
+    def sweep(self) -> None:
         """Forget memory that no tensor of the program uses any more."""
         with self.lock:
-            kept = set(except_for)
             for key, memory in list(self._memories.items()):
-                if num_users_of(key) <= 1 and memory not in kept:
+                if num_users_of(key) <= 1:
                     del self._memories[key]
                     memory.storage = None
 

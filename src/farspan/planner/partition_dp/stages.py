@@ -90,7 +90,6 @@ class StageLoads:
         rules: What a step is.
         unit: Replicas come in multiples of this number, and devices of a class in units of so many.
         max_depth: Replicas in all stages together, in units, that are told apart.
-        max_replicas: In units, of one stage.
         relaxed: Lower bounds instead of what the best known choice of remat costs.
         is_near: Whether a transfer is taken to go to the nearest device, and not to any.
     """
@@ -105,7 +104,6 @@ class StageLoads:
         *,
         unit: int = 1,
         max_depth: int = 64,
-        max_replicas: int | None = None,
         relaxed: bool = False,
         is_near: bool = False,
     ) -> None:
@@ -128,7 +126,7 @@ class StageLoads:
                     graph, group_of, self._members, kind, degree, counts_working=rules.counts_working
                 )
                 has_limit |= math.isfinite(kind.memory_bytes)
-                most = min(self.counts[index] // degree, max_replicas or self.counts[index], most_replicas)
+                most = min(self.counts[index] // degree, most_replicas)
                 self.options += [
                     StageOption(device_class=index, replicas=replicas, tensor_parallel=degree)
                     for replicas in range(1, most + 1)

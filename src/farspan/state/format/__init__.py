@@ -16,7 +16,7 @@ from farspan.state.format.folder import make_root as make_root
 from farspan.state.format.folder import point_to as point_to
 from farspan.state.format.folder import step_in as step_in
 from farspan.state.format.lock import Lock, hold
-from farspan.state.format.manifest import Manifest, Piece, StoredFile, StoredTensor, key_in_file
+from farspan.state.format.manifest import Manifest, Piece, StoredFile, StoredTensor
 from farspan.state.format.read import Damage, Reader, damaged, read_manifest, verify
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "has_name_of_one",
     "hold",
     "is_checkpoint",
-    "key_in_file",
     "make_root",
     "newest",
     "point_to",

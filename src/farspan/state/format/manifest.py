@@ -16,7 +16,7 @@ from typing import Any
 
 from farspan.state.format.dtypes import num_bytes
 
-__all__ = ["Manifest", "Piece", "StoredFile", "StoredTensor", "key_in_file"]
+__all__ = ["Manifest", "Piece", "StoredFile", "StoredTensor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +95,3 @@ class Manifest:
     tensors: Mapping[str, StoredTensor]
     state: Any
     about: Mapping[str, Any]
-
-
-def key_in_file(name: str, tensor: StoredTensor, piece: Piece) -> str:
-    """Returns the name of a piece in its safetensors file: that of its tensor, if it is the whole of it.
-
-    >>> part = Piece(file=0, begin=64, offset=(2, 0), shape=(2, 3), checksums=())
-    >>> key_in_file("a", StoredTensor(dtype="int8", shape=(4, 3), pieces=(part,)), part)
-    'a[2:4,0:3]'
-    """
-    if piece.shape == tensor.shape:
-        return name
-    box = [f"{begin}:{begin + size}" for begin, size in zip(piece.offset, piece.shape, strict=True)]
-    return f"{name}[{','.join(box)}]"
