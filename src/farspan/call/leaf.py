@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from farspan.torch_private import DisableTorchFunction, is_not_torchs_device
 if TYPE_CHECKING:
     from farspan.graph import Meta
 
-__all__ = ["Leaf", "LeakError", "Placed", "WholeError", "reaches_outside", "sliced", "swapped", "tensor_of"]
+__all__ = ["Leaf", "LeakError", "Placed", "Target", "WholeError", "reaches_outside", "sliced", "swapped", "tensor_of"]
 
 
 class LeakError(RecordError):
@@ -89,6 +89,7 @@ def sliced(tensor: torch.Tensor, name: SliceName) -> torch.Tensor:
         return tensor.narrow(name.dim, name.begin, name.end - name.begin)
 
 
+@final
 class Leaf(ModuleTarget):
     """A module placed wholly on one stage."""
 
@@ -224,6 +225,10 @@ class Leaf(ModuleTarget):
 
     def __str__(self) -> str:
         return self.name or type(self.module).__name__
+
+
+Target: TypeAlias = Leaf | Callable[..., Any]
+"""What a call calls: a module on one stage, or a function."""
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from farspan.graph.call import Call as Call
 from farspan.graph.call import MicroBatch as MicroBatch
 from farspan.graph.call import ModuleTarget as ModuleTarget
 from farspan.graph.call import Segment as Segment
+from farspan.graph.call import Template as Template
 from farspan.graph.call import Value as Value
 from farspan.graph.call import plain_of as plain_of
 from farspan.graph.cut import Cut as Cut
@@ -38,6 +39,7 @@ __all__ = [
     "SliceName",
     "Stops",
     "ModuleTarget",
+    "Template",
     "Value",
     "RequestedGradients",
     "release",

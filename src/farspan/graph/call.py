@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from farspan.graph.cut import Cut
 from farspan.graph.meta import Meta
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Sequence
 
-__all__ = ["EVERYWHERE", "Call", "MicroBatch", "Segment", "ModuleTarget", "Value", "plain_of"]
+__all__ = ["EVERYWHERE", "Call", "MicroBatch", "Segment", "ModuleTarget", "Template", "Value", "plain_of"]
 
 EVERYWHERE = -1
 """Stands in place of a stage for a source that every rank has, because it lies outside the model."""
+
+Template: TypeAlias = Hashable
+"""The structure around the tensors of arguments or results, opaque here: `call.pytree` makes and reads it."""
 
 _OF_CALL, _OF_PARAMETER, _OF_INPUT = range(3)
 
@@ -188,7 +192,14 @@ class Call:
     )
 
     def __init__(
-        self, target: Any, template: Any, arguments: Sequence[Any], entry: Any, stage: int, modes: Any, where: Any
+        self,
+        target: Any,
+        template: Template,
+        arguments: Sequence[Any],
+        entry: Any,
+        stage: int,
+        modes: tuple[Any, ...],
+        where: Any,
     ) -> None:
         self.target = target
         """The callable: a leaf (module) or a torch function; opaque here."""

@@ -15,6 +15,7 @@ from farspan.graph import Backward, Call, RequestedGradients, Stops, Value, hook
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
+    from farspan.call.modes import Modes
     from farspan.record.recording import Recording
 
 __all__ = ["record_backward"]
@@ -102,6 +103,6 @@ def record_backward(
 
 
 @functools.lru_cache(maxsize=64)
-def _digest_of(retain_graph: bool, modes: Any) -> int:
+def _digest_of(retain_graph: bool, modes: Modes) -> int:
     """Digest of what most backwards have in common; it is computed once for each kind."""
     return digest_of((retain_graph, modes))

@@ -20,13 +20,13 @@ from farspan.call.draws.program_draws import ProgramDraws
 from farspan.call.function_call import FunctionCall
 from farspan.call.infer.entry import Entry, Unknown, meta_of
 from farspan.call.infer.fallbacks import MetadataCache
-from farspan.call.leaf import Leaf, LeakError, Placed
-from farspan.call.modes import Regions, current_modes, saved_hooks
+from farspan.call.leaf import Leaf, LeakError, Placed, Target
+from farspan.call.modes import Modes, Regions, current_modes, saved_hooks
 from farspan.call.naming import find_where, format_where, name_of
 from farspan.call.pytree.template import flatten, flatten_arguments, rebuild, shape_of_call
 from farspan.call.side_effects.attributes import attributes_of
 from farspan.errors import RecordError
-from farspan.graph import Call, Graph, Meta, Value
+from farspan.graph import Call, Graph, Meta, Template, Value
 from farspan.record.across_ranks.drawing import NotedDraws, answer_drawing, draws_in_python
 from farspan.record.across_ranks.resolved_calls import resolve
 from farspan.record.around_calls import check_around
@@ -136,7 +136,7 @@ class Recorder:
             return self.record(leaf, template, tensors, leaf.stage, given=given)
         return self.record_call(leaf, args, kwargs, leaf.stage)
 
-    def record_call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int | None) -> Any:
+    def record_call(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], stage: int | None) -> Any:
         """Record a call; if one of its kind was seen before, without taking its arguments apart again."""
         tensors: list[Any] = []
         shape = shape_of_call(args, kwargs, tensors)
@@ -179,8 +179,8 @@ class Recorder:
 
     def record(
         self,
-        target: Any,
-        template: Any,
+        target: Target,
+        template: Template,
         tensors: list[torch.Tensor],
         stage: int | None,
         *,
@@ -209,7 +209,7 @@ class Recorder:
             entry, reason = None, error.what
         if entry is None:
             return call_parts(self, target, given, reason)
-        if type(target) is Leaf:
+        if isinstance(target, Leaf):
             if written_parameters(self, entry, tensors):
                 return call_parts(self, target, given, "it writes into a parameter of another stage")
             if not target.attributes.keys() >= set(entry.attributes):
@@ -240,12 +240,12 @@ class Recorder:
 
     def _append(
         self,
-        target: Any,
-        template: Any,
+        target: Target,
+        template: Template,
         arguments: Sequence[Any],
         entry: Entry,
         stage: int | None,
-        modes: Any,
+        modes: Modes,
         tensors: list[torch.Tensor],
         given: tuple[Any, ...] = ((), {}),
     ) -> Any:
@@ -273,7 +273,7 @@ class Recorder:
         is_one = entry.is_one_new_tensor
         return LazyTensor.make(call.outputs[0], self) if is_one else answer(self, call, entry, tensors, given)
 
-    def predict(self, target: Any, template: Any, metas: Sequence[Meta], modes: Any) -> Entry | Unknown:
+    def predict(self, target: Target, template: Template, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
         self.is_recording = False
         try:
             entry = self.cache.lookup(target, template, metas, modes)

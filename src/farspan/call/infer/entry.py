@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -15,6 +15,9 @@ from farspan.call.pytree.canonical import digest_of
 from farspan.call.side_effects.changes import Changes
 from farspan.graph import Meta
 from farspan.torch_private import DisableTorchFunction
+
+if TYPE_CHECKING:
+    from farspan.graph import Template
 
 __all__ = ["Entry", "Raised", "Recent", "Unknown", "intern", "meta_of", "refuse_nested"]
 
@@ -31,7 +34,7 @@ class Entry:
 
     name: str
     """Name of the target, for people."""
-    template: Any
+    template: Template
     """Structure of the result; slot numbers index `metas`."""
     changes: Changes
     """The changes that the call makes to the lists, dictionaries and objects it is given."""

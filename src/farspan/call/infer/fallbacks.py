@@ -16,7 +16,7 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,11 +34,15 @@ from farspan.graph import Meta
 from farspan.launch.rank.interrupts import signals_held
 from farspan.torch_private import DynamicOutputShapeException, is_fake_limit, is_not_torchs_device
 
+if TYPE_CHECKING:
+    from farspan.call.leaf import Target
+    from farspan.graph import Template
+
 __all__ = ["MetadataCache"]
 
 
 def _find_out(
-    target: Any, template: Any, metas: Sequence[Meta], modes: Modes, placed: Collection[int]
+    target: Target, template: Template, metas: Sequence[Meta], modes: Modes, placed: Collection[int]
 ) -> Entry | Unknown:
     """Return what a call will give, or that it must be run to know.
 
@@ -90,8 +94,8 @@ def _find_out(
 
 
 def _predict_on_fakes(
-    target: Any,
-    template: Any,
+    target: Target,
+    template: Template,
     metas: Sequence[Meta],
     modes: Modes,
     made: list[weakref.ref[torch.Tensor]],
@@ -142,7 +146,7 @@ class MetadataCache:
         self.num_runs = 0
         """Number of calls that have run on fakes."""
 
-    def lookup(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
+    def lookup(self, target: Target, template: Template, metas: Sequence[Meta], modes: Modes) -> Entry | Unknown:
         """Return the entry for calling `target` with arguments of this structure; run it on fakes if it is new.
 
         Args:
@@ -173,7 +177,7 @@ class MetadataCache:
                 self.aside(generalise, family, target, metas, modes, numbers)
         return entry
 
-    def resolve(self, target: Any, template: Any, metas: Sequence[Meta], modes: Modes, entry: Entry) -> None:
+    def resolve(self, target: Target, template: Template, metas: Sequence[Meta], modes: Modes, entry: Entry) -> None:
         """The call has run and given `entry`."""
         key = _key(target, template, tuple([meta.number for meta in metas]), modes)
         known = self.entries.get(key)
@@ -191,6 +195,6 @@ class MetadataCache:
             table.flushed()
 
 
-def _key(target: Any, template: Any, metas: tuple[int, ...], modes: Modes) -> Any:
+def _key(target: Target, template: Template, metas: tuple[int, ...], modes: Modes) -> Any:
     state = target.state_key() if hasattr(target, "state_key") else None
     return (target, template, metas, modes, state)

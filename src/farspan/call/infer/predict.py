@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -50,6 +50,10 @@ from farspan.torch_private import (
     on_fakes,
 )
 
+if TYPE_CHECKING:
+    from farspan.call.leaf import Target
+    from farspan.graph import Template
+
 __all__ = ["DynamicShapeError", "observe", "predict"]
 
 Owned = Sequence[tuple[Placed, torch.Tensor]]
@@ -61,8 +65,8 @@ class DynamicShapeError(Exception):
 
 
 def predict(
-    target: Any,
-    template: Any,
+    target: Target,
+    template: Template,
     metas: Sequence[Meta],
     modes: Modes,
     *,
@@ -123,8 +127,8 @@ def _no_casts_left() -> Iterator[None]:
 
 
 def observe(
-    target: Any,
-    template: Any,
+    target: Target,
+    template: Template,
     metas: Sequence[Meta],
     modes: Modes,
     leaves: Sequence[torch.Tensor],
@@ -166,7 +170,7 @@ def observe(
                 for meta, leaf in zip(metas, leaves, strict=True)
             ]
         before = [(tensor._version, storage_id(tensor)) for tensor in tensors]
-        is_leaf = type(target) is Leaf
+        is_leaf = isinstance(target, Leaf)
         held = owned or [(item, item.tensor) for item in (target.placed if is_leaf else ()) if item.is_owned]
         memory = [(item, tensor, {storage_id(tensor)}) for item, tensor in held]
         watch.used.clear()
@@ -212,7 +216,7 @@ def observe(
         if is_leaf and watch.own_generators:
             _check_generators(target, template, watch.own_generators)
         attributes = list(arguments.objects.get(ATTRIBUTES, ()))
-        if owned and watch.written_plain:
+        if is_leaf and owned and watch.written_plain:
             attributes += [key for key in _holding(target, watch.written_plain) if key not in attributes]
         passed_by = [i for i, tensor in enumerate(tensors) if is_leaf and storage_id(tensor) not in watch.used]
         places = {id(item): number for number, item in enumerate(target.placed)} if is_leaf else {}
@@ -263,7 +267,7 @@ def _check_resolved(leaf: Leaf, behind: Sequence[Sequence[torch.Tensor]]) -> Non
             raise LeakError(f"{name_of(leaf)} uses a tensor outside itself that requires grad")
 
 
-def _check_generators(leaf: Leaf, template: Any, drawn_from: Sequence[torch.Generator]) -> None:
+def _check_generators(leaf: Leaf, template: Template, drawn_from: Sequence[torch.Generator]) -> None:
     """Raise if a call draws from a generator of the program's.
 
     Raises:
@@ -274,7 +278,7 @@ def _check_generators(leaf: Leaf, template: Any, drawn_from: Sequence[torch.Gene
         raise LeakError(f"{name_of(leaf)} draws from a generator that every rank has")
 
 
-def _holds_compiled(target: Any) -> bool:
+def _holds_compiled(target: Target) -> bool:
     """Returns whether a real run draws in code that torch.compile has made, which draws differently."""
     return type(target) is Leaf and any(map(is_compiled, target.modules))
 
@@ -326,7 +330,7 @@ def _holds_symbols(described: Described, outputs: Sequence[torch.Tensor]) -> boo
     return any(isinstance(number, torch.SymInt) for number in numbers)
 
 
-def _fakes_of(target: Any) -> Owned:
+def _fakes_of(target: Target) -> Owned:
     """Returns a leaf's parameters and buffers, each with a tensor that stands for it."""
     fakes: list[tuple[Placed, torch.Tensor]] = []
     for item in target.placed if type(target) is Leaf else ():
@@ -336,7 +340,7 @@ def _fakes_of(target: Any) -> Owned:
 
 
 def _run(
-    target: Any, template: Any, tensors: list[torch.Tensor], owned: Owned, replaced: dict[int, torch.Tensor]
+    target: Target, template: Template, tensors: list[torch.Tensor], owned: Owned, replaced: dict[int, torch.Tensor]
 ) -> tuple[Any, MutableArguments]:
     """Call `target`; its result, and what it did to the objects it was given. See `observe` for `replaced`."""
     if type(target) is not Leaf:
@@ -361,7 +365,7 @@ def _run(
         return result, arguments
 
 
-def _find_draws(target: Any, template: Any, metas: Sequence[Meta]) -> None:
+def _find_draws(target: Target, template: Template, metas: Sequence[Meta]) -> None:
     """Run `target` once more, to learn which torch functions it draws with."""
     if type(target) is not Leaf and type(target) is not FunctionCall:
         DRAWS.add(target)

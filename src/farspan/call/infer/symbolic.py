@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farspan.call.draws.movement import Draws
 from farspan.call.infer.entry import Entry, Unknown, intern
@@ -29,6 +29,10 @@ from farspan.call.pytree.holes import fill_holes, numbers_of
 from farspan.call.side_effects.leaks import remove_leaked
 from farspan.graph import Meta
 from farspan.torch_private import SYMBOLS, Symbols
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Target
+    from farspan.graph import Template
 
 __all__ = ["Family", "Numbers", "generalise"]
 
@@ -48,7 +52,7 @@ class Numbers:
 
     __slots__ = ("first_size", "kind", "layouts", "skeleton", "values")
 
-    def __init__(self, template: Any, metas: Sequence[Meta]) -> None:
+    def __init__(self, template: Template, metas: Sequence[Meta]) -> None:
         found: list[int] = []
         self.skeleton = numbers_of(template, found)
         self.layouts = tuple([_layout_of(meta, found) for meta in metas])
@@ -134,7 +138,7 @@ class Family:
 
     __slots__ = ("known", "num_attempts", "num_runs", "patience", "patterns", "varying")
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Target) -> None:
         self.patience = _PATIENCE_WITH_LEAVES if type(target) is Leaf else _PATIENCE
         self.num_runs = 0
         self.patterns: list[Pattern] = []
@@ -164,7 +168,7 @@ class Family:
         return self.num_runs >= self.patience and self.num_attempts < _MOST
 
 
-def generalise(family: Family, target: Any, metas: Sequence[Meta], modes: Modes, numbers: Numbers) -> None:
+def generalise(family: Family, target: Target, metas: Sequence[Meta], modes: Modes, numbers: Numbers) -> None:
     """Run the last call of `family` once more, with symbols for its numbers that vary; keep what is right."""
     family.num_attempts += 1
     values = numbers.values

@@ -11,7 +11,7 @@ import inspect
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,9 @@ from farspan.torch_private import (
     with_sizes_kept,
 )
 from farspan.torch_private.flags import transformation
+
+if TYPE_CHECKING:
+    from farspan.graph import Template
 
 __all__ = ["SAME", "RowsApart", "follow_rows"]
 
@@ -123,7 +126,7 @@ def _as_rows_error(error: Exception) -> RowsError:
 def _followed(
     module: nn.Module,
     placed: Sequence[Placed],
-    template: Any,
+    template: Template,
     metas: Sequence[Meta],
     positions: Sequence[int],
     losses: frozenset[Any],
@@ -176,7 +179,7 @@ def _drops_between_layers(module: nn.Module) -> bool:
 def _outputs(
     module: nn.Module,
     owned: Sequence[tuple[Placed, torch.Tensor]],
-    template: Any,
+    template: Template,
     given: Sequence[torch.Tensor],
     follow: Follow,
     losses: frozenset[Any],

@@ -11,11 +11,14 @@ every rank makes the same changes to its caller's objects:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from farspan.call.pytree.template import Flattener, Rebuilder
+
+if TYPE_CHECKING:
+    from farspan.graph import Template
 
 __all__ = [
     "ATTRIBUTES",
@@ -54,7 +57,7 @@ class MutableArguments:
 class Described(NamedTuple):
     """A call's result, and what it did to its arguments."""
 
-    template: Any
+    template: Template
     """The template of the result."""
     changes: Changes
     tensors: list[torch.Tensor]
@@ -71,7 +74,7 @@ def describe_result(result: Any, objects: Mapping[int, Any], changed: Collection
     return Described(template, changes, flattener.tensors, flattener.names_given)
 
 
-def apply_result(template: Any, changes: Changes, tensors: Sequence[Any], objects: Mapping[int, Any]) -> Any:
+def apply_result(template: Template, changes: Changes, tensors: Sequence[Any], objects: Mapping[int, Any]) -> Any:
     """Build the result, and change the caller's `objects` as the call did."""
     rebuilder = Rebuilder(tensors, objects)
     result = rebuilder.build(template)
@@ -81,7 +84,7 @@ def apply_result(template: Any, changes: Changes, tensors: Sequence[Any], object
 
 
 def rebuild_arguments(
-    template: Any, tensors: Sequence[Any]
+    template: Template, tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any], MutableArguments]:
     """Copies of a leaf's arguments: positional ones, those by keyword, its modules' attributes; and what to watch."""
     rebuilder = Rebuilder(tensors)

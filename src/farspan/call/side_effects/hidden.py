@@ -17,7 +17,7 @@ import types
 from collections import deque
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from farspan.call.leaf import LeakError
 from farspan.call.pytree.template import ById
 from farspan.call.side_effects.reachable import State
 from farspan.call.surroundings.code import code_of, content_of, globals_of
+
+if TYPE_CHECKING:
+    from farspan.graph import Template
 
 __all__ = ["copies_of_hidden", "generators_held", "hidden_in"]
 
@@ -102,7 +105,7 @@ def copies_of_hidden(hidden: list[Hidden]) -> Iterator[None]:
                 raise LeakError(f"it moves on a {type(each.item).__name__}")
 
 
-def generators_held(modules: Sequence[torch.nn.Module], template: Any) -> list[torch.Generator]:
+def generators_held(modules: Sequence[torch.nn.Module], template: Template) -> list[torch.Generator]:
     """Returns the generators of torch's that modules hold, that their code names, or that a call is given: the
     program's, and not made by the call itself.
 

@@ -11,7 +11,7 @@ import builtins
 import functools
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from farspan.call.surroundings.code import code_of, content_of, globals_of
 from farspan.call.wire.checked import damaged
 from farspan.call.wire.known_classes import in_modules
 from farspan.graph import Call
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Target
 
 __all__ = ["exception_from_json", "exception_to_json", "sendable"]
 
@@ -203,6 +206,6 @@ def _kinds_of(calls: Iterable[Call]) -> dict[str, type[Exception]]:
     return named | _common_kinds()
 
 
-def _modules_of(target: Any) -> tuple[nn.Module, ...]:
+def _modules_of(target: Target) -> tuple[nn.Module, ...]:
     modules: tuple[nn.Module, ...] = getattr(target, "modules", ())
     return modules

@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,6 +36,10 @@ from farspan.call.wire.decoder import (  # fmt: skip
 from farspan.call.wire.known_classes import Known, is_fixed, name_of
 from farspan.errors import RecordError
 from farspan.graph import Meta
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Target
+    from farspan.graph import Template
 
 __all__ = [
     "NotPlainError",
@@ -69,7 +73,7 @@ def entry_to_json(entry: Entry, arguments: Any) -> bytes:
     return json.dumps(document).encode()
 
 
-def entry_from_json(text: bytes, arguments: Any, num_arguments: int, target: Any = None) -> Entry:
+def entry_from_json(text: bytes, arguments: Any, num_arguments: int, target: Target | None = None) -> Entry:
     """Read what `entry_to_json` wrote.
 
     Args:
@@ -97,7 +101,7 @@ def entry_from_json(text: bytes, arguments: Any, num_arguments: int, target: Any
     return Entry(**fields)
 
 
-def structure_to_json(template: Any, metas: Sequence[Meta]) -> bytes:
+def structure_to_json(template: Template, metas: Sequence[Meta]) -> bytes:
     """Write an object graph without its tensors' data.
 
     Raises:
@@ -129,7 +133,7 @@ def names_in(text: bytes) -> list[str]:
     return sorted(name for name in found if not is_fixed(name))
 
 
-def unknown_names(names: Sequence[str], target: Any = None) -> list[str]:
+def unknown_names(names: Sequence[str], target: Target | None = None) -> list[str]:
     """Returns those of `names` that this rank does not have: neither its program nor the code of `target`. Classes that
     it has count as used from now on.
     """
@@ -143,7 +147,7 @@ def unknown_names(names: Sequence[str], target: Any = None) -> list[str]:
     return unknown
 
 
-def _call_of(target: Any) -> list[Any]:
+def _call_of(target: Target | None) -> list[Any]:
     """Returns what a call is made of: its modules, or its function."""
     return [] if target is None else [*getattr(target, "modules", ()), target]
 
@@ -197,7 +201,7 @@ def _check_fields(fields: dict[str, Any], num_arguments: int) -> None:
         raise damaged(f"what a call gives, with a wrong {wrong[0]}")
 
 
-def _identities(template: Any) -> Iterator[Any]:
+def _identities(template: Template) -> Iterator[Any]:
     """Returns what a template holds by identity, in order."""
     if isinstance(template, ById):
         yield template.value

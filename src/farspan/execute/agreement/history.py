@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,9 @@ from farspan.execute.agreement.events import Entry, Events, Happened, Position
 from farspan.execute.agreement.shared_generators import SAME_DRAWS, GeneratorStates, generator_entries, generator_states
 from farspan.graph import EVERYWHERE, Backward, Call, Graph, MicroBatch, Value, plain_of
 from farspan.torch_private import DisableTorchFunction
+
+if TYPE_CHECKING:
+    from farspan.graph import Template
 
 __all__ = ["History"]
 
@@ -229,7 +232,7 @@ def _circumstances(call: Call) -> str:
     return f" ({'; '.join(words)})" if words else ""
 
 
-def _plain_values(template: Any) -> Iterator[str]:
+def _plain_values(template: Template) -> Iterator[str]:
     """Yields the plain values in the template of a call's arguments."""
     if not isinstance(template, tuple):
         return

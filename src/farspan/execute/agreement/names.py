@@ -8,16 +8,19 @@ Only the first time that a name occurs: what all have once, all keep.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 from farspan.call.wire.decoder import unknown_class
 from farspan.call.wire.structure import names_in, unknown_names
 from farspan.execute.agreement.agreement import Agreement
 
+if TYPE_CHECKING:
+    from farspan.call.leaf import Target
+
 __all__ = ["agree_on_names"]
 
 
-def agree_on_names(agreement: Agreement, text: bytes, target: Any = None) -> None:
+def agree_on_names(agreement: Agreement, text: bytes, target: Target | None = None) -> None:
     """Raise if some rank does not know a class that `text` names; all ranks call it together.
 
     Args:

@@ -49,6 +49,7 @@ from farspan.torch_private import DisableTorchFunctionSubclass, raw_grad
 
 if TYPE_CHECKING:
     from farspan.execute.engine import Engine
+    from farspan.graph import Template
 
 __all__ = ["StepView"]
 
@@ -332,7 +333,7 @@ class StepView(TorchFunctionMode):
         is_tensor = [name for name in kwargs if name in NUMBERS and isinstance(kwargs[name], torch.Tensor)]
         return {**kwargs, **{name: kwargs[name].item() for name in is_tensor}} if is_tensor else kwargs
 
-    def _foresee(self, func: Any, template: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    def _foresee(self, func: Any, template: Template, tensors: Sequence[torch.Tensor]) -> Any:
         metas = [self._meta(item) for item in tensors]
         entry = self.recorder.cache.lookup(func, template, metas, current_modes())
         if isinstance(entry, Unknown):

@@ -14,7 +14,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,6 +36,9 @@ from farspan.program.lower import has_weights
 from farspan.program.program import Action, Program
 from farspan.schedule import Kind
 from farspan.torch_private import FakeTensorMode, is_fake, raw_grad
+
+if TYPE_CHECKING:
+    from farspan.call.leaf import Target
 
 __all__ = ["ProfilingExecutor", "needs_data"]
 
@@ -375,7 +378,7 @@ def _span_bytes(tensor: torch.Tensor) -> int:
     return span * tensor.element_size()
 
 
-def _likeness_of(target: Any) -> Any:
+def _likeness_of(target: Target) -> Any:
     if type(target) is not Leaf:
         return getattr(target, "__name__", repr(target))
     placed: Iterable[Any] = target.placed

@@ -14,6 +14,7 @@ from farspan.graph import Call
 from farspan.record.ops.results import answer
 
 if TYPE_CHECKING:
+    from farspan.call.leaf import Target
     from farspan.record.recording import Recording
 
 __all__ = ["NotedDraws", "answer_drawing", "draws_in_python", "path_of"]
@@ -42,7 +43,7 @@ def answer_drawing(
     return result
 
 
-def path_of(recorder: Recording, target: Any) -> tuple[int, int, int]:
+def path_of(recorder: Recording, target: Target) -> tuple[int, int, int]:
     """Returns the path that the draws of the call being recorded depend on where a seed was given."""
     key = target.key if type(target) is Leaf else key_of_function(target)
     number = recorder.number if recorder.number >= 0 else recorder.frame.count(key)  # only now known to draw

@@ -35,6 +35,8 @@ from farspan.record.tensor import LazyTensor, plain_versions
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from farspan.call.leaf import Target
+    from farspan.graph import Template
     from farspan.record.recording import Recording
 
 __all__ = [
@@ -49,8 +51,8 @@ __all__ = [
 
 def resolve(
     recorder: Recording,
-    target: Any,
-    template: Any,
+    target: Target,
+    template: Template,
     tensors: list[torch.Tensor],
     stage: int | None,
     unknown: Unknown,
@@ -61,14 +63,16 @@ def resolve(
     Raises:
         LeakError: It reaches outside itself, as its run has shown.
     """
-    if _is_of_plain_memory(recorder, target, tensors):
+    if not isinstance(target, Leaf) and _is_of_plain_memory(recorder, target, tensors):
         args, kwargs = rebuild(template, list(map(read_data, tensors)))
         return target(*args, **kwargs)
     known = recorder.deferred.run_here(target, template, tensors)
     if known is not None:
         return known[0]
-    held = attributes_with_tensors(target.modules, target.attributes) if type(target) is Leaf else []
-    if held:  # its owner alone will see which of them it writes into: they become arguments
+    held = attributes_with_tensors(target.modules, target.attributes) if isinstance(target, Leaf) else []
+    if (
+        isinstance(target, Leaf) and held
+    ):  # its owner alone will see which of them it writes into: they become arguments
         target.attributes.update(dict.fromkeys(held))
         target.own_objects = None
         return recorder.call_leaf(target, given[0], given[1], has_number=True)
@@ -129,13 +133,13 @@ def resolve(
     return answers[0]
 
 
-def _is_of_plain_memory(recorder: Recording, target: Any, tensors: list[torch.Tensor]) -> bool:
+def _is_of_plain_memory(recorder: Recording, target: Target, tensors: list[torch.Tensor]) -> bool:
     """Returns whether a call is about a plain tensor that every rank has, and recorded values only say where: `cm[t, p]
-    += 1`. Each rank then runs it itself, on its own memory.
+    += 1`.
 
     Each rank then runs it itself, on its own memory.
     """
-    if type(target) in (Leaf, FunctionCall) or target in DRAWS or not tensors or type(tensors[0]) is LazyTensor:
+    if type(target) is FunctionCall or target in DRAWS or not tensors or type(tensors[0]) is LazyTensor:
         return False
     if id(tensors[0]) in recorder.placed:
         return False

@@ -12,8 +12,8 @@ So a rank that prints or decodes what the others do not read records nothing tha
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -42,6 +42,9 @@ from farspan.record.ops.views import Through, write_through
 from farspan.record.tensor import LazyTensor, plain_versions
 
 if TYPE_CHECKING:
+    from farspan.call.leaf import Target
+    from farspan.call.modes import Modes
+    from farspan.graph import Template
     from farspan.record.recording import Recording
 
 __all__ = ["Deferred"]
@@ -59,7 +62,7 @@ class Deferred:
 
     # When the program calls an op.
 
-    def can_wait(self, target: Any, entry: Entry, arguments: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
+    def can_wait(self, target: Target, entry: Entry, arguments: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
         """Returns whether a call needs only what has been computed, and writes into nothing else: alike on every
         rank."""
         for item in arguments:
@@ -76,20 +79,20 @@ class Deferred:
             return is_recorded and min(entry.same_as, default=0) >= 0 and are_known(arguments, tensors)
         return are_known(arguments, tensors) or is_view(entry, arguments)
 
-    def can_run(self, target: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    def can_run(self, target: Target, tensors: Sequence[torch.Tensor]) -> bool:
         """Returns whether each rank can run a call that writes into plain memory, with what has been computed."""
         has_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if has_gradient or not self._is_op(target):
             return False
         return are_known([self.recorder.argument(tensor) for tensor in tensors], tensors)
 
-    def _is_op(self, target: Any) -> bool:
+    def _is_op(self, target: Target) -> TypeGuard[Callable[..., Any]]:
         """Returns whether a call of `target` may be deferred; with one rank there are no others."""
         if self.recorder.engine.num_ranks == 1 or self.recorder.is_writing:
             return False
         return type(target) not in (Leaf, FunctionCall) and not (type(target) is Through and target.is_in_place)
 
-    def take(self, view: Any, template: Any, tensor: LazyTensor) -> Any:
+    def take(self, view: Any, template: Template, tensor: LazyTensor) -> Any:
         """Take a view of a tensor, also of one that has yet to be computed."""
         recorder = self.recorder
         value, modes = recorder.argument(tensor), current_modes()
@@ -101,11 +104,11 @@ class Deferred:
 
     def defer(
         self,
-        target: Any,
-        template: Any,
+        target: Target,
+        template: Template,
         arguments: Sequence[Any],
         entry: Entry,
-        modes: Any,
+        modes: Modes,
         tensors: list[torch.Tensor],
         given: tuple[Any, ...],
     ) -> Any:
@@ -136,7 +139,7 @@ class Deferred:
         call.give()
         return result
 
-    def run_here(self, target: Any, template: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any] | None:
+    def run_here(self, target: Target, template: Template, tensors: Sequence[torch.Tensor]) -> tuple[Any] | None:
         """Run a call whose result depends on data, if it needs only what has been computed, and no gradient.
 
         Returns:

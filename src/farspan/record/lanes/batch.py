@@ -37,7 +37,7 @@ from farspan.record.surgery.attempt import Attempt
 from farspan.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from farspan.graph import Meta
+    from farspan.graph import Meta, Template
     from farspan.record.recording import Recording
 
 __all__ = ["BatchedModel", "ChoosesLanes", "call_batch", "called_parts"]
@@ -207,7 +207,7 @@ class BatchedModel:
         recorder: Recording,
         call: Callable[..., Any],
         numbers: Numbers,
-        template: Any,
+        template: Template,
         metas: Sequence[Meta],
         tensors: Sequence[Any],
         sizes: Sequence[int],
@@ -257,7 +257,7 @@ class BatchedModel:
         self,
         recorder: Recording,
         call: Callable[..., Any],
-        template: Any,
+        template: Template,
         tensors: Sequence[Any],
         cut: Cut,
         sizes: Sequence[int],

@@ -18,6 +18,7 @@ from farspan.record.lanes.losses import divisor_of
 from farspan.record.surgery.attempt import Attempt
 
 if TYPE_CHECKING:
+    from farspan.graph import Template
     from farspan.record.recording import Recording
 
 __all__ = ["Lane", "counting", "cut_tensors", "difference"]
@@ -28,7 +29,7 @@ class Lane:
     """A call of the model with some tensors."""
 
     call: Any
-    template: Any
+    template: Template
     tensors: Sequence[Any]
 
     def __call__(self) -> Any:

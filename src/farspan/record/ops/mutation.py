@@ -24,7 +24,8 @@ from farspan.record.tensor import LazyTensor, plain_versions
 from farspan.torch_private import DisableTorchFunction
 
 if TYPE_CHECKING:
-    from farspan.call.leaf import Placed
+    from farspan.call.leaf import Placed, Target
+    from farspan.graph import Template
     from farspan.record.recording import Recording
 
 __all__ = [
@@ -57,7 +58,7 @@ def written_parameters(recorder: Recording, entry: Entry, tensors: list[torch.Te
     return found
 
 
-def is_plain_write(recorder: Recording, target: Any, entry: Entry, tensors: list[torch.Tensor]) -> bool:
+def is_plain_write(recorder: Recording, target: Target, entry: Entry, tensors: list[torch.Tensor]) -> bool:
     """Returns whether a call of `target` writes only into recorded tensors that share their memory with no other."""
     if type(target) is Through:
         return True
@@ -75,7 +76,12 @@ def is_plain_write(recorder: Recording, target: Any, entry: Entry, tensors: list
 
 
 def write_apart(
-    recorder: Recording, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None, entry: Entry
+    recorder: Recording,
+    target: Target,
+    template: Template,
+    tensors: list[torch.Tensor],
+    stage: int | None,
+    entry: Entry,
 ) -> tuple[bool, Any]:
     """Record a call that writes into a view, or into what has views.
 
@@ -194,7 +200,12 @@ def let_record_written(
 
 
 def _check_every_rank_can_write(
-    recorder: Recording, target: Any, entry: Entry, tensors: list[torch.Tensor], plain: list[torch.Tensor], where: str
+    recorder: Recording,
+    target: Target,
+    entry: Entry,
+    tensors: list[torch.Tensor],
+    plain: list[torch.Tensor],
+    where: str,
 ) -> bool:
     """Raise if a call that writes into plain memory cannot do so on every rank, on fetched values.
 
@@ -239,7 +250,7 @@ def _refuse_shared(recorder: Recording, name: str, where: str) -> NoReturn:
 
 
 def write_parameters(
-    recorder: Recording, target: Any, template: Any, tensors: list[torch.Tensor], stage: int | None
+    recorder: Recording, target: Target, template: Template, tensors: list[torch.Tensor], stage: int | None
 ) -> Any:
     """Record a call that writes parameters outside the optimizer: all before it sees the old values, all after it the
     new ones.

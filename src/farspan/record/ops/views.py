@@ -26,6 +26,7 @@ from farspan.record.tensor import LazyTensor
 if TYPE_CHECKING:
     from farspan.call.infer.entry import Entry
     from farspan.call.leaf import Placed
+    from farspan.graph import Template
     from farspan.record.recording import Recording
 
 __all__ = ["Through", "changes_shape", "is_shared", "join_family", "reshape", "root_of", "retake", "write_through"]
@@ -101,7 +102,9 @@ def changes_shape(recorder: Recording, entry: Entry, tensors: list[torch.Tensor]
     return False
 
 
-def reshape(recorder: Recording, function: Any, template: Any, tensors: list[torch.Tensor], name: str) -> LazyTensor:
+def reshape(
+    recorder: Recording, function: Any, template: Template, tensors: list[torch.Tensor], name: str
+) -> LazyTensor:
     """Lets a tensor be the view that `function` makes of it; the others that share its memory stay what they are."""
     tensor: Any = tensors[0]
     if function not in _VIEWS or type(tensor) is not LazyTensor:
@@ -119,7 +122,7 @@ def reshape(recorder: Recording, function: Any, template: Any, tensors: list[tor
 
 
 def write_through(
-    recorder: Recording, function: Any, template: Any, tensors: list[torch.Tensor], number: int, stage: int | None
+    recorder: Recording, function: Any, template: Template, tensors: list[torch.Tensor], number: int, stage: int | None
 ) -> None:
     """Record `function`, which writes into its `number`-th tensor, and let all that share its memory be new."""
     written: Any = main_of(tensors[number])  # type: ignore[arg-type]
@@ -169,7 +172,7 @@ class Through:
 
     __slots__ = ("function", "is_in_place", "links", "number", "template")
 
-    def __init__(self, links: Any, function: Any, template: Any, number: int, *, is_in_place: bool) -> None:
+    def __init__(self, links: Any, function: Any, template: Template, number: int, *, is_in_place: bool) -> None:
         self.links = links
         self.function = function
         self.template = template

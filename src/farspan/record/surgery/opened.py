@@ -11,12 +11,13 @@ from farspan.call.naming import name_of
 from farspan.call.user_hooks import without_user_hooks
 
 if TYPE_CHECKING:
+    from farspan.call.leaf import Target
     from farspan.record.recording import Recording
 
 __all__ = ["call_parts"]
 
 
-def call_parts(recorder: Recording, target: Any, given: tuple[Any, ...], reason: str) -> Any:
+def call_parts(recorder: Recording, target: Target, given: tuple[Any, ...], reason: str) -> Any:
     """Call the parts of what was to be one call, now and from now on.
 
     Raises:

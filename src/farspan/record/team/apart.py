@@ -14,12 +14,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from farspan.call.pytree.template import flatten, rebuild
 from farspan.graph import Meta
+
+if TYPE_CHECKING:
+    from farspan.graph import Template
 
 __all__ = ["Operand", "Trial", "share_of", "tried"]
 
@@ -66,8 +69,8 @@ class Trial:
 
 def tried(
     function: Any,
-    template: Any,
-    part_template: Any,
+    template: Template,
+    part_template: Template,
     operands: Sequence[Operand],
     dims: Sequence[int | None],
     written: Sequence[int],
@@ -157,7 +160,7 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _forward(
-    function: Any, template: Any, leaves: Sequence[torch.Tensor], written: Sequence[int]
+    function: Any, template: Template, leaves: Sequence[torch.Tensor], written: Sequence[int]
 ) -> tuple[Any, list[torch.Tensor]]:
     """Returns the structure of the result, its tensors, and the tensors that have been written into."""
     inputs = [leaf.clone() if number in written else leaf for number, leaf in enumerate(leaves)]

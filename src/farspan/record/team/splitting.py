@@ -36,7 +36,8 @@ from farspan.record.tensor import LazyTensor
 from farspan.torch_private import DisableTorchFunctionSubclass
 
 if TYPE_CHECKING:
-    from farspan.graph import Meta, Value
+    from farspan.call.modes import Modes
+    from farspan.graph import Meta, Template, Value
     from farspan.record.recording import Recording
 
 __all__ = ["Splitting"]
@@ -174,7 +175,7 @@ class Splitting:
         return found
 
     def _part_by_part(
-        self, function: Any, args: Any, kwargs: Any, template: Any, tensors: Sequence[Any], team: TeamTensor
+        self, function: Any, args: Any, kwargs: Any, template: Template, tensors: Sequence[Any], team: TeamTensor
     ) -> Any:
         split, num_parts, recorder = team._split, len(team._split.members), self.recorder
         kinds: list[Any] = []
@@ -231,7 +232,13 @@ class Splitting:
         return self.matrices.let_fall(next(iter(team._weights)), number, len(team._parts))
 
     def _found(
-        self, function: Any, template: Any, part_template: Any, tensors: Sequence[Any], split: SplitStage, modes: Any
+        self,
+        function: Any,
+        template: Template,
+        part_template: Template,
+        tensors: Sequence[Any],
+        split: SplitStage,
+        modes: Modes,
     ) -> Trial | str:
         """Returns how an operation is done part by part; why not, if it is not."""
         recorder = self.recorder
